@@ -1,4 +1,4 @@
-"""The command `crckpt`. `--version` imports nothing that only the commands need."""
+"""Run the command `crckpt`. `--version` imports nothing that only the commands need."""
 
 from __future__ import annotations
 

@@ -4,33 +4,35 @@ from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
-_ALLOW = "to restore it with less protection: --allow-weaker; or start the program again"
+_ALLOW = "restore it with less protection: --allow-weaker; or start the program anew"
 
 ATTRIBUTES = (
     Cause(
         "landlock-lost",
-        "process {pid} ({comm}) has a Landlock domain, which a restore cannot set again",
+        "process {pid} ({comm}) has a Landlock domain, which a restore cannot bring back",
         _ALLOW,
     ),
     Cause(
         "unasked-lost",
         "process {pid} ({comm}) may be confined by Landlock or PR_SET_MDWE; the dump could not find out, and a restore "
-        "cannot confine it again",
+        "would not confine it",
         _ALLOW,
     ),
     Cause(
         "cgroup-namespace-lost",
-        "process {pid} ({comm}) has its own cgroup namespace, which a restore cannot make again",
+        "process {pid} ({comm}) has its own cgroup namespace, which a restore cannot bring back",
         _ALLOW,
     ),
     Cause(
         "label-lost",
-        "process {pid} ({comm}) has set {name} to {label} for its security module, and a restore cannot set it again",
+        "process {pid} ({comm}) has set {name} to {label} for its security module, and a restore cannot bring that "
+        "back",
         _ALLOW,
     ),
     Cause(
         "peer-lost",
-        "fd {fd} of process {pid} ({comm}) has a peer of user {user}, which a restored socket would take for root",
+        "fd {fd} of process {pid} ({comm}) is connected to a process of user {user}; after a restore, that peer "
+        "would look like root",
         _ALLOW,
     ),
     Cause(
@@ -41,7 +43,7 @@ ATTRIBUTES = (
     Cause(
         "not-asked",
         "crckpt cannot find out whether process {pid} ({comm}) uses Landlock, PR_SET_MDWE or mlockall ({why}); a "
-        "restore does not set them again",
+        "restore loses them",
         "",
     ),
     Cause(
@@ -52,37 +54,37 @@ ATTRIBUTES = (
     Cause(
         "cpus-missing",
         "this host has no CPU {missing}: thread {tid} runs only on CPU {left}",
-        "set another affinity with taskset -p",
+        "choose other CPUs: taskset -p",
     ),
     Cause(
         "no-cpu-left",
         "this host has no CPU {missing}: thread {tid} runs on any CPU",
-        "set another affinity with taskset -p",
+        "choose other CPUs: taskset -p",
     ),
     Cause(
         "attribute-lost",
-        "crckpt cannot set {title} of thread {tid} again: {why}",
+        "crckpt cannot restore {title} of thread {tid}: {why}",
         "",
     ),
     Cause(
         "socket-option-lost",
-        "crckpt cannot set {title} of descriptor {fd} of process {pid} again: {why}",
+        "crckpt cannot restore {title} of descriptor {fd} of process {pid}: {why}",
         "",
     ),
     Cause(
         "protection-lost",
-        "crckpt cannot set {title} of process {pid} again: {why}",
+        "crckpt cannot restore {title} of process {pid}: {why}",
         _ALLOW,
     ),
     Cause(
         "needs-allow-weaker",
-        "process {pid} ({comm}) is confined by {what}, which a restore cannot set again",
+        "process {pid} ({comm}) is confined by {what}, which a restore cannot bring back",
         "restore it later with --allow-weaker",
     ),
     Cause(
         "file-exchanged",
         "somebody may have replaced {path}, a file of process {pid} ({comm}): it is {found} now, which the program or "
         "a user who can change the path ({user}) may not open",
-        "look at it: ls -ld {path!r}; if it is the right one: --allow-weaker",
+        "check it: ls -ld {path!r}; if it is the right file: --allow-weaker",
     ),
 )

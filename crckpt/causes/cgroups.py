@@ -14,14 +14,14 @@ CGROUPS = (
     ),
     Cause(
         "cgroup-there",
-        "a cgroup of the tree exists already, and CRIU must create it",
+        "a cgroup of the tree exists already, but CRIU must create it",
         "remove it, or with criu: --manage-cgroups=soft",
         "Abort restore of existing cgroups",
         "criu/cgroup.c",
     ),
     Cause(
         "cgroup-make",
-        "cgroup {path} cannot be made",
+        "cgroup {path} cannot be created",
         "restore as root, where /sys/fs/cgroup is writable",
         r"Can't make cgroup dir (?P<path>.+): |\tCan't make controller dir ",
         "criu/cgroup.c",
@@ -42,7 +42,7 @@ CGROUPS = (
     ),
     Cause(
         "cgroup-mount",
-        "CRIU cannot mount the file system of a cgroup controller",
+        "CRIU cannot mount the hierarchy of a cgroup controller",
         "check that this host has the controller: cat /proc/self/cgroup; with criu: --manage-cgroups=ignore",
         "Unable to (?:open|configure|create|mount) the cgroup|Can't mount controller dir|cg: couldn't mount"
         "|failed preparing cgns|couldn't set cgns prefix",
@@ -50,7 +50,7 @@ CGROUPS = (
     ),
     Cause(
         "cgroup-value",
-        "{path|a file of a cgroup} does not take {value|its value}",
+        "{path|a file of a cgroup} does not accept {value|its value}",
         "set it by hand, or with criu: --manage-cgroups=soft",
         r"Failed writing (?P<value>.*) to (?P<path>\S+?)(?:: |$)|cg: Failed writing (?!.* to )"
         r"|Failed closing \S+: |Restoring \S+ (?:cpuset|special) prop\S* failed",
@@ -58,7 +58,7 @@ CGROUPS = (
     ),
     Cause(
         "cgroup-root",
-        "the cgroups of the tree are not below one another as CRIU expects",
+        "the cgroups of the tree are not nested as CRIU expects",
         "dump without them, with criu: --manage-cgroups=ignore (crckpt does so)",
         r"invalid cgroup configuration|cg \S+ shorter than path prefix|CG paths mismatch",
         "criu/proc_parse.c",
@@ -73,12 +73,14 @@ CGROUPS = (
     ),
     Cause(
         "group-rules-lost",
-        "process {pid} ({comm}) was in the control group {path}, and crckpt runs in one without its rules on {what}",
+        "process {pid} ({comm}) was in the control group {path}, but crckpt runs in a group without its rules on "
+        "{what}",
         "run crckpt restore in a group with these rules; or restore with less protection: --allow-weaker",
     ),
     Cause(
         "group-limits-lost",
-        "process {pid} ({comm}) was in the control group {path}, and crckpt runs in one without its limits of {what}",
+        "process {pid} ({comm}) was in the control group {path}, but crckpt runs in a group without its limits of "
+        "{what}",
         "to keep them, run crckpt restore in a group with these limits: systemd-run --scope -p MemoryMax=SIZE "
         "crckpt restore REF",
     ),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
-_TRY = "see what the kernel answered: crckpt explain -v LOG"
+_TRY = "read what the kernel answered: crckpt explain -v LOG"
 
 PARTS = (
     Cause(
         "automount",
-        "CRIU cannot save an automount (autofs) of the tree, or mount it again",
+        "CRIU cannot save or restore an automount (autofs) of the tree",
         "unmount it before the dump: umount DIRECTORY",
         r"Failed to (?:mount autofs to|find (?:fd|pgrp|timeout|minproto|maxproto) option|create autofs dentry)"
         r"|Failed to set \S+ catatonic",
@@ -17,7 +17,7 @@ PARTS = (
     ),
     Cause(
         "cgroup-access",
-        "CRIU cannot read a control group of the tree, or set it up again",
+        "CRIU cannot save or restore a control group of the tree",
         "check that /sys/fs/cgroup is mounted and writable; with criu: --manage-cgroups=ignore",
         r"cg: (?:controller \S+ not found|failed (?:walking|statting)|(?:read from|write to) cgroup\.subtree_control"
         r"|dumping (?:known|global) properties|cgroupd: (?![Cc]an't move)|failed to start cgroupd|couldn't scan oom"
@@ -27,8 +27,8 @@ PARTS = (
     ),
     Cause(
         "file-access",
-        "CRIU cannot save a file of the tree, or open it again",
-        f"see that it is there, and where it is mounted; {_TRY}",
+        "CRIU cannot save or reopen a file of the tree",
+        f"check that it exists, and where it is mounted; {_TRY}",
         r"Unable to statfs fd \d|Can't (?:stat path|fstat opened file|fstat exe link|find task (?:cwd|root) file"
         r"|dup local fd \d|setup \d+ file owner pid(?!: No such process))|mount is not found for ghost",
         "criu/files-reg.c",
@@ -36,7 +36,7 @@ PARTS = (
     ),
     Cause(
         "file-system",
-        "CRIU cannot save a file system of the tree, or fill it again",
+        "CRIU cannot save or restore a file system of the tree",
         f"unmount it before the dump: findmnt; {_TRY}",
         r"Unable to dump a file system for \d|binfmt_misc: (?:bad|can't|unsupported)|invalid btrfs options"
         r"|failed to dump fs |\S isn't empty$",
@@ -45,22 +45,22 @@ PARTS = (
     ),
     Cause(
         "lock-access",
-        "CRIU cannot save a file lock of the tree, or take it again",
+        "CRIU cannot save or restore a file lock of the tree",
         "release it in the program; list all locks: lslocks",
         "Dump file lock failed|Can't downgrade lock back|Bogus lock test result|Invalid lock entry",
         "criu/file-lock.c",
     ),
     Cause(
         "plugin-file",
-        "a CRIU plugin saved a file of the checkpoint, and no plugin here can restore it",
-        "install the plugin of the dump, and name its directory to criu: --libdir DIRECTORY",
+        "a CRIU plugin saved a file of the checkpoint, but no plugin here can restore it",
+        "install the plugin that the dump used, and pass its directory to criu: --libdir DIRECTORY",
         r"files-ext\.c:\d{1,6}\): Unable to restore (?:0x)?[0-9a-f]",
         "criu/files-ext.c",
     ),
     Cause(
         "ipc-access",
         "CRIU cannot save System V messages, semaphores or shared memory of the tree, or make them again",
-        f"restore into an IPC namespace without others (unshare --ipc); {_TRY}",
+        f"restore into a new IPC namespace (unshare --ipc); {_TRY}",
         r"Failed to (?:get (?:stats for IPC|msq|sem|shm)|send IPC message|copy IPC message|attach (?:IPC )?sh"
         r"|set (?:msq|sem|shm|semaphores)|read max IPC|prepare (?:IPC|messages|semaphores|shm))"
         r"|Unsupported message size: \d|(?:msg|sem|shm)ctl(?:\(SHM_INFO\))? failed",
@@ -68,8 +68,8 @@ PARTS = (
     ),
     Cause(
         "memory-access",
-        "CRIU cannot read memory of the tree, or set it up again",
-        f"see that memory is left and nothing limits it; {_TRY}",
+        "CRIU cannot save or restore memory of the tree",
+        f"check that there is free memory and no limit; {_TRY}",
         r"Can't (?:fixup VMA's fd|unmap guard page|map restorer code|mmap section for restore code|move task args"
         r"|remap restorer blob|grow rst mem|mremap rst mem|unmap restorer)|should_dump_page failed"
         r"|Unable to (?:map a guard page|unmap \(?0x(?!.{0,60}: -22))",
@@ -79,14 +79,15 @@ PARTS = (
     Cause(
         "image-write",
         "CRIU cannot write an image: {why|see the log}",
-        "see the file system of the images: df, dmesg; of shared memory over 2 GiB: a newer CRIU, scripts/install-criu",
+        "check the file system of the images: df, dmesg; for shared memory over 2 GiB use a newer CRIU: "
+        "scripts/install-criu",
         r"Can't write (?:img file|image|buffer)(?:: (?P<why>.{1,100}))?|Failed to write IPC",
         "criu/image.c",
         sure=False,
     ),
     Cause(
         "namespace-access",
-        "CRIU cannot enter or save a namespace of the tree, or make it again",
+        "CRIU cannot enter, save or restore a namespace of the tree",
         f"run crckpt as root of the host; {_TRY}",
         r"Can't (?:open|get) ns file|Unable to stat /proc/\d+/ns/|uns: (?:daemon|recv|send|Async)"
         r"|Namespaces dumping finished with error|Unable to set (?:group|user) ID"
@@ -97,7 +98,7 @@ PARTS = (
     ),
     Cause(
         "network-access",
-        "CRIU cannot save a network namespace of the tree, or set it up again",
+        "CRIU cannot save or restore a network namespace of the tree",
         f"restore as root (CAP_NET_ADMIN), with the modules of its devices; {_TRY}",
         r"Unable to (?:create a veth pair|specify ifindex in the target|dump more than one netns|find the \d+ master)"
         r"|Can't (?:add interface \S+ to bridge|get (?:flags|index) of|find mount namespace \d)"
@@ -108,15 +109,16 @@ PARTS = (
     ),
     Cause(
         "pipe-access",
-        "CRIU cannot save a pipe or named pipe of the tree, or make it again",
-        f"let the program empty its pipes, and raise the limits on pipes: sysctl fs.pipe-user-pages-soft=0; {_TRY}",
+        "CRIU cannot save or restore a pipe or named pipe of the tree",
+        "wait until the program has emptied its pipes, and raise the limits on pipes: sysctl "
+        f"fs.pipe-user-pages-soft=0; {_TRY}",
         r"Unable to reopen the pipe|Can't (?:create pipe for stealing|map mem for pipe buffers)",
         "criu/pipes.c",
         sure=False,
     ),
     Cause(
         "proc-format",
-        "CRIU cannot parse a file of /proc: it is too old for the kernel, or a process ended meanwhile",
+        "CRIU cannot parse a file of /proc: it is too old for the kernel, or a process has ended in the meantime",
         "try again; if it fails, install a newer CRIU: scripts/install-criu",
         r"stat for \d+ is corrupted|Parsing \d+'s stat failed|error parsing \[.{0,300}\] for \d"
         r"|No records of type \d+ found in fdinfo|two nonconsecutive vvar|Unexpected VMA met|Bogus mapping 0x"
@@ -126,7 +128,7 @@ PARTS = (
     ),
     Cause(
         "address-space",
-        "this kernel gives programs an address space of another size than CRIU expects",
+        "the address space of programs on this kernel has another size than CRIU expects",
         "install a newer CRIU: scripts/install-criu, or boot a newer kernel",
         r"Unable to unmap \(0x[0-9a-f]{1,16}-0x[0-9a-f]{1,16}\): -22",
         "criu/pie/restorer.c",
@@ -147,7 +149,7 @@ PARTS = (
         "memory-unreadable",
         "CRIU cannot read a part of the program's memory: guard pages (glibc 2.42, Linux 6.13), another kind of memory"
         " that CRIU before 4.2 does not know, or a device's",
-        "install CRIU 4.2 or newer: scripts/install-criu; find what is mapped there: cat /proc/PID/smaps",
+        "install CRIU 4.2 or newer: scripts/install-criu; see what is mapped there: cat /proc/PID/smaps",
         r"Can't splice pages to pipe \(-14|process_vm_readv failed: Bad address|vmsplice: Failed to splice .{0,60}-14"
         r"|Can't read remote iovs \(Bad address",
         "criu/pie/parasite.c",
@@ -155,7 +157,7 @@ PARTS = (
     ),
     Cause(
         "mount-access",
-        "CRIU cannot save a mount of the tree, or make it again",
+        "CRIU cannot save or restore a mount of the tree",
         f"unmount it before the dump (findmnt), or with criu: --external mnt[PATH]:KEY; {_TRY}",
         r"No (?:root found for tree|parent found for mountpoint)|Can't find mount namespace \d|mnt: Can't switch"
         r"|mnt: Can't open directory|The file system 0x.{1,200} is inaccessible",
@@ -164,8 +166,8 @@ PARTS = (
     ),
     Cause(
         "unix-access",
-        "CRIU cannot save a unix socket of the tree, or make it again",
-        f"close it in the program before the dump, or take a newer CRIU: scripts/install-criu; {_TRY}",
+        "CRIU cannot save or restore a unix socket of the tree",
+        f"close it in the program before the dump, or use a newer CRIU: scripts/install-criu; {_TRY}",
         r"Can't (?:make usk listen|make (?:unix socket|socketpair)|create socketpair"
         r"|shutdown unix socket|restore socket queue|clear socket's peer)|Bad unix name len"
         r"|Wrong shutdown/peer state|No socket shutdown info",
@@ -203,7 +205,7 @@ PARTS = (
     ),
     Cause(
         "socket-access",
-        "CRIU cannot save a socket of the tree, or make it again",
+        "CRIU cannot save or restore a socket of the tree",
         f"restore as root (CAP_NET_ADMIN, CAP_NET_RAW); {_TRY}",
         r"Can't (?:create (?:inet|packet|netlink) sock(?!et: (?:Perm|Oper))"
         r"|(?:bind|connect) netlink socket|shutdown socket into"
@@ -215,8 +217,8 @@ PARTS = (
     ),
     Cause(
         "queue-data",
-        "CRIU cannot save the data that waits in a socket of the tree, or restore it",
-        "let the program read it, or raise the limits: sysctl net.core.rmem_max net.core.wmem_max",
+        "CRIU cannot save or restore the unread data in a socket of the tree",
+        "wait until the program has read it, or raise the limits: sysctl net.core.rmem_max net.core.wmem_max",
         r"Restored skb trimmed|Unable to read packet data|Unsupported scm \d|sys_recvmsg failed"
         r"|recvmsg fail: error|setsockopt failed? ?(?:on restore|fail)?: |Failed to send packet: ",
         "criu/sk-queue.c",
@@ -257,14 +259,14 @@ PARTS = (
     ),
     Cause(
         "event-descriptor",
-        "CRIU cannot make an eventfd or a signalfd of the tree again",
+        "CRIU cannot restore an eventfd or a signalfd of the tree",
         _TRY,
         "Can't (?:create|restore params on) (?:eventfd|signalfd)",
         "criu/eventfd.c",
     ),
     Cause(
         "check-lacks",
-        "criu check: this kernel, or CRIU's capabilities, are not sufficient: {what|see the log}",
+        "criu check: this kernel or CRIU's capabilities are not sufficient: {what|see the log}",
         "run it as root outside of any container; boot a kernel with CONFIG_CHECKPOINT_RESTORE and the socket"
         " diagnostics (CONFIG_*_DIAG)",
         r"cr-check\.c:\d{1,6}\): (?!CRIU needs to have|Running as non-root|You need to be root"

@@ -1,4 +1,4 @@
-"""Descriptors that are no files on a disk: watches, epoll, pidfds, BPF maps, automounts. Pure."""
+"""Descriptors that are not files on a disk: watches, epoll, pidfds, BPF maps, automounts. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 DESCRIPTORS = (
     Cause(
         "watch",
-        "an inotify or fanotify watch is on a file system that cannot find it again",
+        "an inotify or fanotify watch is on a file system where CRIU cannot restore it",
         "watch a directory on a disk file system",
         "Can't dump that handle|Can't find suitable path for handle|Failed to resolve [0-9a-f]+:[0-9a-f]+"
         "|Can't open file handle for",
@@ -29,21 +29,21 @@ DESCRIPTORS = (
     ),
     Cause(
         "watch-limit",
-        "an inotify or fanotify watch cannot be set again",
+        "an inotify or fanotify watch cannot be restored",
         "raise the limits: sysctl -w fs.inotify.max_user_watches=1048576 fs.inotify.max_user_instances=8192",
         "Can't create inotify for|Can't add watch for|Can't init fanotify mark|Adding fanotify (?:ignored-)?mask",
         "criu/fsnotify.c",
     ),
     Cause(
         "epoll-closed",
-        "an epoll of PID {pid} watches a descriptor that was closed there but lives on elsewhere",
-        "take it out of the epoll before it is closed (EPOLL_CTL_DEL)",
+        "an epoll of PID {pid} watches a descriptor that is closed there but open elsewhere",
+        "remove it from the epoll before it is closed (EPOLL_CTL_DEL)",
         r"(?:Escaped/closed fd descriptor \d+ on pid |Dump eventpoll \(pid: )(?P<pid>\d+)",
         "criu/eventpoll.c",
     ),
     Cause(
         "epoll-again",
-        "an epoll cannot watch again what it watched before",
+        "an epoll cannot be restored",
         "close the descriptor in the program before the dump",
         "Can't add event on|No epoll FD for",
         "criu/eventpoll.c",
@@ -71,21 +71,21 @@ DESCRIPTORS = (
     ),
     Cause(
         "pidfd-again",
-        "a pidfd of the tree cannot be opened again",
+        "a pidfd of the tree cannot be restored",
         "use a kernel with pidfd_open (5.3), and allow it in the seccomp profile",
         "Can't create pidfd|Could not open pidfd for|pidfd_(?:open|getfd) syscall is not supported",
         "criu/pidfd.c",
     ),
     Cause(
         "bpf-map",
-        "the tree holds a BPF map of type {type}, and CRIU knows only hashes and arrays",
+        "the tree holds a BPF map of type {type}, but CRIU can save only hashes and arrays",
         "close it in the program",
         r"does not currently support dumping BPF map type (?P<type>\d+)",
         "criu/bpfmap.c",
     ),
     Cause(
         "bpf-map-refused",
-        "a BPF map of the tree cannot be read or made again",
+        "a BPF map of the tree cannot be saved or restored",
         "run crckpt as root (CAP_BPF)",
         "Can't create bpfmap|Can't freeze bpfmap|Can't load key-value pairs to BPF map"
         "|Can't perform a batch lookup on BPF map|Could not get BPF map info",
@@ -93,7 +93,7 @@ DESCRIPTORS = (
     ),
     Cause(
         "descriptors-refused",
-        "the program's descriptors cannot be handed to CRIU (error {code})",
+        "the program's descriptors cannot be passed to CRIU (error {code})",
         "raise the limit of open files: ulimit -n 1048576",
         r"send_fds failed \((?!-22\))(?P<code>-\d+)\)",
         "criu/pie/parasite.c",
@@ -134,8 +134,8 @@ DESCRIPTORS = (
     ),
     Cause(
         "eventfd-semaphore",
-        "fd {fd} of PID {pid} is an eventfd in semaphore mode; a restore makes it a plain eventfd, whose counter one "
-        "read takes completely",
+        "fd {fd} of PID {pid} is an eventfd in semaphore mode; after a restore it is a plain eventfd, where one read "
+        "empties the counter",
         "",
     ),
     Cause(
@@ -145,7 +145,7 @@ DESCRIPTORS = (
     ),
     Cause(
         "descriptors-for-rounds",
-        "CRIU needs about {needed} descriptors to copy the tree while it runs, and may open {limit}",
+        "CRIU needs about {needed} descriptors to copy the tree while it runs, but may open only {limit}",
         "raise the limit (ulimit -Hn {more}; systemd: LimitNOFILE={more}; docker: --ulimit nofile={more}), allow "
         "larger pipes (sysctl -w fs.pipe-max-size=4194304), give crckpt the capability CAP_SYS_RESOURCE, or leave out "
         "--pre-copy or pre-dump (a longer freeze)",

@@ -7,8 +7,8 @@ from crckpt.causes.cause import Cause
 REFUSALS = (
     Cause(
         "engine-state",
-        "the container does not run, and only a running one can be checkpointed",
-        "start it, or see why it ended: podman logs NAME, docker logs NAME",
+        "the container is not running; only a running one can be checkpointed",
+        "start it, or check why it ended: podman logs NAME, docker logs NAME",
         r"is not running, cannot checkpoint|[Cc]ontainer (?:\S{1,80} )?is not running"
         r"|cannot be checkpointed in|[Cc]annot checkpoint .{0,200}not running"
         r"|cannot checkpoint (?:a |container in )?(?:state )?(?:stopped|paused|created)|container state improper"
@@ -17,7 +17,7 @@ REFUSALS = (
     ),
     Cause(
         "engine-removed",
-        "the container was started with --rm: it would be removed together with its checkpoint",
+        "the container was started with --rm: its checkpoint would be removed with it",
         "export the checkpoint (podman container checkpoint --export FILE), or start it without --rm",
         r"cannot checkpoint containers? that (?:have|has) been started with '?--rm",
         "podman",
@@ -34,7 +34,7 @@ REFUSALS = (
     ),
     Cause(
         "engine-address",
-        "the container cannot get back its address: its network is another one, or the address is in use",
+        "the container cannot have its old address: its network has changed, or the address is in use",
         "restore it with a new one: podman container restore --ignore-static-ip --ignore-static-mac",
         r"cannot set static IP or MAC|[Rr]equested (?:static )?(?:ip|IP)\b.{0,80}(?:not in any subnet|already"
         r" allocated|not available)|(?:IP|ip) address .{1,60} (?:is )?already (?:in use|allocated|being used)",
@@ -54,8 +54,8 @@ REFUSALS = (
     Cause(
         "engine-not-its-own",
         "this is not a complete checkpoint of this container engine",
-        "use one that the same engine wrote, with all its files (config.json, config.dump, descriptors.json); "
-        "restore a checkpoint of criu alone with criu",
+        "use one that this engine wrote, with all its files (config.json, config.dump, descriptors.json); "
+        "restore images of criu with criu or crckpt",
         r"does not contain a checkpoint|complete checkpoint for this container cannot be found"
         r"|checkpoint .{1,200} does not exist|(?:config|spec)\.dump\S{0,3}"
         r" .{0,80}(?:no such file|not found|missing)|open \S{1,300}(?:checkpoints?/\S{1,200}config\.json"
@@ -67,15 +67,16 @@ REFUSALS = (
     ),
     Cause(
         "engine-unreachable",
-        "the docker client does not reach its daemon, or that has no checkpoints enabled",
-        'start it, and enable them by "experimental": true in /etc/docker/daemon.json; then look as root: docker info',
+        "the docker client cannot reach its daemon, or checkpoints are not enabled there",
+        'start the daemon, and enable them in /etc/docker/daemon.json: "experimental": true; then check as root: docker'
+        " info",
         r"Docker daemon is running on ?(?:\S{0,2}\"\"|$)|Cannot connect to the Docker daemon",
         "docker",
         sure=False,
     ),
     Cause(
         "engine-kubelet",
-        "this kubelet, or the container runtime under it, has no checkpoints enabled",
+        "checkpoints are not enabled in this kubelet or its container runtime",
         "enable the feature gate ContainerCheckpoint (kubelet before 1.30); CRI-O: enable_criu_support = true;"
         " containerd: 2.0 or newer",
         r"ContainerCheckpoint (?:feature|is not|disabled)|(?:unknown )?method CheckpointContainer(?: not implemented)?"
@@ -85,7 +86,7 @@ REFUSALS = (
     ),
     Cause(
         "engine-forbidden",
-        "the kubelet does not let this user make checkpoints",
+        "this user may not make checkpoints by the kubelet",
         "use a certificate of its administrators: /etc/kubernetes/pki/apiserver-kubelet-client.crt",
         r"Forbidden \(user=.{0,200}(?:resource=nodes|subresource)|nodes/(?:checkpoint|proxy).{0,80}forbidden",
         "kubelet",
@@ -117,7 +118,7 @@ REFUSALS = (
     ),
     Cause(
         "engine-library",
-        "the library of CRIU (libcriu) is missing, or too old for the program that calls it",
+        "CRIU's library (libcriu) is missing, or too old for the program that calls it",
         "install the libcriu of a newer CRIU, and see which is loaded: ldconfig -p | grep criu",
         r"Cannot set CRIU unprivileged mode|undefined symbol: criu_|could not find symbol .{0,3}criu_"
         r"|libcriu\.so\S{0,10}: (?:cannot open|undefined|no)"
@@ -126,8 +127,9 @@ REFUSALS = (
     ),
     Cause(
         "engine-cgroup",
-        "the container's control group does not exist: it was made under the other version of cgroups, or was removed",
-        "restore under the same version as at the dump (stat -fc %T /sys/fs/cgroup), or with"
+        "the container's control group does not exist: it was made with the other version of cgroups, or it was "
+        "removed",
+        "restore with the cgroup version of the dump (stat -fc %T /sys/fs/cgroup), or with"
         " manage-cgroups ignore in /etc/criu/runc.conf",
         r"(?:open(?:at2)?|stat|mkdir|freezer not supported:) /sys/fs/cgroup/\S{1,400}: no such file"
         r"|unable to apply cgroup configuration",
@@ -137,7 +139,7 @@ REFUSALS = (
     Cause(
         "engine-mount",
         "a mount of the container is not on this host: {path|see the message}",
-        "create it, or mount it, where it was: mkdir -p {path|DIRECTORY}",
+        "create or mount it at its old place: mkdir -p {path|DIRECTORY}",
         r"error mounting .{1,300} to rootfs|statfs (?P<path>/[^\s:]{1,300}): no such file"
         r"|source path does not exist: \S",
         "runc, podman, docker",
@@ -152,14 +154,14 @@ REFUSALS = (
     ),
     Cause(
         "engine-tracking",
-        "this kernel does not track which pages are written, which a pre-checkpoint needs",
+        "this kernel does not track written pages, but a pre-checkpoint needs that",
         "leave --pre-checkpoint (--pre-dump) out, or boot a kernel with CONFIG_MEM_SOFT_DIRTY",
         r"memory tracking not supported",
         "crun",
     ),
     Cause(
         "engine-socket-file",
-        "the container engine cannot pack the file of a unix socket, which the container made",
+        "the container engine cannot pack the file of a unix socket in the container",
         "export the checkpoint without changed files (--ignore-rootfs with podman), or have the program make its"
         " sockets on a tmpfs or volume",
         r"archive/tar: sockets not supported",
@@ -167,7 +169,7 @@ REFUSALS = (
     ),
     Cause(
         "engine-labels",
-        "podman loses a part of the container's SELinux label on the way through an exported checkpoint",
+        "podman loses a part of the container's SELinux label when it exports a checkpoint",
         "restore it in place, without --export and --import; or update podman",
         r"ProcessLabel and Mountlabel must either not be specified or both specified",
         "podman",

@@ -8,7 +8,7 @@ STARTS = (
     Cause(
         "engine-no-criu",
         "the container engine does not find CRIU",
-        "install it where the engine looks for it: scripts/install-criu, then criu check",
+        "install it where the engine looks for it: scripts/install-criu; then test it: criu check",
         r'exec: "?criu"?: executable file not found|criu(?: binary)? (?:not found|isn\'t installed|is not installed)'
         r"|CRIU isn't installed|[Cc]ouldn't find (?:the )?criu|could not load .?libcriu|failed to find criu"
         r"|can(?:not|'t) find criu|criu: (?:command )?not found|exec\w{1,3}\(criu\) failed"
@@ -45,7 +45,7 @@ STARTS = (
     ),
     Cause(
         "engine-terminal",
-        "the container has a terminal of its engine, which the runtime cannot save",
+        "the container has a terminal, which the runtime cannot save",
         "start it without one (no --tty); for LXC: lxc.console.path = none, lxc.tty.max = 0",
         r"lxc\.(?:console(?:\.path)?|tty(?:\.max)?) must be|cannot (?:checkpoint|restore) \S{0,40} ?with (?:an? )?"
         r"(?:attached |external )?(?:terminal|tty|console)|[Cc]heckpoint\S* (?:of )?containers? with (?:a )?(?:tty|"
@@ -79,21 +79,22 @@ STARTS = (
     Cause(
         "engine-criu-died",
         "CRIU itself crashed or was killed while the container engine waited for it",
-        "see whether memory ran out or CRIU crashed: journalctl -k -n 50; then take another CRIU: scripts/install-criu",
+        "check whether memory ran out or CRIU crashed: journalctl -k -n 50; then use another CRIU: "
+        "scripts/install-criu",
         r"(?:read|write) unixpacket @->@: |(?:dump|restore) signaled with \d",
         "runc, LXC",
     ),
     Cause(
         "engine-hook",
         "a hook of the container engine failed while the container was restored: {why|see the log}",
-        "see what the hook does: the network of the container may be there already",
+        "check what the hook does: the network of the container may exist already",
         r"(?:error running|running \w{1,20}) hook[^:]{0,40}: (?P<why>[^,\"\\\\]{1,200})",
         "runc",
         sure=False,
     ),
     Cause(
         "engine-rootless",
-        "the container engine makes checkpoints only as root",
+        "the container engine can make checkpoints only as root",
         "run it as root",
         r"[Cc]heckpoint(?:ing)?(?:/restor\w+|ing|ed)? .{0,40}requires root|must be root to (?:checkpoint|restore)"
         r"|only root can (?:checkpoint|restore)|cannot (?:checkpoint|restore) (?:a )?rootless"
@@ -110,16 +111,16 @@ STARTS = (
     ),
     Cause(
         "service-absent",
-        "the service of CRIU does not answer the program that calls it",
-        "start it (criu service), with the address that the program names, and see who may write to its socket",
+        "CRIU's service does not answer the program that calls it",
+        "start it (criu service) with the address that the program uses, and check who may write to its socket",
         r"Can't connect to socket: |Unable to connect to (?:the )?CRIU service",
         "libcriu",
     ),
     Cause(
         "request-options",
         "CRIU refuses the options of its caller (EBADRQC), or cannot make its log or open its directories",
-        "give a log-file without directories, and images and work directories that exist; see that CRIU is not older"
-        " than the caller",
+        "use a log-file without directories, and existing images and work directories; check that CRIU is not older"
+        " than its caller",
         r"(?:criu failed: type \S{1,20} errno |RPC request failed with message: .{0,300}error:| err:)56\b",
         "criu/cr-service.c",
         sure=False,
@@ -134,22 +135,22 @@ STARTS = (
     ),
     Cause(
         "cuda-permission",
-        "cuda-checkpoint may not work on the process",
-        "run it as root of the host, and let the driver stay loaded: nvidia-smi -pm 1",
+        "cuda-checkpoint has no permission for the process",
+        "run it as root of the host, and keep the driver loaded: nvidia-smi -pm 1",
         r"process ID \d{1,10}: \"?operation not permitted",
         "cuda-checkpoint",
     ),
     Cause(
         "cuda-driver",
         "the NVIDIA driver is too old for cuda-checkpoint",
-        "install driver 570 or newer (575 has fewer bugs); see which there is: nvidia-smi",
+        "install driver 570 or newer (575 has fewer bugs); see the version: nvidia-smi",
         r"Insufficient driver|CUDA driver version is insufficient",
         "cuda-checkpoint",
     ),
     Cause(
         "cuda-checkpoint",
         "cuda-checkpoint fails: {why|it does not find the thread of CUDA in the process}",
-        "check that the driver is 570 or newer (nvidia-smi) and the PID is the program's; it may not support"
+        "check that the driver is 570 or newer (nvidia-smi) and that the PID is the program's; it may not support"
         " programs with NCCL, IPC memory, UVM or MIG",
         r"[Ee]rror (?:toggling|getting|locking|checkpointing|restoring|unlocking) .{0,60}process ID \d+: (?P<why>.+)"
         r"|Could not find restore thread",
@@ -161,15 +162,15 @@ OUTER = (
     Cause(
         "criu-crashed",
         "CRIU itself, or a program that it restored, crashed",
-        "see which: journalctl -k -n 50; then take another CRIU: scripts/install-criu",
+        "see which: journalctl -k -n 50; then use another CRIU: scripts/install-criu",
         r"Segmentation fault \(core dumped\)|criu: Segmentation fault|\bcriu\[\d{1,10}\]: segfault",
         "the shell, the kernel",
         sure=False,
     ),
     Cause(
         "engine-log",
-        "the container engine says that CRIU failed, and only CRIU's own log says why",
-        "read it: crckpt explain {path|LOG} (the engine tells its path)",
+        "the container engine says that CRIU failed, but only CRIU's log says why",
+        "read it: crckpt explain {path|LOG} (the engine prints its path)",
         r"criu failed: type \S{1,20} errno \d{1,5}(?:.{0,20}log file: (?P<path>[^\s\"\\]{1,400}[^\s\"\\:,]))?"
         r"|CRIU (?:checkpointing|restoring) failed:? -?\d|criu failed with -?\d"
         r"|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed"
@@ -180,7 +181,7 @@ OUTER = (
     ),
     Cause(
         "java-checkpoint",
-        "CRIU, which Java started, failed; mostly it lacks privileges",
+        "CRIU, started by Java, failed; usually it lacks privileges",
         "read its log (dump4.log where -XX:CRaCCheckpointTo leads): crckpt explain {path|LOG}; make CRIU root's"
         " (chown root:root $JAVA_HOME/lib/criu; chmod u+s $JAVA_HOME/lib/criu), in a container use --privileged",
         r"CRIU failed with exit code \d{1,3} - check (?P<path>\S{1,300})"

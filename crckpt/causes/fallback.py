@@ -11,7 +11,7 @@ GENERAL = (
     Cause(
         "script",
         "an action script of CRIU failed",
-        "try it by hand; the environment variable CRTOOLS_SCRIPT_ACTION says for what it was called",
+        "run it by hand; CRTOOLS_SCRIPT_ACTION in its environment says at which step it was called",
         "Script .+ exited with|One of more action scripts failed|script failed with"
         "|RPC client reported script error|-re(?:store|sume) script ret code|restore due to script ret code",
         "criu/action-scripts.c",
@@ -26,7 +26,7 @@ GENERAL = (
     Cause(
         "killed",
         "process {pid} was killed by signal {signal} before it was restored",
-        "see whether memory ran out: journalctl -k -g oom",
+        "check whether memory ran out: journalctl -k -g oom",
         r"\b(?P<pid>\d+) killed by signal (?P<signal>(?!(?:4|7|11|6[5-9]|[7-9]\d|\d{3})\b)\d+)",
         "criu/cr-restore.c",
     ),
@@ -42,42 +42,41 @@ GENERAL = (
     ),
     Cause(
         "crashed-later",
-        "a process crashed during the freeze or the restore: this CRIU does not know something that the kernel, the C"
-        " library or the CPU has (before 4.1: the vDSO of Linux 6.13, pointer authentication of arm64), or the CPU is"
-        " another than at the dump",
-        "scripts/install-criu; restore on a machine like the one of the dump; check the images: crckpt verify REF",
+        "a process crashed during the freeze or the restore: this CRIU does not know a feature of the kernel, the C"
+        " library or the CPU (before 4.1: the vDSO of Linux 6.13, pointer authentication of arm64), or the CPU differs"
+        " from that of the dump",
+        "scripts/install-criu; restore on a machine like that of the dump; check the images: crckpt verify REF",
         _CRASHED,
         "criu/cr-restore.c",
         sure=False,
     ),
     Cause(
         "killed-frozen",
-        "process {pid|(not named)} was killed by signal or ended with status {signal|(not said)} while CRIU worked in"
-        " it",
-        "see whether memory ran out: journalctl -k -g oom; else see what stops it (systemd, the container engine), and"
-        " try again",
+        "process {pid|(not named)} was killed or ended (status {signal|not known}) while CRIU worked in it",
+        "check whether memory ran out: journalctl -k -g oom; else check what ends it (systemd, the "
+        "container engine), and try again",
         r"\b(?P<pid>\d+) (?:was (?:killed|stopped) by|exited with) (?P<signal>(?!(?:4|7|11)\b)\d+) unexpectedly"
         r"|Task (?:exited|signaled|stopped) with \d+",
         "compel/src/lib/infect.c",
     ),
     Cause(
         "ended-early",
-        "a process ended before the restore was whole",
-        "see which and why: crckpt explain -v LOG",
+        "a process ended before the restore was complete",
+        "read which and why: crckpt explain -v LOG",
         r"Child \d+ died too early|\d+ exited, status=\d+|Restorer fail |[Ff]ailed to wait on helpers and zombies",
         "criu/cr-restore.c",
     ),
     Cause(
         "not-run-inside",
         "CRIU cannot run its code inside process {pid|(not named)}",
-        "see whether something forbids it: journalctl -k -g denied",
+        "check whether something forbids it: journalctl -k -g denied",
         r"Can't infect \(pid: (?P<pid>\d+)\) with parasite",
         "criu/cr-dump.c",
     ),
     Cause(
         "kernel-probe",
         "CRIU could not find out what this kernel can do ({what})",
-        "run crckpt as root; if that is so already: scripts/install-criu",
+        "run crckpt as root; if it runs as root already: scripts/install-criu",
         r"\b(?P<what>\w+) (?:has )?failed when initializing kerndat"
         "|Could not initialize kernel features detection",
         "criu/kerndat.c",
@@ -91,7 +90,7 @@ GENERAL = (
     ),
     Cause(
         "read-only",
-        "a file system is read only",
+        "a file system is read-only",
         "make it writable: mount -o remount,rw DIRECTORY",
         "Read-only file system$",
         "errno EROFS",
@@ -99,7 +98,7 @@ GENERAL = (
     Cause(
         "device-error",
         "a disk cannot be read or written",
-        "see what the kernel says: dmesg",
+        "read the kernel's messages: dmesg",
         "(?:Input/output|I/O) error$",
         "errno EIO",
     ),
@@ -113,9 +112,9 @@ GENERAL = (
     ),
     Cause(
         "not-permitted",
-        "the kernel does not permit it",
+        "the kernel does not allow it",
         "run crckpt as root; in a container: without its seccomp profile, and with more capabilities (for mounts and"
-        " namespaces SYS_ADMIN, for the network NET_ADMIN, for other processes SYS_PTRACE, for their numbers"
+        " namespaces SYS_ADMIN, for the network NET_ADMIN, for other processes SYS_PTRACE, for PIDs"
         " CHECKPOINT_RESTORE)",
         "(?:Operation not permitted|Permission denied)$",
         "errno EPERM, EACCES",
@@ -144,7 +143,7 @@ GENERAL = (
     Cause(
         "kernel-lacks",
         "this kernel lacks a function that CRIU needs",
-        "crckpt doctor says which; boot a newer kernel",
+        "find which: crckpt doctor; boot a newer kernel",
         "Function not implemented$|NSID is not supported|[Kk]ernel (?:doesn't|does not) (?:support|have)",
         "errno ENOSYS",
     ),
@@ -186,7 +185,7 @@ least."""
 UNFIT = (
     Cause(
         "kernel-refuses",
-        "this CRIU does not fit this kernel, which refuses one of its requests",
+        "this CRIU does not match this kernel, which refuses one of its requests",
         "scripts/install-criu, or boot the kernel of the dump",
         "(?:Invalid argument|Bad address|Inappropriate ioctl for device|Not a tty|(?:Operation n|N)ot supported)$",
         "errno EINVAL, EFAULT, ENOTTY, ENOTSUP",
@@ -268,8 +267,8 @@ WIDE_AREAS = (
 WARNED = (
     Cause(
         "deleted-twice",
-        "CRIU removed its copy of a deleted file twice, which some releases take for a failure",
-        "see whether the program runs; else restore again, or with a newer CRIU: scripts/install-criu",
+        "CRIU removed its copy of a deleted file twice, and some releases report that as a failure",
+        "check whether the program runs; else restore again, or with a newer CRIU: scripts/install-criu",
         r"Couldn't unlink remap \S.{0,300}: No such file or directory",
         "criu/files-reg.c",
         sure=False,
@@ -277,8 +276,8 @@ WARNED = (
     Cause(
         "cannot-trace",
         "process {pid} cannot be stopped: {why}",
-        "look at it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status; CRIU needs CAP_SYS_PTRACE where the process"
-        " lives, and no ban: sysctl kernel.yama.ptrace_scope",
+        "check it: grep -E 'State|TracerPid|Uid' /proc/{pid}/status; CRIU needs CAP_SYS_PTRACE in the user namespace"
+        " of the process; check also: sysctl kernel.yama.ptrace_scope",
         r"Unable to interrupt task: (?P<pid>\d+) \((?P<why>.*)\)",
         "compel/src/lib/infect.c",
     ),

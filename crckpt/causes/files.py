@@ -14,15 +14,15 @@ FILES = (
     ),
     Cause(
         "mount-lookup",
-        "{path} (fd {fd}) is on a mount that the program's mount namespace does not show",
+        "{path} (fd {fd}) is on a mount outside the program's mount namespace",
         "close it, or start the program without inherited descriptors; for a program file (fd -3) on overlayfs: "
-        "Ubuntu's kernels have a bug there, use another kernel or storage driver",
+        "some kernels of Ubuntu have a bug there: use another kernel or storage driver",
         r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?!/anon_hugepage|/dev/(?:pts|tty))(?P<path>.*)",
         "criu/files-reg.c",
     ),
     Cause(
         "terminal-inherited",
-        "{path} (fd {fd}) is a terminal from outside of the program's mounts",
+        "{path} (fd {fd}) is a terminal outside the program's mounts",
         "start the program without a terminal (podman run without --tty, input and output elsewhere); or with criu 3.18"
         " and newer: --shell-job",
         r"Can't lookup mount=-?\d+ for fd=(?P<fd>\d+) path=(?P<path>/dev/(?:pts|tty)\S*)",
@@ -30,22 +30,22 @@ FILES = (
     ),
     Cause(
         "file-hidden",
-        "{path|an open file} can no longer be reached by its name",
-        "put the file back where it was opened",
+        "{path|an open file} no longer has that name",
+        "move the file back to where it was opened",
         r"Unaccessible path opened|Open files on overmounted mounts are (?:.* path=(?P<path>.*)|not supported yet$)",
         "criu/files-reg.c",
     ),
     Cause(
         "other-name",
-        "{path} is open but not to be found, while the file lives on (under another name, or below a mount)",
-        "crckpt does it by itself; with criu: --link-remap on dump and restore",
+        "{path} is open but no longer at its path (it has another name, or is below a mount)",
+        "crckpt handles this by itself; with criu: --link-remap on dump and restore",
         r"Can't create link remap for (?P<path>.*)\. Use",
         "criu/files-reg.c",
     ),
     Cause(
         "link-refused",
-        "the file removed as {path|(not named)} cannot be given a name again",
-        "make its directory writable, on the file system of the file",
+        "the removed file {path|(not named)} cannot be linked again",
+        "make its directory writable; it must be on the file's file system",
         r"Can't link remap to (?P<path>.+): (?!File exists)|trim failed: @",
         "criu/files-reg.c",
     ),
@@ -58,7 +58,7 @@ FILES = (
     ),
     Cause(
         "deleted-large",
-        "{path} is deleted and still open, and takes {size} bytes",
+        "{path} is deleted but still open, and has {size} bytes",
         "crckpt raises the limit by itself; with criu: --ghost-limit {size}",
         r"Can't dump ghost file (?P<path>.*) of (?P<size>\d+) size(?:, increase limit|$)",
         "criu/files-reg.c",
@@ -72,8 +72,8 @@ FILES = (
     ),
     Cause(
         "deleted-again",
-        "a deleted file that the program held open cannot be made again",
-        "check that its directory exists and can be written",
+        "a deleted file that the program had open cannot be restored",
+        "check that its directory exists and is writable",
         "Can't create ghost (?:regfile|symlink)|Can't make ghost dir|Can't create node for ghost"
         r"|Can't (?:reset user/group|set perms|set access and modu?[if]\w+ times).* on ghost"
         "|Ghost symlink target is NULL",
@@ -88,7 +88,7 @@ FILES = (
     ),
     Cause(
         "proc-of-the-dead",
-        "the program holds a file in /proc of a process that has ended, and whose PID is in use again",
+        "the program has open a file in /proc of an ended process, whose PID is in use again",
         "close it in the program",
         "Conflict with a dead task with the same PID",
         "criu/files-reg.c",
@@ -124,14 +124,14 @@ FILES = (
     ),
     Cause(
         "bad-kind",
-        "/{path} is a file of another kind than at the checkpoint (mode {now}, then {mode})",
+        "/{path} is a file of another kind than at the checkpoint (mode {now}, was {mode})",
         "put back the old one: stat /{path}",
         r"File /?(?P<path>.+) has bad mode (?P<now>0(\d*)\d{4}) \(expect (?!0\3\d{4}\))(?P<mode>\d+)\)",
         "criu/files-reg.c",
     ),
     Cause(
         "bad-mode",
-        "/{path|(not named)} has mode {now|(not said)}, at the checkpoint it had {mode|another}",
+        "/{path|(not named)} has mode {now|(not named)}; at the checkpoint it had {mode|another}",
         "chmod {mode|MODE} /{path|FILE}",
         r"File /?(?P<path>.+) has bad mode 0(\d*)(?P<now>\d{4}) \(expect 0\2(?P<mode>\d{4})\)"
         r"|r/w/x checks can be skipped",
@@ -147,42 +147,42 @@ FILES = (
     Cause(
         "open-linked",
         "a symlink leads to /{path} now, and other users than root can change it",
-        "put the directory back, or let the symlink and the directories before it be root's: namei -l /{path}",
+        "put the directory back, or give the symlink and the directories above it to root: namei -l /{path}",
         "Can't open file /?(?P<path>.+) on restore: Too many levels of symbolic links",
         "criu/files-reg.c",
     ),
     Cause(
         "open-refused",
         "/{path} cannot be opened: {why}",
-        "make it as it was at the checkpoint (owner, mode, file system): ls -l /{path}",
+        "restore its state at the checkpoint (owner, mode, file system): ls -l /{path}",
         "Can't open file /?(?P<path>.+) on restore: (?!No such file|Too many levels)(?P<why>.+)",
         "criu/files-reg.c",
     ),
     Cause(
         "relink-refused",
-        "the removed name {path} cannot be made again from {origin}",
-        "check that both are on the same file system, that it can be written, and that {path} is free",
+        "the removed name {path} cannot be linked again to {origin}",
+        "check that both are on the same file system, that it is writable, and that {path} is free",
         r"Can't link (?P<origin>\S.*) -> (?P<path>.+): ",
         "criu/files-reg.c",
     ),
     Cause(
         "file-owner",
-        "a descriptor tells process {pid|(not named)} by a signal that it is ready (F_SETOWN), and there is none",
-        "let the program name a process that lives: fcntl(FD, F_SETOWN, PID); then dump again",
+        "a descriptor sends signals to process {pid|(not named)} (F_SETOWN), which does not exist",
+        "have the program name a process that runs: fcntl(FD, F_SETOWN, PID); then dump again",
         r"Can't setup (?P<pid>\d+) file owner pid: No such process",
         "criu/files.c",
     ),
     Cause(
         "file-position",
-        "the position in an open file cannot be set again",
-        "see that the path leads to a regular file, as at the checkpoint",
+        "the position in an open file cannot be restored",
+        "check that the path is a regular file, as at the checkpoint",
         "Can't restore file pos",
         "criu/files-reg.c",
     ),
     Cause(
         "locks",
         "the tree holds file locks",
-        "crckpt does it by itself; with criu: --file-locks on dump and restore",
+        "crckpt handles this by itself; with criu: --file-locks on dump and restore",
         "Some file locks are hold by dumping tasks",
         "criu/file-lock.c",
     ),
@@ -209,8 +209,8 @@ FILES = (
     ),
     Cause(
         "lease",
-        "a file lease of the tree cannot be saved or taken again",
-        "end who else has the file open (lsof FILE), or drop the lease in the program",
+        "a file lease of the tree cannot be saved or restored",
+        "end the other programs that have the file open (lsof FILE), or drop the lease in the program",
         "Can't set lease|Can't get lease type|Lease doesn't conflicts but breaks"
         "|Conflicting lease wasn't found|Can't break lease|Can't restore non breaking lease"
         "|Incorrect (?:target )?lease type",
@@ -218,7 +218,7 @@ FILES = (
     ),
     Cause(
         "inherit-syntax",
-        "the value {value} of --inherit-fd is not understood",
+        "the value {value} of --inherit-fd is invalid",
         "write it as fd[NUMBER]:PATH, without the leading slash",
         "Invalid inherit fd argument: (?P<value>.*)",
         "criu/files.c",
@@ -240,20 +240,20 @@ FILES = (
     Cause(
         "working-directory",
         "the working directory or the root of a process cannot be entered",
-        "make it again, where it was and with the same mode",
+        "create it again at its old place, with the same mode",
         r"Can't open (?:cwd|root)\b(?! fd)|Can't change (?:cwd|root)\b",
         "criu/files.c",
     ),
     Cause(
         "program-file",
-        "the program's own file cannot be set",
-        "check that it exists and can be executed, and is not on a noexec mount",
+        "the program's executable cannot be restored",
+        "check that it exists, is executable, and is not on a noexec mount",
         "Can't restore EXE link",
         "criu/pie/restorer.c",
     ),
     Cause(
         "no-file",
-        "the images do not describe a descriptor: the program closed or changed it during the dump",
+        "the images lack a descriptor: the program closed or changed it during the dump",
         "restore an older checkpoint (REF~1), or dump again",
         r"No file for fd \d+ id",
         "criu/files.c",
@@ -261,29 +261,29 @@ FILES = (
     ),
     Cause(
         "flags-dropped",
-        "the kernel refuses the flags that a file had",
-        "restore with the file on the same kind of file system as at the dump",
+        "the kernel refuses the flags of an open file",
+        "put the file on the same kind of file system as at the dump",
         r"fcntl call on fd \d+ \(flags",
         "criu/files.c",
     ),
     Cause(
         "tmpfs",
-        "the content of a tmpfs cannot be saved or unpacked",
-        "install tar, and see that there is space",
+        "the content of a tmpfs cannot be saved or restored",
+        "install tar, and check that there is space",
         "Can't (?:dump|restore) tmpfs content",
         "criu/filesystems.c",
     ),
     Cause(
         "fuse",
-        "{path} is a FUSE mount, whose server CRIU cannot save",
+        "{path} is a FUSE mount, and CRIU cannot save its server",
         "unmount it: fusermount -u {path}; with criu: --external mnt[{path}]:KEY",
         r"(?P<path>/\S*) is a fuse mount but not external",
         "criu/filesystems.c",
     ),
     Cause(
         "link-remap",
-        "{path} (fd {fd} of PID {pid}) has lost this name but has others: without --stop its checkpoint cannot be "
-        "restored",
+        "{path} (fd {fd} of PID {pid}) was removed but has other names: its checkpoint can be restored only if it is "
+        "made with --stop",
         "use --stop, or close the file",
     ),
     Cause(
@@ -296,20 +296,22 @@ FILES = (
     Cause(
         "file-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
-        "--grown rewind cuts it back (and keeps the rest in a file next to it); --grown keep works only for files "
+        "--grown rewind cuts it back (and keeps what it cuts off in a file next to it); --grown keep works only for "
+        "files "
         "that the program opened for appending",
     ),
     Cause(
         "log-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}, append only)",
-        "--grown rewind cuts it back (and keeps the rest in a file next to it), --grown keep appends after the new "
+        "--grown rewind cuts it back (and keeps what it cuts off in a file next to it), --grown keep appends after "
+        "the new "
         "lines",
     ),
     Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and stays as it is", ""),
     Cause(
         "file-rewound",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is cut back",
-        "the rest is kept in a file next to it",
+        "what is cut off is kept in a file next to it",
     ),
     Cause(
         "file-being-written",
@@ -321,11 +323,12 @@ FILES = (
         "file-linked",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use}), and its path leads through a symbolic "
         "link now: it is not cut back",
-        "put the file itself there",
+        "replace the link by the file itself",
     ),
     Cause(
         "program-grown",
-        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}): it is another build",
+        "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use}): it was replaced by "
+        "another build",
         "put back the file as it was at {created}",
     ),
     Cause(

@@ -8,7 +8,7 @@ IMAGES = (
     Cause(
         "plugin-missing",
         "the checkpoint was made with the CRIU plugin {name}",
-        "install it, and tell criu where: --libdir DIRECTORY",
+        "install it, and pass its directory to criu: --libdir DIRECTORY",
         r"Missing required plugin: (?P<name>\S+)",
         "criu/image.c",
     ),
@@ -29,7 +29,7 @@ IMAGES = (
     Cause(
         "uprobes-flag",
         "the checkpoint was made with --allow-uprobes",
-        "give criu that flag again",
+        "restore with the same flag",
         "Dumped with --allow-uprobes",
         "criu/image.c",
     ),
@@ -49,7 +49,7 @@ IMAGES = (
     ),
     Cause(
         "image-kind",
-        "{path} is no image of the kind that its name says",
+        "{path} is not the kind of image that its name says",
         "check them: crckpt verify REF; or dump again",
         "[Mm]agic doesn't match for (?P<path>.+)",
         "criu/image.c",
@@ -57,7 +57,7 @@ IMAGES = (
     Cause(
         "image-unreadable",
         "image {path} cannot be opened",
-        "see its directory, owner and mode (on NFS: no_root_squash): ls -l {path}",
+        "check its directory, owner and mode (on NFS: no_root_squash): ls -l {path}",
         r"Unable to open (?P<path>\S+\.img)(?!: Read-only)",
         "criu/image.c",
     ),
@@ -94,7 +94,7 @@ IMAGES = (
     Cause(
         "log-file",
         "the log {path} cannot be created",
-        "check that its directory exists and can be written: ls -ld {path}",
+        "check that its directory exists and is writable: ls -ld {path}",
         r"Can't create log file (?P<path>.+?)(?:: |$)",
         "criu/log.c",
     ),
@@ -117,36 +117,36 @@ IMAGES = (
     ),
     Cause(
         "page-socket",
-        "the socket to the page server that CRIU was given is no TCP connection",
-        "give it one, not a unix socket or a pair; or install a newer CRIU: scripts/install-criu",
+        "the socket to the page server is not a TCP connection",
+        "pass a TCP connection, not a unix socket or a pair; or install a newer CRIU: scripts/install-criu",
         r"Unable to restore TCP_(?:CORK|NODELAY)",
         "criu/util.c",
     ),
     Cause(
         "server-port",
         "the {kind} server cannot listen on its port",
-        "name a free one: --port PORT",
+        "use a free one: --port PORT",
         r"Can't (?:bind|init|listen on) (?P<kind>\S+) server",
         "criu/util.c",
     ),
     Cause(
         "server-name",
-        "{host} is no known host",
+        "{host} is not a known host",
         "give an address: --address IP",
         r"Failed to resolve hostname: (?P<host>\S+?)(?:: |$)",
         "criu/util.c",
     ),
     Cause(
         "server-address",
-        "{address} is no address",
-        "give one of IPv4 or IPv6: --address IP",
+        "{address} is not an address",
+        "use an IPv4 or IPv6 address: --address IP",
         r'Invalid server address "(?P<address>.*?)"',
         "criu/util.c",
     ),
     Cause(
         "tls",
         "the encrypted connection of CRIU fails",
-        "see certificates and names on both sides; without them: leave --tls out",
+        "check the certificates and names on both sides, or leave --tls out",
         "CRIU was built without TLS support|tls: .+|Invalid certificate",
         "criu/tls.c",
     ),
@@ -160,14 +160,14 @@ IMAGES = (
     Cause(
         "configuration",
         "criu's configuration file is invalid",
-        "see man criu; without any file: criu --no-default-config",
+        "see man criu, or use no file: criu --no-default-config",
         "Unsupported configuration file format",
         "criu/config.c",
     ),
     Cause(
         "deprecated",
-        "{what} is no longer done by CRIU",
-        "with criu: --deprecated",
+        "CRIU no longer does {what}",
+        "allow it with criu: --deprecated",
         r"Deprecated functionality \((?P<what>.*)\) rejected",
         "criu/config.c",
     ),
@@ -181,15 +181,15 @@ IMAGES = (
     ),
     Cause(
         "criu-capabilities",
-        "CRIU may not be started: its file has capabilities that this container, or this user, is not given",
-        "give them: --cap-add CHECKPOINT_RESTORE --cap-add SYS_PTRACE --cap-add SETPCAP, or --privileged; see which:"
+        "CRIU cannot be started: its file has capabilities that this container or user lacks",
+        "add them: --cap-add CHECKPOINT_RESTORE --cap-add SYS_PTRACE --cap-add SETPCAP, or --privileged; see which:"
         " getcap $(which criu)",
         "Can't exec criu swrk: Operation not permitted",
         "criu",
     ),
     Cause(
         "client-gone",
-        "the program that started this CRIU (a container engine, a library) has ended or hung up",
+        "the program that started this CRIU (a container engine, a library) has ended or closed the connection",
         "read the log of that program",
         "Can't (?:read|recv) request: (?!Interrupted)",
         "criu/cr-service.c",
@@ -207,7 +207,7 @@ IMAGES = (
     Cause(
         "arguments",
         "an option of criu is invalid",
-        "see criu --help",
+        "read criu --help",
         "invalid argument for -|Unknown (?:cgroups mode|file validation method|FPU mode) "
         "|Invalid value for --network-lock|namespace flags confl?ict|Failed to (?:add veth pair|add skip-mnt)"
         "|Failed while parsing --|--restore-sibling only makes sense|Unable to parse value of --"

@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 MEMORY = (
     Cause(
         "secretmem",
-        "the program has secret memory (memfd_secret), which nobody else can read",
+        "the program has secret memory (memfd_secret), which no other process can read",
         "run it without secret memory",
         r"Unknown shit \d+ \(/secretmem",
         "criu/proc_parse.c",
@@ -22,21 +22,21 @@ MEMORY = (
     Cause(
         "unknown-mapping",
         "the program maps {path}, a kind of file that CRIU cannot save",
-        "run the program without what made it, or unmap it",
+        "unmap it, or run the program without it",
         r"Unknown shit \d+ \((?!/secretmem|anon_inode:\[io_uring\])(?P<path>.*)\)",
         "criu/proc_parse.c",
     ),
     Cause(
         "device-map",
         "PID {pid} maps a device at {address}",
-        "use a CRIU plugin for the device, and see that CRIU finds it (GPU: --libdir DIRECTORY, cuda-checkpoint and"
+        "use a CRIU plugin for the device, and check that CRIU finds it (GPU: --libdir DIRECTORY, cuda-checkpoint and"
         " driver 570 or newer), or unmap it",
         r"Can't handle non-regular mapping on (?P<pid>\d+)'s map (?P<address>[0-9a-f]+)",
         "criu/proc_parse.c",
     ),
     Cause(
         "huge-pages-in-use",
-        "the program has huge pages, and no reserved one is free for CRIU's test of the kernel",
+        "the program has huge pages, but no reserved page is free for CRIU's test of the kernel",
         "reserve one more: /proc/sys/vm/nr_hugepages or nr_overcommit_hugepages",
         r"Can't lookup mount=-?\d+ for fd=-?\d+ path=/anon_hugepage",
         "criu/files-reg.c",
@@ -59,14 +59,14 @@ MEMORY = (
     ),
     Cause(
         "uprobes",
-        "process {pid} is watched by uprobes (perf, bpftrace, eBPF), which put a mapping of their own into it",
-        "end the tracing tool, or with criu: --allow-uprobes on dump and restore",
+        "process {pid} is watched by uprobes (perf, bpftrace, eBPF), which add a mapping to it",
+        "end the tracing tool; or with criu: --allow-uprobes on dump and restore",
         r"PID (?P<pid>\d+) has uprobes vma",
         "criu/proc_parse.c",
     ),
     Cause(
         "unsupported-mapping",
-        "CRIU does not know the kind of the memory at {start}",
+        "CRIU does not know the kind of memory at {start}",
         "find it: grep {start} /proc/*/maps; a newer CRIU may know it",
         "Unsupported mapping found 0*(?P<start>[0-9a-f]+)",
         "criu/proc_parse.c",
@@ -97,7 +97,7 @@ MEMORY = (
     Cause(
         "memory-in-common",
         "process {pid} shares all its memory with another process (vfork, or clone with CLONE_VM)",
-        "wait until it has started its own program; if it keeps sharing, use threads instead",
+        "wait until it has started its own program; if it goes on sharing, use threads instead",
         r"Can't make VM id for (?P<pid>\d+)",
         "criu/cr-dump.c",
     ),
@@ -110,14 +110,14 @@ MEMORY = (
     ),
     Cause(
         "sysv-shm-part",
-        "System V shared memory {id} is attached only in part",
-        "let the program keep all of it attached (no munmap of a part)",
+        "only a part of System V shared memory {id} is attached",
+        "have the program attach all of it (no munmap of a part)",
         "Sysv shmem (?P<id>[0-9a-f]+) with (?:a hole|tail hole|misordered)",
         "criu/shmem.c",
     ),
     Cause(
         "guard-pages",
-        "process {pid} has guard pages (MADV_GUARD_INSTALL), which this kernel does not show to CRIU",
+        "process {pid} has guard pages (MADV_GUARD_INSTALL), which this kernel does not report to CRIU",
         "boot a newer kernel (PAGEMAP_SCAN must report PAGE_IS_GUARD)",
         r"Collect MADV_GUARD_INSTALL pages \(pid: (?P<pid>\d+)\) failed",
         "criu/cr-dump.c",
@@ -131,7 +131,7 @@ MEMORY = (
     ),
     Cause(
         "dirty-reset",
-        "the tracking of written pages of process {pid} cannot be started",
+        "CRIU cannot start to track the written pages of process {pid}",
         "dump as root, or without --track-mem",
         r"Can't reset (?P<pid>\d+)'s dirty memory tracker",
         "criu/mem.c",
@@ -146,7 +146,7 @@ MEMORY = (
     Cause(
         "no-remote-memory",
         "CRIU cannot map memory inside the program: {why}",
-        "see whether a security module forbids it: journalctl -k -g denied",
+        "check whether a security module forbids it: journalctl -k -g denied",
         r"remote mmap\(\) failed: (?P<why>.*)",
         "compel/arch/x86/src/lib/infect.c",
     ),
@@ -160,8 +160,8 @@ MEMORY = (
     ),
     Cause(
         "parent-pages",
-        "the parent of this incremental checkpoint is missing, damaged, or another one",
-        "make a full dump; with criu keep the directories where --prev-images-dir named them",
+        "the parent of this incremental checkpoint is missing, damaged, or the wrong one",
+        "make a full dump; with criu, keep the directories of --prev-images-dir at their place",
         "Missing [0-9a-f]+ in parent pagemap|Hole .* not found in parent|No parent for snapshot pagemap"
         "|No parent image found, though parent directory is set",
         "criu/page-xfer.c",
@@ -175,14 +175,14 @@ MEMORY = (
     ),
     Cause(
         "parent-untracked",
-        "the parent checkpoint was made without the tracking of written pages",
-        "make a full dump; with criu take the first one with --track-mem too",
+        "the parent checkpoint was made without tracking",
+        "make a full dump; with criu, use --track-mem for the first one too",
         "Pid-reuse detection failed: no parent inventory",
         "criu/mem.c",
     ),
     Cause(
         "remap",
-        "a piece of the program's memory cannot be mapped where it was",
+        "a part of the program's memory cannot be mapped at its old address",
         "raise the limits: ulimit -v unlimited; sysctl -w vm.max_map_count=1048576",
         r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?!0xf{15}[34f]\b|-1\b|-1[23]\b)|Unable to map ANON_VMA"
         r"|Unable to remap a private vma|Unable to remap [0-9a-f]{1,16} -> [0-9a-f]{1,16}(?: \(|$)",
@@ -190,7 +190,7 @@ MEMORY = (
     ),
     Cause(
         "remap-refused",
-        "a security module, or a missing capability, forbids CRIU to map the program's memory as before",
+        "a security module, or a missing capability, forbids CRIU to restore the program's memory",
         "find the denial: ausearch -m avc -ts recent, or journalctl -k -g DENIED; allow it, or restore as root",
         r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?:0xf{15}[3f]|-1|-13)\b",
         "criu/pie/restorer.c",
@@ -198,7 +198,7 @@ MEMORY = (
     ),
     Cause(
         "no-room-for-memory",
-        "the memory of the tree does not fit here",
+        "the memory of the tree does not fit on this host",
         "free memory, or raise the limit: ulimit -v unlimited",
         r"Unable to reserve memory \(|No suitable area for task_restore bootstrap",
         "criu/mem.c",
@@ -223,29 +223,29 @@ MEMORY = (
     Cause(
         "high-memory",
         "the program uses addresses above 128 TiB (5-level page tables), which this host cannot save or restore",
-        "boot the host of the dump with no5lvl, then start the program again",
+        "boot the host of the dump with no5lvl, then start the program anew",
         "high memory region",
         "criu/mem.c",
     ),
     Cause(
         "memory-advice",
         "this kernel refuses an madvise that the program uses for its memory",
-        "boot a kernel with the options of the one at the dump (transparent huge pages, KSM)",
+        "boot a kernel with the options of the dump's kernel (transparent huge pages, KSM)",
         r"madvise\(.*failed with",
         "criu/pie/restorer.c",
         sure=False,
     ),
     Cause(
         "userfaultfd",
-        "CRIU may not open a userfaultfd, which it needs to restore memory later",
+        "CRIU is not allowed to open a userfaultfd, which it needs to restore memory later",
         "sysctl -w vm.unprivileged_userfaultfd=1, or restore as root",
         "Unable to open an? userfaultfd descriptor",
         "criu/uffd.c",
     ),
     Cause(
         "lazy-server",
-        "the server of the lazy pages is not there or went away",
-        "start it first and leave it running: criu lazy-pages --images-dir DIR",
+        "the server of lazy pages does not run or has ended",
+        "start it first and keep it running: criu lazy-pages --images-dir DIR",
         r"No lazy-pages socket|connect to \S+ failed|Failed (?:sending|getting) restore finished indication"
         "|Restorer unexpectedly closed the connection"
         "|uffd: .*(?:PID (?:sending|recv)|send_fd|recv_fd)",
@@ -253,22 +253,22 @@ MEMORY = (
     ),
     Cause(
         "aio-ring",
-        "a ring for asynchronous I/O (AIO) cannot be made again",
+        "a ring for asynchronous I/O (AIO) cannot be restored",
         "raise the limit: sysctl -w fs.aio-max-nr=1048576",
         "Ring setup failed with|Ring remap failed with|Can't submit aio iocbs|Can't mmap aio tmp buffer",
         "criu/pie/restorer.c",
     ),
     Cause(
         "shared-memory",
-        "shared memory of the tree cannot be made again",
-        "free memory, and see the room on /dev/shm: df -h /dev/shm",
+        "shared memory of the tree cannot be restored",
+        "free memory, and check the space on /dev/shm: df -h /dev/shm",
         "Can't restore shmem content|Can't (?:resize|mmap) shmem 0x|Unable to truncate memfd|Can't mmap shmid=",
         "criu/shmem.c",
     ),
     Cause(
         "memfd",
-        "an anonymous file in memory (memfd) cannot be made again",
-        "see whether something limits memory files: sysctl vm.memfd_noexec",
+        "an anonymous file in memory (memfd) cannot be restored",
+        "check whether something limits memory files: sysctl vm.memfd_noexec",
         "Can't create memfd:|Cannot apply seals on memfd"
         r"|Can't set permissions \{ uid \d+ gid \d+ mode \S+ \} of memfd",
         "criu/memfd.c",

@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 MOUNTS = (
     Cause(
         "root-needed",
-        "the images hold a mount namespace, and no place was named to build it",
+        "the images contain a mount namespace, but no root directory was given for it",
         "with criu: --root DIRECTORY, which is a mount point",
         r"The --root option is required to restore a mount namespace|mnt: BUG at criu/mount\.c:48\b",
         "criu/mount.c",
@@ -21,8 +21,8 @@ MOUNTS = (
     ),
     Cause(
         "mount-sharing",
-        "a mount passes on mounts to one outside the tree",
-        "mount --make-rprivate on it, or with criu: --external mnt[]:sm",
+        "a mount propagates to a mount outside the tree",
+        "run mount --make-rprivate on it; or with criu: --external mnt[]:sm",
         r"has unreachable sharing|External slavery sharing group"
         "|have different set of mounts|Unable to handle mounts under",
         "criu/mount.c",
@@ -36,7 +36,7 @@ MOUNTS = (
     ),
     Cause(
         "mount-bound",
-        "{path} is bound from a place that the tree does not see",
+        "{path} is a bind mount of a path that the tree does not see",
         "unmount it, or with criu: --external mnt[{path}]:KEY",
         r"\b\d+:\.?(?P<path>\S+) doesn't have a proper (?:root mount|point for)",
         "criu/mount.c",
@@ -50,14 +50,14 @@ MOUNTS = (
     ),
     Cause(
         "mount-unnamed",
-        "nothing was named to be mounted at {path}",
+        "no source was given for the mount at {path}",
         "with criu: --external mnt[KEY]:SOURCE, with the key of the dump",
         r"No mapping for (?:\d+:)?\.?(?P<path>\S+) mountpoint",
         "criu/mount.c",
     ),
     Cause(
         "mount-twice",
-        "two mounts are on top of each other",
+        "two mounts are at the same mount point",
         "unmount the upper one before the dump: findmnt",
         "has two children with same mountpoint",
         "criu/mount.c",
@@ -65,7 +65,7 @@ MOUNTS = (
     Cause(
         "mount-refused",
         "a file system cannot be mounted again",
-        "restore as root, with the module of the file system loaded, and its mount point there",
+        "restore as root; check that the module of the file system is loaded and its mount point exists",
         r"Can't mount at |A few mount points can't be mounted|Unable to mount .+ \(id=\d+\)"
         "|Can't restore ext mount|Can't (?:bind-mount|re-mount) at (?!.{1,300}: No such file)|Can't bind remount "
         r"|Unable to (?:re)?mount (?!the )|Can't remount |pivot_root\("
@@ -85,7 +85,7 @@ MOUNTS = (
     ),
     Cause(
         "mount-engine",
-        "the kernel refuses the way in which CRIU since 3.17 makes a mount of the tree again",
+        "the kernel refuses the way in which CRIU (since 3.17) restores a mount of the tree",
         "check that the source of the mount exists; with criu: --mntns-compat-mode (for an engine: echo "
         "mntns-compat-mode >> /etc/criu/runc.conf)",
         r"Failed to (?:move_mount|open_tree|cross-mntns)",
@@ -111,14 +111,14 @@ MOUNTS = (
     ),
     Cause(
         "mount-hidden",
-        "a file of the tree is on a mount that is read only or hidden by another",
+        "a file of the tree is on a mount that is read-only or hidden by another",
         "make it writable and unhide it before the dump: mount -o remount,rw DIRECTORY",
         r"is overmounted so paths are invisible|has readonly sb|Failed to remount \d+:.+ writable",
         "criu/mount.c",
     ),
     Cause(
         "other-root",
-        "the program has changed its root inside of its mount namespace: {path}",
+        "the program has changed its root inside its mount namespace: {path}",
         "start it without chroot, in a mount namespace with that root",
         "The root task has another root than mntns: (?P<path>.+)",
         "criu/mount.c",
@@ -132,8 +132,8 @@ MOUNTS = (
     ),
     Cause(
         "mount-format",
-        "a line of the mount table is not understood: {line|its rest is in the next line of the log}",
-        "a newer CRIU may: scripts/install-criu",
+        "CRIU cannot parse a line of the mount table: {line|its rest is in the next line of the log}",
+        "a newer CRIU may be able to: scripts/install-criu",
         r"Bad format in \d+ mountinfo(?:: '(?P<line>.*)'|: '|$)|Failed to parse FS specific data on "
         r"|Can't parse \d+'s mountinfo|Error parsing mount options|Unknown option \[",
         "criu/proc_parse.c",

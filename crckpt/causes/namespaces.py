@@ -8,14 +8,14 @@ NAMESPACES = (
     Cause(
         "nested-namespace",
         "process {pid} has its own {kind} namespace inside the tree",
-        "checkpoint the program inside that namespace by itself",
+        "checkpoint only the program inside that namespace",
         r"Can't dump nested (?P<kind>\w+) namespace for (?P<pid>\d+)",
         "criu/namespaces.c",
     ),
     Cause(
         "nested-unmade",
-        "{process|a process of the tree} has its own mount or network namespace, which a restore does not make again",
-        "start it without one, or checkpoint the program inside that namespace by itself",
+        "{process|a process of the tree} has its own mount or network namespace, which a restore does not bring back",
+        "start it without one, or checkpoint only the program inside that namespace",
         r"Can't restore sub-task in NS",
         "criu/pstree.c",
     ),
@@ -37,7 +37,7 @@ NAMESPACES = (
     Cause(
         "foreign-user-namespace",
         "namespaces of the tree belong to another user namespace than the tree's",
-        "start the program with all its namespaces made at once: unshare --user --pid --net PROGRAM",
+        "start the program with all its namespaces created together: unshare --user --pid --net PROGRAM",
         "One or more namespaces doesn't belong to the target user namespace|Unable to convert uid or gid",
         "criu/namespaces.c",
     ),
@@ -51,15 +51,15 @@ NAMESPACES = (
     ),
     Cause(
         "namespace-outside",
-        "the tree holds open a namespace in which none of its processes is ({inode})",
+        "the tree has open a namespace ({inode}) that none of its processes is in",
         "close it in the program: lsof -p PID",
         r"No NS ID with kid (?P<inode>\d+)",
         "criu/namespaces.c",
     ),
     Cause(
         "id-map",
-        "the user and group numbers of a user namespace cannot be set",
-        "restore as root, and see the ranges: cat /etc/subuid /etc/subgid",
+        "the user and group IDs of a user namespace cannot be set",
+        "restore as root, and check the ranges: cat /etc/subuid /etc/subgid",
         "Unable to write into [ug]id_map",
         "criu/namespaces.c",
     ),
@@ -72,22 +72,22 @@ NAMESPACES = (
     ),
     Cause(
         "new-pids-needed",
-        "the tree was a PID namespace of its own, and needs a new one",
+        "the tree had its own PID namespace, and needs a new one",
         "crckpt restore REF --new-pid-namespace; by hand: unshare --pid --fork --mount-proc criu restore",
         "This process tree can only be restored in a new pid namespace",
         "criu/cr-restore.c",
     ),
     Cause(
         "no-init-in-image",
-        "the images hold a PID namespace without its first process",
-        "give the namespace to restore into, with criu: --inherit-fd fd[NUMBER]:pidns, as named by "
+        "the images contain a PID namespace without its first process",
+        "pass the namespace to restore into, with criu: --inherit-fd fd[NUMBER]:pidns, as named by "
         "--external at the dump",
         "Can't restore pid namespace without the process init",
         "criu/cr-restore.c",
     ),
     Cause(
         "pidns-outside",
-        "the images want a PID namespace of outside, {key}, which was not given",
+        "the images need an external PID namespace, {key}, which was not passed",
         "with criu: --inherit-fd fd[NUMBER]:{key}",
         "Unable to find an external pidns: (?P<key>.+)",
         "criu/cr-restore.c",
@@ -101,8 +101,8 @@ NAMESPACES = (
     ),
     Cause(
         "ipc-id",
-        "System V IPC cannot get back its number",
-        "restore into an IPC namespace without others (unshare --ipc), on a kernel with CONFIG_CHECKPOINT_RESTORE",
+        "a System V IPC object cannot get its old ID",
+        "restore into a new IPC namespace (unshare --ipc), on a kernel with CONFIG_CHECKPOINT_RESTORE",
         "Failed to set desired IPC (?:sem|msg|shm) ID|Failed to restore (?:sem|msg|shm) id"
         "|Failed to create (?:sem|msg|shm) set",
         "criu/ipc_ns.c",
@@ -121,7 +121,7 @@ NAMESPACES = (
     ),
     Cause(
         "other-user-namespace",
-        "process {pid} ({comm}) runs in another user namespace than crckpt, and a restore cannot make that again",
+        "process {pid} ({comm}) runs in another user namespace than crckpt, and a restore cannot bring that back",
         "start it without its own user namespace (unshare --user, PrivateUsers=), or checkpoint it with its container "
         "engine",
     ),
@@ -133,8 +133,8 @@ NAMESPACES = (
     ),
     Cause(
         "user-namespace-recorded",
-        "process {pid} ({comm}) had its own user namespace at the dump, and crckpt cannot make one again",
-        "restore it with the program that dumped it, for example its container engine",
+        "process {pid} ({comm}) had its own user namespace at the dump, and crckpt cannot bring it back",
+        "restore it with the program that made the dump, for example its container engine",
     ),
     Cause(
         "cannot-enter",
@@ -144,7 +144,7 @@ NAMESPACES = (
     ),
     Cause(
         "mount-namespace",
-        "process {pid} ({comm}) has its own mount namespace, which a restore cannot make again here",
+        "process {pid} ({comm}) has its own mount namespace, which a restore cannot bring back here",
         "start it without one (systemd: PrivateTmp=no, ProtectSystem=no ...), or use its container engine",
     ),
 )

@@ -28,7 +28,7 @@ NETWORK = (
     ),
     Cause(
         "tun-again",
-        "a tun or tap device cannot be made again",
+        "a tun or tap device cannot be restored",
         "restore as root (CAP_NET_ADMIN), with the module: modprobe tun",
         r"Can't (?:open|create) tun device|Can't attach tunfile to device|Error restoring \S+ link params",
         "criu/tun.c",
@@ -57,13 +57,13 @@ NETWORK = (
     Cause(
         "veth-outside",
         "the other end of a veth is outside the tree",
-        "name it, with criu: --external veth[INSIDE]:OUTSIDE",
+        "pass it, with criu: --external veth[INSIDE]:OUTSIDE",
         "Unknown peer net namespace",
         "criu/net.c",
     ),
     Cause(
         "link-again",
-        "a network device of the tree cannot be made again",
+        "a network device of the tree cannot be restored",
         "restore as root (CAP_NET_ADMIN), with the modules that the device needs: modprobe -a veth bridge macvlan sit",
         "Can't restore link(?:: |$)|can not restore link|Unable to restore network links"
         "|couldn't restore macvlan interface|a macvlan parent for",
@@ -72,13 +72,13 @@ NETWORK = (
     Cause(
         "ip-tool",
         "the program ip failed: {what}",
-        "install it (Debian: apt install iproute2), or run its command by hand",
+        "install it (Debian: apt install iproute2), or run the command by hand",
         "IP tool failed on (?P<what>.+)",
         "criu/net.c",
     ),
     Cause(
         "iptables-legacy",
-        "the images hold rules of iptables, and this host has only iptables over nftables",
+        "the images contain rules of iptables, but this host has only iptables over nftables",
         "install the legacy iptables (iptables-legacy-restore)",
         "Can't restore ip6?tables dump - no legacy version present",
         "criu/net.c",
@@ -92,7 +92,7 @@ NETWORK = (
     ),
     Cause(
         "netns-outside",
-        "the images want a network namespace of outside, {key}, which was not given",
+        "the images need an external network namespace, {key}, which was not passed",
         "with criu: --inherit-fd fd[NUMBER]:{key}",
         "Unable to find an external netns: (?P<key>.+)",
         "criu/net.c",
@@ -115,7 +115,7 @@ NETWORK = (
     Cause(
         "new-namespace",
         "a new namespace cannot be made",
-        "restore as root, and see the limits: sysctl -a --pattern user.max_.*_namespaces",
+        "restore as root, and check the limits: sysctl -a --pattern user.max_.*_namespaces",
         "Unable to create a new (?:netns|mntns|time namespace|mount namespace)|Can't unshare net-namespace"
         "|Can't create new mount namespace|Unable to (?:unshare|clone|create) (?:a )?mount namespace"
         "|couldn't unshare cgns",

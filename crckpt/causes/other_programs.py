@@ -1,4 +1,4 @@
-"""Messages of the kernel and of other programs, which come before all of CRIU's. Pure."""
+"""Messages of the kernel and of other programs. They are matched before CRIU's. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTSIDE = (
     ),
     Cause(
         "tar-option",
-        "the tar of this host (busybox) does not know an option with which CRIU packs a tmpfs",
+        "the tar of this host (busybox) lacks an option that CRIU needs to pack a tmpfs",
         "install GNU tar",
         r"tar: (?:unrecognized|unknown|invalid) option|BusyBox .{0,80}\btar\b",
         "criu/filesystems.c",

@@ -7,14 +7,14 @@ from crckpt.causes.cause import Cause
 RESTORED = (
     Cause(
         "pid-limit",
-        "{number|a process number of the checkpoint} is above the limit of this host",
+        "{number|a PID of the checkpoint} is above the PID limit of this host",
         "sysctl -w kernel.pid_max=4194304",
         r"Can't fork for \d+: Invalid argument|Can't set kernel pid_max=",
         "criu/cr-restore.c",
     ),
     Cause(
         "clone-refused",
-        "clone3, by which CRIU chooses the numbers of processes, is answered as no kernel of Linux does ({why}): a"
+        "clone3, by which CRIU chooses PIDs, gives an answer that no Linux kernel gives ({why}): a"
         " seccomp profile of an old container engine forbids it, or a kernel has a part of it only (Oracle's 5.4)",
         "update docker and libseccomp, or start the container with --security-opt seccomp=unconfined; else boot"
         " another kernel",
@@ -32,7 +32,7 @@ RESTORED = (
     ),
     Cause(
         "pid-choice",
-        "CRIU may not choose the numbers of processes",
+        "CRIU is not allowed to choose PIDs",
         "restore as root (CAP_CHECKPOINT_RESTORE), or use --new-pid-namespace",
         r"Can't fork for \d+: Operation not permitted|Setting PID failed|Can't set last_pid"
         "|can't open last pid fd|(?:Can't|Unable to) (?:set|write) .*ns_last_pid"
@@ -43,20 +43,20 @@ RESTORED = (
     Cause(
         "fork-pid",
         "PID {pid} is taken",
-        "end its owner, wait for it, or use --new-pid-namespace",
+        "end the process that has it, wait for it, or use --new-pid-namespace",
         r"Can't fork for (?P<pid>\d+): File exists",
         "criu/cr-restore.c",
     ),
     Cause(
         "thread-taken",
-        "the number of a thread of the tree is taken",
-        "end its owner (ps -e -L -o pid,lwp,comm), or use --new-pid-namespace",
+        "a thread ID of the tree is taken",
+        "end the thread that has it (ps -e -L -o pid,lwp,comm), or use --new-pid-namespace",
         r"Unable to create a thread: -17\b|Thread pid mismatch \d",
         "criu/pie/restorer.c",
     ),
     Cause(
         "pid-other",
-        "process {pid} got another number than at the checkpoint",
+        "process {pid} got another PID than at the checkpoint",
         "try again, or use --new-pid-namespace",
         r"Pid (?P<pid>\d+) do not match expected (?!1\b)\d+",
         "criu/cr-restore.c",
@@ -73,13 +73,13 @@ RESTORED = (
     Cause(
         "first-pid",
         "the tree does not begin with process 1, and so cannot begin a PID namespace",
-        "restore it with its own numbers, or with crckpt: --new-pid-namespace",
+        "restore it with its own PIDs, or use crckpt restore --new-pid-namespace",
         "First PID in a PID namespace needs to be",
         "criu/cr-restore.c",
     ),
     Cause(
         "session-taken",
-        "the session or group id of the tree is in use by others",
+        "the session ID or process group ID of the tree is in use",
         "end those processes, or use --new-pid-namespace",
         r"Current (?:sid|gid) \d+ intersects with"
         r"|BUG at criu/pstree\.c",
@@ -87,8 +87,8 @@ RESTORED = (
     ),
     Cause(
         "session-again",
-        "a process cannot get back its session or its process group",
-        "end who else uses that number (ps -e -o pid,pgid,sid,comm), or use --new-pid-namespace",
+        "a process cannot get its old session or process group",
+        "end the process that uses that ID (ps -e -o pid,pgid,sid,comm), or use --new-pid-namespace",
         r"Can't restore (?:sid|pgid) \(|Requested sid \d+ doesn't match inherited",
         "criu/cr-restore.c",
     ),
@@ -115,7 +115,7 @@ RESTORED = (
     ),
     Cause(
         "vdso-missing",
-        "this kernel gives programs no vDSO, and the tree had one",
+        "this kernel gives programs no vDSO, but the tree had one",
         "boot without vdso=0 and vdso32=0",
         "vDSO isn't provided by kernel, but exists in images|Task had vdso, restorer doesn't"
         "|Compatible mode without vdso map support",
@@ -124,7 +124,7 @@ RESTORED = (
     Cause(
         "vdso-other",
         "the vDSO of this kernel cannot replace that of the checkpoint",
-        "restore under the kernel of the checkpoint: crckpt show REF says which",
+        "restore on the kernel of the checkpoint: crckpt show REF names it",
         "Failed to proxify dumpee contents|Unable to find suitable vDSO|Failed to map vdso"
         "|Can't find vDSO area in image",
         "criu/pie/parasite-vdso.c",

@@ -19,7 +19,7 @@ PIPES = (
     ),
     Cause(
         "output-socket",
-        "the tree writes to crckpt's output, which is a socket, and CRIU cannot pass on a socket",
+        "the tree writes to crckpt's output, which is a socket, and CRIU cannot pass a socket on",
         "use a pipe: crckpt restore REF 2>&1 | cat; or a file: crckpt restore REF > FILE 2>&1; or --detach",
     ),
     Cause(
@@ -38,15 +38,15 @@ PIPES = (
     ),
     Cause(
         "pipe-size",
-        "a pipe of the tree cannot get back its size",
+        "a pipe of the tree cannot get its old size",
         "raise the limits: sysctl -w fs.pipe-max-size=16777216 fs.pipe-user-pages-soft=0",
         "Can't restore pipe size|Unable to set a pipe size",
         "criu/pipes.c",
     ),
     Cause(
         "pipe-data",
-        "the unread data in a pipe of the tree cannot be saved or put back",
-        "let the program empty the pipe, then try again",
+        "the unread data in a pipe of the tree cannot be saved or restored",
+        "wait until the program has emptied the pipe, then try again",
         "Can't obtain piped data size|Can't (?:pick|push) pipe data|Error splicing data"
         r"|Wanted to restore \d+ bytes",
         "criu/pipes.c",
@@ -54,7 +54,7 @@ PIPES = (
     Cause(
         "fifo",
         "named pipe /{path} cannot be opened",
-        "make it again: mkfifo /{path}",
+        "create it again: mkfifo /{path}",
         r"Can't open (?:fake )?fifo \S+ \[/?(?P<path>.*)\]",
         "criu/fifo.c",
     ),

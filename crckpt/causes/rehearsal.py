@@ -1,4 +1,4 @@
-"""Reasons against a rehearsal, and what it does otherwise than a restore. Pure."""
+"""What prevents a rehearsal, and how it differs from a restore. Pure."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ REHEARSAL = (
     Cause(
         "memory-rehearsed",
         "a rehearsal needs about {needed} of memory ({memory} for the tree, {files} for files that it has open for "
-        "writing), and {free} are free",
+        "writing), but only {free} are free",
         "end another program, or rehearse it on a larger machine",
     ),
     Cause(
         "file-cut-rehearsed",
-        "{path} grew since the checkpoint; only the rehearsal cuts it back to {size} bytes",
+        "{path} grew since the checkpoint; this rehearsal cuts its copy back to {size} bytes",
         "a restore needs --grown",
     ),
 )

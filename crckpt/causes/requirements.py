@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 NEEDS = (
     Cause(
         "no-address-family",
-        "this kernel has no {name} sockets, and the tree has some",
+        "this kernel has no {name} sockets, but the tree has some",
         "boot without ipv6.disable=1, or load the module: modprobe -a ipv6 af_packet",
     ),
     Cause(
@@ -20,10 +20,10 @@ NEEDS = (
         "CRIU {recorded} made this checkpoint, and this older one, {version}, may lose parts that it does not know",
         "install a newer CRIU: scripts/install-criu",
     ),
-    Cause("no-tun", "/dev/net/tun cannot be opened, and the tree has a tun or tap device", "modprobe tun"),
+    Cause("no-tun", "/dev/net/tun cannot be opened, but the tree has a tun or tap device", "modprobe tun"),
     Cause(
         "no-guard-pages",
-        "this kernel has no guard pages (MADV_GUARD_INSTALL), which the tree uses",
+        "this kernel has no guard pages (MADV_GUARD_INSTALL), but the tree uses them",
         "use Linux 6.13 or newer",
     ),
     Cause(
@@ -33,27 +33,27 @@ NEEDS = (
     ),
     Cause(
         "tasks-limit",
-        "the tree has {needed} processes and threads, and control group {group} allows only {left} more",
+        "the tree has {needed} processes and threads, but control group {group} allows only {left} more",
         "raise its pids.max, or restore from another group",
     ),
     Cause(
         "tree-memory",
-        "the tree needs {needed} of memory, and {free} are free",
+        "the tree needs {needed} of memory, but only {free} are free",
         "end another program, or raise the memory limit of the control group",
     ),
     Cause(
         "huge-pages",
-        "the tree needs {needed} reserved huge pages ({size} each), and {free} are free",
+        "the tree needs {needed} reserved huge pages ({size} each), but only {free} are free",
         "reserve more: {directory}/nr_hugepages",
     ),
     Cause(
         "restore-space",
-        "a restore writes {needed} to the file system of {directory}, which has {free} free",
+        "a restore writes {needed} to the file system of {directory}, which has only {free} free",
         "free space there",
     ),
     Cause(
         "address-missing",
-        "this host does not have the {protocol} address {address}, to which the tree is bound",
+        "this host does not have the {protocol} address {address}, but the tree uses them",
         "ip addr add {host} dev INTERFACE",
     ),
     Cause(

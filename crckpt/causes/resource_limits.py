@@ -1,4 +1,4 @@
-"""Exhausted resources, in any part of CRIU: they come before the failures that they cause. Pure."""
+"""Exhausted resources, in any part of CRIU. They are matched before the failures that they cause. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ EXHAUSTED = (
     Cause(
         "no-space",
         "there is no space left",
-        "free some, or use --store on a larger disk",
+        "free space, or use --store on a larger disk",
         f"{_NO_LIMIT}.*No space left on device",
         "errno ENOSPC",
     ),
     Cause(
         "quota",
         "the disk quota is used up",
-        "free some, or use --store on another disk",
+        "free space, or use --store on another disk",
         "(?:Disk q|Q)uota exceeded",
         "errno EDQUOT",
     ),
@@ -32,7 +32,7 @@ EXHAUSTED = (
     Cause(
         "out-of-memory",
         "there is not enough memory",
-        "free some, or raise the memory limit of the cgroup",
+        "free memory, or raise the memory limit of the cgroup",
         r"Cannot allocate memory|: Out of memory$|Can't allocate \d+ bytes"
         r"|/pie/\w{1,20}\.c:\d{1,6}\): .*(?:\W-12|0xf{15}4)\)?$",
         "errno ENOMEM",

@@ -30,7 +30,7 @@ SECURITY = (
     ),
     Cause(
         "seccomp-suspend",
-        "the program's seccomp filter cannot be suspended for the dump",
+        "CRIU cannot suspend the program's seccomp filter for the dump",
         "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter), on Linux 4.3 or newer; "
         "or start the program without a filter: docker run --security-opt seccomp=unconfined",
         "suspending seccomp failed|failed to suspend seccomp|PTRACE_O_SUSPEND_SECCOMP",
@@ -38,7 +38,7 @@ SECURITY = (
     ),
     Cause(
         "seccomp-again",
-        "a seccomp filter of the tree cannot be set again",
+        "a seccomp filter of the tree cannot be restored",
         "restore as root, on a kernel with CONFIG_SECCOMP_FILTER",
         "seccomp: (?:PR_SET_SECCOMP|SECCOMP_SET_MODE_FILTER|SECCOMP_MODE_STRICT) returned"
         "|seccomp: Unknown seccomp mode"
@@ -47,15 +47,15 @@ SECURITY = (
     ),
     Cause(
         "capabilities",
-        "the tree had capabilities that cannot be set here",
+        "the tree had capabilities that cannot be set on this host",
         "restore as root; in a container give it the capabilities of the program (CAP_SETPCAP)",
         r"Unable to drop capability \d+: |Unable to restore capabilities|Unable to raise ambient capability",
         "criu/pie/restorer.c",
     ),
     Cause(
         "users",
-        "the user or the groups of the program cannot be set here",
-        "restore as root, in a user namespace that has those numbers",
+        "the user or groups of the program cannot be set on this host",
+        "restore as root, in a user namespace that has these IDs",
         r"Can't setgroups\(|Unable to set (?:real, effective and saved|fsuid|fsgid|PR_SET_SECUREBITS"
         r"|SECURE_NO_SETUID_FIXUP)|Can't setup uid \d+ gid",
         "criu/pie/restorer.c",
@@ -63,7 +63,7 @@ SECURITY = (
     Cause(
         "security-profile",
         "the program's AppArmor or SELinux profile cannot be set",
-        "load that profile here; with criu another can be named: --lsm-profile TYPE:NAME",
+        "load that profile on this host; or choose another one with criu: --lsm-profile TYPE:NAME",
         "can't write lsm profile|couldn't write policy for|apparmor parsing failed|write AA policy .+ failed"
         "|failed to write policy in AA namespace|write AA policy failed|failed to restore aa namespace"
         "|AA (?:policy|namespace)|aa policy|(?:scanning|requesting) aa |apparmor load file",
@@ -72,7 +72,7 @@ SECURITY = (
     Cause(
         "security-label",
         "CRIU cannot read the security label of the program (AppArmor, SELinux)",
-        "try to read it: cat /proc/PID/attr/current; a BPF program of a security module may forbid it",
+        "test it: cat /proc/PID/attr/current; a BPF program of a security module may forbid it",
         "err scanfing|Can't read LSM|failed to read apparmor",
         "criu/lsm.c",
     ),
@@ -93,15 +93,15 @@ SECURITY = (
     Cause(
         "security-module",
         "the tree ran under a security module that this kernel does not have, or that CRIU 3.0 to 3.2 did not see",
-        "boot with it (security=apparmor, or selinux=1), or dump it unconfined; of CRIU 3.0 to 3.2:"
-        " scripts/install-criu",
+        "boot with it (security=apparmor, or selinux=1), or dump the tree unconfined; instead of CRIU 3.0 to"
+        " 3.2 use a newer one: scripts/install-criu",
         "LSM specified but (?:apparmor|selinux) not supported by kernel|mismatched lsm types",
         "criu/lsm.c",
     ),
     Cause(
         "selinux-label",
         "SELinux does not let CRIU set the label of a socket",
-        "see what it forbids: ausearch -m avc -ts recent; then allow it to criu",
+        "find what it forbids: ausearch -m avc -ts recent; then allow it for criu",
         r"SELinux socket context|socket SELinux context|Reading xattr security\.selinux"
         "|getting selinux profile failed|Invalid selinux context|Getting SELinux context for PID",
         "criu/lsm.c",

@@ -14,7 +14,7 @@ SOCKETS = (
     ),
     Cause(
         "tcp-in-flight",
-        "a TCP connection waits to be accepted by the program",
+        "the program has not yet accepted a TCP connection",
         "try again in a moment, or leave it out: --skip-in-flight (a tree that runs on still gets the connection; a "
         "restored one does not, and with --stop the peer sees a reset)",
         r"In-flight connections? (?:\(l\) for|can be ignored)",
@@ -22,7 +22,7 @@ SOCKETS = (
     ),
     Cause(
         "protocol",
-        "a socket speaks IP protocol {number}, which CRIU cannot save (262 is MPTCP)",
+        "a socket uses IP protocol {number}, which CRIU cannot save (262 is MPTCP)",
         "for MPTCP in Go programs: GODEBUG=multipathtcp=0",
         r"Unsupported proto (?P<number>\d+)",
         "criu/sk-inet.c",
@@ -36,7 +36,7 @@ SOCKETS = (
     ),
     Cause(
         "ping-socket",
-        "the tree has a socket for pings (ICMP), and its group may not have such here",
+        "the tree has a socket for pings (ICMP), which its group is not allowed to have on this host",
         "allow them: sysctl -w net.ipv4.ping_group_range='0 2147483647'; or restore with CAP_NET_RAW",
         r"Can't create inet socket: Permission denied",
         "criu/sk-inet.c",
@@ -50,7 +50,7 @@ SOCKETS = (
     ),
     Cause(
         "corked",
-        "a UDP socket of the tree holds data back (UDP_CORK)",
+        "a UDP socket of the tree has unsent data (UDP_CORK)",
         "try again in a moment",
         "Can't dump corked dgram socket",
         "criu/sk-inet.c",
@@ -64,7 +64,7 @@ SOCKETS = (
     ),
     Cause(
         "socket-namespace",
-        "a socket of the tree is of another network namespace than the process that has it",
+        "a socket of the tree belongs to another network namespace than its process",
         "close it in the program, or open it in the namespace where the program runs",
         r"unix: Unix socket (?:0x)?[0-9a-f]+ not found",
         "criu/sk-unix.c",
@@ -78,7 +78,7 @@ SOCKETS = (
     ),
     Cause(
         "tcp-state",
-        "a TCP socket is in a state that CRIU does not know, or changed it meanwhile",
+        "a TCP socket is in a state that CRIU does not know, or its state changed during the dump",
         "try again in a moment",
         r"Unknown inet socket \S+ state|Socket state \d+ obtained but expected|Wrong socket in listen state"
         "|on unconnected socket|returned from unconnected socket|Failed to obtain TCP_INFO",
@@ -87,13 +87,13 @@ SOCKETS = (
     Cause(
         "no-nftables",
         "this CRIU was built without nftables",
-        "take one with it: scripts/install-criu; with criu: --network-lock iptables",
+        "install a CRIU with nftables: scripts/install-criu; with criu: --network-lock iptables",
         "CRIU was built without libnftables support",
         "criu/net.c",
     ),
     Cause(
         "packets-not-held",
-        "packets cannot be held back while TCP connections are saved",
+        "packets cannot be blocked while CRIU saves TCP connections",
         "run crckpt as root (CAP_NET_ADMIN), with nf_tables (modprobe); with criu: --network-lock nftables",
         "Failed to lock TCP connection|Locking (?:network|connection) failed|Iptables configuration failed"
         "|(?:CHAIN|RULE)_[A-Z_]{1,20} failed|Unable to write iptables config"
@@ -103,7 +103,7 @@ SOCKETS = (
     ),
     Cause(
         "tcp-repair",
-        "the kernel does not hand out a TCP connection (TCP_REPAIR)",
+        "the kernel refuses access to a TCP connection (TCP_REPAIR)",
         "run crckpt as root (CAP_NET_ADMIN); a connection with TLS in the kernel can only be closed: --tcp close",
         r"libsoccr_save\(\) failed|Unable to set TCP_REPAIR|Can't turn TCP repair mode ON",
         "criu/sk-tcp.c",
@@ -111,37 +111,37 @@ SOCKETS = (
     Cause(
         "firewall-drops",
         "the firewall of this host drops the packets with which CRIU rebuilds a half-closed TCP connection",
-        "let packets with CRIU's mark 0xc114 go out (the rule KUBE-FIREWALL of Kubernetes drops mark 0x8000, which it"
-        " has); or drop the connections: --tcp close",
+        "allow outgoing packets with CRIU's mark 0xc114 (the rule KUBE-FIREWALL of Kubernetes drops mark 0x8000, "
+        "which that includes); or drop the connections: --tcp close",
         r"Unable to send a fin packet.{0,120}Operation not permitted",
         "soccr/soccr.c",
         sure=False,
     ),
     Cause(
         "tcp-rebuild",
-        "a kept TCP connection cannot be rebuilt here",
-        "give its local address to an interface: ip addr add ADDRESS dev lo; see that nothing uses its port: ss -tan",
+        "a kept TCP connection cannot be rebuilt on this host",
+        "give its local address to an interface: ip addr add ADDRESS dev lo; check that nothing uses its port: ss -tan",
         "Can't connect inet socket back|Can't bind inet socket back: Invalid argument",
         "criu/sk-inet.c",
     ),
     Cause(
         "interface-missing",
-        "the network interface to which a socket is bound is not there ({interface|its name is not said})",
-        "make it again; see which there are: ip link",
+        "the network interface of a socket is missing ({interface|its name is not known})",
+        "create it again; list all: ip link",
         r"couldn't find ifindex for (?P<interface>\S+)|couldn't find ifname for \d"
         r"|Can't set 1:25 \(len \d+\): No such device",
         "criu/sk-inet.c",
     ),
     Cause(
         "packet-interface",
-        "a packet socket cannot be bound to its network interface ({interface|its name is not said})",
-        "make it again; see which there are: ip link",
+        "a packet socket cannot be bound to its network interface ({interface|its name is not known})",
+        "create it again; list all: ip link",
         "Can't bind packet socket(?: to (?P<interface>[^:]+))?: ",
         "criu/sk-packet.c",
     ),
     Cause(
         "packet-multicast",
-        "a packet socket listens to many hardware addresses at once",
+        "a packet socket listens to several hardware addresses",
         "close it in the program (packet capture)",
         "Multiple MC membership not supported|Unknown mc membership type|To big mcaddr",
         "criu/sk-packet.c",
@@ -155,14 +155,14 @@ SOCKETS = (
     ),
     Cause(
         "socket-option",
-        "socket option {level}:{option} cannot be read: this CRIU does not fit this kernel",
+        "socket option {level}:{option} cannot be read: this CRIU does not match this kernel",
         "scripts/install-criu",
         r"Can't get (?P<level>\d+):(?P<option>\d+) opt",
         "criu/sockets.c",
     ),
     Cause(
         "socket-option-again",
-        "a socket option cannot be set again",
+        "a socket option cannot be restored",
         "restore as root (CAP_NET_ADMIN)",
         r"Can't set (?!1:25 \(len \d+\): No such device)\d+:\d+ \(len \d+\)"
         "|Unable to set socket SO_SNDBUF|Can't restore filter",
@@ -193,7 +193,7 @@ SOCKETS = (
     ),
     Cause(
         "in-message-descriptors",
-        "descriptors or credentials are under way in a unix socket",
+        "a unix socket contains unread descriptors or credentials",
         "try again in a moment",
         "More than 1 SCM is not possible|Control messages in queue, not supported",
         "criu/sk-queue.c",
@@ -207,7 +207,7 @@ SOCKETS = (
     ),
     Cause(
         "unix-in-flight",
-        "a connection to a unix socket of the tree waits to be accepted",
+        "the program has not yet accepted a connection to a unix socket",
         "try again in a moment",
         "In-flight connection on non-listening socket|Found a closed in-flight socket"
         "|Non-empty write queue on an in-flight socket|Dangling connection",
@@ -215,37 +215,37 @@ SOCKETS = (
     ),
     Cause(
         "unix-flag",
-        "the checkpoint has a unix socket whose other end was outside of the tree",
-        "give criu the flag of the dump again: --ext-unix-sk",
+        "the checkpoint has a unix socket that was connected to a process outside the tree",
+        "use criu with the flag of the dump: --ext-unix-sk",
         "External socket found in image",
         "criu/sk-unix.c",
     ),
     Cause(
         "unix-removed",
-        "a unix socket whose file was removed cannot be made again",
-        "make its directory again, and writable",
+        "a unix socket whose file was removed cannot be restored",
+        "create its directory again, and make it writable",
         "ghost: (?:Can't|Too long name)",
         "criu/sk-unix.c",
     ),
     Cause(
         "unix-linked",
         "a symlink leads to the unix socket {path} now, and other users than root can change it",
-        "put the directory back, or let the symlink and the directories before it be root's: namei -l {path}",
+        "put the directory back, or give the symlink and the directories above it to root: namei -l {path}",
         r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): Too many levels of symbolic links",
         "criu/sk-unix.c",
     ),
     Cause(
         "unix-bind",
         "unix socket {path|(not named)} cannot be bound: {why|its name is in use}",
-        "check that its directory exists and its name is free: ls -l {path|FILE}; ss -xl (@NAME has no file)",
+        "check that its directory exists and that its name is free: ls -l {path|FILE}; ss -xl (@NAME has no file)",
         r"(?<!ghost: )Can't bind id \S+ ino \d+ addr (?P<path>.+): (?!Too many levels)(?P<why>.+)"
         r"|unix: Can't bind (?!id \S).{0,200}Address already in use",
         "criu/sk-unix.c",
     ),
     Cause(
         "unix-connect",
-        "a unix socket of the tree does not find its peer",
-        "start the server first, or checkpoint both together",
+        "a unix socket of the tree cannot find its peer",
+        "start its server first, or checkpoint both together",
         r"Can't connect (?:0x)?[0-9a-f]{1,16} socket: |Peer (?:0x)?[0-9a-f]{1,16} unresolved for ",
         "criu/sk-unix.c",
     ),
@@ -282,21 +282,21 @@ SOCKETS = (
     ),
     Cause(
         "address",
-        "an address of the tree cannot be bound here",
-        "free the port (ss -tan; a closed one stays taken for 60 s), or add the address to an interface",
+        "an address of the tree cannot be bound on this host",
+        "free the port (ss -tan; a closed connection occupies it for 60 s), or add the address to an interface",
         "Can't bind inet socket(?! back: Invalid argument)|Can't listen on a socket",
         "criu/sk-inet.c",
     ),
     Cause(
         "tcp-layer",
-        "a kernel layer ({layer}) handles the TCP connection fd {fd} of PID {pid}, and CRIU does not save its keys "
+        "a kernel layer ({layer}) handles the TCP connection fd {fd} of PID {pid}, but CRIU does not save its keys "
         "and state: a restored program would send plain text",
-        "close the connection: --tcp close; or have the program encrypt by itself",
+        "close the connection: --tcp close; or let the program encrypt without the kernel",
     ),
     Cause(
         "tcp",
         "PID {pid} has fd {fd} connected over TCP: {local} -> {remote} ({status})",
-        "choose: --tcp keep (the connection continues after the freeze) or --tcp close (the program sees it closed)",
+        "choose: --tcp keep (the connection continues) or --tcp close (the program sees it closed)",
     ),
     Cause(
         "tcp-keys",
@@ -306,7 +306,8 @@ SOCKETS = (
     ),
     Cause(
         "peer-of-another",
-        "fd {fd} of process {pid} ({comm}) has a peer of user {user}, which a restored socket would take for root: a "
+        "fd {fd} of process {pid} ({comm}) is connected to a process of user {user}; after a restore, that peer "
+        "would look like root: a "
         "restore is refused without --allow-weaker",
         "leave out --stop, so that the tree runs on; or end it anyway: --force",
     ),
@@ -322,6 +323,6 @@ SOCKETS = (
         "end it: ss {options} 'sport = :{port}'",
     ),
     Cause(
-        "network-lock", "this CRIU cannot hold back packets with nftables, as --tcp keep needs", "scripts/install-criu"
+        "network-lock", "this CRIU cannot block packets with nftables, which --tcp keep needs", "scripts/install-criu"
     ),
 )

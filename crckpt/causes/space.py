@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 SPACE = (
     Cause(
         "disk",
-        "the images of the tree take about {needed}, and {directory} has {free} free",
+        "the images of the tree need about {needed}, but {directory} has only {free} free",
         "free space (crckpt rm, crckpt gc), or put the images elsewhere: --staging DIR",
     ),
     Cause(
@@ -15,7 +15,7 @@ SPACE = (
     ),
     Cause(
         "memory",
-        "the dump takes about {needed} of memory, and {free} are free (images go to {directory})",
+        "the dump needs about {needed} of memory, but only {free} are free (images go to {directory})",
         "end another program, or put the images on a disk: --staging DIR",
     ),
 )

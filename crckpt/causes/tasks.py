@@ -1,4 +1,4 @@
-"""Processes and threads: roots, tracers, freezing, attributes, PIDs that are taken. Pure."""
+"""Processes and threads: roots, tracers, freezing, attributes, PIDs in use. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from crckpt.causes.cause import Cause
 TASKS = (
     Cause(
         "inside",
-        "crckpt itself runs inside the tree, so it would freeze itself",
+        "crckpt itself runs in the tree and would freeze itself",
         "start crckpt from another terminal, or with setsid --fork",
         "The criu itself is within dumped tree",
         "compel/src/lib/infect.c",
@@ -30,7 +30,7 @@ TASKS = (
     ),
     Cause(
         "code-refused",
-        "a security policy or this kernel does not let CRIU run its code in the program, or CRIU is a 32-bit"
+        "a security policy or this kernel forbids CRIU to run its code in the program, or CRIU is a 32-bit"
         " program on a 64-bit kernel",
         "check what forbids it: journalctl -k -g denied, sysctl vm.overcommit_memory; then try again",
         "compel_syscall for mprotect failed|remote_mprotect failed|Can't inject (?:syscall blob|memfd args)"
@@ -41,15 +41,15 @@ TASKS = (
     Cause(
         "code-interrupted",
         "process {pid} got a signal, or crashed, while CRIU ran its code in it",
-        "try again; if it fails again, install a newer CRIU: scripts/install-criu, and check what else traces or guards"
-        " the process: journalctl -k -n 50",
+        "try again; if it fails again, install a newer CRIU: scripts/install-criu, and check what else traces or"
+        " protects the process: journalctl -k -n 50",
         r"Unexpected (?P<pid>\d+) task interruption",
         "compel/src/lib/infect.c",
         sure=False,
     ),
     Cause(
         "prctl-refused",
-        "the kernel does not let CRIU set an attribute of a process (prctl)",
+        "the kernel forbids CRIU to set an attribute of a process (prctl)",
         "restore as root, with CAP_SYS_RESOURCE and CAP_CHECKPOINT_RESTORE, on kernel 5.9 or newer",
         r"prctl failed @\d+|Unable to set (?:no_new_privs|PR_SET_(?!SECUREBITS)\w+: -\d)|Can't drop the dumpable",
         "criu/pie/restorer.c",
@@ -73,7 +73,7 @@ TASKS = (
     ),
     Cause(
         "limits-refused",
-        "CRIU may not read the limits of a process of another user (prlimit), which needs CAP_SYS_RESOURCE",
+        "CRIU is not allowed to read the limits of a process of another user (prlimit): that needs CAP_SYS_RESOURCE",
         "run crckpt as root with that capability; in a container: --cap-add SYS_RESOURCE",
         r"Can't get rlimit \d+: (?:Operation not permitted|Permission denied)",
         "criu/cr-dump.c",
@@ -92,8 +92,8 @@ TASKS = (
     ),
     Cause(
         "pid-reused",
-        "a process ended, and another got its number, while the tree was being frozen",
-        "try again; while processes come and go fast, freeze a cgroup: --freeze-cgroup with criu",
+        "during the freeze a process ended and another one got its PID",
+        "try again; if processes start and end all the time, freeze a cgroup with criu: --freeze-cgroup",
         "Task pid reused while suspending",
         "compel/src/lib/infect.c",
     ),
@@ -121,7 +121,8 @@ TASKS = (
     ),
     Cause(
         "freeze-timeout",
-        "a thread of the tree did not stop within the time limit (uninterruptible sleep, or ever new processes)",
+        "a thread of the tree did not stop within the time limit (it is in uninterruptible sleep, or new processes "
+        "start all the time)",
         "see which: ps -e -o pid,stat,wchan,comm | grep ' D', then try again",
         r"Timeout reached\. Try to interrupt",
         "criu/cr-dump.c",
@@ -129,21 +130,21 @@ TASKS = (
     Cause(
         "unanswered",
         "crckpt did not answer while the tree was frozen: crckpt was stopped, or this host is overloaded",
-        "look for what stops crckpt (^Z, SIGSTOP, a debugger, a frozen control group), then try again",
+        "find what stops crckpt (^Z, SIGSTOP, a debugger, a frozen control group), then try again",
         "crckpt's (?:preload: no answer while the tree was frozen|hold: no answer while CRIU waited at post-dump)",
         "crckpt/tracking/preload/gate.c, crckpt/criu/hold.c",
     ),
     Cause(
         "unanswered-before",
         "crckpt did not answer CRIU before the freeze: crckpt was stopped, or this host is overloaded",
-        "look for what stops crckpt (^Z, SIGSTOP, a debugger, a frozen control group), then try again",
+        "find what stops crckpt (^Z, SIGSTOP, a debugger, a frozen control group), then try again",
         "crckpt's hold: no answer while CRIU waited at pre-dump",
         "crckpt/criu/hold.c",
     ),
     Cause(
         "unanswered-built",
-        "crckpt did not answer CRIU after it had built the tree: crckpt was stopped, or this host is overloaded",
-        "look for what stops crckpt (SIGSTOP, a debugger, a frozen control group), then try again",
+        "crckpt did not answer CRIU after CRIU had built the tree: crckpt was stopped, or this host is overloaded",
+        "find what stops crckpt (SIGSTOP, a debugger, a frozen control group), then try again",
         "crckpt's hold: no answer while CRIU waited at post-restore",
         "crckpt/criu/hold.c",
     ),
@@ -156,7 +157,7 @@ TASKS = (
     ),
     Cause(
         "target-ended",
-        "the program ended while it was being frozen",
+        "the program ended during the freeze",
         "check whether it still runs",
         "A root task is dead",
         "criu/cr-dump.c",
@@ -164,14 +165,14 @@ TASKS = (
     Cause(
         "freezer-path",
         "the directory of --freeze-cgroup is not a cgroup",
-        "find the program's: cat /proc/PID/cgroup",
+        "find the program's cgroup: cat /proc/PID/cgroup",
         "Neither a cgroupv1 .* control file found",
         "criu/seize.c",
     ),
     Cause(
         "freezer",
         "cgroup {path} does not freeze",
-        "see which thread resists: ps -e -o pid,stat,wchan,comm; then try again with more time: --timeout "
+        "see which thread does not stop: ps -e -o pid,stat,wchan,comm; then try again with more time: --timeout "
         "SECONDS with criu",
         r"Unable to freeze cgroup (?P<path>\S+)",
         "criu/seize.c",
@@ -179,20 +180,20 @@ TASKS = (
     Cause(
         "bits",
         "process {pid|(not named)} is a 32-bit program, which this CRIU cannot save",
-        "take a 64-bit build of the program, or a CRIU built with CONFIG_COMPAT",
+        "use a 64-bit build of the program, or a CRIU built with CONFIG_COMPAT",
         r"Can't dump task (?P<pid>\d+) running in 32-bit mode|Pid \d+ is \S+ bit: Only 64 bit tasks",
         "compel/arch/x86/src/lib/infect.c",
     ),
     Cause(
         "segments",
         "process {pid} has its own segment descriptors (LDT), like Wine and old emulators",
-        "run it in a virtual machine, and save that",
+        "run it in a virtual machine, and checkpoint that",
         r"Can't dump task (?P<pid>\d+) with LDT descriptors",
         "compel/arch/x86/src/lib/infect.c",
     ),
     Cause(
         "rseq",
-        "process {pid|(not named)} uses restartable sequences, and this kernel does not show them to CRIU",
+        "process {pid|(not named)} uses restartable sequences, which this kernel does not report to CRIU",
         "start it with GLIBC_TUNABLES=glibc.pthread.rseq=0, or boot a kernel of 5.13 or newer",
         r"\b(?P<pid>\d+) has rseq but kernel lacks get_rseq_conf|fail to read rseq|PTRACE_GET_RSEQ_CONFIGURATION, \d"
         r"|[Ff]ixup rseq for \d",
@@ -201,7 +202,7 @@ TASKS = (
     Cause(
         "rseq-again",
         "the restartable sequences of the tree cannot be set up on this kernel",
-        "boot a kernel with CONFIG_RSEQ, of the version where the checkpoint was made",
+        "boot a kernel with CONFIG_RSEQ, of the same version as at the dump",
         r"rseq: can't restore as kernel doesn't support it|unsupported RSEQ ABI version|failed sys_rseq\(",
         "criu/cr-restore.c",
     ),
@@ -214,7 +215,7 @@ TASKS = (
     ),
     Cause(
         "timers",
-        "POSIX timers of the tree cannot be saved or made again",
+        "POSIX timers of the tree cannot be saved or restored",
         "boot a kernel with CONFIG_CHECKPOINT_RESTORE",
         "Can't create (?:posix timer - |timers, kernel don't give)|Unexpected timer id"
         "|Have no NSpid support to dump notify thread|Parse error in posix timers proc file"
@@ -230,28 +231,28 @@ TASKS = (
     ),
     Cause(
         "oom-score",
-        "a process cannot get back its place in the order of the OOM killer",
+        "a process cannot get its old OOM score adjustment",
         "restore as root (CAP_SYS_RESOURCE)",
         r"Write \S+ to /proc/self/oom_score_adj failed",
         "criu/cr-restore.c",
     ),
-    Cause("gone", "there is no process {pid}", "find it: ps -e -o pid,args | grep NAME"),
-    Cause("ourselves", "process {pid} is crckpt itself", "give the PID of the program that you want to keep"),
+    Cause("gone", "there is no process {pid}", "find its PID: ps -e -o pid,args | grep NAME"),
+    Cause("ourselves", "process {pid} is crckpt itself", "name the program that you want to checkpoint"),
     Cause(
         "ancestor",
-        "crckpt runs inside process {pid} ({comm}), so it would freeze itself",
+        "crckpt runs in the tree of process {pid} ({comm}) and would freeze itself",
         "start crckpt from another terminal, or with: setsid --fork crckpt dump {pid} ...",
     ),
-    Cause("kernel-thread", "process {pid} ({comm}) is a kernel thread", "give the PID of a program"),
+    Cause("kernel-thread", "process {pid} ({comm}) is a kernel thread", "name a program that is not a kernel thread"),
     Cause(
         "init",
         "PID 1 is the init process of this system, which cannot be checkpointed",
-        "give the PID of a program, or unit:NAME",
+        "name a program: its PID, or unit:NAME",
     ),
     Cause(
         "zombie",
-        "process {pid} ({comm}) has ended and is not yet reaped by its parent {ppid}",
-        "nothing is left to save; give the PID of a running program",
+        "process {pid} ({comm}) has ended (it is a zombie of process {ppid})",
+        "nothing is left to save: name a program that runs",
     ),
     Cause(
         "traced",
@@ -261,22 +262,22 @@ TASKS = (
     ),
     Cause(
         "traced-by-root",
-        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), the root of the tree itself",
-        "end the tracing in the program first, or give the PID of another program than a debugger",
+        "process {pid} ({comm}) is traced by process {tracer} ({tracer_comm}), the root of the tree",
+        "end the tracing in the program first, or checkpoint another program than a debugger",
     ),
     Cause(
         "being-dumped",
-        "process {pid} ({comm}) is being checkpointed or restored by process {tracer} (criu) already",
-        "try again when that is done",
+        "process {pid} ({comm}) is already being checkpointed or restored by process {tracer} (criu)",
+        "try again when it has ended",
     ),
     Cause(
         "frozen-group",
-        "process {pid} is frozen with its control group ({group})",
+        "process {pid} is frozen by its control group ({group})",
         "thaw it: systemctl thaw, podman unpause, or: {thaw}",
     ),
     Cause(
         "foreign-limits",
-        "process {pid} ({comm}) runs as user {uid}, and crckpt cannot read its limits without CAP_SYS_RESOURCE",
+        "process {pid} ({comm}) runs as user {uid}, but crckpt cannot read its limits without CAP_SYS_RESOURCE",
         "run crckpt with that capability (in a container: --cap-add SYS_RESOURCE)",
     ),
     Cause(
@@ -292,18 +293,18 @@ TASKS = (
     ),
     Cause(
         "pid-taken",
-        "{kind} {pid} is in use by {comm} (PID {owner})",
+        "{kind} {pid} is in use by {comm}{owner}",
         "end it (it may be the program itself, still running), wait for it, or use --new-pid-namespace",
     ),
     Cause(
         "pid-ours",
-        "{kind} {pid}, which the tree needs, is by chance that of this command",
-        "type it again: it gets another one",
+        "{kind} {pid}, which the tree needs, is that of this command by chance",
+        "run it again: it gets another one",
     ),
     Cause(
         "pid-unreaped",
-        "{kind} {pid} is in use by {comm}, which has ended but is not yet reaped by its parent {parent}",
-        "end the parent, or use --new-pid-namespace",
+        "{kind} {pid} is in use by {comm}, a zombie of process {parent}",
+        "end process {parent}, or use --new-pid-namespace",
     ),
     Cause(
         "parent-death",

@@ -7,29 +7,29 @@ from crckpt.causes.cause import Cause
 TERMINALS = (
     Cause(
         "shell-job",
-        "the tree belongs to a session outside it",
+        "the tree belongs to a session whose leader is outside the tree",
         "checkpoint the session leader, or start the program with setsid",
         r"is not a session leader\. Consider using --shell-job|Found dangling tty with sid",
         "criu/pstree.c",
     ),
     Cause(
         "terminal-outside",
-        "the tree uses a terminal whose other side is outside it",
+        "the tree uses a terminal whose other side is outside the tree",
         "checkpoint the terminal's owner too (tmux, sshd), or redirect the program's input and output",
         "without correspond master|Only one slave external peer is allowed",
         "criu/tty.c",
     ),
     Cause(
         "terminal-current",
-        "a process has opened /dev/tty: CRIU saves that only if the same process has the terminal itself open, as the "
-        "first process of the tree",
+        "a process has opened /dev/tty: CRIU can save that only if this process is the first of the tree, and "
+        "has the terminal itself open",
         "close /dev/tty in the program, or open the terminal by its own name (ttyname)",
         "ctty inheritance detected",
         "criu/tty.c",
     ),
     Cause(
         "no-terminal",
-        "the tree had a terminal, and CRIU has none, or not as its session's",
+        "the tree had a terminal, but CRIU has none, or it is not the terminal of CRIU's session",
         "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
         "Don't have tty to inherit session from|Failed to set group .+ on .+: Inappropriate ioctl",
         "criu/tty.c",
@@ -50,21 +50,21 @@ TERMINALS = (
     ),
     Cause(
         "terminal-queue",
-        "a terminal holds more input than CRIU can save",
-        "let the program read it, then try again",
+        "a terminal has more unread input than CRIU can save",
+        "wait until the program has read it, then try again",
         r"queued data overr?flow \d+ bytes limit",
         "criu/tty.c",
     ),
     Cause(
         "terminal-kind",
-        "a terminal is of a kind that CRIU does not know (serial line, virtual console)",
-        "redirect input and output of the program",
+        "CRIU does not know this kind of terminal (serial line, virtual console)",
+        "redirect the program's input and output",
         "Unable to find a tty driver",
         "criu/tty.c",
     ),
     Cause(
         "terminal-master",
-        "the other side of a terminal cannot be found",
+        "CRIU cannot find the other side of a terminal",
         "checkpoint its owner too, or with criu: --external tty[RDEV:DEV]",
         "Unable to find a master for |The master for .+ isn't from the root mntns|Can't open (?:slave"
         "|master) pty|Can't open slave tty",
@@ -72,7 +72,7 @@ TERMINALS = (
     ),
     Cause(
         "terminal-again",
-        "CRIU cannot open or set up a terminal of the tree again",
+        "CRIU cannot restore a terminal of the tree",
         "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
         "Can't open tty |Can't set sid on terminal|Can't set tty params|Unable to (?:un)?lock pty"
         "|Can't get tty (?:locked |window )?params",
@@ -94,13 +94,13 @@ TERMINALS = (
     Cause(
         "console-of-another",
         "the tree runs as user {user} and has {path} open, which belongs to user {owner} now: the program could read "
-        "what is typed there, or type itself",
+        "what is typed there, or type there",
         "log in there as user {user}, or allow it: --allow-weaker",
     ),
     Cause(
         "terminal-group-outside",
-        "the first process of the tree is on a terminal and leads no process group, which CRIU cannot restore in a new "
-        "PID namespace",
+        "the first process of the tree has a terminal but does not lead a process group: CRIU cannot restore that in "
+        "a new PID namespace",
         "restore it without --new-pid-namespace",
     ),
 )

@@ -29,13 +29,13 @@ PASSING = (
     Cause(
         "plugin-device",
         "no CRIU plugin handles a device that the program maps",
-        "use a CRIU with the plugin for it: criu --libdir DIRECTORY",
+        "use a CRIU plugin for this device: criu --libdir DIRECTORY",
         "handle_device_vma plugin failed",
         "criu/proc_parse.c",
     ),
     Cause(
         "iptables-missing",
-        "CRIU needs iptables to hold back packets, and this host does not have it",
+        "CRIU needs iptables to block packets, but this host does not have it",
         "install iptables, or with criu: --network-lock nftables",
         r'execvp\("ip6?tables(?:-legacy)?-restore"',
         "criu/util.c",
@@ -50,7 +50,7 @@ PASSING = (
     ),
     Cause(
         "parasite-talk",
-        "CRIU and its code inside of the program cannot pass descriptors to each other: a security module (SELinux,"
+        "CRIU and its code in the program cannot pass descriptors to each other: a security module (SELinux,"
         " AppArmor) forbids it, or a limit on open files",
         "find the denial: ausearch -m avc -ts recent, or journalctl -k -g DENIED (of a log-file in /etc/criu: leave it"
         " out); raise the limit: ulimit -n 1048576",
@@ -61,7 +61,7 @@ PASSING = (
     ),
     Cause(
         "netlink-privileges",
-        "CRIU may not change the network (CAP_NET_ADMIN)",
+        "CRIU is not allowed to change the network (CAP_NET_ADMIN)",
         "restore as root of the host; in a container: --cap-add NET_ADMIN, or --privileged",
         r"(?<![-\d])-1 reported by netlink",
         "criu/libnetlink.c",
@@ -92,8 +92,8 @@ EARLIER = (
         {"device", "device-map", "unknown-mapping", "plugin-device"},
         Cause(
             "cuda-plugin-off",
-            "the program seems to use a GPU, and CRIU's CUDA plugin has switched itself off: {why}",
-            "install cuda-checkpoint where the PATH of CRIU leads, and driver 570 or newer: nvidia-smi",
+            "the program seems to use a GPU, but CRIU's CUDA plugin has switched itself off: {why}",
+            "install cuda-checkpoint in a directory of CRIU's PATH, and driver 570 or newer: nvidia-smi",
             r"cuda_plugin: (?P<why>check that \S{1,100} is present in \$PATH"
             r"|cuda-checkpoint --action flag not supported[^.\n]{0,80})",
             "plugins/cuda/cuda_plugin.c",
@@ -114,8 +114,9 @@ SILENT = (
     ),
     Cause(
         "tcp-unsaid",
-        "CRIU cannot save a TCP connection of the program, and does not say why; mostly it was just being closed",
-        "try again in a moment, or drop the connections: --tcp close; or take a newer CRIU: scripts/install-criu",
+        "CRIU cannot save a TCP connection of the program, and does not say why; usually the connection was just "
+        "being closed",
+        "try again in a moment, or drop the connections: --tcp close; or use a newer CRIU: scripts/install-criu",
         r"Turning repair on for socket [0-9a-f]{1,16}\n(?:\([\d.]{1,20}\) )?(?:-{20}|Error \()",
         "criu/sk-tcp.c",
         sure=False,

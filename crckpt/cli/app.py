@@ -150,7 +150,7 @@ def _report_bug(command: str, *, as_json: bool) -> int:
     last = trace.strip().splitlines()[-1]
     error = CrckptError(
         f"this is a bug in crckpt: {last}",
-        hint="report it, with the lines above and the archive that crckpt report makes",
+        hint="report it with the lines above and an archive: crckpt report",
     )
     sys.stderr.write(trace)
     return _report(command, error, as_json=as_json)

@@ -95,7 +95,7 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
 
 
 def _examination_lines(result: Examination, prediction: DumpPrediction) -> Iterator[str]:
-    yield from (f"blocker {finding}\n" for finding in result.blockers)
+    yield from (f"blocker: {finding}\n" for finding in result.blockers)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
     yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)

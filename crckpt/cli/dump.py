@@ -219,7 +219,7 @@ def _lines(result: DumpResult, *, verbose: bool) -> Iterator[str]:
         yield f"PID {result.pid} can be checkpointed as {result.job}\n"
     elif result.checkpoint is None:
         yield f"{result.job}: frozen {duration(result.frozen_ms)}; {_tree_state(result)}\n"
-        yield f"the checkpoint is being stored; see whether it is safe: crckpt list {result.job}\n"
+        yield f"the checkpoint is being stored; check that it is safe: crckpt list {result.job}\n"
     else:
         yield from _checkpoint_lines(result, result.checkpoint)
 
@@ -239,7 +239,7 @@ def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[st
 
 
 def _tree_state(result: DumpResult) -> str:
-    return f"its root, PID {result.pid}, has ended since" if result.root_ended else "the tree runs on"
+    return f"the tree's root, PID {result.pid}, has ended since" if result.root_ended else "the tree runs on"
 
 
 def _lineage_lines(lineage: LineageSummary, *, planned: bool, after_rounds: bool) -> Iterator[str]:

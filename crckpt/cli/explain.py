@@ -46,7 +46,7 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
             yield f"  where: {explanation.place}\n"
         yield f"  hint: {finding.remedy}\n"
     elif lines:
-        yield "crckpt does not know this failure; to report it, make an archive: crckpt report LOG. CRIU said:\n"
+        yield "crckpt does not know this failure; make an archive to report it: crckpt report LOG. CRIU's messages:\n"
     else:
         yield "the log shows no error\n"
     if verbose or not (finding and finding.sure):

@@ -70,7 +70,7 @@ def title(checkpoint: Checkpoint) -> str:
 
 def note_lines(findings: Iterable[Finding | str]) -> Iterator[str]:
     """Findings that do not stop the operation, as lines."""
-    return (f"note {finding}\n" for finding in findings)
+    return (f"note: {finding}\n" for finding in findings)
 
 
 def round_line(copied: RoundResult) -> str:

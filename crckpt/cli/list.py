@@ -69,5 +69,5 @@ def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
 
 def _pending_row(pending: PendingCheckpoint) -> tuple[str, ...]:
     state = "lost" if pending.lost else "committing"
-    note = f"{pending.lost}; remove this line: crckpt gc" if pending.lost else f"PID {pending.pid} stores it"
+    note = f"{pending.lost}; to remove this line: crckpt gc" if pending.lost else f"PID {pending.pid} stores it"
     return (state, pending.job, local_time(pending.created), *[""] * len(_NUMBERS), note)

@@ -79,7 +79,7 @@ def parse_milliseconds(text: str, option: str) -> float:
     """Parse a time as 100ms or 0.5s. Raises UsageError, which names the `option`."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(ms|s)", text)
     if found is None:
-        raise UsageError(f"{option} {text} is not a time", hint=f"write {option} 100ms, or {option} 0.5s")
+        raise UsageError(f"{option} {text} is not a time", hint=f"for example: {option} 100ms, {option} 0.5s")
     return float(found[1]) * (1000 if found[2] == "s" else 1)
 
 
@@ -135,7 +135,7 @@ def _read_configuration(named: Path | None) -> Config:
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}", hint=hint) from error
     except (OSError, IntegrityError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the configuration {path}: {error}", hint="repair the file, or name another: --config FILE"
+            f"cannot read the configuration {path}: {error}", hint="correct the file, or name another: --config FILE"
         ) from error
 
 

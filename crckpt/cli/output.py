@@ -51,7 +51,7 @@ def emit(command: str, output: Output, *, as_json: bool, to_stderr: bool = False
     except OSError as error:
         raise CrckptError(
             f"crckpt {command} succeeded, but its output could not be written: {error.strerror}",
-            hint="do not run it again to get the output; crckpt list shows the checkpoints",
+            hint="do not run it again for the output; list the checkpoints: crckpt list",
         ) from error
 
 

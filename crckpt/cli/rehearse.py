@@ -52,7 +52,9 @@ def rehearse(
     `crckpt rehearse trainer` · `crckpt rehearse web --seconds 5 --probe 'curl -fsS http://127.0.0.1:8080/'`
     """
     if not 0 <= seconds <= _LONGEST_S:  # not `or`: this refuses nan, too
-        raise UsageError(f"--seconds {seconds:g} is not between 0 and {_LONGEST_S}", hint="for example: --seconds 5")
+        raise UsageError(
+            f"--seconds must be between 0 and {_LONGEST_S}, not {seconds:g}", hint="for example: --seconds 5"
+        )
     request = RehearsalRequest(ref, seconds, _split(probe))
     options.require_root("to rehearse a restore")
     with progress_bar("rehearsing", as_json=as_json) as progress:
@@ -109,7 +111,7 @@ def _limits(result: RehearsalResult) -> Iterator[str]:
     if result.closed:
         yield f"{count(result.closed, 'TCP connection')} closed: the other side is not there"
     if result.memory_limit is None:
-        yield "memory was not limited: crckpt cannot make a control group on this host"
+        yield "its memory was not limited, because crckpt cannot make a control group on this host"
     if result.unwritable:
         yield f"read-only in a rehearsal, but not in a restore: {', '.join(result.unwritable)}"
     reached = f", and the sockets {', '.join(result.sockets)}" if result.sockets else ""

@@ -33,5 +33,5 @@ def _lines(result: RemovalResult) -> Iterator[str]:
     for identity in result.removed:
         yield f"removed {short_id(identity)}\n"
     for table in result.lifted_locks:
-        yield f"lifted the network lock of the stopped tree (nftables: table inet {table})\n"
+        yield f"removed the network lock of the stopped tree (nftables: table inet {table})\n"
     yield "free the space with: crckpt gc\n"

@@ -48,7 +48,7 @@ def _lines(result: Trackers) -> Iterator[str]:
     titles = ("tree", "program", "keeper", "since", "cpu", "memory", "base", "tracker")
     yield from align(titles, map(_row, result.trackers), right=frozenset({"tree", "cpu", "memory"}))
     if result.ended:
-        yield "these trees are no longer tracked\n"
+        yield "crckpt no longer tracks these trees\n"
 
 
 def _row(tracker: Tracker) -> tuple[str, ...]:

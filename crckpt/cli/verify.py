@@ -67,7 +67,7 @@ def _document(found: VerifyResult, repaired: RepairResult | None) -> dict[str, o
 def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
     if repaired is not None:
         yield from (f"repaired {damage.kind} {short_id(damage.name)}\n" for damage in repaired.repaired)
-    yield from (f"damaged {_damage(damage)}\n" for damage in found.damages)
+    yield from (f"{_damage(damage)}\n" for damage in found.damages)
     if repaired is not None:
         yield from (f"not repaired: {failure.why}\n" for failure in repaired.unrepaired)
     if not found.damages:
@@ -75,14 +75,15 @@ def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
     elif repaired is None:
         if rest := len(set(found.checkpoints) - set(found.lost)):
             yield f"{count(rest, 'other checkpoint')} OK\n"
-        yield "see what can still be restored, or repaired from a copy: crckpt verify --repair\n"
+        yield "find what can be restored or repaired: crckpt verify --repair\n"
     else:
         yield from _remaining(repaired)
 
 
 def _damage(damage: Damage) -> str:
     affected = ", ".join(short_id(identity) for identity in damage.checkpoints)
-    return f"{damage.what}; affects {affected or 'no checkpoint'}"
+    kind = "" if " is damaged" in damage.what or " is missing" in damage.what else "damaged: "
+    return f"{kind}{damage.what}; affects {affected or 'no checkpoint'}"
 
 
 def _remaining(repaired: RepairResult) -> Iterator[str]:
@@ -92,5 +93,5 @@ def _remaining(repaired: RepairResult) -> Iterator[str]:
     if repaired.now.lost:
         lost = " ".join(short_id(identity) for identity in repaired.now.lost)
         yield f"cannot be restored: {lost}\n"
-        yield "if another store has a copy, repair them: crckpt verify --repair --from STORE\n"
-        yield f"if not, remove them: crckpt rm {lost}\n"
+        yield "if another store has a copy, repair the damage: crckpt verify --repair --from STORE\n"
+        yield f"if not, remove these checkpoints: crckpt rm {lost}\n"

@@ -1,4 +1,4 @@
-"""Limit a dump's CRIU that makes no progress: end its wait, then CRIU itself. Then the kernel lets the tree go."""
+"""End a dump whose CRIU makes no progress: first what it awaits, then CRIU itself. The kernel then frees the tree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measure how quickly CRIU dumps here, by a small tree of ours: one of its two processes has more of everything."""
+"""Measure how fast CRIU dumps on this host, with a small tree in which one of two processes has more of everything."""
 
 from __future__ import annotations
 

@@ -138,10 +138,10 @@ class CriuRun:
         self._dump_limit.look(is_to_end=self._failure is not None or is_interrupted)
         if self._dump_limit.is_lost:
             self._child.abandon()
-            said = f"CRIU, process {self.pid}, waits in the kernel and cannot be ended"
+            said = f"CRIU (process {self.pid}) waits in the kernel and cannot be ended"
             if is_interrupted:
                 raise self._failure or interruption(said)
-            hint = "end the program that CRIU waits for (a FUSE file system of the tree): then the tree runs on"
+            hint = "end the program that CRIU waits for (a FUSE file system of the tree); then the tree runs on"
             raise self._failure or DumpFailed(f"the dump failed: {said}", hint=hint)
 
     def _reaches(self, hold: Hold) -> bool:

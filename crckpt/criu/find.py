@@ -12,7 +12,7 @@ from crckpt.criu.cache import PREFIX, Candidate, CriuFacts, candidates, recall, 
 from crckpt.errors import HostCannot
 
 _NAMED = ("--criu", "CRCKPT_CRIU", "configuration")
-_HINT = "scripts/install-criu gets one that works here; crckpt doctor says what is missing"
+_HINT = "install one that works here: scripts/install-criu; find what is missing: crckpt doctor"
 
 
 class Criu(Struct, frozen=True):
@@ -67,7 +67,7 @@ def search(
 
 def _try(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candidate, str]]) -> CriuFacts | None:
     if not os.access(candidate.path, os.X_OK):
-        rejected.append((candidate, "not there" if not candidate.path.exists() else "not executable"))
+        rejected.append((candidate, "it does not exist" if not candidate.path.exists() else "it is not executable"))
         return None
     # Rarely needed and slow to import.
     from crckpt.criu.trial import digest_of, locks_by_nftables, trial

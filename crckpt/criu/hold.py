@@ -65,7 +65,7 @@ class GaveUp(HostCannot):
     def __init__(self) -> None:
         super().__init__(
             "crckpt did not answer CRIU",
-            hint="look for what stops crckpt (SIGSTOP, a debugger, a frozen control group), then try again",
+            hint="find what stops crckpt (SIGSTOP, a debugger, a frozen control group), then try again",
         )
 
 
@@ -154,8 +154,8 @@ def holds_at(
     """
     if not can_hold(directory.parent, program):
         raise HostCannot(
-            f"{directory} is mounted noexec, and CRIU must run a script there",
-            hint="install crckpt with a C compiler (gcc), or use a store that is mounted exec: --store DIR",
+            f"{directory} is mounted noexec, but CRIU must run a script there",
+            hint="install crckpt with a C compiler (gcc), or use a store on another mount: --store DIR",
         )
     directory.mkdir(mode=0o700)
     # Relative to CRIU's work directory, so that no mount of the tree can hide it.

@@ -1,4 +1,4 @@
-"""The lines of CRIU's log that may tell why it failed, in the forms in which they are looked up. Pure."""
+"""Extract the lines of CRIU's log that may tell why it failed, in the forms that causes match. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serve image files to a `criu restore --stream`, each through a pipe: none is written to a disk.
+"""Serve image files to a `criu restore --stream`, each through a pipe. No file is written to a disk.
 
 CRIU connects to a socket in its images directory. For every file that it wants it sends a name (u32 length, protobuf
 message with the name in field 1), gets an answer (likewise, field 1: whether it exists), and sends the end of a pipe

@@ -1,4 +1,4 @@
-"""Try whether a CRIU works on this kernel, by a dump and a restore of a small process. Its version proves nothing."""
+"""Test whether a CRIU works on this kernel: dump and restore a small process. Its version proves nothing."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The only door to this machine: programs, files, processes, kernel features."""
+"""Access to this machine: programs, files, processes, kernel features. Other folders use these modules."""

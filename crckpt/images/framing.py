@@ -95,7 +95,7 @@ def _second_magic(data: bytes, first: int, name: str) -> int:
         raise IntegrityError(f"{name}: not an image file of CRIU (begins with {first:#010x})")
     magic = _read_u32(data, 4, name)
     if magic == magics.INVENTORY or (first == magics.SERVICE) != (magic in magics.SERVICE_IMAGES):
-        raise IntegrityError(f"{name}: magic numbers {first:#010x} and {magic:#010x} do not go together")
+        raise IntegrityError(f"{name}: magic numbers {first:#010x} and {magic:#010x} do not match")
     return magic
 
 

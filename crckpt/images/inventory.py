@@ -42,12 +42,12 @@ def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
     message = read_single(data, name, magics.INVENTORY)
     if message.required(1) > _NEWEST:
         raise IntegrityError(
-            f"{name}: the images have CRIU's format {message.required(1)}, and this crckpt reads up to {_NEWEST}",
+            f"{name}: the images have CRIU's format {message.required(1)}, but this crckpt reads at most {_NEWEST}",
             hint="use a newer crckpt, or CRIU 4.2",
         )
     run_id = message.text(13)
     if _RUN_ID.fullmatch(run_id) is None:
-        raise IntegrityError(f"{name}: {run_id!r} is no id of a run of CRIU")
+        raise IntegrityError(f"{name}: {run_id!r} is not an ID of a CRIU run")
     return Inventory(
         version=message.required(1),
         root_ids=decode_ids(message.message(3)),

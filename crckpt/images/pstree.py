@@ -33,7 +33,7 @@ def read_pstree(data: bytes, name: str = "pstree.img") -> tuple[ProcessEntry, ..
     """Decode the image. Raises IntegrityError if it is damaged, or has a process twice."""
     entries = tuple(_entry(message) for message in read_messages(data, name, magics.PSTREE))
     if len({entry.pid for entry in entries}) != len(entries):
-        raise IntegrityError(f"{name}: a process is named twice")
+        raise IntegrityError(f"{name}: a process appears twice")
     return entries
 
 

@@ -309,7 +309,7 @@ def _find_mapped_files(files: dict[int, OpenFile], memory: AddressSpace, name: s
 
 def _find(files: dict[int, OpenFile], file_id: int, where: str) -> OpenFile:
     if file_id not in files:
-        raise IntegrityError(f"{where}: names file {file_id}, which is not in files.img")
+        raise IntegrityError(f"{where}: refers to file {file_id}, which is not in files.img")
     return files[file_id]
 
 

@@ -58,7 +58,9 @@ def require_staging(context: Context) -> None:
     if context.staging is None:
         return
     if not context.staging.is_dir():
-        raise UsageError(f"--staging: {context.staging} is not a directory", hint="create it, or name another")
+        raise UsageError(
+            f"--staging: {context.staging} is not a directory", hint="create it, or name another directory"
+        )
     if intruder := find_intruder_on(context.staging, frozenset({os.geteuid()})):
         raise UsageError(
             f"--staging: other users can replace {context.staging}, which will contain a program's memory: {intruder}",

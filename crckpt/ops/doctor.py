@@ -105,7 +105,7 @@ def _verdict(found: Search) -> Outcome:
     tried = (
         f"{candidate.path} ({candidate.origin}): {why}"
         for candidate, why in found.rejected
-        if why != "not there" or candidate.origin != "private prefix"
+        if why != "it does not exist" or candidate.origin != "private prefix"
     )
     skipped = "; ".join(("", *tried))
     if found.criu is None:

@@ -85,7 +85,7 @@ def _opened(directory: Path) -> Iterator[Path]:
             raise UsageError(
                 f"{directory} belongs to uid {status.st_uid} and has mode {status.st_mode & 0o777:o}: "
                 "others can change it",
-                hint="name a directory that does not exist, or one of yours that others cannot write to",
+                hint="name a directory that does not exist, or your own directory that others cannot write to",
             )
         with os.scandir(descriptor) as entries:
             is_empty = next(entries, None) is None

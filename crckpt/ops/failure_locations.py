@@ -1,4 +1,4 @@
-"""Name the place where CRIU failed: CRIU gives numbers where a socket has addresses."""
+"""Name the process and descriptor at which CRIU failed; for a socket, with its addresses."""
 
 from __future__ import annotations
 

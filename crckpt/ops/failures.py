@@ -66,7 +66,7 @@ def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what:
     if error.errno in _FULL:
         hint = "free space (crckpt rm, crckpt gc), or use --store on a larger disk"
         return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
-    return kind(f"{what} failed: {error.strerror or error}{where}", hint="crckpt doctor says what this host can do")
+    return kind(f"{what} failed: {error.strerror or error}{where}", hint="check this host: crckpt doctor")
 
 
 def _with_missing_capabilities(remedy: str) -> str:
@@ -126,7 +126,7 @@ def nothing_begun_reported() -> Iterator[None]:
         yield
     except (Interrupted, OSError) as error:
         failure = to_crckpt_error(error, DumpFailed, "the dump")
-        said = f"{failure.message}; nothing was begun, the tree runs on"
+        said = f"{failure.message}; nothing was changed, the tree runs on"
         raise type(failure)(said, hint=failure.hint) from error
 
 
@@ -138,7 +138,7 @@ def full_disk_reported(target: Path, hint: str) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        raise UsageError(f"{_FULL[error.errno]} for {target}; nothing of it is left", hint=hint) from error
+        raise UsageError(f"{_FULL[error.errno]} for {target}; crckpt removed it", hint=hint) from error
 
 
 def criu_failure(
@@ -172,12 +172,12 @@ def criu_failure(
         return kind(f"{what} failed: {finding.what}{where}{state}", hint=hint, causes=explanation.lines)
     if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
-        hint = "check this host: crckpt doctor; if a process of the tree was killed meanwhile, try again"
+        hint = "check this host: crckpt doctor; if a process of the tree was killed during that time, try again"
         return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)
     how = f"status {result.status}" if result.status >= 0 else f"signal {-result.status}"
     said = (
-        explanation.lines[0] if explanation.lines and result.status >= 0 else f"CRIU ended with {how} and said nothing"
+        explanation.lines[0]
+        if explanation.lines and result.status >= 0
+        else f"CRIU ended with {how} and printed no error"
     )
-    return kind(
-        f"{what} failed: {said}{state}", hint="crckpt doctor says what this host can do", causes=explanation.lines
-    )
+    return kind(f"{what} failed: {said}{state}", hint="check this host: crckpt doctor", causes=explanation.lines)

@@ -31,8 +31,9 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     name = JobName(check_name(job, "job"))
     inventory = directory / "inventory.img"
     if not os.path.lexists(inventory):
+        lacks = f"{directory} has no CRIU images (no inventory.img)"
         raise UsageError(
-            f"{directory} has no CRIU images (no inventory.img)",
+            lacks if directory.exists() else f"{directory} does not exist",
             hint="name the directory that `criu dump -D` wrote",
         )
     names = frozenset(path.name for path in directory.iterdir())

@@ -1,4 +1,4 @@
-"""Remove checkpoints, and lift the network locks of stopped trees that can no longer be restored."""
+"""Remove checkpoints, and the network locks of stopped trees that can no longer be restored."""
 
 from __future__ import annotations
 

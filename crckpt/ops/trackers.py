@@ -48,5 +48,5 @@ def trackers(end: str | None = None) -> Trackers:
     # If a keeper was killed, the next dump would start it again.
     forgotten = end is not None and forget_killed(root)
     if root is not None and not found and not forgotten:
-        raise UsageError(f"the tree of PID {root} is not tracked", hint="see which trees are tracked: crckpt trackers")
+        raise UsageError(f"the tree of PID {root} is not tracked", hint="list the tracked trees: crckpt trackers")
     return Trackers(tuple(found), end is not None, tuple(f"{one.message}; {one.hint}" for one in late))

@@ -1,4 +1,4 @@
-"""Say the versions of crckpt and CRIU."""
+"""Return the versions of crckpt and CRIU as text."""
 
 from __future__ import annotations
 
@@ -28,4 +28,4 @@ def version() -> str:
             return "\n".join([*lines, f"CRIU {read_criu_version(candidate.path)} ({candidate.path}, not tried yet)"])
         except HostCannot:
             continue
-    return "\n".join([*lines, "CRIU not found (install one: scripts/install-criu)"])
+    return "\n".join([*lines, "CRIU not found (install it: scripts/install-criu)"])

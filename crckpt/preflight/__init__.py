@@ -1,4 +1,4 @@
-"""Checks on a live tree before a dump (`dump/`), and on a checkpoint before a restore (`restore/`), one file a subject.
+"""Checks of a live tree before a dump (`dump`) and of a checkpoint before a restore (`restore`), a file for each topic.
 
 Pure: they judge what crckpt read from the host and the store, and read nothing themselves.
 """

@@ -1,4 +1,4 @@
-"""Forget the fingerprints of packs in which there may be damage."""
+"""Forget the fingerprints of packs that may be damaged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store's lock, which one process may hold several times over."""
+"""The store's lock, which one process can hold several times."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def check_name(name: str, what: str) -> str:
     if NAME.fullmatch(name):
         return name
     raise UsageError(
-        f"{name!r} cannot name a {what}",
-        hint="use up to 100 letters, digits, '.', '_' and '-', a letter or digit first",
+        f"{name!r} is not a valid {what} name",
+        hint="use at most 100 letters, digits, '.', '_' and '-'; begin with a letter or digit",
     )
 
 

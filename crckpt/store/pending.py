@@ -87,7 +87,7 @@ def _read(backend: Backend, name: str) -> PendingCheckpoint | None:
         return None
     lost, owner = record.lost, record.owner
     if lost is None and not owner.is_alive:
-        lost = f"crckpt (PID {owner.pid}) ended before it was stored"
+        lost = f"crckpt (PID {owner.pid}) ended before the checkpoint was stored"
     return PendingCheckpoint(record.job, record.created, record.run_id, owner.pid, lost)
 
 

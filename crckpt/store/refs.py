@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -21,7 +21,6 @@ _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
 _MOST_BYTES: Final = 1024
 _PREFIX: Final = re.compile(r"[0-9a-f]{4,64}")
-_SEE_LIST: Final = "see all checkpoints: crckpt list"
 
 
 class Tag(Struct, frozen=True):
@@ -65,8 +64,8 @@ def remove_tag(backend: Backend, job: str, name: str) -> None:
     """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
     names_one = NAME.fullmatch(job) and NAME.fullmatch(name)
     if not names_one or not backend.exists(f"{TAGS}/{job}/{name}"):
-        ours = (f"{tag.job}:{tag.name}" for tag in read_tags(backend))
-        raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_near(f"{job}:{name}", ours) or _SEE_LIST)
+        tags = [tag.name for tag in read_tags(backend) if tag.job == job]
+        raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_suggest_tags(name, job, tags))
     backend.remove(f"{TAGS}/{job}/{name}", "tag")
     backend.sync_names(f"{TAGS}/{job}", "tag")
 
@@ -110,11 +109,11 @@ def _resolve_tag(ref: str, targets: RefTargets, job: str, name: str) -> Checkpoi
             return tag.id
     if job not in targets.jobs:
         raise _unknown(ref, targets)
-    raise NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_suggest_tags(name, job, targets))
-
-
-def _suggest_tags(name: str, job: str, targets: RefTargets) -> str:
     tags = [tag.name for tag in targets.tags if tag.job == job and tag.id in targets.ids]
+    raise NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_suggest_tags(name, job, tags))
+
+
+def _suggest_tags(name: str, job: str, tags: Sequence[str]) -> str:
     if near := difflib.get_close_matches(name, tags, n=3):
         return f"did you mean {' or '.join(f'{job}:{found}' for found in near)}?"
     if tags:
@@ -134,15 +133,13 @@ def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
 
 def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
     names = [*targets.jobs, *_tag_names(targets)]
-    hint = _near(ref, names) or _SEE_LIST if names else "the store is empty: crckpt dump PID makes a checkpoint"
+    near = difflib.get_close_matches(ref, names, n=3, cutoff=0.54)
+    if not names:
+        hint = "the store is empty: crckpt dump PID makes a checkpoint"
+    else:
+        hint = f"did you mean {' or '.join(near)}?" if near else "see all checkpoints: crckpt list"
     return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=hint)
 
 
 def _tag_names(targets: RefTargets) -> Iterator[str]:
     return (f"{tag.job}:{tag.name}" for tag in targets.tags if tag.id in targets.ids)
-
-
-def _near(ref: str, names: Iterable[str]) -> str:
-    """A question that suggests similar names; empty if there are none."""
-    near = difflib.get_close_matches(ref, list(names), n=3, cutoff=0.54)
-    return f"did you mean {' or '.join(near)}?" if near else ""

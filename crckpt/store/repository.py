@@ -132,7 +132,7 @@ class Repository:
             if damaged and job in jobs and not despite_damage:
                 raise IntegrityError(
                     f"{damaged[0].why}; it may be the newest of {job}",
-                    hint=f"name one by its id (crckpt list {job}), or give it up: crckpt rm {damaged[0].id[:SHORT]}",
+                    hint=f"name another by its id (crckpt list {job}), or remove it: crckpt rm {damaged[0].id[:SHORT]}",
                 )
             return resolved
 
@@ -208,7 +208,7 @@ class Repository:
             except NoSuchCheckpoint:
                 continue
             except (IntegrityError, StoreUnusable) as error:
-                remedy = error.hint or f"give it up with: crckpt rm {checkpoint_id[:SHORT]}"
+                remedy = error.hint or f"remove it: crckpt rm {checkpoint_id[:SHORT]}"
                 job = None
                 with suppress(OSError, IntegrityError):
                     job = job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))

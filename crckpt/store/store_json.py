@@ -40,7 +40,9 @@ def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Descripti
         backend = LocalBackend(root)
         return backend, read_description(backend)
     except IntegrityError as error:
-        raise StoreUnusable(error.message, hint="a store has no symbolic links: restore it from a backup") from error
+        raise StoreUnusable(
+            error.message, hint="a store must not contain symbolic links: restore it from a backup"
+        ) from error
     except (PermissionError, NotADirectoryError) as error:
         raise StoreUnusable(
             f"the store {root} cannot be used: {error.strerror}", hint="run it again with sudo"

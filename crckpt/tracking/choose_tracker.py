@@ -1,4 +1,4 @@
-"""Choose the tracker of a tree: the better method that this kernel, this CRIU and the processes do not refuse."""
+"""Choose the tracker of a tree: the best method that works with this kernel, this CRIU and the processes."""
 
 from __future__ import annotations
 
@@ -69,10 +69,10 @@ def count_untracked(name: str, pid: int) -> int:
 def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
     """Each method, why it is taken, and whether it is the last; the better first. None if it does not work, and why."""
     if not memory_trials.tracks_by_soft_dirty():
-        yield *_write_protection(criu, "this kernel has no soft-dirty"), True
+        yield *_write_protection(criu, "this kernel has no soft-dirty bits"), True
         return
     if memory_trials.soft_dirty_misses_joined():
-        why = "this kernel's soft-dirty bits miss what is written where maps have joined"
+        why = "this kernel's soft-dirty bits miss writes to maps that were joined"
         yield *_write_protection(criu, why), False
     refusal = find_criu_refusal(criu, SoftDirty.name)
     method = None if refusal else SoftDirty(misses_huge=(library.read_release(criu) or _UNKNOWN) < _COPIES_HUGE)
@@ -86,7 +86,7 @@ def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
     except HostCannot as error:
         return None, f"{why}, and {error.message}"
     if not works:
-        return None, f"{why}, and its write protection does not tell what was written"
+        return None, f"{why}, and its write protection does not report written pages"
     refusal = find_criu_refusal(criu, UffdWp.name)
     return (None, refusal) if refusal else (UffdWp(), why)
 
@@ -98,7 +98,7 @@ def _attach_to(
     try:
         tracker = Tracker(root, method, Claims(claims))
     except OSError as error:
-        return None, f"the file of what is tracked cannot be opened: {error}"
+        return None, f"crckpt cannot open its list of tracked processes: {error}"
     try:
         tracker.look()
         refusal = tracker.find_refusal(all_of_it=all_of_it)

@@ -17,20 +17,18 @@ from crckpt.tracking.preload import library
 
 CLAIMED: Final = "it is tracked by another crckpt"
 EXECUTED: Final = "the program was replaced (exec)"
-HUGE_PAGES: Final = (
-    "it has huge pages that were set aside (hugetlb), of which a CRIU before 3.18 misses what is written"
-)
-NO_DESCRIPTOR: Final = "there is no descriptor left to hold it by (RLIMIT_NOFILE)"
+HUGE_PAGES: Final = "it has reserved huge pages (hugetlb), where a CRIU before 3.18 misses writes"
+NO_DESCRIPTOR: Final = "crckpt has no free descriptor for it (RLIMIT_NOFILE)"
 OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
 FOREIGN_USERFAULTFD: Final = (
-    "its memory is managed by another process's userfaultfd; a tracker that crckpt trackers does not show may be it: "
+    "another process's userfaultfd manages its memory, perhaps that of a lost tracker: "
     "pgrep -af crckpt.tracking.keeper.server"
 )
 _NO_RESET: Final = (CLAIMED, OWN_USERFAULTFD, FOREIGN_USERFAULTFD)
 
 _DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
 _RINGS: Final = {"[aio]": "an aio ring", "[io_uring]": "an io_uring"}
-_MISSED: Final = "writes by the device would be missed"
+_MISSED: Final = "crckpt cannot see what the device writes"
 
 
 def find_criu_refusal(criu: Path, tracker: str) -> str:
@@ -42,12 +40,12 @@ def find_criu_refusal(criu: Path, tracker: str) -> str:
         return library.NO_LIBRARY
     # A kernel that has the bits makes CRIU succeed without the library, too. Only the library refuses an empty name.
     if library.NO_TRACKER not in library.check_feature(criu, "").output:
-        reason = "it runs without it"
+        reason = "it starts without it"
     elif (check := library.check_feature(criu, tracker)).ok:
         return ""
     else:
         reason = (check.output.strip().splitlines() or [f"status {check.status}"])[-1]
-    return f"{criu} does not take crckpt's preload library: {reason}"
+    return f"{criu} does not load crckpt's preload library: {reason}"
 
 
 def forbids_reset(refusal: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tracking by the kernel's soft-dirty bits, as CRIU has always done it: nothing is done to the processes.
+"""Tracking by the kernel's soft-dirty bits, as CRIU does it. The processes are not changed.
 
 CRIU resets the bits by itself (`--track-mem`, `pre-dump`).
 """

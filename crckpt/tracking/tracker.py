@@ -1,4 +1,4 @@
-"""Track a tree from one dump to the next: what its bits count from, and when the next dump must be full.
+"""Track a tree from one dump to the next, and decide when the next dump must be full.
 
 A dump or round: `begin`; CRIU freezes the tree; `check_freeze` before it resets the bits; `commit` once the checkpoint
 or round is kept. Bits that were reset for a dump that failed are lost: the next dump is full.
@@ -85,7 +85,7 @@ class Tracker:
         self._claims = claims
         self._members: dict[int, _Member] = {}
         self._base: Base | None = None
-        self._why_full = "no dump of this tree has been tracked yet"
+        self._why_full = "this is the first tracked dump of this tree"
         self._spoiler = ""
         self._whole: dict[int, str] = {}
         self._in_dump: frozenset[int] = frozenset()

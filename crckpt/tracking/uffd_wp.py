@@ -1,4 +1,4 @@
-"""Tracking by asynchronous write protection: a userfaultfd of each process, made in it and held by us.
+"""Tracking by asynchronous write protection: each process makes a userfaultfd, which crckpt holds.
 
 CRIU asks for soft-dirty bits and gets its answers from the preload library (scan.c). Only CRIU resets bits, while the
 tree is frozen. What is not registered reads as written: a map that is missed here costs bytes, never a page.

@@ -76,7 +76,8 @@ def test_what_was_stored_is_restored(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "why"), [(signal.SIGKILL, "ended before it was stored"), (signal.SIGTERM, "interrupted by SIGTERM")]
+    ("number", "why"),
+    [(signal.SIGKILL, "ended before the checkpoint was stored"), (signal.SIGTERM, "interrupted by SIGTERM")],
 )
 def test_a_crash_loses_only_that_one_and_says_so(crckpt: Crckpt, tree: Tree, number: signal.Signals, why: str) -> None:
     crckpt.run("dump", str(tree.pid), JOB)

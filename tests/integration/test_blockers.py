@@ -97,7 +97,7 @@ def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, ki
         (told,) = result["blockers"]
         assert told["key"] == "nested-unmade"
         assert told["what"].endswith(
-            "(python3) has its own mount or network namespace, which a restore does not make again"
+            "(python3) has its own mount or network namespace, which a restore does not bring back"
         )
         words = ("dump", str(tree.pid), "job", "--no-preflight", "--stop")
         assert "namespace inside the tree" in crckpt.run(*words, status=REFUSED).err

@@ -66,7 +66,7 @@ def test_a_right_that_is_missing_is_said(crckpt: Crckpt) -> None:
     with started(BY_NAME["nobody"]) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "job")):
             done = subprocess.run((*less, *words), capture_output=True, text=True, env=crckpt.environment, check=False)
-            assert (done.returncode, "is not allowed to read the tree" in done.stderr) == (20, True), done.stderr
+            assert (done.returncode, "has no permission to read the tree" in done.stderr) == (20, True), done.stderr
             assert "CAP_SYS_PTRACE" in done.stderr
 
 
@@ -79,7 +79,7 @@ def test_what_a_dump_would_cost_is_foreseen(crckpt: Crckpt) -> None:
         first = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert (first["able"], first["blockers"]) == (True, [])
         assert first["prediction_assumes"].startswith("as the first checkpoint of ")
-        assert first["prediction_assumes"].endswith(f" in {crckpt.store}, which is to be made")
+        assert first["prediction_assumes"].endswith(f" in {crckpt.store} (a new store)")
         assert not crckpt.store.exists(), "it only looks"
         took = crckpt.run("dump", str(tree.pid), "--json").document["result"]["checkpoint"]["statistics"]
         for number in ("raw_bytes", "stored_bytes"):

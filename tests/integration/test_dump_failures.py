@@ -181,7 +181,7 @@ def test_a_killed_criu_is_told_as_it_is(crckpt: Crckpt, name: str) -> None:
             assert status == 22
             assert f"no checkpoint was made; processes of the tree are gone: {tree.pid}" in said
             return
-        ended = f" without {' '.join(gone)}, which ended meanwhile" if gone else ""
+        ended = f" without {' '.join(gone)}, which has ended" if gone else ""
         assert status == 21
         assert f"no checkpoint was made; the tree runs on{ended}\n" in said
         assert not list(crckpt.store.glob("tmp/*"))

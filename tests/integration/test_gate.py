@@ -58,7 +58,7 @@ def test_what_writes_unseen_for_no_longer_than_the_freeze_is_seen(
     told = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
     there.unlink()
     target.number = 2
-    missed = "writes by the device would be missed"
+    missed = "crckpt cannot see what the device writes"
     direct = rf"PID {target.pid} has an O_DIRECT descriptor \(\d+: {target.work}/file\); {missed}"
     if way == "round":
         assert re.match(f"nothing was copied: {direct}", told["error"]["message"])

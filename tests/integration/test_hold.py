@@ -155,7 +155,7 @@ def test_a_restore_that_stands_still_in_its_hold_leaves_nothing(crckpt: Crckpt) 
         restore.send_signal(signal.SIGCONT)
         out, said = restore.communicate(timeout=ENDS_WITHIN_S)
         assert restore.returncode == 23, out + said
-        assert "crckpt did not answer CRIU after it had built the tree" in said
+        assert "crckpt did not answer CRIU after CRIU had built the tree" in said
         assert "nothing is left behind" in said
         tree.wait_gone()
         assert network_locks() == locks
@@ -200,7 +200,7 @@ def test_giving_up_a_stopped_tree_lifts_its_lock(crckpt: Crckpt) -> None:
         assert crckpt.run("rm", "job~1", "--json").document["result"]["lifted_locks"] == []
         assert network_locks() == {lock}
         said = crckpt.run("rm", "job").out
-        assert "lifted the network lock" in said
+        assert "removed the network lock" in said
         assert lock in said
         assert not network_locks()
 

@@ -44,7 +44,7 @@ from crckpt.store.format.pack import FRAME_PAGES, open_pack
 from crckpt.tracking.keeper.client import ENDED, open_session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
-FIRST = "no dump of this tree has been tracked yet"
+FIRST = "this is the first tracked dump of this tree"
 CHOICES = ("tracker: uffd-wp (this kernel has no soft-dirty)", "tracker: soft-dirty (the kernel has soft-dirty bits)")
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
@@ -229,7 +229,7 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     dumped(crckpt, target)
     kept = keeper(crckpt, target)["pid"]
     os.kill(kept, signal.SIGSTOP)
-    why = f"the process that keeps its tracker, {kept}, does not answer"
+    why = f"its tracker (process {kept}) does not answer"
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
     assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target)
@@ -246,7 +246,7 @@ def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> Non
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     words = ("dump", str(target.pid), "job", "--json")
     planned = crckpt.run(*words, "--dry-run").document["result"]
-    assert planned["tracked"]["why_full"] == f"{ENDED}; the dump starts one if it can"
+    assert planned["tracked"]["why_full"] == f"{ENDED}; the dump tries to start one"
     crckpt.run("trackers", "--end", str(target.pid))
     assert crckpt.run(*words).document["result"]["tracked"] is None
     crckpt.run("trackers", "--end", str(target.pid), status=2)
@@ -319,7 +319,7 @@ def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target:
     first = dumped(crckpt, target)
     other = filling(tmp_path / "criu", tmp_path / "filler", tmp_path / "full")
     told = dumped(crckpt, target, "--criu", str(other))["tracked"]
-    assert told["why_full"].startswith(f"the tracker works with another CRIU, {first['criu']}")
+    assert told["why_full"].startswith(f"the tracker was started for another CRIU, {first['criu']}")
     assert dumped(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
 
 
@@ -332,7 +332,7 @@ def test_after_an_upgrade_another_tracker_is_started(crckpt: Crckpt, target: Tar
     os.utime(criu)
     planned = crckpt.run("dump", str(target.pid), "job", "--json", "--dry-run", *words).document["result"]
     for tracked in (planned["tracked"], dumped(crckpt, target, *words)["tracked"]):
-        assert tracked["why_full"].startswith("crckpt or CRIU was exchanged since its tracker was started")
+        assert tracked["why_full"].startswith("crckpt or CRIU has changed since the tracker was started")
     result = crckpt.run("dump", str(target.pid), "job", "--json", *words).document["result"]
     assert result["tracked"]["why_full"] == ENDED
     assert keeper(crckpt, target)["pid"] != before
@@ -417,7 +417,7 @@ def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Targe
     first = dumped(crckpt, target)["checkpoint"]["id"]
     crckpt.run("rm", first)
     crckpt.run("gc")
-    why = f"checkpoint {first[:12]}, the last one of this tree, is not in this store"
+    why = f"checkpoint {first[:12]}, the tree's last one, is not in this store"
     assert f"full dump: {why}\n" in crckpt.run("dump", str(target.pid), "job", "--dry-run").out
     result = dumped(crckpt, target)
     assert result["tracked"]["why_full"] == why

@@ -149,7 +149,7 @@ def test_a_criu_that_does_not_take_the_library_is_not_run_in_mounts_of_a_tree(cr
         for more in ((), ("--no-preflight",)):
             words = ("dump", str(tree.pid), JOB, "--stop", "--json", *more)
             error = crckpt.run(*words, status=REFUSED, CRCKPT_CRIU=str(own)).document["error"]
-            assert "does not take crckpt's preload library" in error["message"]
+            assert "does not load crckpt's preload library" in error["message"]
         tree.wait_growth(tree.counters())
 
 
@@ -180,7 +180,7 @@ def test_a_tree_that_goes_to_a_user_namespace_later_is_not_ended(crckpt: Crckpt,
             dump.send_signal(signal.SIGCONT)
             out, _ = dump.communicate(timeout=60)
             assert dump.returncode == 21, out
-            assert "went to another user namespace" in out
+            assert "changed its user namespace" in out
             assert "the tree runs on" in out
             assert process.poll() is None
         finally:

@@ -89,7 +89,7 @@ def test_a_number_that_was_given_to_another_process(crckpt: Crckpt, sleeper: Sle
     dump.send_signal(signal.SIGCONT)
     out, said = dump.communicate(timeout=ENDS_WITHIN_S)
     assert dump.returncode in (21, 22), out + said
-    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its number" in said
+    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its PID" in said
     assert "no checkpoint was made" in said
     is_untouched(sleeper.pid)
     assert manifests(crckpt.store) == 1
@@ -115,7 +115,7 @@ def test_a_number_that_was_given_to_another_process_while_it_is_tracked(
     goes.touch()
     out, said = dump.communicate(timeout=2 * ENDS_WITHIN_S)
     assert dump.returncode in (21, 22), out + said
-    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its number" in said
+    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its PID" in said
     is_untouched(sleeper.pid)
     assert manifests(crckpt.store) == 1
 

@@ -91,7 +91,7 @@ def test_who_is_killed_while_memory_is_filled_is_missed(crckpt: Crckpt, killed: 
             os.kill(ended, signal.SIGKILL)
             _, said = front.communicate(timeout=WITHIN_S)
         assert (front.returncode, "nothing is left behind" in said) == (FAILED, True), said
-        assert "ended while memory was filled" in said or f"{ended} cannot be filled: it has ended" in said
+        assert "ended while crckpt filled its memory" in said or f"{ended} cannot be filled: it has ended" in said
         tree.wait_gone()
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)

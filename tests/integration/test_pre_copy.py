@@ -194,7 +194,7 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
     monkeypatch.setattr(dumping, "pre_copy", lost_after)
     asked = PreCopy(5, max_freeze_ms=60_000, abort_over=True)
     context = Context(crckpt.store)
-    with pytest.raises(PreflightRefused, match="the rounds that were copied do not count any more") as refused:
+    with pytest.raises(PreflightRefused, match="the copied rounds can no longer be used") as refused:
         dump(DumpRequest(str(target.pid), "job", pre_copy=asked), context)
     assert refused.value.message.endswith("; no checkpoint was made; the tree runs on")
     assert ENDED in refused.value.message
@@ -225,7 +225,7 @@ def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target)
     def planned(*words: str) -> str:
         return crckpt.run("dump", str(target.pid), "job", "--dry-run", *words).out
 
-    why = "no tracker of this tree is running yet; the dump starts one if it can"
+    why = "this tree has no tracker yet; the dump tries to start one"
     assert f"full dump: {why}\n" in planned("--incremental")
     with_rounds = planned("--pre-copy")
     assert "memory is copied in rounds first" in with_rounds
@@ -319,7 +319,7 @@ def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -
     words = ("dump", str(target.pid), "job", "--pre-copy", "--json")
     error = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", status=24).document["error"]
     assert "; nothing was copied before the freeze: PID" in error["message"]
-    assert "rounds that were copied" not in error["hint"]
+    assert "copied rounds" not in error["hint"]
     result = crckpt.run(*words).document["result"]
     assert result["copying"]["rounds"] == []
     assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
@@ -347,7 +347,7 @@ def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Targe
     crckpt.run("rm", first)
     crckpt.run("gc")
     round_ = copied(crckpt, target)
-    assert round_["tracked"]["why_full"] == f"checkpoint {first[:12]}, the last one of this tree, is not in this store"
+    assert round_["tracked"]["why_full"] == f"checkpoint {first[:12]}, the tree's last one, is not in this store"
     assert (round_["copied"]["number"], round_["copied"]["pages"] >= PAGES) == (1, True)
     result = dumped(crckpt, target)
     assert result["tracked"]["rounds"] == 1
@@ -390,7 +390,7 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 10, "the target to stop")
     copied(crckpt, target)
     result = dumped(crckpt, target)
-    assert result["tracked"]["whole"] == [f"PID {target.pid}: it is stopped, and a round copies nothing of it"]
+    assert result["tracked"]["whole"] == [f"PID {target.pid}: a round copies nothing of a stopped process"]
     assert psutil.Process(target.pid).status() == psutil.STATUS_STOPPED
     is_whole(crckpt, result["checkpoint"]["id"], target)
     os.kill(target.pid, signal.SIGCONT)

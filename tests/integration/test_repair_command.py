@@ -70,7 +70,9 @@ def test_it_says_why_it_could_not(crckpt: Crckpt, copy: Path) -> None:
 
 def test_it_is_told_what_makes_no_sense(crckpt: Crckpt, copy: Path) -> None:
     assert "crckpt verify --repair --from" in crckpt.run("verify", "--from", str(copy), status=2).err
-    assert "damaged store itself" in crckpt.run("verify", "--repair", "--from", str(crckpt.store), status=2).err
+    assert (
+        "names the damaged store itself" in crckpt.run("verify", "--repair", "--from", str(crckpt.store), status=2).err
+    )
     missing = crckpt.run("verify", "--repair", "--from", str(copy / "nothing"), status=10).err
     assert "there is no store" in missing
     assert "hint: name another store: --from STORE" in missing

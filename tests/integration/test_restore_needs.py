@@ -101,7 +101,7 @@ def test_memory_that_the_group_does_not_have(crckpt: Crckpt) -> None:
         with suppress(OSError):
             (group / "memory.swap.max").write_text("0")
         said = _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
-        assert " MiB of memory, and " in said.err
+        assert " MiB of memory, but only " in said.err
         needed = int(said.err.split("the tree needs ")[1].split()[0])
         assert 100 < needed < 130
         limit.write_text(str(1024 * MEBIBYTE))
@@ -113,7 +113,7 @@ def test_tasks_that_the_group_does_not_let_in(crckpt: Crckpt) -> None:
     with stopped(crckpt, BY_NAME["threads"]), _group("pids") as group:
         (group / "pids.max").write_text("12")
         said = _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
-        assert f"the tree has 17 processes and threads, and control group {group} allows only " in said.err
+        assert f"the tree has 17 processes and threads, but control group {group} allows only " in said.err
         (group / "pids.max").write_text("100")
         assert "can be restored" in _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
 
@@ -171,7 +171,7 @@ def test_a_limit_of_numbers(crckpt: Crckpt) -> None:
         apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec")
         script = 'echo 400 > /proc/sys/kernel/pid_max; "$@"'
         said = _said(_run(crckpt, *apart, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED)
-        assert f"process number {tree.pid} is above the limit of this host" in said.err
+        assert f"PID {tree.pid} is above the PID limit of this host" in said.err
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
@@ -185,7 +185,7 @@ def test_what_a_kernel_cannot_do_and_a_port_that_is_taken(crckpt: Crckpt) -> Non
         port = int((tree.workdir / "port").read_text())
         without = 'mount -t tmpfs none /proc/sys/kernel/seccomp; exec "$@"'
         said = _said(_run(crckpt, *PRIVATELY, without, "-", str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
-        assert "a seccomp filter of the tree cannot be set again" in said.err
+        assert "a seccomp filter of the tree cannot be restored" in said.err
         assert "CONFIG_SECCOMP_FILTER" in said.err
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             other.bind(("127.0.0.1", port))

@@ -111,7 +111,7 @@ def test_a_root_that_ended_after_its_dump_does_not_run_on(
 ) -> None:
     criu = killing(tmp_path, "dump", mortal.pid)
     said = crckpt.run("dump", str(mortal.pid), JOB, "--criu", str(criu))
-    assert f"its root, PID {mortal.pid}, has ended since; bring it back with" in said.out
+    assert f"the tree's root, PID {mortal.pid}, has ended since; bring it back with" in said.out
     mortal.wait(ENDS_WITHIN_S)
     crckpt.run("restore", JOB, "--detach")
     assert runs(mortal.pid)

@@ -186,7 +186,7 @@ def test_a_device_that_writes(criu: Path, tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "work").mkdir()
         oracle = Oracle(criu, pid, tmp_path / "work")
         began = oracle.tracker.begin()
-        why = f"PID {pid} has 64 KiB of memory pinned for a device; writes by the device would be missed"
+        why = f"PID {pid} has 64 KiB of memory pinned for a device; crckpt cannot see what the device writes"
         assert (began.base, began.tracks, began.why) == (None, False, why)
         with monkeypatch.context() as patch:
             # The guard itself is taken out: no argument can be without it.

@@ -163,7 +163,7 @@ class MemoryBackend:
         """Count who holds it shared; -1 is who holds it alone."""
         with self._changes:
             if not self._changes.wait_for(lambda: self._is_free(name, alone), timeout):
-                raise StoreLocked(f"{self._location} is locked", hint="wait until it is done")
+                raise StoreLocked(f"{self._location} is locked", hint="wait until it has ended")
             self._locks[name] = -1 if alone else self._locks.get(name, 0) + 1
         try:
             yield

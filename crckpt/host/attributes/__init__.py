@@ -1,1 +1,1 @@
-"""Attributes of tasks and sockets that CRIU does not save: read at a dump, set again at a restore."""
+"""Attributes of tasks and sockets that CRIU does not save: read at a dump, set at a restore."""

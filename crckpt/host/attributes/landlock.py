@@ -82,7 +82,7 @@ def _other_process(pid: int) -> Iterator[int]:
             answers = -1
             os.write(asks, b".")
             if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
-                raise HostCannot(f"crckpt cannot start a process of user {uid} to compare PID {pid} with")
+                raise HostCannot(f"crckpt cannot start a process of user {uid}, with which it compares PID {pid}")
             yield child.pid
         finally:
             child.kill()

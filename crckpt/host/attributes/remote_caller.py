@@ -182,7 +182,7 @@ def _without_tracer(order: Order) -> Iterator[None]:
 
 def _raise_if_failed(answer: int) -> None:
     if answer < 0:
-        raise OSError(-answer, f"its tracer does not hand it over: {os.strerror(-answer)}")
+        raise OSError(-answer, f"its tracer does not pass it on: {os.strerror(-answer)}")
 
 
 if __name__ == "__main__":

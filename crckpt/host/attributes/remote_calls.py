@@ -20,7 +20,7 @@ from crckpt.host.process import run
 _HELPER: Final = "crckpt.host.attributes.remote_caller"
 # For one process.
 _PATIENCE_S: Final = 15.0
-_KEPT_WAITING: Final = f"it kept waiting crckpt's helper process for {_PATIENCE_S:g} s"
+_KEPT_WAITING: Final = f"crckpt's helper process got no answer within {_PATIENCE_S:g} s"
 
 LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
 """Whether new maps of a process are locked in memory: mlockall(2)."""

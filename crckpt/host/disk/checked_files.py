@@ -85,7 +85,7 @@ def open_directory(path: str | Path) -> int:
     try:
         return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except NotADirectoryError as error:
-        raise IntegrityError(f"{path} is not a directory, or a link to one") from error
+        raise IntegrityError(f"{path} is not a directory, or is a link to one") from error
 
 
 def check_directory(path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""crckpt's own files, which it reads only if nobody else can have written them. Quick to import."""
+"""crckpt's own files, which it reads only if no other user can write them. Quick to import."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def open_own(path: Path) -> int:
     status = os.fstat(descriptor)
     if not is_own(status) or status.st_size > _MOST:
         os.close(descriptor)
-        raise PermissionError(f"{path} is not ours alone")
+        raise PermissionError(f"other users can change {path}")
     return descriptor
 
 

@@ -87,7 +87,7 @@ def _open(path: Path, size: int, stack: ExitStack) -> tuple[int, int]:
 
 def _exchange_error(path: Path) -> RestoreFailed:
     return RestoreFailed(
-        f"somebody replaced or truncated {path} a moment ago", hint=f"look at it, then try again: ls -l {path}"
+        f"somebody replaced or truncated {path} a moment ago", hint=f"check it, then try again: ls -l {path}"
     )
 
 
@@ -110,8 +110,8 @@ def _make_beside(directory: int, file: int, wanted: str, stack: ExitStack) -> tu
                 break
         else:
             raise RestoreFailed(
-                f"there is no free name for the later lines of a file: {names[0]} and {len(names) - 1} more exist",
-                hint=f"remove {wanted}* if nobody needs them, then try again",
+                f"crckpt has no free name for what it cuts off a file: {names[0]} and {len(names) - 1} more exist",
+                hint=f"remove {wanted}* if you do not need them, then try again",
             )
     stack.callback(os.close, tail)
     try:

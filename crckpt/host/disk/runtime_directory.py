@@ -26,4 +26,4 @@ def make_runtime_directory(path: Path) -> None:
             directory.mkdir(mode=_PRIVATE, parents=directory == top)
             directory.chmod(_PRIVATE)
         if not is_own(directory.lstat(), stat.S_IFDIR):
-            raise PermissionError(errno.EPERM, "others can write to it, or it is another user's", str(directory))
+            raise PermissionError(errno.EPERM, "it belongs to another user, or others can write to it", str(directory))

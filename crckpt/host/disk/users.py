@@ -1,4 +1,4 @@
-"""Find users who could not open a file that a process has open. crckpt does not open it: a device may act.
+"""Find users who could not open a file that a process has open. crckpt does not open it: opening a device may act.
 
 Source: faccessat(2), proc_pid_fd(5).
 """

@@ -71,5 +71,5 @@ def _init_of(child: run.Child, ready: int, output: Path) -> int:
     children = proc.children(child.pid)
     if not children:
         said = " ".join(output.read_text(errors="replace").split())
-        raise HostCannot(f"cannot make new namespaces: {said}", hint="crckpt doctor says what is missing")
+        raise HostCannot(f"cannot make new namespaces: {said}", hint="find what is missing: crckpt doctor")
     return children[0]

@@ -1,4 +1,4 @@
-"""Find files of a live tree that a restore would not find by their names in our own mount namespace."""
+"""Find files of a live tree that a restore would not find by their names in crckpt's mount namespace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Read what descriptors of a live process are: kinds and options of sockets, and whether anything waits there.
+"""Read the kinds and options of a live process's sockets, and whether they have unread data.
 
 crckpt borrows each descriptor for a moment: the process does not notice. Source: pidfd_getfd(2), socket(7).
 """

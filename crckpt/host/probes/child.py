@@ -1,4 +1,4 @@
-"""Run a probe in a child, so that all it breaks, opens, enters or hangs in ends with the child."""
+"""Run a probe in a child process: what it breaks, opens or enters ends with the child."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the directories usable: the store, staging, CRIU's cache in /run, and control groups?"""
+"""Check directories: the store, staging, CRIU's cache in /run, and control groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can TCP connections be saved, and their packets be blocked during that?"""
+"""Check whether TCP connections can be saved, and their packets blocked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are we allowed to: our capabilities, those of CRIU without root, and security modules."""
+"""Check rights: crckpt's capabilities, those of CRIU without root, and security modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Can processes be seized, described, and get their PIDs and clocks back?"""
+"""Check whether crckpt can attach to processes, describe them, and restore their PIDs and clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Are the programs and services here that crckpt needs?"""
+"""Check for the programs and services that crckpt needs."""
 
 from __future__ import annotations
 

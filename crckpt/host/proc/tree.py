@@ -1,4 +1,4 @@
-"""Processes and their trees, made of what several files of /proc say. Nothing is stopped or changed by looking."""
+"""Processes and their trees, combined from several files of /proc. Reading stops and changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wait for processes that are not our children. Source: pidfd_open(2), linux/pidfd.h, proc_pid_stat(5)."""
+"""Wait for processes that are not children of crckpt. Source: pidfd_open(2), linux/pidfd.h, proc_pid_stat(5)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether CRIU, and the processes that it restores, make progress."""
+"""Check whether CRIU and the processes that it restores make progress."""
 
 from __future__ import annotations
 

@@ -67,10 +67,8 @@ def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
         except TimeoutError:
             # Do not kill it: during a call the process would end, too.
             child.abandon()
-            why = f"was kept waiting for {_PATIENCE_S:g} s"
-    return tuple(
-        found.get(pid) or TakeResult(pid, -1, f"the helper that was to enter PID {pid} {why}") for pid in wanted
-    )
+            why = f"got no answer for {_PATIENCE_S:g} s"
+    return tuple(found.get(pid) or TakeResult(pid, -1, f"the helper process for PID {pid} {why}") for pid in wanted)
 
 
 def _answers(listening: socket.socket) -> Iterable[TakeResult]:

@@ -79,7 +79,7 @@ def _make_in(pid: int, start: int = 0) -> int:
             if _is_userfaultfd(thread.tid, theirs):
                 thread.system_call(close, theirs)
     if not _is_userfaultfd(os.getpid(), ours):
-        raise HostCannot(f"PID {pid}: another thread has taken the number of our descriptor there", hint="try again")
+        raise HostCannot(f"PID {pid}: another thread has taken the number of crckpt's descriptor", hint="try again")
     return ours
 
 
@@ -102,7 +102,7 @@ def _refusal(pid: int, number: int) -> HostCannot:
         return HostCannot(
             f"PID {pid} has no free file descriptor (RLIMIT_NOFILE)", hint=f"prlimit --pid {pid} --nofile=N: raise it"
         )
-    return HostCannot(f"userfaultfd is refused to PID {pid}: {os.strerror(number)}")
+    return HostCannot(f"userfaultfd is forbidden to PID {pid}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Keep our work off the cores that a tree runs on."""
+"""Keep crckpt's work off the cores that a tree runs on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Try on pages of our own what the kernel can do with memory: track writes, scan, bring pages later."""
+"""Test on crckpt's own pages what the kernel can do with memory: track writes, scan, load pages later."""
 
 from __future__ import annotations
 

@@ -42,5 +42,5 @@ def write_memory(pid: int, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.
     done = _process_vm_writev(pid, ours.ctypes.data, len(ours), theirs.ctypes.data, len(theirs), 0)
     if done != int(ours[:, 1].sum()):
         error = ctypes.get_errno() if done < 0 else errno.EFAULT
-        why = "it has ended" if error == errno.ESRCH else f"{os.strerror(error)} (is there no memory left?)"
+        why = "it has ended" if error == errno.ESRCH else f"{os.strerror(error)} (perhaps no memory is left)"
         raise OSError(error, f"the memory of process {pid} cannot be filled: {why}")

@@ -185,7 +185,7 @@ def _find_thread(pid: int) -> int:
     if process is None:
         raise Refused(f"there is no process {pid}")
     if process.is_kernel_thread:
-        raise Refused(f"PID {pid} is a thread of the kernel")
+        raise Refused(f"PID {pid} is a kernel thread")
     if process.state in ("zombie", "dead"):
         why = "the main thread has exited" if len(process.threads) > 1 else "it has ended"
         raise Refused(f"PID {pid}: {why}")
@@ -331,7 +331,7 @@ def _refuse_other_process(pid: int, tid: int, start: int) -> None:
     process = proc.read_process(pid) if start else None
     if process is not None and process.start != start:
         ptrace_binding.detach(tid)
-        raise Refused(f"PID {pid} has ended, and another process now has its number")
+        raise Refused(f"PID {pid} has ended, and another process has its PID now")
 
 
 def _refuse_own_dispatch(pid: int, tid: int) -> None:
@@ -364,6 +364,6 @@ def _uninterruptible_error(pid: int, tid: int) -> Refused:
 
 def _not_running_error(pid: int) -> Refused:
     return Refused(
-        f"PID {pid} does not get to run: its control group is frozen, or leaves it next to no CPU time",
-        hint=f"see cgroup.freeze and cpu.max of its group, which is named in /proc/{pid}/cgroup",
+        f"PID {pid} does not run: its control group is frozen, or gives it almost no CPU time",
+        hint=f"check cgroup.freeze and cpu.max of its group: cat /proc/{pid}/cgroup",
     )

@@ -39,7 +39,7 @@ class WriteProtection:
         except OSError as error:
             self.close()
             raise HostCannot(
-                f"this kernel does not track writes by userfaultfd: {error.strerror}", hint="use a kernel from 6.7 on"
+                f"this kernel cannot track writes by userfaultfd: {error.strerror}", hint="use Linux 6.7 or later"
             ) from error
 
     def register(self, found: AddressRange, *, is_new: bool = True) -> None:

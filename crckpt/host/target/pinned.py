@@ -46,8 +46,8 @@ class PinnedProcess:
         if self.keeps_pid:
             return
         now = proc.read_process(self.pid)
-        whose = f", and another process ({now.comm}) now has its number" if now is not None else ""
-        raise DumpFailed(f"PID {self.pid} ended{whose}", hint="find its PID, if it runs again: pgrep -l NAME")
+        whose = f", and another process ({now.comm}) now has its PID" if now is not None else ""
+        raise DumpFailed(f"PID {self.pid} ended{whose}", hint="find its new PID: pgrep -l NAME")
 
     @property
     def is_replaced(self) -> bool:
@@ -73,7 +73,7 @@ def pinned(target: str) -> Iterator[PinnedProcess]:
     try:
         started = proc.start_time(process.pid)
         if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:
-            raise UsageError(f"the process that {target} names was started a moment ago", hint="try again")
+            raise UsageError(f"the process of {target} has just been started", hint="try again")
         yield process
     finally:
         process.close()

@@ -15,7 +15,7 @@ from crckpt.host.process import run
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
 _MOST_OF_A_PIDFILE = 4096
-_FORMS = "give a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
+_FORMS = "name a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 
 
@@ -27,18 +27,18 @@ def resolve(target: str) -> int:
     """
     kind, colon, name = target.partition(":")
     if not colon:
-        return _number(target, target, _FORMS)
+        return _number(target, "", _FORMS)
     resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
     if resolver is None or not name:
         raise UsageError(f"{target} is not a valid target", hint=_FORMS)
     return resolver(name)
 
 
-def _number(text: str, target: str, hint: str) -> int:
+def _number(text: str, pidfile: str, hint: str) -> int:
     if text.strip().isascii() and text.strip().isdigit() and 0 < int(text) < 2**22 + 1:
         return int(text)
-    named = f"{target} is not a valid target: " if target else ""
-    raise UsageError(f"{named}{text.strip()[:40]!r} is not a PID", hint=hint)
+    said = f"{text.strip()[:40]!r}"
+    raise UsageError(f"{pidfile} contains {said}, not a PID" if pidfile else f"{said} is not a PID", hint=hint)
 
 
 def _of_pidfile(name: str) -> int:
@@ -53,17 +53,21 @@ def _of_pidfile(name: str) -> int:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise UsageError(f"cannot read the pidfile {name}: {error.strerror}", hint="is the program running?") from error
-    pid = _number(text, f"pidfile:{name}", f"look into it: cat {run.quote([name])}")
+        raise UsageError(
+            f"cannot read the pidfile {name}: {error.strerror}", hint="check that the program runs"
+        ) from error
+    pid = _number(text, f"pidfile:{name}", f"read it: cat {run.quote([name])}")
     process = proc.read_process(pid)
     if process is None:
-        raise UsageError(f"there is no process {pid}, which the pidfile {name} names", hint="is the program running?")
+        raise UsageError(
+            f"there is no process {pid}, which the pidfile {name} names", hint="check that the program runs"
+        )
     # A program with the rights of several users counts as root's.
     users = frozenset(process.uids)
     if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
         raise PreflightRefused(
-            f"the pidfile {name} names {process.comm} (PID {pid}), and others can change it: {intruder}",
-            hint=f"if this is the right process, give its PID: {pid}; else keep the file in a directory of root's",
+            f"the pidfile {name} names {process.comm} (PID {pid}), but other users can change the file: {intruder}",
+            hint=f"if this is the right process, use its PID: {pid}; or keep the file in a directory of root's",
         )
     return pid
 
@@ -73,13 +77,15 @@ def _of_unit(name: str) -> int:
     if not shown.ok:
         said = shown.output.strip().partition("\n")[0]
         raise UsageError(
-            f"cannot ask systemd about unit {name!r}: {said}", hint="give a PID, pidfile:PATH or cgroup:PATH"
+            f"cannot ask systemd about unit {name!r}: {said}", hint="name a PID, pidfile:PATH or cgroup:PATH"
         )
     # One block of lines a unit: a name may be a pattern that matches several.
     units = [_properties(block) for block in shown.output.split("\n\n") if "Id=" in block]
     if len(units) != 1:
         ids = ", ".join(sorted(unit["Id"] for unit in units)[:8]) or "none"
-        raise UsageError(f"unit:{name} must name one unit, and it names {ids}", hint="look: systemctl list-units")
+        raise UsageError(
+            f"unit:{name} must name one unit, but names {ids}", hint="list all units: systemctl list-units"
+        )
     pid = int(units[0].get("MainPID", "0"))
     if pid == 0:
         raise _no_main_process(units[0])
@@ -92,11 +98,11 @@ def _properties(block: str) -> dict[str, str]:
 
 def _no_main_process(unit: dict[str, str]) -> UsageError:
     name, cgroup = unit["Id"], unit.get("ControlGroup")
-    hint = f"give its cgroup: cgroup:{cgroup}" if cgroup else "name a service, or give a PID"
+    hint = f"name its cgroup: cgroup:{cgroup}" if cgroup else "name a service or a PID"
     if unit["LoadState"] == "not-found":
-        return UsageError(f"there is no unit {name}", hint="look for it: systemctl list-units --all")
+        return UsageError(f"there is no unit {name}", hint="list all units: systemctl list-units --all")
     if "MainPID" not in unit:
-        return UsageError(f"unit {name} is no service: it has no main process", hint=hint)
+        return UsageError(f"unit {name} is not a service: it has no main process", hint=hint)
     if cgroup:
         return UsageError(f"systemd knows no main process of unit {name}", hint=hint)
     return UsageError(
@@ -108,7 +114,9 @@ def _no_main_process(unit: dict[str, str]) -> UsageError:
 def _of_cgroup(name: str) -> int:
     directory = _cgroup_directory(name)
     if intruder := _intruder_of_cgroup(directory):
-        raise PreflightRefused(f"{directory} is no control group, and {intruder}", hint="find it: cat /proc/PID/cgroup")
+        raise PreflightRefused(
+            f"{directory} is not a control group, and {intruder}", hint="find it: cat /proc/PID/cgroup"
+        )
     members: set[int] = set()
     for place, _, _ in os.walk(directory):
         with suppress(OSError):  # a cgroup may vanish while we look
@@ -117,12 +125,10 @@ def _of_cgroup(name: str) -> int:
         pid for pid in sorted(members) if (found := proc.read_process(pid)) and found.ppid not in members
     ]
     if not roots:
-        raise UsageError(f"no process lives in cgroup {name}", hint=f"look: cat {directory}/cgroup.procs")
+        raise UsageError(f"cgroup {name} has no process", hint=f"check: cat {directory}/cgroup.procs")
     if len(roots) > 1:
         shown = ", ".join(str(pid) for pid in roots[:8])
-        raise UsageError(
-            f"{len(roots)} separate trees live in cgroup {name}: {shown}", hint="give the PID of one of them"
-        )
+        raise UsageError(f"cgroup {name} has {len(roots)} separate trees: {shown}", hint="name one of these PIDs")
     return roots[0]
 
 

@@ -1,4 +1,4 @@
-"""After a failure on a live tree: explain it, undo what CRIU left, and report the state of the tree. Never guess."""
+"""Handle a failure on a live tree: explain it, undo what CRIU left, and report the tree's state. Never guess."""
 
 from __future__ import annotations
 
@@ -92,19 +92,19 @@ class TreeState(Struct, frozen=True):
     def sentence(self) -> str:
         """The state, to end a message with."""
         pids = " ".join(str(pid) for pid in self.pids)
-        ended = f" without {pids}, which ended meanwhile" if pids else ""
+        ended = f" without {pids}, which has ended" if pids else ""
         return {
             "running": f"the tree runs on{ended}",
-            "held": f"the tree{ended} is held by process {self.holder} and runs on when that lets go",
-            "stopped": f"processes of the tree are stopped: {pids}",
-            "lost": f"processes of the tree are gone: {pids}",
+            "held": f"the tree{ended} is held by process {self.holder}, and runs on when that process ends",
+            "stopped": f"these these these these processes of the tree are stopped: {pids}",
+            "lost": f"these processes of the tree have ended: {pids}",
         }[self.kind]
 
     @property
     def way_out(self) -> str:
         """The remedy: the command that makes a stopped tree run again, or what lists its checkpoints."""
         if self.kind == "lost":
-            return "crckpt list shows what it can be restored from"
+            return "find a checkpoint to restore: crckpt list"
         return f"kill -CONT {' '.join(str(pid) for pid in self.pids)}" if self.kind == "stopped" else ""
 
 
@@ -179,7 +179,7 @@ def _lift_lock(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
 def _with_state(error: CrckptError, made: str | None, state: TreeState) -> CrckptError:
     what = f"{f'checkpoint {made}' if made else 'no checkpoint'} was made"
     if made is None:
-        what = "whether a checkpoint was made cannot be read"
+        what = "crckpt cannot read whether a checkpoint was made"
     said = f"{error.message}; {what}; {state.sentence}"
     if state.kind in ("stopped", "lost"):
         return TreeStopped(said, hint=state.way_out, causes=error.causes)

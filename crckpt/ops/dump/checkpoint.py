@@ -90,8 +90,8 @@ def _dump(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None,
         lineage.begin(workspace.repository, target.criu.path, lambda: workspace.staging)
         if has_rounds and lineage.parent is None and not target.request.allows_long_freeze:
             raise PreflightRefused(
-                f"the tree would be frozen for longer than estimated: the rounds that were copied do not count any "
-                f"more ({lineage.summary.why_full})",
+                f"the tree would be frozen for longer than estimated: the copied rounds can no longer be "
+                f"used ({lineage.summary.why_full})",
                 hint="try again, or leave out --abort-over",
             )
     if target.request.stop:

@@ -34,8 +34,8 @@ def commit_checkpoint(
             os.chown(image, os.geteuid(), os.getegid(), follow_symlinks=False)
     if any(images.glob("userns-*.img")):
         raise DumpFailed(
-            "the dump failed: a process went to another user namespace while the tree was dumped",
-            hint="start it without one (unshare --user), or checkpoint it with its container engine",
+            "the dump failed: a process changed its user namespace during the dump",
+            hint="start it without a user namespace (unshare --user), or checkpoint it with its container engine",
         )
     # A newer CRIU may write another format: store nothing that could not be read again.
     read_inventory((images / "inventory.img").read_bytes())
@@ -64,9 +64,12 @@ def _check_rights(images: Path, rights: Mapping[int, Rights]) -> None:
         had = rights.get(tid)
         if had is None or (more := ", ".join(excess_rights(saved, had))):
             what = (
-                f"the rights of {more}, which it does not have" if had is not None else "rights that could not be read"
+                f"the rights of {more}, which it does not have"
+                if had is not None
+                else "rights that crckpt could not read"
             )
             raise DumpFailed(
-                f"the dump failed: task {tid} told CRIU that it has {what}: its memory was changed during the dump",
-                hint="find the process of its user that did that, and end it",
+                f"the dump failed: task {tid} told CRIU that it has {what}: another process changed its memory "
+                "during the dump",
+                hint="find the process of its user that did this, and end it",
             )

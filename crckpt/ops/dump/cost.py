@@ -92,7 +92,7 @@ def _opened_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
             staging = stack.enter_context(staged(context.staging))
             (work / STAGING).symlink_to(staging)
         which = "next" if series else "first"
-        assumes = f"as the {which} checkpoint of {job} in {context.store}{'' if store else ', which is to be made'}"
+        assumes = f"as the {which} checkpoint of {job} in {context.store}{'' if store else ' (a new store)'}"
         yield _TrialPlace(work, staging, own, on_trial, bool(series), assumes)
 
 
@@ -101,7 +101,7 @@ def _assumption_on_disk(size: int, staging: Path) -> str:
     limit = space.unwritten_limit()
     if size <= limit or space.is_in_memory(staging):
         return ""
-    return f", and that the disk keeps up: from about {limit} bytes on, who writes has to wait for it"
+    return f"; this assumes a fast disk: after about {limit} bytes, writers must wait for it"
 
 
 def _prediction(examination: Examination, context: Context, place: _TrialPlace) -> Prediction:
@@ -117,7 +117,7 @@ def _sample(observed: Observed) -> list[bytes]:
     wanted = min(_SAMPLE, observed.memory)
     sample = list(resident.sample(observed.tree.pids, observed.memory, wanted))
     if _size(sample) < wanted * _LEAST:
-        raise HostCannot("too little of the tree's memory can be looked at: it is swapped out, or sparse")
+        raise HostCannot("crckpt can read too little of the tree's memory: it is swapped out or sparse")
     return sample
 
 

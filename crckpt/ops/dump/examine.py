@@ -111,7 +111,7 @@ class DumpTarget(Struct, frozen=True):
         if self.plan.enter and (ENTERED not in log or _MOUNTS_DUMPED in log):
             raise DumpFailed(
                 f"the dump failed: CRIU {self.criu.version} did not enter the mounts of the tree",
-                hint="a newer CRIU does: scripts/install-criu",
+                hint="install a newer CRIU: scripts/install-criu",
             )
 
 
@@ -199,7 +199,7 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
     except PermissionError as error:
         hint = "run crckpt with the capability CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
         raise HostCannot(
-            f"crckpt is not allowed to read the tree: {error.filename or error.strerror}", hint=hint
+            f"crckpt has no permission to read the tree: {error.filename or error.strerror}", hint=hint
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Dump a tree, and do something while CRIU holds it frozen: every step that needs the frozen tree takes this path."""
+"""Dump a tree, and run a step while CRIU holds it frozen."""
 
 from __future__ import annotations
 

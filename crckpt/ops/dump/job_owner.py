@@ -1,4 +1,4 @@
-"""The owner of a job that the command does not name: a program chooses its own name, and with it its default job."""
+"""Check the owner of a default job: a program chooses its own name, and the default job has that name."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def check_job_owner(target: DumpTarget, repository: Repository) -> None:
         processes = read_details(repository, series[-1]).get("processes", ())
         uids = next((entry.get("uids", ()) for entry in processes if entry["pid"] == series[-1].tree[0].pid), ())
         if uids and tuple(uids[:2]) != root.uids[:2]:
-            who = f"process {root.pid} calls itself {root.comm}, and belongs to user {root.uids[0]}"
+            who = f"process {root.pid} ({root.comm}) belongs to user {root.uids[0]}"
             raise UsageError(
-                f"{who}; the job {target.job} belongs to a program of user {uids[0]}",
-                hint=f"name the job: crckpt dump {target.request.target} JOB",
+                f"{who}, but the job {target.job} has checkpoints of a program of user {uids[0]}",
+                hint=f"choose another job: crckpt dump {target.request.target} JOB",
             )

@@ -1,4 +1,4 @@
-"""Start a dump's CRIU early: it takes long to start, and waits before it freezes anything.
+"""Start a dump's CRIU early: it is slow to start, and waits before it freezes anything.
 
 `crckpt.ops.dump.dump` imports the other steps, and examines the tree, while CRIU starts. So this module, and what it
 imports, must stay quick to import.

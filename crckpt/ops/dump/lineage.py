@@ -20,7 +20,7 @@ from crckpt.tracking.keeper.client import ENDED, KeeperSession, find_session, op
 from crckpt.tracking.keeper.protocol import Keeper
 from crckpt.tracking.preload.library import identity
 
-_APART: Final = "CRIU runs as another user, or in namespaces of the tree, where crckpt does not track"
+_APART: Final = "crckpt cannot track a tree whose CRIU runs as another user or in namespaces of the tree"
 
 
 class Lineage:
@@ -141,7 +141,7 @@ def _describe_missed(parent: ParentImages, basis: DumpBasis, root: int) -> Itera
     named = {process.pid for process in basis.whole}
     for one in proc.read_tree(process).processes if process is not None else ():
         if one.state == "stopped" and one.pid not in named and not parent.pagemap(one.pid).exists():
-            yield f"PID {one.pid}: it is stopped, and a round copies nothing of it"
+            yield f"PID {one.pid}: a round copies nothing of a stopped process"
 
 
 def open_lineage(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> Lineage | None:
@@ -157,7 +157,7 @@ def open_lineage(root: proc.Process, criu: Path, *, wanted: bool | None, apart: 
     try:
         keeper = open_session(root, criu, start=wanted is True)
     except HostCannot as error:
-        return Lineage(LineageSummary("", error.message, why_full="nothing tells what was written"))
+        return Lineage(LineageSummary("", error.message, why_full="written pages are not tracked"))
     return Lineage(LineageSummary("", ""), keeper) if keeper is not None else None
 
 
@@ -172,8 +172,8 @@ def predict_lineage(
     session = find_session(root)
     if session is None:
         killed = was_killed(root)
-        why = ENDED if killed else "no tracker of this tree is running yet"
-        summary = LineageSummary("", "", why_full=f"{why}; the dump starts one if it can")
+        why = ENDED if killed else "this tree has no tracker yet"
+        summary = LineageSummary("", "", why_full=f"{why}; the dump tries to start one")
         return summary if wanted or killed else None
     try:
         with closing(session):
@@ -196,7 +196,8 @@ def predict_lineage(
 def _why_incompatible(keeper: Keeper, criu: Path) -> str:
     """Why this tracker does not work with this crckpt and CRIU, or nothing."""
     if keeper.criu != str(criu):
-        return f"the tracker works with another CRIU, {keeper.criu}; to begin anew: crckpt trackers --end {keeper.root}"
+        restart = f"crckpt trackers --end {keeper.root}"
+        return f"the tracker was started for another CRIU, {keeper.criu}; to start a new one: {restart}"
     if keeper.identity != identity(criu):
-        return "crckpt or CRIU was exchanged since its tracker was started: the next dump starts another"
+        return "crckpt or CRIU has changed since the tracker was started; the next dump starts a new one"
     return ""

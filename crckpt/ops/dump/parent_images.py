@@ -69,7 +69,7 @@ def find_parent_images(repository: Repository, base: RoundBase) -> ParentImages:
     last = base.directory
     page_maps = _page_maps_of(last)
     if not (last.is_dir() and page_maps.is_dir()):
-        raise StoreUnusable(f"the rounds that were copied before are gone from {last.parent}")
+        raise StoreUnusable(f"the copied rounds are no longer in {last.parent}")
     directory = next(last.parent.glob(f"{_CHECKPOINT}*"), None)
     if directory is None:
         return ParentImages(page_maps, base.number)
@@ -95,7 +95,7 @@ def find_checkpoint(repository: Repository, name: CheckpointId) -> CheckpointId:
     try:
         return repository.get(name).id
     except NoSuchCheckpoint:
-        raise NoSuchCheckpoint(f"checkpoint {name[:12]}, the last one of this tree, is not in this store") from None
+        raise NoSuchCheckpoint(f"checkpoint {name[:12]}, the tree's last one, is not in this store") from None
 
 
 def _page_maps_of(last: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Before a dump: copy memory in rounds while the tree runs, and estimate how long the freeze will be."""
+"""Copy memory in rounds before a dump while the tree runs, and estimate how long the freeze will be."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ def pre_copy(target: DumpTarget, workspace: Workspace) -> DumpTarget:
     again = examine_again(target, _estimate_dump(target, lineage, rounds[-1]) if is_tracked else None)
     estimated_ms = estimate_ms(rounds[-1] if lineage.keeper is not None else None)
     if asked.abort_over and not _fits(asked, estimated_ms):
-        kept = "try again, the rounds that were copied are kept; or " if is_tracked else ""
-        why = "" if is_tracked else f"; nothing was copied before the freeze: {why_no_rounds(lineage)}"
+        kept = "try again (the copied rounds are kept), or " if is_tracked else ""
+        why = "" if is_tracked else f"; no rounds were copied: {why_no_rounds(lineage)}"
         raise PreflightRefused(
             f"the tree would be frozen for about {estimated_ms:.0f} ms, longer than the {asked.max_freeze_ms:.0f} ms "
             f"that --max-freeze allows{why}",
-            hint=f"{kept}allow longer, or leave out --abort-over",
+            hint=f"{kept}raise --max-freeze, or leave out --abort-over",
         )
     return replace(again, pre_copy=PreCopyResult(rounds, estimated_ms, asked.max_freeze_ms))
 

@@ -69,7 +69,7 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
             memory = Memory(reading, process)
             segments = [segment for region in memory.regions for segment in segments_of(region)]
             layout = elf_core.layout(segments, _notes(process, memory, registers))
-            with full_disk_reported(target, "name another place: --output FILE"):
+            with full_disk_reported(target, "name another file: --output FILE"):
                 _write(target, segments, layout, memory, context.progress)
     return CoreFile(
         id=checkpoint.id,
@@ -115,7 +115,7 @@ def _choose_process(tree: ImageTree, pid: int | None) -> ImageProcess:
             raise UsageError(f"the checkpoint has no process {pid}", hint=f"choose one of: {known}")
         process = found[0]
     if process.memory is None:
-        raise UsageError(f"process {process.pid} was a zombie and had no memory", hint="choose another process")
+        raise UsageError(f"process {process.pid} was a zombie without memory", hint="choose another process")
     if process.core.arch != "x86_64":
         raise UsageError(f"process {process.pid} is not an x86_64 program; crckpt writes core files of these only")
     return process
@@ -132,7 +132,7 @@ def _check_target(output: Path, *, force: bool) -> Path:
             f"{output} exists already", hint="replace it with --force, or name another file: --output FILE"
         )
     if os.path.lexists(target) and not target.is_file():
-        raise UsageError(f"{output} is not a regular file", hint="name another: --output FILE")
+        raise UsageError(f"{output} is not a regular file", hint="name another file: --output FILE")
     return target
 
 
@@ -195,7 +195,9 @@ def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory
         try:
             descriptor = undo.enter_context(created(temporary, _WHAT))
         except OSError as error:
-            raise UsageError(f"cannot write {target}: {error.strerror}", hint="name another: --output FILE") from error
+            raise UsageError(
+                f"cannot write {target}: {error.strerror}", hint="name another file: --output FILE"
+            ) from error
         write_at(descriptor, layout.head, 0, _WHAT)
         _write_memory(descriptor, segments, layout, memory, progress)
         resize(descriptor, layout.size, _WHAT)

@@ -45,7 +45,7 @@ from crckpt.tracking.preload.library import restore_words
 PROBE_S: Final = 60.0
 """A probe that takes longer has failed."""
 
-NO_MEMORY: Final = "the tree needed more memory than a rehearsal may use"
+NO_MEMORY: Final = "the tree needs more memory than a rehearsal can use"
 NOTHING_LEFT: Final = "; nothing is left behind"
 
 # Characters of the probe's output that are shown.

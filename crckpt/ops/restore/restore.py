@@ -50,6 +50,8 @@ from crckpt.store.read.details import read_details
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
 
+_REPAIR = "find what can be repaired: crckpt verify --repair"
+
 
 def restore(request: RestoreRequest, context: Context) -> RestoreResult:
     """Restore the checkpoint that `request.ref` names; with `or_older`, the newest one of its job that restores.
@@ -95,13 +97,15 @@ def _restore_newest(
         raise failures[0][1]
     raise RestoreFailed(
         f"none of the {len(failures)} checkpoints of {newest.job} can be restored",
-        hint=failures[0][1].hint,
+        hint=_REPAIR if isinstance(failures[0][1], IntegrityError) else failures[0][1].hint,
         causes=tuple(_reasons(failures)),
     )
 
 
 def _reasons(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
-    return (f"{bad.id[:12]}: {error.message}" for bad, error in failures)
+    for bad, error in failures:
+        # The message of a damaged checkpoint names it already.
+        yield error.message if bad.id[:12] in error.message else f"{bad.id[:12]}: {error.message}"
 
 
 def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
@@ -265,7 +269,7 @@ def _check_root(root: int, init: int | None) -> Iterator[Finding]:
         return
     raise RestoreFailed(
         f"the root of the restored tree, PID {root}, ended at once{ending.clause}; nothing is left behind",
-        hint="read the program's output: crckpt restore REF, without --detach",
+        hint="run it without --detach to see its output: crckpt restore REF",
     )
 
 

@@ -1,4 +1,4 @@
-"""Gather what prevents a restore on this host, and what would no longer agree with the program's memory."""
+"""Gather what prevents a restore on this host, and what no longer matches the program's memory."""
 
 from __future__ import annotations
 

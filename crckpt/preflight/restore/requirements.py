@@ -112,7 +112,7 @@ def find_blockers(tree: ImageTree, recorded: Iterable[str], largest: int, host: 
     if features and host.cpu_features:
         yield cause("cpu").finding(features=", ".join(sorted(features)))
     if largest >= host.pid_limit:
-        yield cause("pid-limit").finding(number=f"process number {largest}")
+        yield cause("pid-limit").finding(number=f"PID {largest}")
     yield from (cause(need.key).finding(name=need.name) for need in host.missing if need.key not in HARMLESS)
     yield from _find_shortages(tree, host)
 

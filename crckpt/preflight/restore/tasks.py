@@ -48,4 +48,5 @@ def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
 
 def _report_taken(owner: IdUser, us: int) -> Finding:
     key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
-    return cause(key).finding(kind=owner.role, pid=owner.number, comm=owner.comm, owner=owner.pid, parent=owner.ppid)
+    pid = "" if owner.pid == owner.number else f" (PID {owner.pid})"
+    return cause(key).finding(kind=owner.role, pid=owner.number, comm=owner.comm, owner=pid, parent=owner.ppid)

@@ -1,4 +1,4 @@
-"""Whether a directory of this host may be used as a store, and how one is made."""
+"""Check whether a directory of this host can be a store, and create stores."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _check_place(root: Path) -> None:
         who, where = ("root", "--store /var/lib/crckpt") if os.geteuid() == 0 else ("root or you", "--store ~/crckpt")
         raise StoreUnusable(
             f"another user can replace the store {root}: {intruder}",
-            hint=f"name a place where only {who} can change each directory above it: {where}",
+            hint=f"choose a place where only {who} can change the directories above it: {where}",
         )
 
 

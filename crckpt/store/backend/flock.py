@@ -125,14 +125,14 @@ def _recorded(root: Path) -> Iterator[None]:
 def _store_refusal(root: Path) -> StoreLocked:
     owners = holders(root)
     if not owners:
-        return StoreLocked(f"the store {root} is locked", hint=f"see which process has it open: lsof {root}/lock")
+        return StoreLocked(f"the store {root} is locked", hint=f"find the process: lsof {root}/lock")
     names = tuple(
         f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
     )
     pids = " ".join(str(owner.pid) for owner in owners)
     return StoreLocked(
         f"the store {root} is locked by {', '.join(names)}",
-        hint=f"wait until it is done, or end it: kill {pids}",
+        hint=f"wait until it has ended, or end it: kill {pids}",
         causes=names,
     )
 

@@ -41,12 +41,12 @@ def decode_columns(content: bytes, extents: int) -> Extents:
     try:
         # zstd takes as much memory as the frame declares, whatever max_output_size is.
         if zstandard.frame_content_size(content) != size:
-            raise IntegrityError("the index contradicts itself")
+            raise IntegrityError("the index is inconsistent")
         planes = zstandard.ZstdDecompressor().decompress(content, max_output_size=size)
     except zstandard.ZstdError as error:
-        raise IntegrityError(f"the index cannot be read: {error}") from error
+        raise IntegrityError(f"the index is unreadable: {error}") from error
     if len(planes) != size:
-        raise IntegrityError("the index contradicts itself")
+        raise IntegrityError("the index is inconsistent")
     bytes_ = np.frombuffer(planes, np.uint8).reshape(4, 8, extents)
     first, count, pack, page = map(_join_planes, bytes_)
     found = np.empty(extents, EXTENT)

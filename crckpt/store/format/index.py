@@ -106,7 +106,7 @@ def decode_index(content: bytes, packs: int) -> Index:
     try:
         header, extents = _parse(content)
     except (struct.error, msgspec.ValidationError) as error:
-        raise IntegrityError(f"the index cannot be read: {error}") from error
+        raise IntegrityError(f"the index is unreadable: {error}") from error
     files: list[StoredFile] = []
     at = 0
     for entry in header.files:
@@ -114,7 +114,7 @@ def decode_index(content: bytes, packs: int) -> Index:
         at += entry.extents
     names = {(file.kind == DETAILS, file.name) for file in files}
     if at != len(extents) or len(names) != len(files) or not _are_valid(extents, packs):
-        raise IntegrityError("the index contradicts itself")
+        raise IntegrityError("the index is inconsistent")
     return Index(tuple(files))
 
 
@@ -123,7 +123,9 @@ def _parse(content: bytes) -> tuple[_Header, Extents]:
     start = _LENGTH.size + length
     header = decode(content[_LENGTH.size : start], _HEADER, "the index")
     if header.coding != _COLUMNS:
-        raise StoreUnusable(f"the index has extents coded as {header.coding!r}", hint="use the newest crckpt")
+        raise StoreUnusable(
+            f"the index has extents coded as {header.coding!r}", hint="use the newest release of crckpt"
+        )
     extents = sum(entry.extents for entry in header.files)
     # An extent has a page at least.
     crowded = (entry.name for entry in header.files if entry.extents > entry.pages)
@@ -136,10 +138,10 @@ def _parse(content: bytes) -> tuple[_Header, Extents]:
 
 def _make_stored_file(entry: _Entry, extents: Extents) -> StoredFile:
     if entry.kind not in _KINDS:
-        raise StoreUnusable(f"the index has a file of kind {entry.kind!r}", hint="use the newest crckpt")
+        raise StoreUnusable(f"the index has a file of kind {entry.kind!r}", hint="use the newest release of crckpt")
     for name in (entry.name, *([entry.pagemap] if entry.pagemap else [])):
         if IMAGE.fullmatch(name) is None:
-            raise IntegrityError(f"{name!r} in the index is not the name of an image")
+            raise IntegrityError(f"{name!r} in the index is not an image name")
     if int(extents["count"].sum(dtype=np.uint64)) != entry.pages:
         raise IntegrityError(f"the index has too few or too many pages of {entry.name}")
     return StoredFile(entry.name, entry.kind, entry.bytes, entry.pagemap, extents)

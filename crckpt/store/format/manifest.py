@@ -135,7 +135,7 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
                 hint=f"use a crckpt that knows schema {schema}",
             ) from error
         raise StoreUnusable(
-            f"{what} was written by another version of crckpt ({error})", hint="use the newest crckpt"
+            f"{what} was written by another version of crckpt ({error})", hint="use the newest release of crckpt"
         ) from error
 
 
@@ -151,8 +151,9 @@ def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
         high = (checkpoint for checkpoint in found if checkpoint.sequence > _MOST // 2)
         jumped = min(high, key=lambda checkpoint: checkpoint.sequence)
         raise StoreUnusable(
-            f"checkpoint {jumped.short_id} has sequence number {jumped.sequence}: too few are left to store another",
-            hint=f"remove it if it is not one of yours: crckpt rm {jumped.short_id}",
+            f"checkpoint {jumped.short_id} has sequence number {jumped.sequence}: too few numbers are left for "
+            "another checkpoint",
+            hint=f"if it is not yours, remove it: crckpt rm {jumped.short_id}",
         )
     return last + 1
 
@@ -216,9 +217,9 @@ def _decode(manifest: bytes, checkpoint_id: CheckpointId, what: str) -> Checkpoi
 def _check_values(checkpoint: Checkpoint) -> None:
     """Raise ValidationError for values that the types allow and a manifest cannot have."""
     if not _FIRST_TIME <= checkpoint.created <= _LAST_TIME:
-        raise msgspec.ValidationError(f"its year is {checkpoint.created.year}")
+        raise msgspec.ValidationError(f"its date is in the year {checkpoint.created.year}")
     if _DIGITS.fullmatch("".join([use.digest for use in checkpoint.packs])) is None:
-        raise msgspec.ValidationError("a pack's digest is not a SHA-256")
+        raise msgspec.ValidationError("the digest of a pack is not a SHA-256")
 
 
 def _schema_of(manifest: bytes) -> int | None:

@@ -75,7 +75,7 @@ class Pack(Struct, frozen=True):
         except zstandard.ZstdError as error:
             raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
         if len(content) != raw:
-            raise IntegrityError(f"{self.name}, frame {frame}: {len(content)} bytes where {raw} belong")
+            raise IntegrityError(f"{self.name}, frame {frame}: {len(content)} bytes instead of {raw}")
         return content
 
     def unpack_frames(self, frames: list[int], into: Sequence[memoryview]) -> None:
@@ -95,7 +95,7 @@ class Pack(Struct, frozen=True):
             except zstandard.ZstdError as error:
                 raise IntegrityError(f"{self.name}, frame {frame}: {error}") from error
             if done != raw:
-                raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes where {raw} belong")
+                raise IntegrityError(f"{self.name}, frame {frame}: {done} bytes instead of {raw}")
 
     def _check_size(self, frame: int, stored: memoryview, raw: int) -> None:
         """Raise IntegrityError if the frame declares another size: zstd takes that much memory."""
@@ -167,7 +167,7 @@ def _read_table(file: OpenFile, size: int, name: str) -> bytes:
     if count > MOST_FRAMES:
         raise IntegrityError(f"{name}: it declares {count} frames, more than a pack may have")
     if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
-        raise IntegrityError(f"{name}: it does not end as packs do (cut short?)")
+        raise IntegrityError(f"{name}: its end is missing or damaged")
     return file.read(count * FRAME.itemsize, offset)
 
 
@@ -178,7 +178,7 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
     if (frames["stored"] > _MOST_STORED).any():
         raise IntegrityError(f"{name}: a frame is larger than its pages")
     if not gapless or (frames["raw"][:-1] != FRAME_SIZE).any() or last % PAGE_SIZE or not 0 < last <= FRAME_SIZE:
-        raise IntegrityError(f"{name}: its frame table contradicts itself")
+        raise IntegrityError(f"{name}: its frame table is inconsistent")
 
 
 @contextmanager

@@ -62,7 +62,7 @@ class Contents:
         """Open one of the checkpoint's packs."""
         if number not in self._packs:
             if number >= len(self.checkpoint.packs):
-                raise IntegrityError(f"it refers to pack number {number}, and has {len(self.checkpoint.packs)}")
+                raise IntegrityError(f"it refers to pack number {number}, but has only {len(self.checkpoint.packs)}")
             digest = self.checkpoint.packs[number].digest
             self._packs[number] = open_pack(self._backend, digest)
         return self._packs[number]
@@ -75,8 +75,9 @@ class Contents:
         except IntegrityError as error:
             forget_fingerprints(self._backend, (use.digest for use in self.checkpoint.packs))
             raise IntegrityError(
-                f"checkpoint {self.checkpoint.short_id}: {error.message}",
-                hint=error.hint or "see what else is damaged: crckpt verify --all; an older checkpoint may be whole",
+                f"checkpoint {self.checkpoint.short_id} is damaged: {error.message}",
+                hint=error.hint
+                or "find all damage: crckpt verify --all; try an older checkpoint: crckpt restore REF --or-older",
             ) from error
 
     def _read(self, extents: Extents, size: int) -> bytes:

@@ -125,7 +125,7 @@ class MemoryFill:
                 with interrupts_deferred():
                     works = [self._pool.submit(self._work, owners, progress) for _ in range(self._pool.size)]
                 if sum(wait_for_result(work) for work in works) != len(self._frames):
-                    raise RuntimeError("not all pages were placed")
+                    raise RuntimeError("some pages were not restored")
         finally:
             with interrupts_deferred():
                 self._has_ended = True

@@ -45,7 +45,7 @@ def pieces_of(contents: Contents, name: str, extents: Extents, to: Positions) ->
     starts = _starts(contents, name, pack, page, page + count)
     first, last = page // FRAME_PAGES, (page + count - 1) // FRAME_PAGES
     if int((last - first + 1).sum()) > _MOST_PIECES:
-        raise IntegrityError(f"{name} lies in more pieces than a checkpoint can have")
+        raise IntegrityError(f"{name} is in more pieces than a checkpoint can have")
     frame = expand_ranges(first, last - first + 1).view(np.int64)
     of = np.repeat(np.arange(len(rows)), last - first + 1)
     start = np.maximum(page[of], frame * FRAME_PAGES)

@@ -157,7 +157,7 @@ class Reader:
             pagemap = read_pagemap(content, file.name).without_ranges(self._bounds[file.name])
             pages = self._left.get(pagemap.pages_name)
             if pages is None or pages.bytes != pagemap.present * PAGE_SIZE:
-                raise IntegrityError(f"{file.name} and {pagemap.pages_name} do not fit together")
+                raise IntegrityError(f"{file.name} and {pagemap.pages_name} do not match")
         yield memoryview(write_pagemap(pagemap))
 
     def _fill_gaps(self, file: StoredFile) -> Iterator[memoryview]:

@@ -1,1 +1,1 @@
-"""Verify, repair and collect: what keeps a store whole, and small."""
+"""Verify, repair and clean up a store."""

@@ -1,4 +1,4 @@
-"""Remove packs that no checkpoint names, and what dead processes have left."""
+"""Remove packs that no checkpoint names, and leftovers of processes that have ended."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Garbage
         found, unreadable = repository.read_all()
         if unreadable:
             raise IntegrityError(
-                f"nothing was removed: {unreadable[0].why}, so that nobody knows which packs it needs",
+                f"nothing was removed: {unreadable[0].why}, and crckpt cannot tell which packs it needs",
                 hint=unreadable[0].remedy,
                 causes=tuple(bad.why for bad in unreadable),
             )

@@ -56,7 +56,7 @@ def repair(
     """
     if source is not None and source.backend.is_same(repository.backend):
         raise UsageError(
-            f"{source.backend.location} is the damaged store itself", hint="name another store with --from"
+            f"--from names the damaged store itself: {source.backend.location}", hint="name another store: --from STORE"
         )
     unchanging = source.shared() if source is not None else nullcontext()
     with repository.shared(), unchanging, repository.transaction() as begun:

@@ -1,4 +1,4 @@
-"""Verify a store: check that everything that checkpoints need is there, and is what was stored."""
+"""Verify a store: check that everything that checkpoints need exists and is undamaged."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""From an image directory to packs: read pages, find those that are known, compress and write the others."""
+"""Store an image directory in packs: read pages, find known ones, compress and write the others."""

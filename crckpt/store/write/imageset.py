@@ -142,7 +142,7 @@ def find_sources(directory: Path, details: bytes, base: Path | None = None) -> t
         pages = _pages_source(directory, name, pagemap, base)
         for source in (_map_source(directory, name, pagemap), pages):
             if source.name in found:
-                raise IntegrityError(f"{name}: {source.name} belongs to another page map, too")
+                raise IntegrityError(f"{name}: {source.name} also belongs to another page map")
             found[source.name] = source
         if not pages.size and not len(pages.left) and pagemap.pages_name not in sizes:
             del found[pagemap.pages_name]
@@ -157,7 +157,7 @@ def _sizes(directory: Path) -> dict[str, int]:
         if path.name == PARENT and path.is_symlink():
             continue
         if IMAGE.fullmatch(path.name) is None:
-            raise IntegrityError(f"{str(path)!r} is not the name of an image")
+            raise IntegrityError(f"{str(path)!r} is not an image name")
         with opened_image(path) as descriptor:
             sizes[path.name] = os.fstat(descriptor).st_size
     return sizes
@@ -189,7 +189,7 @@ def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | Non
     try:
         extents = chain.locate_pages(directory, pagemap, ())
     except RecursionError:
-        raise IntegrityError(f"{name}: it has too many parent image sets") from None
+        raise IntegrityError(f"{name}: its chain of parent images is too long") from None
     in_base = extents["pack"] == _IN_BASE
     # Pages that are left are later merged with the others by address.
     if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():

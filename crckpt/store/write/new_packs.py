@@ -1,4 +1,4 @@
-"""Write the packs of one checkpoint, one after the other, so small that each can die by itself."""
+"""Write the packs of one checkpoint, small enough that each can be removed by itself."""
 
 from __future__ import annotations
 

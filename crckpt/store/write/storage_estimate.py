@@ -1,4 +1,4 @@
-"""Measure what storing some memory takes: store it as a checkpoint would be, and keep nothing."""
+"""Measure what it takes to store some memory: store it like a checkpoint, and keep nothing."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _PATIENCE_S: Final = 60.0
 _PATIENCE_TELL_S: Final = 10.0
 # The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
-ENDED: Final = "the process that kept its tracker has ended"
+ENDED: Final = "its tracker has ended"
 
 
 class Unanswered(HostCannot):
@@ -114,14 +114,14 @@ class KeeperSession:
             raise HostCannot(ENDED)
         answer = decode_answer(line)
         if answer is None:
-            raise self._no_answer("is of another crckpt")
+            raise self._no_answer("belongs to another version of crckpt")
         if answer.refused:
             raise HostCannot(answer.refused)
         return answer
 
     def _no_answer(self, what: str) -> Unanswered:
-        hint = f"kill -KILL {self._pid} ends it, and harms nothing: the next dump is full"
-        return Unanswered(f"the process that keeps its tracker, {self._pid}, {what}", hint=hint)
+        hint = f"end it: kill -KILL {self._pid}; this does no harm: the next dump is full"
+        return Unanswered(f"its tracker (process {self._pid}) {what}", hint=hint)
 
 
 def open_session(root: proc.Process, criu: Path, *, start: bool) -> KeeperSession | None:

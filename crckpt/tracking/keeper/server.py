@@ -97,7 +97,7 @@ class _Caller:
     def _decode(self, line: bytes) -> KeeperRequest | None:
         request = decode_request(line)
         if request is None:
-            self.answer(Answer(refused="the request cannot be understood: it is of another crckpt"))
+            self.answer(Answer(refused="unknown request: it comes from another version of crckpt"))
         return request
 
 
@@ -248,7 +248,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
     try:
         make_runtime_directory(path)
     except OSError as error:
-        first.answer(Answer(refused=f"the directory of its tracker cannot be used: {error}"))
+        first.answer(Answer(refused=f"the directory of its tracker is unusable: {error}"))
         return
     choice = choose_tracker(root, criu)
     if choice.tracker is None:

@@ -1,4 +1,4 @@
-"""The preload libraries of CRIU: their files, the environment that loads them, and whether a CRIU takes them.
+"""The preload libraries of CRIU: their files, the environment that loads them, and whether a CRIU loads them.
 
 That for a dump keeps system calls from being interrupted (restart.c), and enters the mounts of a tree (enter.c). If the
 dump tracks, it stops CRIU before CRIU resets what was written (gate.c), and answers by write protection (scan.c).
@@ -26,7 +26,7 @@ ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
 """The library writes this to CRIU's stderr when CRIU has entered the mounts."""
 NO_TRACKER: Final = "no tracker of this name"
 _NO_PID: Final = "no PID was given"
-NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and libc6-dev, then crckpt again"
+NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and libc6-dev, then install crckpt again"
 
 
 def find_enter_refusal(criu: Path) -> str:
@@ -36,7 +36,7 @@ def find_enter_refusal(criu: Path) -> str:
     words = dump_words(criu, enter=0)
     if _NO_PID in run.run([*words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"]).output:
         return ""
-    return f"{criu} does not take crckpt's preload library: see scripts/install-criu for one that does"
+    return f"{criu} does not load crckpt's preload library; install one that does: scripts/install-criu"
 
 
 def check_feature(criu: Path, tracker: str) -> run.Finished:

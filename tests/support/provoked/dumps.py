@@ -115,7 +115,7 @@ FILES: Final = (
     Dump("mount-lookup", "detached_mount", "/file (fd 4)"),
     Dump("file-hidden", "hidden_file", within=OWN_MOUNTS),
     Dump("other-name", "other_name", "{workdir}/file is open"),
-    Dump("deleted-large", "deleted_large", "{workdir}/large is deleted and still open, and takes 2097152 bytes"),
+    Dump("deleted-large", "deleted_large", "{workdir}/large is deleted but still open, and has 2097152 bytes"),
     Dump("long-path", "deep_file", "of an open file"),
     Dump("locks", "flock"),
     Dump("watch", "proc_watch"),
@@ -155,7 +155,7 @@ PLACES: Final = (
         within=("unshare", "--net", "unshare", "--user", "--map-root-user"),
     ),
     Dump("mount-kind", "hugetlbfs", "the file system at {workdir}/huge", within=OWN_MOUNTS),
-    Dump("mount-bound", "bound_from_nowhere", "{workdir}/bound is bound", within=OWN_MOUNTS),
+    Dump("mount-bound", "bound_from_nowhere", "{workdir}/bound is a bind mount", within=OWN_MOUNTS),
     Dump("shell-job", within=("sh", "-c", '"$@" & wait', "sh"), depth=1),
     Dump("terminal-outside", "terminal_outside", beside=terminal),
 )
@@ -178,7 +178,7 @@ OPTIONS: Final = (
     Dump("page-server", options=("--page-server", "--address", "127.0.0.1", "--port", "1")),
     Dump(
         "server-name",
-        says="nowhere.invalid is no known host",
+        says="nowhere.invalid is not a known host",
         options=("--page-server", "--address", "nowhere.invalid", "--port", "1"),
     ),
     Dump("streamer", options=("--stream",)),

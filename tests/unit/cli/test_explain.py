@@ -47,7 +47,7 @@ def test_as_json() -> None:
 def test_an_unknown_failure() -> None:
     said = explained("-", stdin=b"(00.01) Error (criu/new.c:1): something new\n")
     assert said.splitlines() == [
-        "crckpt does not know this failure; to report it, make an archive: crckpt report LOG. CRIU said:",
+        "crckpt does not know this failure; make an archive to report it: crckpt report LOG. CRIU's messages:",
         "  | (00.01) Error (criu/new.c:1): something new",
     ]
 

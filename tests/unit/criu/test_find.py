@@ -30,13 +30,13 @@ def why_not(path: Path, memory: Path) -> str:
 
 
 def test_not_there(tmp_path: Path, memory: Path) -> None:
-    assert why_not(tmp_path / "none", memory) == "not there"
-    assert why_not(script(tmp_path / "file", "") / "criu", memory) == "not there"
+    assert why_not(tmp_path / "none", memory) == "it does not exist"
+    assert why_not(script(tmp_path / "file", "") / "criu", memory) == "it does not exist"
 
 
 def test_not_executable(tmp_path: Path, memory: Path) -> None:
     (tmp_path / "criu").touch()
-    assert why_not(tmp_path / "criu", memory) == "not executable"
+    assert why_not(tmp_path / "criu", memory) == "it is not executable"
     assert "Permission denied" in why_not(tmp_path, memory)
 
 
@@ -52,8 +52,8 @@ def test_none_that_works_is_told_with_all_reasons(tmp_path: Path, monkeypatch: p
     with pytest.raises(HostCannot, match="no CRIU works") as caught:
         find.find(tmp_path / "none", None, NOWHERE)
     assert caught.value.causes[:2] == (
-        f"{tmp_path}/none (--criu): not there",
-        "/nowhere/criu (CRCKPT_CRIU): not there",
+        f"{tmp_path}/none (--criu): it does not exist",
+        "/nowhere/criu (CRCKPT_CRIU): it does not exist",
     )
     assert caught.value.hint
 

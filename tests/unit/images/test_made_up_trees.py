@@ -68,7 +68,7 @@ def _port_beyond_number(images: Images) -> None:
     ("attack", "said"),
     [
         (_lock_of_a_stranger, "process 4242 has a lock"),
-        (_process_twice, "a process is named twice"),
+        (_process_twice, "a process appears twice"),
         (_numbered(7993 + (1 << 32)), "an impossible PID"),
         (_numbered(0), "an impossible PID"),
         (_two_files_of_one_id, "two different files have the id 1"),

@@ -143,9 +143,9 @@ def test_tags_are_kept_moved_and_removed(repository: Repository) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", ".hidden", "a/b", "a b", "a~1", "a:b", "ä", "x" * 101, "a\n"])
 def test_names_that_cannot_be(name: str, repository: Repository, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="cannot name a tag"):
+    with pytest.raises(UsageError, match="is not a valid tag name"):
         repository.tag(repository.checkpoints()[0].id, name)
-    with pytest.raises(UsageError, match="cannot name a job"):
+    with pytest.raises(UsageError, match="is not a valid job name"):
         store(repository, tmp_path, ImageSet(), described(name))
     with pytest.raises(NoSuchCheckpoint):
         repository.untag("one", name)

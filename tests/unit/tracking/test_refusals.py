@@ -18,5 +18,5 @@ def test_a_criu_that_takes_no_library_does_not_track(tmp_path: Path) -> None:
     drops.chmod(0o755)
     tracker = SoftDirty.name if memory_trials.tracks_by_soft_dirty() else UffdWp.name
     assert find_criu_refusal(real, tracker) == ""
-    why = f"{drops} does not take crckpt's preload library: it runs without it"
+    why = f"{drops} does not load crckpt's preload library: it starts without it"
     assert find_criu_refusal(drops, tracker) == why

@@ -33,10 +33,10 @@ PAGE = 4096
 ALONE = 0x4000
 """MAP_NORESERVE: it does not join its neighbours."""
 UFFDIO_WRITEPROTECT = 0xC018AA06
-FIRST = "no dump of this tree has been tracked yet"
+FIRST = "this is the first tracked dump of this tree"
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 OWN = "memory is managed by the program's own userfaultfd"
-FOREIGN = "its memory is managed by another process's userfaultfd"
+FOREIGN = "another process's userfaultfd manages its memory"
 
 
 NO_SOFT_DIRTY = (
@@ -227,7 +227,7 @@ def test_what_a_device_writes_would_be_missed(
         began = dumped(tracker, target.pid, name="second")
         assert (began.base, began.tracks) == (None, False)
         assert began.why.startswith(f"PID {target.pid} has {what}")
-        assert began.why.endswith("writes by the device would be missed")
+        assert began.why.endswith("crckpt cannot see what the device writes")
         assert tracker.begin().why == began.why
 
 

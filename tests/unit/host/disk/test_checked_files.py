@@ -108,7 +108,7 @@ def test_directories_are_no_links_and_ours(tmp_path: Path) -> None:
             check_directory(tmp_path / name)
     for name in ("link", "file"):
         (tmp_path / "file").touch()
-        with pytest.raises(IntegrityError, match="not a directory, or a link"):
+        with pytest.raises(IntegrityError, match="not a directory, or is a link"):
             open_directory(tmp_path / name)
 
 

@@ -23,7 +23,7 @@ from stopped import orphans_adopted
 from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
-NOT_RUNNING = "does not get to run: its control group is frozen, or leaves it next to no CPU time"
+NOT_RUNNING = "does not run: its control group is frozen, or gives it almost no CPU time"
 
 # A filter that kills the process for userfaultfd (linux/seccomp.h): it loads the call's number, compares, kills.
 FILTERED = """
@@ -323,7 +323,7 @@ def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_pa
             text=True,
             check=True,
         )
-        assert done.stdout == f"PID {process.pid}: another thread has taken the number of our descriptor there\n"
+        assert done.stdout == f"PID {process.pid}: another thread has taken the number of crckpt's descriptor\n"
         files = Path(f"/proc/{process.pid}/fd")
         assert (files / "4").readlink() == (files / "0").readlink()
 

@@ -42,7 +42,7 @@ def test_a_process_that_got_the_number_after_the_question_is_refused(systemctl: 
     start = "PATH=/usr/bin:/bin; sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
     systemctl.write_text(_ANSWERS.format(start=start, pid="$!"))
     with (
-        pytest.raises(UsageError, match="the process that unit:web names was started a moment ago"),
+        pytest.raises(UsageError, match="the process of unit:web has just been started"),
         pinned("unit:web"),
     ):
         pytest.fail("it is another one")

@@ -35,12 +35,12 @@ def test_a_number_is_a_pid() -> None:
     assert resolve.resolve("1234") == resolve.resolve(" 1234\n") == 1234
 
 
-@pytest.mark.parametrize("target", ["", "0", "-5", "1.5", "abc", "4194305", "\u0661\u0662", "\u00b2", "1 2"])
+@pytest.mark.parametrize("target", ["", "0", "-5", "1.5", "abc", "unit", "4194305", "\u0661\u0662", "\u00b2", "1 2"])
 def test_what_is_no_pid(target: str) -> None:
     assert "is not a PID" in refused(target).message
 
 
-@pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit", "unit:", "cgroup:", "pidfile:"])
+@pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit:", "cgroup:", "pidfile:"])
 def test_what_is_no_target(target: str) -> None:
     assert f"{target} is not a valid target" in refused(target).message
 
@@ -170,7 +170,7 @@ def test_a_pidfile_with_something_else(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pidfile").write_bytes(content)
     error = refused(f"pidfile:{tmp_path}/pidfile")
     assert f"pidfile:{tmp_path}/pidfile" in error.message
-    assert error.hint == f"look into it: cat {tmp_path}/pidfile"
+    assert error.hint == f"read it: cat {tmp_path}/pidfile"
 
 
 def test_no_pidfile(tmp_path: Path) -> None:
@@ -201,14 +201,14 @@ def test_a_cgroup_with_two_trees_names_them(tmp_path: Path, sleepers: tuple[int,
 def test_a_directory_that_only_looks_like_a_cgroup(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     theirs = cgroup(tmp_path / "service", sleepers[0])
     os.chown(theirs, _USER, _USER)
-    assert "is no control group" in untrusted(f"cgroup:{theirs}").message
+    assert "is not a control group" in untrusted(f"cgroup:{theirs}").message
 
 
 def test_a_cgroup_without_processes(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     # 0 stands for a process of another pid namespace.
-    assert "no process lives" in refused(f"cgroup:{cgroup(tmp_path / 'service', 0, ended.pid)}").message
+    assert "has no process" in refused(f"cgroup:{cgroup(tmp_path / 'service', 0, ended.pid)}").message
 
 
 def test_no_cgroup(tmp_path: Path) -> None:
@@ -249,12 +249,12 @@ def test_a_unit_that_does_not_run(systemctl: Path) -> None:
 
 def test_a_unit_of_which_systemd_knows_no_main_process(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "active", "running", 0, "/system.slice/web.service"))
-    assert refused("unit:web").hint == "give its cgroup: cgroup:/system.slice/web.service"
+    assert refused("unit:web").hint == "name its cgroup: cgroup:/system.slice/web.service"
 
 
 def test_a_unit_that_is_no_service(systemctl: Path) -> None:
     answers(systemctl, "Id=web.socket\nLoadState=loaded\nActiveState=active\nSubState=listening\nControlGroup=\n")
-    assert "web.socket is no service" in refused("unit:web").message
+    assert "web.socket is not a service" in refused("unit:web").message
 
 
 def test_no_such_unit(systemctl: Path) -> None:
@@ -265,9 +265,9 @@ def test_no_such_unit(systemctl: Path) -> None:
 def test_a_name_that_means_several_units(systemctl: Path) -> None:
     both = [SERVICE.format(f"{name}.service", "active", "running", 5, "/x") for name in ("web1", "web2")]
     answers(systemctl, "\n".join(both))
-    assert "it names web1.service, web2.service" in refused("unit:web").message
+    assert "but names web1.service, web2.service" in refused("unit:web").message
     answers(systemctl, "")
-    assert "it names none" in refused("unit:web").message
+    assert "but names none" in refused("unit:web").message
 
 
 def test_systemd_does_not_answer(systemctl: Path) -> None:

@@ -31,7 +31,7 @@ def test_a_disk_that_has_gone_does_not_keep_the_state_back(tree: proc.Tree, tmp_
     repository = Repository.open(tmp_path / "store", create=True)
     (tmp_path / "store/checkpoints").rmdir()
     with (
-        pytest.raises(DumpFailed, match=r"whether a checkpoint was made cannot be read; the tree runs on$"),
+        pytest.raises(DumpFailed, match=r"crckpt cannot read whether a checkpoint was made; the tree runs on$"),
         tree_state_reported(tree, tmp_path, repository),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -41,7 +41,7 @@ def test_a_tree_that_has_ended_is_said_to_be_gone(tree: proc.Tree, tmp_path: Pat
     os.kill(tree.root.pid, 9)
     os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
     repository = Repository.open(tmp_path / "store", create=True)
-    with pytest.raises(TreeStopped, match="are gone"), tree_state_reported(tree, tmp_path / "none", repository):
+    with pytest.raises(TreeStopped, match="have ended"), tree_state_reported(tree, tmp_path / "none", repository):
         raise DumpFailed("the dump failed")
 
 

@@ -59,5 +59,5 @@ def test_pages_that_are_left_to_a_round_are_those_that_it_copied(tmp_path: Path)
 def test_rounds_of_which_anything_is_gone_are_nothing_to_count_from(tmp_path: Path, name: str) -> None:
     last = first_round(tmp_path)
     (tmp_path / name).rename(tmp_path / "elsewhere")
-    with pytest.raises(StoreUnusable, match="are gone from"):
+    with pytest.raises(StoreUnusable, match="are no longer in"):
         find_parent_images(opened(tmp_path), last)

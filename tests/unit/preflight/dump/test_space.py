@@ -30,7 +30,7 @@ def test_shortages_have_numbers() -> None:
     (disk,) = find_shortages(
         4000 * MEBIBYTE, FreeSpace("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True)
     )
-    assert disk.what == "the images of the tree take about 4,500 MiB, and /disk has 600 MiB free"
+    assert disk.what == "the images of the tree need about 4,500 MiB, but /disk has only 600 MiB free"
     assert "--staging" in disk.remedy
 
 

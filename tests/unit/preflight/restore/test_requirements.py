@@ -103,7 +103,7 @@ def test_images_of_another_architecture(tree: ImageTree) -> None:
 def test_an_id_above_the_limit(tree: ImageTree) -> None:
     assert told(tree, replace(HERE, pid_limit=9001)) == ""
     said = told(tree, replace(HERE, pid_limit=9000))
-    assert said.startswith("pid-limit: process number 9000 is above the limit of this host: sysctl -w kernel.pid_max=")
+    assert said.startswith("pid-limit: PID 9000 is above the PID limit of this host: sysctl -w kernel.pid_max=")
 
 
 def test_more_tasks_than_the_control_group_allows(tree: ImageTree) -> None:
@@ -111,16 +111,16 @@ def test_more_tasks_than_the_control_group_allows(tree: ImageTree) -> None:
     assert count > len(tree.processes)
     assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
     said = told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count - 1)))
-    assert f"has {count} processes and threads, and control group /sys/fs/cgroup/a allows only {count - 1} more" in said
+    assert f"has {count} processes and threads, but control group /sys/fs/cgroup/a allows only {count - 1} more" in said
 
 
 def test_missing_memory_and_space_are_reported_with_numbers(tree: ImageTree) -> None:
     said = told(tree, replace(HERE, free_memory=39 * MEBIBYTE))
-    assert said.startswith("tree-memory: the tree needs 40 MiB of memory, and 39 MiB are free: ")
-    assert "and 0.0 MiB are free" in told(tree, replace(HERE, free_memory=-5))
+    assert said.startswith("tree-memory: the tree needs 40 MiB of memory, but only 39 MiB are free: ")
+    assert "but only 0.0 MiB are free" in told(tree, replace(HERE, free_memory=-5))
     said = told(tree, replace(HERE, disks=(*HERE.disks, DiskSpace("/run/x", 3 * MEBIBYTE, MEBIBYTE // 2))))
     assert said.startswith(
-        "restore-space: a restore writes 3.0 MiB to the file system of /run/x, which has 0.5 MiB free"
+        "restore-space: a restore writes 3.0 MiB to the file system of /run/x, which has only 0.5 MiB free"
     )
 
 
@@ -129,10 +129,10 @@ def test_too_few_reserved_huge_pages(tree: ImageTree) -> None:
     assert told(tree, replace(HERE, huge_pages=(enough,))) == ""
     said = told(tree, replace(HERE, huge_pages=(enough, HugePages(2 << 20, 4, 3))))
     assert said == (
-        "huge-pages: the tree needs 4 reserved huge pages (2.0 MiB each), and 3 are free: "
+        "huge-pages: the tree needs 4 reserved huge pages (2.0 MiB each), but only 3 are free: "
         "reserve more: /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
     )
-    assert "and 0 are free" in told(tree, replace(HERE, huge_pages=(HugePages(2 << 20, 4, -1),)))
+    assert "but only 0 are free" in told(tree, replace(HERE, huge_pages=(HugePages(2 << 20, 4, -1),)))
 
 
 @pytest.mark.parametrize(

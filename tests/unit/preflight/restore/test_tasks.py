@@ -44,7 +44,7 @@ def test_taken_ids(planned: PlannedRestore, host: HostState, role: str) -> None:
 def test_an_id_that_crckpt_itself_has(planned: PlannedRestore, host: HostState) -> None:
     """crckpt has ended by the time the user could look for it."""
     ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
-    assert "type it again" in only_blocker(judge_restore(planned, ours))
+    assert "run it again" in only_blocker(judge_restore(planned, ours))
 
 
 def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, host: HostState) -> None:
@@ -59,6 +59,4 @@ def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, 
 
 def test_an_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
-    assert told.startswith(
-        "pid-unreaped: PID 7993 is in use by old, which has ended but is not yet reaped by its parent 40"
-    )
+    assert told.startswith("pid-unreaped: PID 7993 is in use by old, a zombie of process 40")

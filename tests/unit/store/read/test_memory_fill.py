@@ -168,7 +168,7 @@ def test_damage_is_found(checkpoint: tuple[Repository, Checkpoint, Memory], ahea
         flip(pack, pack.stat().st_size // 3)
         if ahead:
             placed.begin()
-        with pytest.raises(IntegrityError, match=rf"checkpoint {stored.short_id}: pack .*frame .*SHA-256"):
+        with pytest.raises(IntegrityError, match=rf"checkpoint {stored.short_id} is damaged: pack .*frame .*SHA-256"):
             placed.fill({NAME: memory.pid}, lambda _more: None)
 
 

@@ -233,7 +233,7 @@ def test_damage_is_met_before_its_pages_are_given(tmp_path: Path) -> None:
     with open_reader(Repository.open(repository.root), checkpoint) as opened_reader:
         parts = opened_reader.image("pages-1.img")
         assert parts is not None
-        named = rf"{checkpoint.short_id}: pack {pack.stem[:12]}, frame \d+"
+        named = rf"{checkpoint.short_id} is damaged: pack {pack.stem[:12]}, frame \d+"
         with pytest.raises(IntegrityError, match=named):  # noqa: PT012 - what came before is to be seen
             for part in parts:
                 given_before += part

@@ -33,7 +33,7 @@ def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, b
         found = verify(Repository.open(repository.root))
         assert [(damage.kind, damage.name) for damage in found.damages] == [("pack", checkpoint.packs[0].digest)]
         assert found.lost == (checkpoint.id,)
-        with pytest.raises(IntegrityError, match=f"checkpoint {checkpoint.short_id}: pack {pack.stem[:12]}"):
+        with pytest.raises(IntegrityError, match=f"checkpoint {checkpoint.short_id} is damaged: pack {pack.stem[:12]}"):
             restored(Repository.open(repository.root), checkpoint, repository.root.parent)
     finally:
         flip(pack, offset, bit)
@@ -73,7 +73,7 @@ def test_the_commands_end_with_13_and_name_it(
         assert run(["export", "job", str(tmp_path / "out"), *arguments]) == 13
         error = json.loads(capsys.readouterr().out)["error"]
         assert error["code"] == 13
-        assert f"checkpoint {checkpoint.short_id}: pack {pack.stem[:12]}" in error["message"]
+        assert f"checkpoint {checkpoint.short_id} is damaged: pack {pack.stem[:12]}" in error["message"]
         assert not list(tmp_path.rglob("*.img"))
     finally:
         flip(pack, 1000)
@@ -191,8 +191,8 @@ def _last_page_gone_and_shorter(file: StoredFile) -> StoredFile:
         ),
         ("pages-1.img", _last_page_gone, "too few or too many pages of pages-1.img"),
         ("core-100.img", _moved, "the pages of core-100.img are not in order"),
-        ("core-100.img", lambda file: replace(file, name="../x"), "'../x' in the index is not the name of an image"),
-        ("core-100.img", lambda file: replace(file, name="pages-1.img"), "contradicts itself"),
+        ("core-100.img", lambda file: replace(file, name="../x"), "'../x' in the index is not an image name"),
+        ("core-100.img", lambda file: replace(file, name="pages-1.img"), "is inconsistent"),
         ("core-100.img", lambda file: replace(file, kind="secret"), "kind 'secret'"),
     ],
 )

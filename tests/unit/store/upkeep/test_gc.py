@@ -66,7 +66,7 @@ def test_gc_removes_nothing_while_a_manifest_is_unreadable(tmp_path: Path) -> No
     flip(repository.root / "checkpoints" / second.id / "manifest.json", 30)
     with pytest.raises(IntegrityError, match="nothing was removed") as refusal:
         collect_garbage(repository)
-    assert refusal.value.hint == f"give it up with: crckpt rm {second.short_id}"
+    assert refusal.value.hint == f"remove it: crckpt rm {second.short_id}"
     assert len(packs(repository)) == 2
     repository.remove([repository.resolve(second.short_id)])
     assert len(collect_garbage(repository).packs) == 2
@@ -152,7 +152,7 @@ def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> No
         with pytest.raises(IntegrityError, match=f"the manifest of checkpoint {lost.short_id} is missing"):
             repository.get(repository.resolve(ref))
     before = packs(repository)
-    with pytest.raises(IntegrityError, match="is missing, so that nobody knows which packs it needs"):
+    with pytest.raises(IntegrityError, match="is missing, and crckpt cannot tell which packs it needs"):
         collect_garbage(repository)
     assert packs(repository) == before
     repository.remove([lost.id])

@@ -154,7 +154,7 @@ def _link(base: Path) -> Path:
         (_long, "describes 2 pages, and pages-1.img holds 12288 bytes"),
         (_huge, "pages-1.img holds 4096 bytes"),
         (_without_pages, "pages-1.img is missing"),
-        (_two_maps_of_one_file, "pages-1.img belongs to another page map"),
+        (_two_maps_of_one_file, "pages-1.img also belongs to another page map"),
         (_compressed, "field 6"),
         (_directory, "more is a directory"),
         (_link, "core-1.img is a symbolic link"),

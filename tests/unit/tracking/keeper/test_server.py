@@ -126,7 +126,7 @@ def answers(path: Path) -> bool:
 def test_who_is_not_understood_is_told_so(place: Path, line: bytes) -> None:
     with called(place) as connection:
         connection.sendall(line)
-        assert "cannot be understood" in msgspec.json.decode(heard(connection), type=Answer).refused
+        assert "unknown request" in msgspec.json.decode(heard(connection), type=Answer).refused
         connection.sendall(msgspec.json.encode(KeeperRequest("tell")) + b"\n")
         assert msgspec.json.decode(heard(connection), type=Answer).keeper is not None
     assert answers(place)
