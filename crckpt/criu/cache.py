@@ -61,6 +61,7 @@ def recall(path: Path, memory: Path | None = None) -> CriuFacts | None:
 
 def remember(path: Path, facts: CriuFacts, memory: Path | None = None) -> None:
     """Write what is known of a CRIU that works to the cache."""
+    # Not needed by a command that finds CRIU in the cache.
     from crckpt.host.disk.files import write_durably
 
     place = memory or _memory()

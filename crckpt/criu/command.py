@@ -56,8 +56,7 @@ def pre_dump_command(
 ) -> tuple[str, ...]:
     """`criu pre-dump` of the memory of the tree below `pid`, which goes on; `base` as for `dump_command`.
 
-    If it `reads`, pages are copied when the tree runs again, else moved into pipes while it stands still. What cannot
-    be read by then is missing, and CRIU says so if the next dump leaves it to this one.
+    If it `reads`, pages are copied when the tree runs again, else moved into pipes while it stands still.
     """
     return (
         str(criu),
@@ -66,6 +65,7 @@ def pre_dump_command(
         str(pid),
         *_place_options(paths, log="pre-dump.log"),
         "--track-mem",
+        # Pages that cannot be read by then are missing, and CRIU says so if the next dump leaves them to this one.
         *(("--pre-dump-mode=read",) if reads else ()),
         *(("--prev-images-dir", base) if base else ()),
     )
@@ -82,8 +82,8 @@ def restore_command(
 ) -> tuple[str, ...]:
     """`criu restore --restore-detached`.
 
-    With `sibling` the root becomes a child of CRIU's parent, so that crckpt can wait for the program's own status.
-    `inherit` are values of `--inherit-fd`. With `stream` CRIU asks for images at a socket in `paths.images`.
+    With `sibling` the root becomes a child of CRIU's parent. `inherit` are values of `--inherit-fd`. With `stream` CRIU
+    asks for images at a socket in `paths.images`.
     """
     return (
         str(criu),
@@ -91,6 +91,7 @@ def restore_command(
         *_common_options(paths, options, log="restore.log"),
         "--restore-detached",
         *(("--stream",) if stream else ()),
+        # As its parent crckpt can wait for the program's own status.
         *(("--restore-sibling",) if sibling else ()),
         *(word for value in inherit for word in ("--inherit-fd", value)),
     )

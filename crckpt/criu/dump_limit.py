@@ -19,8 +19,8 @@ _ABORTS: Final = 3
 class DumpLimit:
     """The limit of a dump's CRIU, process `pid`, which dumps the tree below `root`.
 
-    `waited_for` are mount points of FUSE file systems that did not answer and were disconnected: CRIU then gets an
-    error, and undoes its work. `is_killed`: CRIU was killed. `is_lost`: it cannot even be killed.
+    `waited_for` are mount points of FUSE file systems that did not answer and were disconnected. `is_killed`: CRIU was
+    killed. `is_lost`: it cannot even be killed.
     """
 
     def __init__(self, pid: int, root: int, log: Path) -> None:
@@ -44,10 +44,12 @@ class DumpLimit:
         self._quiet = 0
         if self._aborts < _ABORTS and waits_for_a_program((*criu, *tree)):
             self._aborts += 1
+            # Without its connection the wait ends with an error, and CRIU undoes its work: better than to kill it.
             if found := fuse.abort_connections(tree):
                 self.waited_for = tuple(dict.fromkeys((*self.waited_for, *found)))
                 return
         if self.is_killed:
+            # It waits in the kernel, where not even SIGKILL reaches it.
             self.is_lost = True
             return
         self.is_killed = True

@@ -1,10 +1,7 @@
 """Run CRIU to its end, through a hold if there is one.
 
-CRIU runs in a session of its own, so neither ^C nor the death of crckpt reaches it.
-A dump's CRIU is killed only as a last resort: a killed one leaves sockets in repair mode, and their packets dropped. It
-limits how long it tries to freeze a tree (--timeout, 10 s), a hold ends by itself, and `crckpt.criu.dump_limit` limits
-how long it waits for the tree. A restore that makes no progress is ended: CRIU waits for ever for a task that died at
-the wrong moment.
+A dump's CRIU limits how long it tries to freeze a tree (--timeout, 10 s), a hold ends by itself, and
+`crckpt.criu.dump_limit` limits how long CRIU waits for the tree. A restore that makes no progress is ended.
 """
 
 from __future__ import annotations
@@ -83,7 +80,9 @@ class CriuRun:
         self._failure: BaseException | None = None
         self._child = run.start(
             argv,
+            # What CRIU writes before its log is open.
             output=log.with_suffix(".out"),
+            # Neither ^C nor the death of crckpt reaches a session of its own.
             own_session=terminal is None,
             stdin=terminal,
             keep=keep,
@@ -105,6 +104,7 @@ class CriuRun:
             self._failure = failure = self._attend(hold, in_hold)
             outcome = self.wait()
             aside.join()
+            # A CRIU that gave up waiting has failed: its result and its log say why.
             if failure is not None and (outcome.ok or not isinstance(failure, GaveUp)):
                 raise failure
         return outcome
@@ -129,11 +129,13 @@ class CriuRun:
         self._limit_dump()
 
     def _end_if_stuck(self, progress: Progress) -> None:
+        # CRIU waits for ever for a task that died at the wrong moment.
         if progress.is_stuck():
             self._hung = True
             end_with_descendants(self._child.pid)
 
     def _limit_dump(self) -> None:
+        # Killed only as a last resort: a killed CRIU leaves sockets in repair mode, and their packets dropped.
         is_interrupted = interrupt_is_waiting()
         self._dump_limit.look(is_to_end=self._failure is not None or is_interrupted)
         if self._dump_limit.is_lost:

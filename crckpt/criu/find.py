@@ -46,6 +46,7 @@ def find(option: Path | None, configured: Path | None, prefix: Path = PREFIX) ->
         causes = tuple(f"{candidate.path} ({candidate.origin}): {why}" for candidate, why in found.rejected)
         alone = f": {causes[0]}" if len(causes) == 1 else ""
         raise HostCannot(f"no CRIU works on this host{alone}", hint=_HINT, causes=causes)
+    # A candidate that nobody named needs no mention if another works.
     named = (pair for pair in found.rejected if pair[0].origin in _NAMED)
     return replace(found.criu, passed_over=tuple(f"{bad.path} ({bad.origin}) was skipped: {why}" for bad, why in named))
 
@@ -59,6 +60,7 @@ def search(
     """
     rejected: list[tuple[Candidate, str]] = []
     for candidate in candidates(option, configured, prefix):
+        # The cache first: a trial takes a dump and a restore.
         facts = recall(candidate.path, memory) or _try(candidate, memory, rejected)
         if facts:
             return Search(Criu(candidate.path, candidate.origin, *facts), tuple(rejected))

@@ -5,7 +5,6 @@ library (gate.c): before it resets the first bit of what was written, in a pre-d
 CRIU's side answers by what is *recorded*: commit means go on, abort means undo. After an abort before the freeze CRIU
 leaves the tree alone; after a dump it resumes the tree with its connections; after a restore it ends what it built.
 
-The file `undecided` is renamed to `commit` by crckpt, or to `abort` by CRIU's side: the kernel lets exactly one win.
 CRIU's side aborts when crckpt has died (its pipe `alive` ends), or gives no sign of life for PATIENCE_S: a crckpt that
 is stopped (SIGSTOP, a debugger, a frozen control group) must not keep the tree frozen. When it runs again it finds
 `abort`, and its commit does not count.
@@ -83,6 +82,7 @@ class Hold:
         self.environment = environment
         self._directory = directory
         self._program = program
+        # A sign of life says how long CRIU's side waits for the next one.
         self._beat = bytes([patience_s])
         for name in ("reached", "alive"):
             os.mkfifo(directory / name, 0o600)
@@ -91,7 +91,9 @@ class Hold:
         self._alive = os.open(directory / "alive", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         self.owner = directory / "owner"
         self._lock = os.open(self.owner, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        # The script, which reads no signs of life, waits for this lock: the kernel frees it when crckpt dies.
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        # crckpt renames it to `commit`, CRIU's side to `abort`: the kernel lets exactly one win.
         os.close(os.open(directory / "undecided", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         self._mutex = threading.Lock()
         self.work_began: float | None = None
@@ -132,6 +134,7 @@ class Hold:
     def release(self) -> None:
         """Let CRIU read the record. Without a commit it undoes its work. May be called again."""
         with self._mutex:
+            # The end of `alive`, or of the lock, ends the wait of CRIU's side, which then reads the record.
             for descriptor in (self._alive, self._lock, self.reached):
                 if descriptor >= 0:
                     os.close(descriptor)
@@ -195,6 +198,7 @@ def _beating(*holds: Hold) -> Iterator[None]:
         while not is_over.wait(_BEAT_S):
             before, used = used, _processor_time()
             began = max(hold.work_began or 0.0 for hold in holds)
+            # Before CRIU reaches the hold, a crckpt that only waits is not stuck.
             if used - before > _USED_S or not began:
                 since = time.monotonic()
             if time.monotonic() - max(since, began) < STUCK_S:

@@ -49,6 +49,7 @@ class Streamer:
         """`descriptor` is of a private directory: its path may be too long for a socket."""
         self.descriptor = descriptor
         self.directory = Path(f"/proc/self/fd/{descriptor}")
+        # CRIU may ask before there is anything to serve: then the server waits here.
         self._promised: SimpleQueue[Images | None] = SimpleQueue()
         self._failure: BaseException | None = None
         self._listener = socket.socket(socket.AF_UNIX)
@@ -122,6 +123,7 @@ class Streamer:
             with closing(Lender(pipe)) as lender:
                 for content in image:
                     while content:
+                        # An interruption ends the pipe early: CRIU sees a truncated file and undoes its work.
                         if interrupt_is_waiting():
                             return
                         borrows = lent and not content.readonly
@@ -147,10 +149,8 @@ def serving(directory: Path) -> Iterator[Streamer]:
 
 
 def _without_small(image: Iterator[memoryview], pipe: int) -> Iterator[memoryview] | None:
-    """The image; None if it is so small that all of it was written to the pipe, which is closed then.
-
-    A thread for each small image would wait for its turn among the threads that unpack.
-    """
+    """Return the image; None if it is so small that all of it was written to the pipe, which is closed then."""
+    # A thread for each small image would wait for its turn among the threads that unpack.
     try:
         first = next(image, memoryview(b""))
         if len(first) > _AT_ONCE:

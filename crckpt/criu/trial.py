@@ -67,6 +67,7 @@ def _dump_and_restore(criu: Path, work: Path, python: str) -> str | None:
         dump = run_criu(dump_command(criu, child.pid, paths, DumpOptions(), leave_running=False), work / "dump.log")
         if not dump.ok:
             return _reason(dump.log, "the trial dump fails")
+        # The restored process needs the PID of the dumped one.
         if not child.ends_within(_ENDED_WITHIN_S):
             return "the trial dump did not end the program"
         child.wait()
@@ -93,9 +94,11 @@ def _is_ready(ready: Path, child: run.Child) -> bool:
 def _end(child: run.Child) -> None:
     """End and reap the child, and the process that CRIU restored under the same PID."""
     process = proc.read_process(child.pid)
+    # By now the PID may belong to a process that is not ours.
     if process is not None and process.ppid == os.getpid():
         os.kill(child.pid, signal.SIGKILL)
     child.wait()
+    # The restored process is a child of ours too, of which `child` does not know.
     with suppress(ChildProcessError):
         os.waitpid(child.pid, 0)
 
@@ -104,5 +107,6 @@ def _reason(log: str, what: str) -> str:
     explanation = explain(log)
     if explanation.finding:
         return f"{what}: {explanation.finding.what}"
+    # Of an unknown failure, its first complaint; of no complaint at all, the last line.
     lines = explanation.lines or tuple(log.strip().splitlines()[-1:])
     return f"{what}: {lines[0].strip()}" if lines else what

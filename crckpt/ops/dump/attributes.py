@@ -1,8 +1,6 @@
 """Record the attributes of a tree that CRIU does not save, as `crckpt.preflight.attribute_record` lists them.
 
-Most are read from outside. Some are known only to the process itself: crckpt makes a system call in one of its threads,
-which stops that for some milliseconds. A dump that ends the tree does this in each process. A dump after which the tree
-goes on does it only where there is a hint: no_new_privs, a seccomp filter, or locked memory.
+Most are read from outside. Some are known only to the process itself: crckpt makes a system call in one of its threads.
 """
 
 from __future__ import annotations
@@ -36,6 +34,7 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
 
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """
+    # A call stops its thread for some milliseconds. A dump after which the tree goes on makes it only where it may matter.
     living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
     # No hint is an answer, too. A process that comes later has none.
     asked: Answers = {each.pid: {} for each in tree.processes}

@@ -48,6 +48,7 @@ def make_checkpoint(
     check_job_owner(target, workspace.repository)
     with ExitStack() as stack:
         target = pre_copy(_with_lineage(target, stack), workspace)
+        # It was started with guessed options: of no use if the tree needs others.
         if waiting is not None and (target.lineage is not None or waiting.command != target.command(waiting.paths)):
             waiting.give_up()
             waiting = None
@@ -106,6 +107,7 @@ def _restart_full(target: DumpTarget, error: BaseMismatch, workspace: Workspace)
     """
     if target.lineage is None or not target.request.allows_long_freeze:
         raise error
+    # Without a base CRIU copies all memory: the next try cannot fail for the same reason.
     target.lineage.restart_full(error.reason)
     remove_tree(workspace.images, "images")
     workspace.images.mkdir(mode=0o700)

@@ -52,10 +52,8 @@ def commit_checkpoint(
 
 
 def _check_rights(images: Path, rights: Mapping[int, Rights]) -> None:
-    """Raise DumpFailed if a thread would come back with rights that it did not have when the tree was frozen.
-
-    CRIU lets each process report its own rights, from memory that other processes of its user can write meanwhile.
-    """
+    """Raise DumpFailed if a thread would come back with rights that it did not have when the tree was frozen."""
+    # CRIU lets each process report its own rights, from memory that other processes of its user can write meanwhile.
     for image in images.glob("core-*.img"):
         saved = read_rights(image.read_bytes(), image.name)
         if saved is None:

@@ -88,6 +88,7 @@ class DumpTarget(Struct, frozen=True):
     def command(self, paths: Paths) -> tuple[str, ...]:
         """CRIU's command line for a dump with these paths."""
         root, enter = self.observed.tree.root, self.plan.enter
+        # A CRIU in the tree's PID namespace knows the root by the number that it has there.
         pid = root.ns_pids[-1] if "pid" in enter else root.pid
         words = dump_command(
             self.criu.path,
@@ -142,6 +143,7 @@ def examine_target(
     target = replace(_observe_target(request, context, root.pid, memory), root=root)
     blockers = _find_blockers(target, memory)
     if not (request.preflight or request.dry_run):
+        # CRIU finds the others itself, and refuses the dump.
         blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
     if blockers:
         raise preflight_refusal(blockers)

@@ -75,20 +75,18 @@ class Forecast(Struct, frozen=True):
         return self.speed.byte_ms * self.load.memory + self._else_ms()
 
     def after_ms(self, last: RoundResult, tracker: str) -> float:
-        """The freeze of a dump now, after the `last` round, in milliseconds; `tracker` is its name.
-
-        CRIU does again what it did in the freeze of the round. In addition it writes what is not memory, and pages, of
-        which the tree writes some more until CRIU has started.
-        """
+        """The freeze of a dump now, after the `last` round, in milliseconds; `tracker` is its name."""
         return self.ms_of(last, *bytes_left(self.root, tracker))
 
     def ms_of(self, last: RoundResult, tracked: int, whole: int) -> float:
         """The same, if so many bytes are left as `bytes_left` returns."""
-        # The round reset the bits at its begin, so what is written now took about as long as the round.
+        # The round reset the bits at its begin, so what is written now took about as long as the round; the tree writes
+        # some more until CRIU has started.
         growth = 1 + self.speed.around_ms / max(last.ms, self.speed.around_ms)
         # At most all of the tree's memory, which may have grown since it was measured.
         most = max(self.load.memory, tracked + last.fixed_bytes + whole)
         memory = min(tracked * growth + last.fixed_bytes + whole, most)
+        # CRIU does again what it did in the freeze of the round, and writes the pages and what is not memory.
         return last.frozen_ms + self.speed.byte_ms * memory + self._else_ms()
 
     def _else_ms(self) -> float:

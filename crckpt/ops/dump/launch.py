@@ -161,6 +161,7 @@ def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> Dump
     ours = proc.read_process(os.getpid())
     own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
     apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}
+    # Such a CRIU is started in another way: it enters namespaces, or gets the environment of a tracker.
     if apart & {"pid", "mnt"} or request.wants_tracker or keeper_socket(root).exists():
         return None
     lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"

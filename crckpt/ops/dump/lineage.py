@@ -54,6 +54,7 @@ class Lineage:
         try:
             keeper = self.keeper.describe()
             if why := _why_incompatible(keeper, criu):
+                # An exchanged crckpt or CRIU needs a new keeper. The keeper of another CRIU is the user's to end.
                 if keeper.criu == str(criu):
                     self.keeper.retire()
                 self.give_up(why)
@@ -77,11 +78,9 @@ class Lineage:
         self._report(KeeperSession.check_freeze)
 
     def commit(self, base: Base) -> None:
-        """Report that `base` is kept: a checkpoint that is durable, or a round.
-
-        A CRIU that reset the bits without a freeze that we saw (it takes no preload library any more) is not reported:
-        the next dump is full.
-        """
+        """Report that `base` is kept: a checkpoint that is durable, or a round."""
+        # A CRIU that takes no preload library any more resets the bits without a freeze that we see: not reported, it
+        # makes the next dump full.
         if self._saw_freeze or not self.tracks:
             self._report(lambda keeper: keeper.commit(base))
 

@@ -45,6 +45,7 @@ class ParentImages(Struct, frozen=True):
         """Link `images`, which CRIU made with this parent, to the last round: it has the pages that they leave out."""
         link = images / PARENT
         if self.rounds and link.is_symlink():
+            # CRIU has linked them to the page maps, which have no pages.
             link.unlink()
             link.symlink_to(self.directory.with_name(str(self.rounds)))
 
@@ -78,14 +79,12 @@ def find_parent_images(repository: Repository, base: RoundBase) -> ParentImages:
 
 
 def write_page_maps(last: RoundBase) -> None:
-    """Write the page maps of this round, as few entries as possible. Raises IntegrityError, OSError.
-
-    While the tree is frozen, CRIU reads every entry of its parent, and of the parent's parents.
-    """
+    """Write the page maps of this round, as few entries as possible. Raises IntegrityError, OSError."""
     place = _page_maps_of(last.directory)
     place.mkdir(mode=0o700)
     for path in filter(lambda path: is_parent_image(path.name), last.directory.iterdir()):
         content = path.read_bytes()
+        # While the tree is frozen, CRIU reads every entry of its parent, and of the parent's parents.
         joined = write_pagemap(read_pagemap(content, path.name).join()) if is_pagemap(path.name) else content
         write_unsynced(place / path.name, joined, "image")
 

@@ -99,6 +99,7 @@ def why_no_rounds(lineage: Lineage) -> str:
 
 def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, work: Path) -> RoundResult:
     began = time.monotonic()
+    # One directory, made only if this is the first round, or if it counts from a checkpoint.
     make_directory = cache(lambda: _make_rounds_directory(target.context, repository, lineage))
     lineage.begin(repository, target.criu.path, make_directory)
     if not lineage.tracks:
@@ -155,11 +156,9 @@ def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, 
 
 
 def _reads(lineage: Lineage, criu: Criu) -> bool:
-    """Return whether CRIU may copy pages after the freeze.
-
-    Soft-dirty bits miss memory that was exchanged with other memory (mremap) until it was copied, and back; write
-    protection does not.
-    """
+    """Return whether CRIU may copy pages after the freeze."""
+    # Soft-dirty bits miss memory that was exchanged with other memory (mremap) until it was copied, and back; write
+    # protection does not.
     return lineage.summary.tracker == UffdWp.name and (criu_release(criu.version) or _UNKNOWN) >= _READS
 
 
