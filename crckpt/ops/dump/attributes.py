@@ -34,7 +34,8 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
 
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """
-    # A call stops its thread for some milliseconds. A dump after which the tree goes on makes it only where it may matter.
+    # A call stops its thread for some milliseconds: a dump after which the tree goes on makes it only where it may
+    # matter.
     living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]
     # No hint is an answer, too. A process that comes later has none.
     asked: Answers = {each.pid: {} for each in tree.processes}

@@ -25,11 +25,9 @@ _NO_PID: Final = 0
 
 
 def images_with_parent_signal(tree: ImageTree) -> frozenset[str]:
-    """Names of images of the root's threads that ask for a signal when their parent ends.
-
-    In a detached restore the parent is CRIU, which ends at once. The next parent is an init, which does not end: so
-    these threads lose nothing without the signal.
-    """
+    """Names of images of the root's threads that ask for a signal when their parent ends."""
+    # In a detached restore the parent is CRIU, which ends at once. The next parent is an init, which does not end: so
+    # these threads lose nothing without the signal.
     threads = (thread for thread in tree.root.threads if thread.core.parent_death_signal)
     return frozenset(f"core-{thread.tid}.img" for thread in threads)
 

@@ -126,10 +126,12 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
             fill_memory(tree, new.init, isolated.streams)
             check_open_files(tree, isolated.recorded, new.init, allow_weaker=False)
             lost.extend(isolated.attributes.set_all(new.init))
+            # A restored zombie has ended already, as it had at the dump.
             living = (process.pid for process in tree.processes if process.state != ZOMBIE)
             watches.append(stack.enter_context(watched_exits(new.init, living)))
 
         result = _run_criu(isolated, inside, streamer, in_hold)
+        # CRIU has succeeded, so the hold was reached.
         (watch,) = watches
         ran_s = watch.wait(tree.root.pid, isolated.request.seconds)
         probe = _run_probe(isolated, new.init, joining, once_ended)
@@ -207,6 +209,7 @@ def _end(tree: ImageTree, ended: dict[int, int | None], new: Throwaway) -> tuple
     """End the namespaces; the processes that had ended before."""
     root = tree.root.pid
     status = new.end()
+    # The kernel may have no status of a process that is not our child; the init ends with the root's.
     if root in ended and ended[root] is None:
         ended[root] = status if status <= 128 else 128 - status
     return tuple(EndedProcess(each.pid, each.comm, ended[each.pid]) for each in tree.processes if each.pid in ended)

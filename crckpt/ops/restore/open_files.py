@@ -1,8 +1,8 @@
 """Check that a restored tree has its own files open, not files that a user put in their place.
 
-CRIU opens the files of a tree by their paths, with root's rights. A user who can change a path can put a link to any
-file there at any moment. So crckpt checks the open files in the hold, before the tree runs: each must be the file that
-the tree had, or one that the program and every user who can change the path could open too.
+CRIU opens the files of a tree by their paths, with root's rights, and a user who can change a path can put a link to any
+file there at any moment. Each must be the file that the tree had, or one that the program and every user who can change
+the path could open too.
 """
 
 from __future__ import annotations
@@ -90,6 +90,7 @@ class _Check:
         pids = proc.outer_pids(self._inside, init)
         for process in self._tree.processes:
             if process.state != ZOMBIE and process.pid in pids:
+                # A process may have the same file open many times.
                 done: set[tuple[int, int]] = set()
                 for used in self._files_in_use(process, pids[process.pid]):
                     if (used.file.id, used.access) not in done:
@@ -109,6 +110,7 @@ class _Check:
 
     def _find_mapped_files(self, process: ImageProcess, pid: int) -> Iterator[_FileInUse]:
         wanted = [vma for vma in process.memory.vmas if vma.file_id in self._files] if process.memory else []
+        # Usually nobody can change a path of a mapped file: then its maps need not be read.
         if not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
             return
         maps = read_maps(pid)
@@ -150,6 +152,7 @@ class _Check:
         try:
             who = find_refused_user(used.link, used.access, users, self._root)
         except OSError:
+            # A file that cannot be examined is treated as one that they could not open.
             who = users[0]
         if who is not None:
             yield _exchange_finding(process, used, who)

@@ -123,6 +123,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         criu = None
         if not request.dry_run and not request.new_pid_namespace:
             # CRIU starts slowly: check everything while it does.
+            # As if the tree needed nothing from outside: most do not.
             criu = early.enter_context(launched_criu(attempt, OutsideEnds(), None))
         reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
@@ -140,6 +141,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         verdict = _judge(attempt, tree, reading.files, details)
         _refuse_blocked(request, verdict, attributes)
         weaker, lost = attributes.verdict.weaker, attributes.verdict.lost
+        # The user has allowed what is weaker: report it all the same.
         verdict = replace(verdict, warnings=(*verdict.warnings, *weaker, *lost))
         if request.dry_run:
             paths = Paths(Path("IMAGES"), Path("WORK"))
@@ -228,6 +230,7 @@ def _follow(
                         result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind"
                     )
             if detach:
+                # A root that fails at once is no restore; in the foreground its own status says so.
                 lost.extend(_check_root(root, criu.init))
         _lift_network_lock(attempt.checkpoint)
         pid = criu.init or root
@@ -279,5 +282,6 @@ def _files_rewound(checkpoint: Checkpoint, verdict: Verdict) -> Iterator[None]:
         for rewind in verdict.rewinds:
             path = Path(rewind.path)
             kept = f"{path.name}.after-{checkpoint.id[:12]}"
+            # A restore that fails leaves the files as they were.
             stack.enter_context(restored_on_failure(path, rewind.size, kept))
         yield

@@ -66,6 +66,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
         us=os.getpid(),
         locks=read_held_locks({path for _, path, _ in find_needed_locks(tree)}),
     )
+    # Packages and writers take long to find: only of files that changed.
     suspects = find_changed_paths(wanted, now)
     if not suspects:
         return now
@@ -82,6 +83,7 @@ def _find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
     ended = tuple(owner.pid for owner in owners if owner.state == "zombie")
     if not ended:
         return owners
+    # A zombie keeps its PID until it is reaped, which may take a moment.
     proc.wait_until_gone(ended, _REAPED_WITHIN_S)
     return proc.find_id_users(wanted)
 
@@ -148,16 +150,15 @@ def _memory(images: tuple[StoredFile, ...], written: Iterable[tuple[Path, int]])
     pages = tuple(file for file in images if file.pagemap)
     beside = sum(size for directory, size in written if space.is_in_memory(directory))
     needed, free = sum(file.bytes for file in pages) + beside, space.free_memory()
+    # Only where memory is scarce: to count shared pages once takes a while.
     if needed > free:
         needed, free = _count_bytes(pages) + beside, space.free_memory(swap=True)
     return needed, free
 
 
 def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
-    """Bytes of memory in these images; pages that processes share count once.
-
-    As in CRIU, parent and child share a page if both have the same page at the same address.
-    """
+    """Bytes of memory in these images; pages that processes share count once."""
+    # As in CRIU, parent and child share a page if both have the same page at the same address.
     import numpy as np  # slow to load, and needed only if memory is scarce
 
     from crckpt.store.format.extents import ZERO

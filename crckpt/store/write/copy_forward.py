@@ -64,6 +64,7 @@ def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
     chosen = np.zeros(len(used), np.bool_)
     sizes = np.diff(starts)
     live = _sums(used, starts[:-1])
+    # Who stores nothing new has no budget to copy.
     if not new or not live.any():
         return chosen
     for pack in _smaller_half(live):
@@ -74,6 +75,7 @@ def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
     budget = int(min(PER_NEW * new, max(PER_NEW_OF_MUCH * new, OF_ALL * (in_use + new))))
     shares = np.where(live > 0, live / sizes, 1)
     for pack in np.argsort(shares, kind="stable").tolist():
+        # A pack that is used whole gains nothing from a copy.
         if budget <= 0 or shares[pack] == 1:
             break
         some = _least_used(used[starts[pack] : starts[pack + 1]], budget) + starts[pack]

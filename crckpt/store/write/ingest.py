@@ -82,6 +82,7 @@ def ingest(
         parent = _parent(repository, new)
         target = PackOptions(begun.path, compress, dedup, progress)
         packed = pack_images(repository.backend, parent, images, new.details, target, new.base)
+        # The manifest goes last: it exists if and only if the checkpoint does.
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             cache_fingerprints(repository.backend, written)

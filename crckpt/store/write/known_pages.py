@@ -28,8 +28,7 @@ _AT_ONCE: Final = 1 << 16
 class KnownPages:
     """The pages of a parent's packs, numbered through all packs. Without a parent there are none.
 
-    `starts` are the numbers of the packs' first pages, then the number of all pages. If a pack or the parent's index is
-    damaged, fewer pages are known: nothing new depends on damage that was found. Fingerprints are mapped from files.
+    `starts` are the numbers of the packs' first pages, then the number of all pages. Fingerprints are mapped from files.
     Those of the first 16 GiB of pages are in memory too; later pages are found only at their place.
     """
 
@@ -127,6 +126,7 @@ class KnownPages:
     def _load_pack(self, contents: Contents, number: int, backend: Backend, key: bytes) -> Numbers | None:
         try:
             pack = contents.pack(number)
+            # A damaged pack is left out: nothing new depends on damage that was found.
             prints = load_fingerprints(backend, key, pack)
         except IntegrityError:
             return None

@@ -23,10 +23,8 @@ _SMALLEST: Final = (16 << 20) // PAGE_SIZE
 
 
 def pages_in_a_pack(size: int) -> int:
-    """Return how many pages a pack holds, for `size` bytes of images: a sixteenth of them, and 16 MiB at least.
-
-    A pack that is copied forward lies on the disk next to its copy for a while: small packs keep that small.
-    """
+    """Return how many pages a pack holds, for `size` bytes of images: a sixteenth of them, and 16 MiB at least."""
+    # A pack that is copied forward lies on the disk next to its copy for a while: small packs keep that small.
     part = -(-size // PAGE_SIZE // _PARTS)
     return min(max(_SMALLEST, -(-part // FRAME_PAGES) * FRAME_PAGES), MOST_FRAMES * FRAME_PAGES)
 

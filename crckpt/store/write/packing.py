@@ -118,6 +118,7 @@ def pack_images(
         packing = Packing(known, new_pages, packs, key)
         files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
         counts, new = _add_inherited(packing.counts, left), packs.pages
+        # Once it is known how much is new: that limits what is copied.
         chosen = choose_pages(_find_known_pages_in_use(files, left, known), known.starts, new)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
@@ -174,6 +175,7 @@ class Packing:
         own = self._store_again(source.name, file.extents, chosen, lambda positions, _: source.read_some(positions))
         rest = self._store_again(source.name, left, chosen, lambda _, numbers: self._known.read_pages(numbers))
         whole = np.concatenate((own, rest))
+        # What was left to the parent lies among the file's own pages, and extents are in the order of pages.
         if len(rest):
             whole = join_extents(whole[np.argsort(whole["first"], kind="stable")])
         return replace(file, bytes=file.bytes + page_count(rest) * PAGE_SIZE, extents=whole)
@@ -198,6 +200,7 @@ class Packing:
             return extents
         for at, pages in contents(start + which, numbers):
             prints = compute_fingerprints(pages, np.arange(len(pages)), self._key)
+            # The file was read before; what is copied must be what its extents name.
             if (prints != self._known.fingerprints(numbers[at])).any():
                 raise IntegrityError(f"{name} changed while it was read")
             pack[which[at]], page[which[at]] = self._add(prints, pages, np.arange(len(pages)))
