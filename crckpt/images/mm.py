@@ -102,10 +102,8 @@ class Vma(Struct, frozen=True):
 
     @property
     def is_read_by_position(self) -> bool:
-        """Whether a restore reads its pages by their position in the image, which a stream does not allow.
-
-        CRIU fills such a mapping only when it is at its address (criu/mem.c, premap_priv_vmas and prepare_vma_ios).
-        """
+        """Whether a restore reads its pages by their position in the image, which a stream does not allow."""
+        # CRIU fills such a mapping only when it is at its address (criu/mem.c, premap_priv_vmas and prepare_vma_ios).
         return self.flags & (MAP_PRIVATE | MAP_HUGETLB) == MAP_PRIVATE | MAP_HUGETLB
 
     @property

@@ -90,10 +90,8 @@ class PageMap(Struct, frozen=True, eq=False):
         return found
 
     def join(self) -> PageMap:
-        """Return the same pages as PRESENT, in as few entries as possible.
-
-        The result is never LAZY: CRIU sets that flag for copied pages only, not for their neighbours.
-        """
+        """Return the same pages as PRESENT, in as few entries as possible."""
+        # The result is never LAZY: CRIU sets that flag for copied pages only, not for their neighbours.
         import numpy as np
 
         first = self.table[:, 0] // PAGE_SIZE

@@ -104,10 +104,9 @@ def _is_ordinary(vma: Vma) -> bool:
 
 
 def _rseq_pages(process: ImageProcess) -> set[int]:
-    """Return the pages of rseq areas, to which the kernel writes as soon as CRIU has registered them.
-
-    If crckpt wrote the saved content there, the kernel would not correct it. Source: criu/pie/restorer.c, restore_rseq.
-    """
+    """Return the pages of rseq areas, to which the kernel writes as soon as CRIU has registered them."""
+    # If crckpt wrote the saved content there, the kernel would not correct it. Source: criu/pie/restorer.c,
+    # restore_rseq.
     areas = (thread.core.rseq for thread in process.threads)
     return {
         address // PAGE_SIZE * PAGE_SIZE
@@ -125,10 +124,8 @@ def _without_pages(vma: Vma, left_out: list[int]) -> Iterator[MemoryRange]:
 
 
 def _find_inherited_mappings(tree: ImageTree) -> frozenset[tuple[int, int]]:
-    """Return start and end of private mappings that several processes have at the same address.
-
-    Only there CRIU looks for shared pages, in parents and their children (criu/mem.c, check_cow_vmas).
-    """
+    """Return start and end of private mappings that several processes have at the same address."""
+    # Only there CRIU looks for shared pages, in parents and their children (criu/mem.c, check_cow_vmas).
     spaces = (process.memory.vmas for process in tree.processes if process.memory is not None)
     found = Counter((vma.start, vma.end) for vmas in spaces for vma in vmas if vma.flags & MAP_PRIVATE)
     return frozenset(place for place, count in found.items() if count > 1)

@@ -38,10 +38,8 @@ _NONCE: Final = bytes(12)
 
 
 def read_key(backend: Backend) -> bytes:
-    """Return the secret key of the store's fingerprints; make it if it is missing or damaged.
-
-    If it cannot be written, only the caller has it: fingerprints that it writes are of no use to others.
-    """
+    """Return the secret key of the store's fingerprints; make it if it is missing or damaged."""
+    # If it cannot be written, only the caller has it: fingerprints that it writes are of no use to others.
     if (key := _read_kept_key(backend)) is None:
         key = os.urandom(_KEY)
         with suppress(OSError):

@@ -10,10 +10,8 @@ from crckpt.store.layout import fingerprints_name
 
 
 def forget_fingerprints(backend: Backend, digests: Iterable[str]) -> None:
-    """Remove the fingerprints of packs, so that these are read whole before anything new depends on them.
-
-    A failure is ignored: where this cannot write, nothing new is stored either.
-    """
+    """Remove the fingerprints of packs, so that these are read whole before anything new depends on them."""
     for digest in digests:
+        # A failure is ignored: where this cannot write, nothing new is stored either.
         with suppress(OSError):
             backend.remove(fingerprints_name(digest), "fingerprints")

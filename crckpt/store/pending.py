@@ -42,10 +42,8 @@ class _Record(Struct, frozen=True):
 
 @contextmanager
 def announced(backend: Backend, job: JobName, created: datetime, run_id: str | None, *, alone: bool) -> Iterator[None]:
-    """List a checkpoint as pending while the block stores it. After a crash it is listed as lost, until gc.
-
-    So it is after a failure if crckpt is `alone`: nobody would see the error.
-    """
+    """List a checkpoint as pending while the block stores it. After a crash it is listed as lost, until gc."""
+    # So it is after a failure if crckpt is `alone`: nobody would see the error.
     name = f"{PENDING}/{own_name()}"
     record = {
         "job": job,

@@ -75,10 +75,11 @@ def identify_process(since: float, pid: int = 0) -> ProcessIdentity:
 
 
 def write_identity(path: Path, since: float, what: str, *, pid: int = 0) -> None:
-    """Record process `pid`, or this one, in a new file. It is not synced: after a crash the process is dead anyway.
+    """Record process `pid`, or this one, in a new file.
 
     `what` names its steps.
     """
+    # It is not synced: after a crash the process is dead anyway.
     descriptor = open_private(path, what)
     try:
         write(descriptor, identify_process(since, pid).encode(), what)

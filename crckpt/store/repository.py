@@ -189,10 +189,8 @@ class Repository:
         self.backend.put_files({pack_name(digest): path for digest, path in packs.items()}, "pack")
 
     def add_checkpoint(self, draft: Checkpoint) -> Checkpoint:
-        """Write a manifest, durably: then the checkpoint exists. Its packs must be there.
-
-        It gets the sequence number after all others; commits at the same time take turns.
-        """
+        """Write a manifest, durably: then the checkpoint exists. Its packs must be there."""
+        # It gets the sequence number after all others; commits at the same time take turns.
         with self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S):
             checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints())))
             self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, "manifest")

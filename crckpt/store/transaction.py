@@ -50,15 +50,13 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
 
 @contextmanager
 def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator[Path]:
-    """Make a directory in `directory` that process `pid` will remove; `outside` if `directory` is not the store's.
-
-    If the block fails it is removed at once: the process does not know of it yet.
-    """
+    """Make a directory in `directory` that process `pid` will remove; `outside` if `directory` is not the store's."""
     path = directory / f"{_STAGED if outside else ''}{own_name()}"
     try:
         make_private_directory(path, "transaction")
         write_identity(path / _OWNER, time.time(), "owner", pid=pid)
         yield path
+    # If the block fails it is removed at once: the process does not know of it yet.
     except BaseException:
         _remove(path)
         raise
@@ -72,10 +70,8 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def staged(directory: Path) -> Iterator[Path]:
-    """Make a private directory outside the store; at the end of the block it is removed with all that is in it.
-
-    What killed crckpts have left there is removed first.
-    """
+    """Make a private directory outside the store; at the end of the block it is removed with all that is in it."""
+    # What killed crckpts have left there is removed first.
     for path in directory.glob(f"{_STAGED}*"):
         if _is_abandoned(path):
             _remove(path)
@@ -84,10 +80,8 @@ def staged(directory: Path) -> Iterator[Path]:
 
 
 def find_abandoned_staging(path: Path) -> tuple[Path, ...]:
-    """Find what a dead transaction has left outside the store: where its link `staging` leads.
-
-    Anybody can make such a link, so the directory must name the same process as the transaction.
-    """
+    """Find what a dead transaction has left outside the store: where its link `staging` leads."""
+    # Anybody can make such a link, so the directory must name the same process as the transaction.
     link = path / STAGING
     if not is_directory(path) or not link.is_symlink():
         return ()

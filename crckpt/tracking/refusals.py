@@ -32,13 +32,11 @@ _MISSED: Final = "crckpt cannot see what the device writes"
 
 
 def find_criu_refusal(criu: Path, tracker: str) -> str:
-    """Ask this CRIU why it does not track with the preload library; or nothing.
-
-    A CRIU that does without the library, on a kernel that tracks, is refused: it would not stop at the gate.
-    """
+    """Ask this CRIU why it does not track with the preload library; or nothing."""
     if not library.LIBRARY.exists():
         return library.NO_LIBRARY
     # A kernel that has the bits makes CRIU succeed without the library, too. Only the library refuses an empty name.
+    # A CRIU that does without the library, on a kernel that tracks, is refused: it would not stop at the gate.
     if library.NO_TRACKER not in library.check_feature(criu, "").output:
         reason = "it starts without it"
     elif (check := library.check_feature(criu, tracker)).ok:

@@ -87,10 +87,8 @@ def _compare(thread: ptrace.StoppedThread, pid: int, other: int) -> tuple[int, .
 
 
 def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
-    """Find out by mapping a page whether new maps are locked: no call reports it.
-
-    The kernel refuses a page that may not be locked with EAGAIN, and does not discard a locked one (MADV_DONTNEED).
-    """
+    """Find out by mapping a page whether new maps are locked: no call reports it."""
+    # The kernel refuses a page that may not be locked with EAGAIN, and does not discard a locked one (MADV_DONTNEED).
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     made = thread.system_call(
         _MMAP_32 if thread.is_compat else _MMAP, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
@@ -146,10 +144,8 @@ def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) ->
 
 
 def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:
-    """Listen on a socket as this user and group, effective for that call only. A negative number is an error.
-
-    In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
-    """
+    """Listen on a socket as this user and group, effective for that call only. A negative number is an error."""
+    # In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
     keep = -1
     own_user, own_group = thread.system_call(_GETEUID), thread.system_call(_GETEGID)
     found = thread.system_call(_SETRESGID, keep, group, keep)

@@ -53,10 +53,8 @@ class OrderResult(Struct, frozen=True):
 
 
 def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
-    """Carry out the orders in a helper process; return a result for each. Takes about 0.1 s, and 1 ms for each.
-
-    A helper that a process blocks is not killed: during a call that would kill the process, too.
-    """
+    """Carry out the orders in a helper process; return a result for each. Takes about 0.1 s, and 1 ms for each."""
+    # A helper that a process blocks is not killed: during a call that would kill the process, too.
     if not orders:
         return ()
     with _memory() as said, _memory() as answers:

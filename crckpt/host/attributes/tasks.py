@@ -132,10 +132,8 @@ def io_flusher(tid: int) -> Value:
 
 
 def memory_policy(tid: int) -> Value:
-    """Mode with flags, and nodes, as in set_mempolicy(2). Nothing if the host has only one node.
-
-    The kernel lists it for each map without its own policy. Read only the first map: large maps take long.
-    """
+    """Mode with flags, and nodes, as in set_mempolicy(2). Nothing if the host has only one node."""
+    # The kernel lists it for each map without its own policy. Read only the first map: large maps take long.
     if not _has_nodes():
         return ()
     file = os.open(f"/proc/{tid}/numa_maps", os.O_RDONLY | os.O_CLOEXEC)

@@ -53,8 +53,9 @@ def open_checked(
 def open_regular(path: str | Path) -> tuple[int | None, int]:
     """Open what `path` leads to, following links, if it is a regular file. Return descriptor (or None) and mode.
 
-    Nothing else is opened: opening acts on some devices, and wakes programs that wait for a FIFO. Raises OSError.
+    Raises OSError.
     """
+    # Nothing else is opened: opening acts on some devices, and wakes programs that wait for a FIFO.
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         mode = os.fstat(found).st_mode

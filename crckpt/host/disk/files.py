@@ -65,11 +65,9 @@ def make_private_directory(path: Path, what: str) -> None:
 
 
 def ensure_private_directory(path: Path, what: str) -> None:
-    """Like `make_private_directory`, but it may exist already, or be made by another process now.
-
-    Sync it in any case: its maker may have died before the sync.
-    """
+    """Like `make_private_directory`, but it may exist already, or be made by another process now."""
     add_private_directory(path, what)
+    # Sync it in any case: its maker may have died before the sync.
     sync_directory(path.parent, what)
 
 
@@ -180,9 +178,9 @@ def remove(path: Path, what: str) -> None:
 def remove_tree(path: Path, what: str) -> None:
     """Remove a file, or a directory and all that is in it. Links are removed, not followed.
 
-    Works by descriptors; two suffice for any depth, because nested directories are moved up first.
     Raises FileNotFoundError if there is nothing, OSError.
     """
+    # Works by descriptors; two suffice for any depth, because nested directories are moved up first.
     above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         top = _directory_in(above, path.name)

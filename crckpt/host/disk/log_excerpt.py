@@ -35,8 +35,9 @@ class EndlessError(OSError):
 def read_file_ends(path: Path, most: int = MOST) -> bytes:
     """Read the first and the last part of a regular file, without blocking.
 
-    Follows links: the user named the file. Raises NoFileError if it is not a regular file, OSError.
+    Raises NoFileError if it is not a regular file, OSError.
     """
+    # Follows links: the user named the file.
     descriptor, mode = open_regular(path)
     if descriptor is None:
         raise NoFileError(0, next((words for is_kind, words in _KINDS if is_kind(mode)), "is not a file"))

@@ -92,11 +92,9 @@ def _exchange_error(path: Path) -> RestoreFailed:
 
 
 def _make_beside(directory: int, file: int, wanted: str, stack: ExitStack) -> tuple[str, int]:
-    """The name and a descriptor of a new file in `directory`, to be read and appended to. Its owner is that of `file`.
-
-    Make it with the rights of the owner. In a directory of root's that is not world-writable, such as /var/log,
-    use ours: there the owner often may write only to the log.
-    """
+    """Make a file in `directory` to read and append to, owned as `file`; return its name and a descriptor."""
+    # Make it with the rights of the owner. In a directory of root's that is not world-writable, such as /var/log, use
+    # ours: there the owner often may write only to the log.
     above, owner = os.fstat(directory), os.fstat(file)
     is_roots = above.st_uid == os.geteuid() and not above.st_mode & stat.S_IWOTH
     uid, gid = (os.geteuid(), os.getegid()) if is_roots else (owner.st_uid, owner.st_gid)
@@ -145,8 +143,9 @@ def _check_room(file: int, size: int, tail: int, path: Path) -> None:
 def _copy(source: int, start: int, target: int, at: int, what: str, most: int | None = None) -> None:
     """Append what `source` has from `start` on, as it is now, to `target`, which has `at` bytes; durably.
 
-    At most `most` bytes, and none that are appended from now on. Holes stay holes: a log may declare terabytes.
+    At most `most` bytes, and none that are appended from now on.
     """
+    # Holes stay holes: a log may declare terabytes.
     end = os.fstat(source).st_size if most is None else min(os.fstat(source).st_size, start + most)
     shift = at - start
     while start < end:

@@ -51,13 +51,11 @@ def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
 
 @contextmanager
 def find_network(inode: int, pids: Iterable[int]) -> Iterator[Path | None]:
-    """A path to the network namespace of that inode, of one of these processes or a named one; None if it is gone.
-
-    It stays open during the block, so that the path cannot lead to another one.
-    """
+    """A path to the network namespace of that inode, of one of these processes or a named one; None if it is gone."""
     ours = Path("/proc/self/ns/net").stat().st_dev
     for path in (*(Path(f"/proc/{pid}/ns/net") for pid in pids), *find_named_networks()):
         with suppress(OSError):
+            # It stays open during the block, so that the path cannot lead to another one.
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 status = os.fstat(descriptor)

@@ -27,9 +27,9 @@ class PidNamespace(Struct, frozen=True):
 def pid_namespace(root: int, work: Path, owner: Path, *, own_session: bool = True) -> Iterator[PidNamespace]:
     """Start a pid namespace whose init waits for the process that will be `root` in it; end it if the block fails.
 
-    `work` is a private directory, `owner` a file that we keep locked until the tree is restored. A tree on our terminal
-    needs its parent, the init, in our session: otherwise the kernel does not stop it (^Z). Raises HostCannot.
+    `work` is a private directory, `owner` a file that we keep locked until the tree is restored. Raises HostCannot.
     """
+    # A tree on our terminal needs its parent, the init, in our session: otherwise the kernel does not stop it (^Z).
     with started_init(("unshare",), root, work, owner, own_session=own_session) as (child, init):
         yield PidNamespace(init, child.pid)
         child.abandon()

@@ -30,10 +30,8 @@ _IN_MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV")
 
 
 def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
-    """Read about `most` of the `memory` bytes of these processes, in runs of whole pages.
-
-    The places are the same in each process, so that pages that processes have in common are so in the sample, too.
-    """
+    """Read about `most` of the `memory` bytes of these processes, in runs of whole pages."""
+    # The places are the same in each process, so that pages that processes have in common are so in the sample, too.
     every = max(1, -(-memory // most))
     chunk = max(1, min(_CHUNK, most // (len(pids) * _RUNS * PAGE_SIZE)))
     left = 2 * most

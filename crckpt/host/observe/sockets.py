@@ -71,8 +71,9 @@ def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken",
     """Find out why a restore could not bind a socket: the address is taken, or this host does not have it. None if it
     could.
 
-    A connection shares its port with the listener: it only needs the address. Only a restore detects other reasons.
+    Only a restore detects other reasons.
     """
+    # A connection shares its port with the listener: it only needs the address.
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     kind = socket.SOCK_DGRAM if use == "datagram" else socket.SOCK_STREAM
     try:

@@ -143,18 +143,17 @@ class Observed(Struct, frozen=True):
 
 
 def observe(root: proc.Process, own: proc.Process, memory: int | None = None) -> Observed:
-    """Observe the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if None.
-
-    Leave out what was read by the PID of a process that has ended since: another process may have got that PID.
-    """
+    """Observe the tree below `root`; `own` is crckpt's process. `memory` is as in `Observed`, measured if None."""
+    # What was read by the PID of a process that has ended since may be of another process that got that PID.
     return leave_out_ended(_observe(root, own, memory))
 
 
 def leave_out_ended(observed: Observed) -> Observed:
     """Leave out what was read by PIDs that no longer belong to the processes of the tree, except the root's.
 
-    The caller pins the root by a pidfd. `foreign_namespaces` stay: they only make preflight refuse.
+    The caller pins the root by a pidfd.
     """
+    # `foreign_namespaces` stay: they only make preflight refuse.
     tree = observed.tree
     ended = {process.pid for process in tree.processes if process is not tree.root and not proc.is_current(process)}
     if not ended:

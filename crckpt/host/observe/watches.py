@@ -23,10 +23,8 @@ _SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
 
 
 def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """Find descriptors with a watch on a file system that opens no file handles. Source: open_by_handle_at(2).
-
-    Test one watch of each kind of handle on a file system: there may be many thousands.
-    """
+    """Find descriptors with a watch on a file system that opens no file handles. Source: open_by_handle_at(2)."""
+    # Test one watch of each kind of handle on a file system: there may be many thousands.
     found: list[Descriptor] = []
     opens: dict[tuple[int, int], bool] = {}
     searched = frozenset(_device(path) for path in _SEARCHED)

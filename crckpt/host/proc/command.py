@@ -15,10 +15,8 @@ _MOST_ARGUMENTS: Final = 128 << 10
 
 
 def command_line(pid: int) -> tuple[str, ...]:
-    """The arguments a process was started with (it may have changed them); empty if it has ended.
-
-    At most the first 128 KiB: a program can declare all of its memory to be its arguments (PR_SET_MM).
-    """
+    """The arguments a process was started with (it may have changed them); empty if it has ended."""
+    # At most the first 128 KiB: a program can declare all of its memory to be its arguments (PR_SET_MM).
     with suppress(OSError):
         # Programs that rename themselves leave empty words behind their new name.
         text = procfs.head(f"/proc/{pid}/cmdline", _MOST_ARGUMENTS).rstrip(b"\0")

@@ -29,10 +29,8 @@ class IdUser(Struct, frozen=True):
 
 
 def find_id_users(numbers: Iterable[int]) -> tuple[IdUser, ...]:
-    """Find which of these numbers cannot be given to a new task, and who uses each.
-
-    The kernel keeps a number while anything is a member of the process group or session of that name.
-    """
+    """Find which of these numbers cannot be given to a new task, and who uses each."""
+    # The kernel keeps a number while anything is a member of the process group or session of that name.
     wanted = _find_used(frozenset(numbers))
     found: dict[int, IdUser] = {}
     for pid in procfs.pids() if wanted else ():

@@ -119,11 +119,8 @@ def read_tree(root: Process) -> Tree:
 
 
 def is_current(process: Process) -> bool:
-    """Return whether the PID still belongs to this process: then what was read by that PID since `process` is of it.
-
-    The start time shows it. A process that gets the PID later starts later, in a clock tick of its own: PIDs are not
-    used again within one.
-    """
+    """Return whether the PID still belongs to this process: then what was read by that PID since `process` is of it."""
+    # A process that gets the PID later starts later, in a clock tick of its own: PIDs are not used again within one.
     return start_time(process.pid) == process.start
 
 
@@ -192,8 +189,8 @@ def wait_until_gone(
     """Wait until none of these PIDs is in /proc any more; those that still are after `timeout` seconds.
 
     One that was given to another process, started at another time than `starts` says, is gone, too.
-    A process that has ended keeps its PID until its parent has reaped it.
     """
+    # A process that has ended keeps its PID until its parent has reaped it.
     deadline = time.monotonic() + timeout
     left = tuple(pids)
     while True:

@@ -23,10 +23,8 @@ class Writer(Struct, frozen=True):
 
 
 def find_writers(paths: Iterable[str]) -> dict[str, Writer]:
-    """Find a process that can write to each of these files, under whatever name it opened it. By path.
-
-    A file to which we and our ancestors can only append is not counted: it may be our output.
-    """
+    """Find a process that can write to each of these files, under whatever name it opened it. By path."""
+    # A file to which we and our ancestors can only append is not counted: it may be our output.
     identities = {path: identity for path in paths if (identity := _identity(path))}
     wanted = set(identities.values())
     us = (os.getpid(), *ancestors(os.getpid()))

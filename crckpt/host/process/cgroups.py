@@ -80,10 +80,8 @@ def group_directory(controllers: str, path: str) -> Path | None:
 
 
 def restrictions(controllers: str, path: str) -> dict[str, int]:
-    """The lowest limits of a group and those above it: memory and swap (bytes), tasks, CPU (in ppm).
-
-    Rules on devices and on the network count as 1: they cannot be compared.
-    """
+    """The lowest limits of a group and those above it: memory and swap (bytes), tasks, CPU (in ppm)."""
+    # Rules on devices and on the network count as 1: they cannot be compared.
     least: dict[str, int] = {}
     own = group_directory(controllers, path)
     if own is None:
@@ -127,10 +125,11 @@ def find_frozen_group(pid: int) -> FrozenGroup | None:
 
 
 def memory_left(*, swap: int = 0) -> Iterator[int]:
-    """Bytes that each group with a limit leaves us. Its file pages count as free: the kernel reclaims them first.
+    """Bytes that each group with a limit leaves us.
 
     `swap` is the free swap of the system, of which a group gets what its own limit allows.
     """
+    # File pages of a group count as free: the kernel reclaims them first.
     for group in groups("memory"):
         limit, used, cached = _MEMORY if (group / _MEMORY[0]).exists() else _MEMORY_1
         try:

@@ -21,11 +21,10 @@ _LOOK_S: Final = 0.1
 def wait_on_terminal(child: int, terminal: int, inside: int | None = None) -> int:
     """Wait until a child, a program on our terminal, has ended; return its wait status. Stop whenever it stops.
 
-    Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the child
-    continues at once, if it has the terminal.
-
     `inside` is the program if it runs in a PID namespace: it is not our child, and `child` ends with it.
     """
+    # Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the child
+    # continues at once, if it has the terminal.
     job = child if inside is None else inside
     was_stopped = in_background = False
     while True:

@@ -16,11 +16,9 @@ from crckpt.host.syscalls.prctl import is_child_subreaper, set_child_subreaper
 
 @contextmanager
 def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
-    """If the block fails, end those of these processes that descend from us.
-
-    A PID alone is no proof: another program may have got it. So orphans of this block become our children, and only
-    children of ours are ended.
-    """
+    """If the block fails, end those of these processes that descend from us."""
+    # A PID alone is no proof: another program may have got it. So orphans of this block become our children, and only
+    # children of ours are ended.
     with _orphans_adopted():
         try:
             yield

@@ -57,10 +57,8 @@ def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
 
 
 def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple[tuple[int, ...], int, int] | None:
-    """Values of CRIU's processes and the tree that change while a dump makes progress; None if CRIU waits for a disk.
-
-    CPU time counts here: CRIU may move pages for minutes without a read or write that the kernel counts.
-    """
+    """Read what changes of CRIU and the tree while a dump makes progress; None if CRIU waits for a disk."""
+    # CPU time counts here: CRIU may move pages for minutes without a read or write that the kernel counts.
     if waits_for_a_disk(criu) and not waits_for_a_program((*criu, *tree)):
         return None
     size = 0

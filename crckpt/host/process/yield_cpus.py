@@ -13,9 +13,10 @@ from crckpt.host import proc
 def cores_left_to(pids: Iterable[int]) -> Iterator[None]:
     """Keep this thread, and those that it starts, off the cores that threads of these processes run on now.
 
-    Nothing changes if that leaves less than half of our cores: our work would take much longer, and slow the processes
-    down for as long. Also not if the system does not allow it.
+    Nothing changes if the system does not allow it.
     """
+    # Not if that leaves less than half of our cores: our work would take much longer, and slow the
+    # processes down for as long.
     ours = os.sched_getaffinity(0)
     try:
         # A nice value has no effect between sessions (sched(7), autogroup).

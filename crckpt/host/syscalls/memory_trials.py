@@ -49,11 +49,9 @@ def tracks_by_soft_dirty() -> bool:
 
 
 def soft_dirty_misses_joined() -> bool:
-    """Return whether the kernel misses a write to a map that was merged with others; also True if that cannot be tried.
-
-    Kernels from 6.0 on miss it, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
-    dirty as a whole, a change of protection makes its pages writable, and another merges it with a clean map.
-    """
+    """Return whether the kernel misses a write to a map that was merged with others; True if it cannot be tried."""
+    # Kernels from 6.0 on miss it, until "mm: propagate VM_SOFTDIRTY on merge": new memory makes the map that it joins
+    # dirty as a whole, a change of protection makes its pages writable, and another merges it with a clean map.
     with _pages_of_ours(3) as (memory, below), suppress(OSError):
         written, above = below + mmap.PAGESIZE, below + 2 * mmap.PAGESIZE
         _protect(below, mmap.PROT_READ)

@@ -219,8 +219,9 @@ def _seize(pid: int, tid: int) -> None:
 def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     """Suspend a thread's system call filters (seccomp), which would kill the program for our call.
 
-    The thread enters a call, and its filters have not run yet. Raises Refused, and lets it skip the call.
+    Raises Refused, and lets it skip the call.
     """
+    # The thread enters a call, and its filters have not run yet.
     try:
         ptrace_binding.set_options(tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
     except OSError as error:

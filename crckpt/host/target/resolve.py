@@ -42,10 +42,8 @@ def _number(text: str, pidfile: str, hint: str) -> int:
 
 
 def _of_pidfile(name: str) -> int:
-    """The PID in the file, if nobody but root and the user of that process can have written it there.
-
-    systemd has the same rule for PIDFile=. Source: systemd.service(5).
-    """
+    """The PID in the file, if nobody but root and the user of that process can have written it there."""
+    # systemd has the same rule for PIDFile=. Source: systemd.service(5).
     try:
         descriptor, entries = open_path(Path(name))
         try:

@@ -86,8 +86,9 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
 def segments_of(region: Region) -> Iterator[Segment]:
     """Yield the segments of the core file for a region.
 
-    Zeros become holes. What is in other files is left out: a debugger finds these files by NT_FILE.
+    Zeros become holes.
     """
+    # What is in other files is left out: a debugger finds these files by NT_FILE.
     if region.vma.status & GUARD:
         return  # no map of its own: CRIU lists guard pages again, after all maps (criu/mem.c, collect_madv_guards)
     low, high = region.vma.start // PAGE_SIZE, region.vma.end // PAGE_SIZE

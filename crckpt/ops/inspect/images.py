@@ -44,10 +44,8 @@ def unpack_images(repository: Repository, checkpoint: Checkpoint, directory: Pat
 
 
 def repair_image(name: str) -> Callable[[bytes], bytes] | None:
-    """Return what repairs the content of the image of that name; None for images that need no repair.
-
-    CRIU would restore timers that never expire, and fail at a task with the scheduling policy SCHED_DEADLINE.
-    """
+    """Return what repairs the content of the image of that name; None for images that need no repair."""
+    # CRIU would restore timers that never expire, and fail at a task with the scheduling policy SCHED_DEADLINE.
     if name == _FILES:
         return rearm_timers
     return drop_deadline if name.startswith(_CORE) else None

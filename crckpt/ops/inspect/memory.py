@@ -68,10 +68,8 @@ class Region(Struct, frozen=True):
 
     @property
     def dirty_pages(self) -> int:
-        """Pages that were written and are in no file: CRIU dumps only these.
-
-        The exception is the vdso: CRIU dumps all of it, and nobody writes it (criu/mem.c, should_dump_entire_vma).
-        """
+        """Pages that were written and are in no file: CRIU dumps only these."""
+        # The exception is the vdso: CRIU dumps all of it, and nobody writes it (criu/mem.c, should_dump_entire_vma).
         return 0 if self.vma.status & VDSO else self.pages
 
     @property

@@ -1,6 +1,6 @@
 """Check that a restored tree has its own files open, not files that a user put in their place.
 
-CRIU opens the files of a tree by their paths, with root's rights, and a user who can change a path can put a link to any
+CRIU opens the files of a tree by their paths, with root's rights. A user who can change a path can put a link to any
 file there at any moment. Each must be the file that the tree had, or one that the program and every user who can change
 the path could open too.
 """

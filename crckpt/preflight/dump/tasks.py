@@ -54,10 +54,8 @@ def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Itera
 
 
 def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
-    """Return the (uid, gid) that CRIU needs to read the tree's resource limits; None if it needs no other.
-
-    prlimit(2): the caller needs CAP_SYS_RESOURCE or the same user.
-    """
+    """Return the (uid, gid) that CRIU needs to read the tree's resource limits; None if it needs no other."""
+    # prlimit(2): the caller needs CAP_SYS_RESOURCE or the same user.
     users = {_user(process) for process in observed.tree.processes if process.state != "zombie"}
     if _CAP_SYS_RESOURCE in observed.own_capabilities or len(users) != 1:
         return None

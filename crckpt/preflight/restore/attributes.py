@@ -76,10 +76,8 @@ class RecordedSocket(Struct, frozen=True):
 
 
 def attributes_to_set(record: AttributeRecord, tree: ImageTree, host: HostAttributes) -> Iterator[ThreadAttributes]:
-    """Return what to set on each thread of the tree, and on nothing outside it, whatever the record says.
-
-    A thread that is younger than the record inherited the attributes of an older one.
-    """
+    """Return what to set on each thread of the tree, and on nothing outside it, whatever the record says."""
+    # A thread that is younger than the record inherited the attributes of an older one.
     known = {process.pid: process for process in record.processes}
     inside = {process.pid for process in tree.processes}
     inherited: dict[int, ProcessRecord] = {}
@@ -188,10 +186,8 @@ def _find_weaker_sockets(record: AttributeRecord, tree: ImageTree) -> Iterator[F
 
 
 def _find_unasked(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]:
-    """Find processes that may be confined, started after crckpt asked, and may not have inherited that.
-
-    The parent that they have now may not be the one that started them: it may adopt orphans.
-    """
+    """Find processes that may be confined, started after crckpt asked, and may not have inherited that."""
+    # The parent that they have now may not be the one that started them: it may adopt orphans.
     known = {process.pid: process for process in tree.processes}
     asked = frozenset(record.asked or ())
     for process in tree.processes:
@@ -203,10 +199,8 @@ def _find_unasked(record: AttributeRecord, tree: ImageTree) -> Iterator[Finding]
 
 
 def shares_session(record: AttributeRecord | None, tree: ImageTree, ours: SessionKeyring | None) -> bool:
-    """Return whether the tree may have our session keyring: it had this one, or its user is ours.
-
-    In a unit it is the unit's keyring, in a shell the login's. A program of another user could read our keys.
-    """
+    """Return whether the tree may have our session keyring: it had this one, or its user is ours."""
+    # In a unit it is the unit's keyring, in a shell the login's. A program of another user could read our keys.
     if ours is None:
         return True
     credentials = tree.root.core.credentials

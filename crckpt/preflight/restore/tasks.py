@@ -12,10 +12,8 @@ from crckpt.preflight.restore.plan import PlannedRestore
 
 
 def find_needed_ids(tree: ImageTree) -> frozenset[int]:
-    """Return every PID, thread id, group id and session id that must be free for a restore.
-
-    Source: criu/pstree.c, prepare_pstree_for_shell_job.
-    """
+    """Return every PID, thread id, group id and session id that must be free for a restore."""
+    # Source: criu/pstree.c, prepare_pstree_for_shell_job.
     root = tree.root
     # With --shell-job CRIU puts its own session and group in the place of the shell's.
     of_shell = {root.sid, root.pgid} - {root.pid}

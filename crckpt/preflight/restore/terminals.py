@@ -47,10 +47,8 @@ def _find_other_users_terminal(planned: PlannedRestore) -> Iterator[Finding]:
 
 
 def _find_other_users_consoles(tree: ImageTree, host: HostState) -> Iterator[Finding]:
-    """Find consoles that CRIU would open as root for a program of another user than the one they belong to now.
-
-    A program with a console open reads what is typed there; with a controlling terminal it can type (TIOCSTI).
-    """
+    """Find consoles that CRIU would open as root for a program of another user than the one they belong to now."""
+    # A program with a console open reads what is typed there; with a controlling terminal it can type (TIOCSTI).
     terminals = {terminal.id: terminal for terminal in tree.terminals}
     found: dict[str, Finding] = {}
     for process in tree.processes:

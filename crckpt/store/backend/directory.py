@@ -63,11 +63,9 @@ def is_blank(root: Path) -> bool:
 
 
 def _check_place(root: Path) -> None:
-    """Raise StoreUnusable if another user can put another directory in the place of the store.
-
-    Every command uses the path of the store again and again: with another store in its place, root would write a
-    program's memory, and start CRIU, wherever that user likes.
-    """
+    """Raise StoreUnusable if another user can put another directory in the place of the store."""
+    # Every command uses the path of the store again and again: with another store in its place, root would write a
+    # program's memory, and start CRIU, wherever that user likes.
     above = root
     while True:
         try:

@@ -43,10 +43,8 @@ def locked(root: Path, *, alone: bool, timeout: float) -> Iterator[None]:
 
 @contextmanager
 def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
-    """Take turns by flock(2) on the directory itself; see `Backend.turn_taken`.
-
-    Who may not lock a directory, as on NFS, does not wait.
-    """
+    """Take turns by flock(2) on the directory itself; see `Backend.turn_taken`."""
+    # Who may not lock a directory, as on NFS, does not wait.
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + timeout

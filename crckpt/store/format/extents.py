@@ -112,9 +112,9 @@ def renumber_packs(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents
 def find_extents(wanted: Extents, above: Extents) -> tuple[Extents, Positions]:
     """Find what `above` has at the addresses of `wanted`, in that order, and for which of them each is.
 
-    Of extents with the same address the first counts, as in CRIU. Raises LookupError with the number of the first page
-    that `above` lacks.
+    Raises LookupError with the number of the first page that `above` lacks.
     """
+    # Of extents with the same address the first counts, as in CRIU.
     bounds, owner = _cells(above)
     ends = wanted["first"] + wanted["count"]
     low = np.searchsorted(bounds, wanted["first"], side="right") - 1

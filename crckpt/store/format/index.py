@@ -99,10 +99,8 @@ _HEADER: Final = msgspec.json.Decoder(_Header)
 
 
 def decode_index(content: bytes, packs: int) -> Index:
-    """Decode an index; `packs` is how many packs it can refer to. Raises IntegrityError if it contradicts itself.
-
-    The number of extents is checked before memory is taken for them.
-    """
+    """Decode an index; `packs` is how many packs it can refer to. Raises IntegrityError if it contradicts itself."""
+    # The number of extents is checked before memory is taken for them.
     try:
         header, extents = _parse(content)
     except (struct.error, msgspec.ValidationError) as error:

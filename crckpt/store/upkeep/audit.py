@@ -162,10 +162,8 @@ def _runs_of(extents: Extents) -> Numbers:
 
 
 def _runs(first: Numbers, count: Numbers) -> Numbers:
-    """Join ranges of pages to as few rows (first, count) as possible.
-
-    It takes memory by the row, however many pages there are.
-    """
+    """Join ranges of pages to as few rows (first, count) as possible."""
+    # It takes memory by the row, however many pages there are.
     some = count > 0
     first, count = first[some], count[some]
     starts = np.flatnonzero(np.concatenate((np.ones(len(first[:1]), np.bool_), first[1:] != first[:-1] + count[:-1])))

@@ -59,10 +59,8 @@ class FingerprintTable:
             numbers, slot = numbers[lost], (slot[lost] + np.uint64(1)) & self._mask
 
     def number(self, prints: Numbers) -> tuple[Positions, Positions]:
-        """Return the number of each, and the rows that are new, in order: they now have a number.
-
-        Once the table is full, all that is not found is new, even if it comes twice.
-        """
+        """Return the number of each, and the rows that are new, in order: they now have a number."""
+        # Once the table is full, all that is not found is new, even if it comes twice.
         numbers = self.find(prints)
         missing = np.flatnonzero(numbers < 0)
         fresh, group = missing, np.arange(len(missing))
@@ -75,11 +73,9 @@ class FingerprintTable:
 
 
 def _group(prints: Numbers) -> tuple[Positions, npt.NDArray[np.intp]]:
-    """Return the first row of each fingerprint, in order, and which of those each row equals.
-
-    Equal fingerprints may count as different if another with the same low half sorts between them: that takes some
-    2^32 pages, and then a page is stored twice.
-    """
+    """Return the first row of each fingerprint, in order, and which of those each row equals."""
+    # Equal fingerprints may count as different if another with the same low half sorts between them: that takes some
+    # 2^32 pages, and then a page is stored twice.
     low, high = np.ascontiguousarray(prints.T)
     order = np.argsort(low)
     low, high = low[order], high[order]

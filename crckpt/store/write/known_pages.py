@@ -28,8 +28,8 @@ _AT_ONCE: Final = 1 << 16
 class KnownPages:
     """The pages of a parent's packs, numbered through all packs. Without a parent there are none.
 
-    `starts` are the numbers of the packs' first pages, then the number of all pages. Fingerprints are mapped from files.
-    Those of the first 16 GiB of pages are in memory too; later pages are found only at their place.
+    `starts` are the numbers of the packs' first pages, then the number of all pages. Fingerprints are mapped from
+    files. Those of the first 16 GiB of pages are in memory too; later pages are found only at their place.
     """
 
     def __init__(self, backend: Backend, key: bytes, parent: Checkpoint | None) -> None:
