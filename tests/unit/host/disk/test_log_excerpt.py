@@ -1,0 +1,105 @@
+"""The first and the last part of logs of any size, and of streams."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.disk.log_excerpt import MOST_STREAMED, EndlessError, NoFileError, read_file_ends, read_stream_ends
+
+MOST = 1 << 21
+
+
+@pytest.mark.parametrize("size", [0, 1, MOST - 1, MOST])
+def test_a_short_log_is_read_whole(tmp_path: Path, size: int) -> None:
+    content = os.urandom(size)
+    (tmp_path / "log").write_bytes(content)
+    assert read_file_ends(tmp_path / "log", MOST) == content
+
+
+def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as file:
+        file.write(b"begin")
+        file.seek(1 << 40)
+        file.write(b"end")
+    read = read_file_ends(tmp_path / "log", MOST)
+    assert len(read) == MOST + 1
+    assert (read[:5], read[-3:], read[MOST // 2 : MOST // 2 + 1]) == (b"begin", b"end", b"\n")
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("content")
+    (tmp_path / "link").symlink_to("log")
+    assert read_file_ends(tmp_path / "link") == b"content"
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("directory", "is a directory"),
+        ("fifo", "is a named pipe, not a file"),
+        ("device", "is a device, not a file"),
+        ("socket", "is a socket, not a file"),
+    ],
+)
+def test_what_is_no_file_is_named_and_blocks_nobody(tmp_path: Path, kind: str, said: str) -> None:
+    path = tmp_path / "log"
+    if kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    with pytest.raises(NoFileError) as caught:
+        read_file_ends(path)
+    assert caught.value.strerror == said
+
+
+def streamed(chunks: Iterator[bytes]) -> int:
+    """A pipe into which all of that is written; its end to read from."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with os.fdopen(writing, "wb") as file:
+            try:
+                for chunk in chunks:
+                    file.write(chunk)
+            except BrokenPipeError:
+                pass
+
+    threading.Thread(target=write, daemon=True).start()
+    return reading
+
+
+def test_a_stream_is_read_like_a_file() -> None:
+    for size in (0, 100, MOST, 3 * MOST):
+        content = os.urandom(size)
+        reading = streamed(iter([content]))
+        read = read_stream_ends(reading, MOST)
+        os.close(reading)
+        if size <= MOST:
+            assert read == content
+        else:
+            assert read == content[: MOST // 2] + b"\n" + content[-MOST // 2 :]
+
+
+def test_a_file_as_a_stream_is_read_from_where_it_stands(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"first second")
+    with (tmp_path / "log").open("rb") as file:
+        assert read_stream_ends(file.fileno()) == b"first second"
+        os.lseek(file.fileno(), 6, os.SEEK_SET)
+        assert read_stream_ends(file.fileno()) == b"second"
+
+
+def test_a_stream_without_end_is_given_up() -> None:
+    with Path("/dev/zero").open("rb") as zeros, pytest.raises(EndlessError) as caught:
+        read_stream_ends(zeros.fileno(), MOST)
+    assert caught.value.strerror == f"is longer than {MOST_STREAMED >> 20} MiB"

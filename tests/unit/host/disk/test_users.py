@@ -1,0 +1,86 @@
+"""Users who could not open what a process has open."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from other_user import NOBODY
+from trees import open_workdir
+
+from crckpt.host.disk.path_trust import Changers
+from crckpt.host.disk.users import (
+    LinkTarget,
+    User,
+    find_refused_user,
+    read_link_target,
+    read_user,
+    user_name,
+    users_of,
+)
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take the rights of another user")
+SOMEBODY = User(NOBODY, NOBODY)
+
+
+@pytest.fixture
+def root() -> Iterator[int]:
+    descriptor = os.open("/", os.O_PATH | os.O_DIRECTORY)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.fixture
+def opened() -> Iterator[Path]:
+    """A link in /proc to a file that everybody may read."""
+    with open_workdir() as workdir:
+        workdir.chmod(0o755)
+        (workdir / "file").touch()
+        (workdir / "file").chmod(0o644)
+        with (workdir / "file").open("rb") as file:
+            yield Path(f"/proc/self/fd/{file.fileno()}")
+
+
+def test_who_may_read_and_not_write(opened: Path, root: int) -> None:
+    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
+    assert find_refused_user(str(opened), os.W_OK, [User(0, 0), SOMEBODY], root) == SOMEBODY
+
+
+def test_a_directory_above_that_is_closed(opened: Path, root: int) -> None:
+    """Its own mode does not say so: the process may have opened it before."""
+    opened.readlink().parent.chmod(0o700)
+    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
+
+
+def test_of_a_deleted_file_its_mode_counts(opened: Path, root: int) -> None:
+    path = opened.readlink()
+    path.unlink()
+    path.parent.chmod(0o700)
+    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
+
+
+def test_a_group_may_open_it(opened: Path, root: int) -> None:
+    path = opened.readlink()
+    path.chmod(0o640)
+    os.chown(path, 0, 4242)
+    assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
+    assert find_refused_user(str(opened), os.R_OK, [User(NOBODY, NOBODY, (4242,))], root) is None
+
+
+def test_users_by_their_numbers() -> None:
+    assert (read_user(0).gid, user_name(read_user(0))) == (0, "root")
+    assert pwd.getpwuid(0).pw_gid in read_user(0).groups
+    assert read_user(424242) == User(424242, NOBODY)
+    assert user_name(User(424242, NOBODY)) == "user 424242"
+    assert users_of(Changers(frozenset({0}), anyone=True)) == (read_user(0), SOMEBODY)
+    assert users_of(Changers()) == ()
+
+
+def test_where_a_link_leads(opened: Path) -> None:
+    path = opened.readlink()
+    status = path.stat()
+    assert read_link_target(str(opened)) == LinkTarget(str(path), status.st_dev, status.st_ino, 0)
+    assert read_link_target("/proc/self/fd/1000") is None

@@ -1,0 +1,81 @@
+"""Files whose name leads elsewhere, or nowhere, where a restore would look for them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from small_programs import WAITS, program
+
+from crckpt.host import proc
+from crckpt.host.observe.files import UnreachableFile, find_unreachable_files
+
+
+def find(pid: int) -> tuple[UnreachableFile, ...]:
+    return find_unreachable_files([pid], proc.descriptors(pid))
+
+
+@pytest.fixture
+def hides(tmp_path: Path) -> Iterator[Path]:
+    """A directory over which something is mounted as soon as `hide` is called."""
+    place = tmp_path / "place"
+    place.mkdir()
+    (place / "file").write_bytes(bytes(8192))
+    yield place
+    while os.path.ismount(place):
+        subprocess.run(["umount", "--lazy", place], check=True)
+
+
+def hide(place: Path) -> None:
+    words = ["mount", "-t", "tmpfs", "test", str(place)]
+    if subprocess.run(words, stderr=subprocess.DEVNULL, check=False).returncode != 0:
+        pytest.skip("nothing can be mounted here")
+
+
+def test_a_mount_hides_what_lies_below_it(hides: Path) -> None:
+    file = hides / "file"
+    code = f"""
+import mmap
+file = os.open({str(file)!r}, os.O_RDONLY)
+memory = mmap.mmap(os.open({str(file)!r}, os.O_RDONLY), 4096, prot=mmap.PROT_READ)
+os.closerange(file + 1, file + 3)
+os.chdir({str(hides)!r})
+"""
+    with program(code + WAITS) as process:
+        assert find(process.pid) == ()
+        hide(hides)
+        found = find(process.pid)
+        assert {(each.path, each.why) for each in found if each.fd >= 0} == {(str(file), "hidden")}
+        assert {each.path for each in found if each.fd < 0} == {str(file), str(hides)}
+        assert {each.pid for each in found} == {process.pid}
+
+
+def test_another_file_of_the_same_name_hides_it(hides: Path) -> None:
+    """But one that is deleted is saved with its content."""
+    code = f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n"
+    with program(code + WAITS) as process:
+        hide(hides)
+        (hides / "file").touch()
+        assert [(each.path, each.why) for each in find(process.pid)] == [(str(hides / "file"), "hidden")]
+        subprocess.run(["umount", hides], check=True)
+        (hides / "file").unlink()
+        (hides / "file").touch()
+        assert find(process.pid) == ()
+
+
+def test_a_mount_that_is_gone(hides: Path) -> None:
+    hide(hides)
+    (hides / "file").touch()
+    with program(f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n{WAITS}") as process:
+        assert find(process.pid) == ()
+        subprocess.run(["umount", "--lazy", hides], check=True)
+        (found,) = find(process.pid)
+        assert (found.pid, found.why) == (process.pid, "mount")
+
+
+def test_memory_files_lie_nowhere_and_are_reached() -> None:
+    with program(f"file = os.memfd_create('x')\nother = os.open('/proc/self', os.O_RDONLY)\n{WAITS}") as process:
+        assert find(process.pid) == ()
