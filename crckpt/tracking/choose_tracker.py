@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -31,13 +31,27 @@ class Choice(Struct, frozen=True):
     why: str
 
 
-def choose_tracker(root: proc.Process, criu: Path, claims: Path | None = None) -> Choice:
+class Trials(Struct, frozen=True):
+    """What the order of the methods depends on: trials of the kernel, and why a CRIU cannot use a method."""
+
+    tracks_by_soft_dirty: Callable[[], bool] = memory_trials.tracks_by_soft_dirty
+    soft_dirty_misses_joined: Callable[[], bool] = memory_trials.soft_dirty_misses_joined
+    tracks_by_write_protection: Callable[[], bool] = memory_trials.tracks_by_write_protection
+    find_criu_refusal: Callable[[Path, str], str] = find_criu_refusal
+
+
+_OF_THIS_HOST: Final = Trials()
+
+
+def choose_tracker(
+    root: proc.Process, criu: Path, claims: Path | None = None, trials: Trials = _OF_THIS_HOST
+) -> Choice:
     """Try the methods of this host on the tree below `root`. The tracker is attached, and has no base yet.
 
     `claims` is the file of claims, if not the host's own.
     """
     refusal = ""
-    for method, why, is_last in _methods(criu):
+    for method, why, is_last in _methods(criu, trials):
         tracker, refusal = _attach_to(root, method, claims, all_of_it=not is_last) if method else (None, why)
         if tracker is not None:
             return Choice(tracker, f"tracker: {tracker.name} ({why})")
@@ -47,7 +61,7 @@ def choose_tracker(root: proc.Process, criu: Path, claims: Path | None = None) -
 def find_method(criu: Path) -> tuple[str, str]:
     """The name of the method that works here with this CRIU, and why it; or an empty name, and why none works."""
     refusal = ""
-    for method, why, _ in _methods(criu):
+    for method, why, _ in _methods(criu, _OF_THIS_HOST):
         if method is not None:
             return method.name, why
         refusal = why
@@ -66,28 +80,28 @@ def count_untracked(name: str, pid: int) -> int:
     return 0 if name == SoftDirty.name else pagemap.count_changed_file_pages(pid)
 
 
-def _methods(criu: Path) -> Iterator[tuple[Method | None, str, bool]]:
+def _methods(criu: Path, trials: Trials) -> Iterator[tuple[Method | None, str, bool]]:
     """Each method, why it is taken, and whether it is the last; the better first. None if it does not work, and why."""
-    if not memory_trials.tracks_by_soft_dirty():
-        yield *_write_protection(criu, "this kernel has no soft-dirty bits"), True
+    if not trials.tracks_by_soft_dirty():
+        yield *_write_protection(criu, trials, "this kernel has no soft-dirty bits"), True
         return
-    if memory_trials.soft_dirty_misses_joined():
+    if trials.soft_dirty_misses_joined():
         why = "this kernel's soft-dirty bits miss writes to maps that were joined"
-        yield *_write_protection(criu, why), False
-    refusal = find_criu_refusal(criu, SoftDirty.name)
+        yield *_write_protection(criu, trials, why), False
+    refusal = trials.find_criu_refusal(criu, SoftDirty.name)
     method = None if refusal else SoftDirty(misses_huge=(library.read_release(criu) or _UNKNOWN) < _COPIES_HUGE)
     yield method, refusal or "the kernel has soft-dirty bits", True
 
 
-def _write_protection(criu: Path, why: str) -> tuple[Method | None, str]:
+def _write_protection(criu: Path, trials: Trials, why: str) -> tuple[Method | None, str]:
     """The method, and `why` it is taken; or none, and why it does not work."""
     try:
-        works = memory_trials.tracks_by_write_protection()
+        works = trials.tracks_by_write_protection()
     except HostCannot as error:
         return None, f"{why}, and {error.message}"
     if not works:
         return None, f"{why}, and its write protection does not report written pages"
-    refusal = find_criu_refusal(criu, UffdWp.name)
+    refusal = trials.find_criu_refusal(criu, UffdWp.name)
     return (None, refusal) if refusal else (UffdWp(), why)
 
 

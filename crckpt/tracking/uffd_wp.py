@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno
 import mmap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -31,8 +31,13 @@ class UffdWp:
 
     name = NAME
 
-    def __init__(self) -> None:
-        """Nothing is attached."""
+    def __init__(
+        self,
+        take: Callable[[Iterable[int]], Iterable[TakeResult]] = take_userfaultfds,
+        protection: type[userfaultfd.WriteProtection] = userfaultfd.WriteProtection,
+    ) -> None:
+        """Nothing is attached. `take` takes a userfaultfd from each process, of which it makes a `protection`."""
+        self._take, self._protection = take, protection
         self._made: list[userfaultfd.WriteProtection] = []
 
     def attach(self, pids: Iterable[int]) -> dict[int, UserfaultfdAttachment | str]:
@@ -43,7 +48,7 @@ class UffdWp:
             pid: refusals.OWN_USERFAULTFD for pid in wanted if refusals.find_userfaultfds(pid)
         }
         others = [pid for pid in wanted if pid not in refused]
-        return refused | {taken.pid: self._attach_to(taken) for taken in take_userfaultfds(others)}
+        return refused | {taken.pid: self._attach_to(taken) for taken in self._take(others)}
 
     def _close_inherited(self, pids: Iterable[int]) -> None:
         """Close what a child inherited that another thread forked just when its parent held ours."""
@@ -62,7 +67,7 @@ class UffdWp:
             why = taken.why or refusals.NO_DESCRIPTOR
             return f"{why} ({taken.hint})" if taken.hint else why
         try:
-            protection = userfaultfd.WriteProtection(taken.descriptor)
+            protection = self._protection(taken.descriptor)
         except HostCannot as error:
             return error.message
         attachment = UserfaultfdAttachment(taken.pid, protection)

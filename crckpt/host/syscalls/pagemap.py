@@ -12,13 +12,13 @@ import io
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from crckpt.host.proc.maps import read_maps
+from crckpt.host.proc.maps import Map, read_maps
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,9 +59,14 @@ def private_anonymous(pid: int, *, with_room: bool = False) -> tuple[AddressRang
 
     `with_room`: each ends where the next map, of any kind, begins: it may grow up to there at any moment.
     """
+    return find_private_anonymous(read_maps(pid), with_room=with_room)
+
+
+def find_private_anonymous(maps: Sequence[Map], *, with_room: bool = False) -> tuple[AddressRange, ...]:
+    """`private_anonymous` of a process with these maps."""
     # hugetlb has a file. It must not even be scanned while bits are reset: on some kernels that never returns.
     return tuple(
-        AddressRange(one.start, next_) if with_room else one for one, kind, next_ in _maps(pid) if kind == _OWN
+        AddressRange(one.start, next_) if with_room else one for one, kind, next_ in _classify(maps) if kind == _OWN
     )
 
 
@@ -69,7 +74,7 @@ def count_changed_file_pages(pid: int) -> int:
     """Count the changed pages of a process's private maps of files, which are not tracked. Raises OSError."""
     found = 0
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
-        for one in (one for one, kind, _ in _maps(pid) if kind == _PRIVATE_OF_FILE):
+        for one in (one for one, kind, _ in _classify(read_maps(pid)) if kind == _PRIVATE_OF_FILE):
             for regions in _regions(file.fileno(), one, _PAGE_IS_PFNZERO | _PAGE_IS_FILE):
                 found += sum(end - start for start, end, _ in struct.iter_unpack("<3Q", regions)) // mmap.PAGESIZE
     return found
@@ -77,12 +82,17 @@ def count_changed_file_pages(pid: int) -> int:
 
 def others(pid: int) -> tuple[AddressRange, ...]:
     """All maps but the private ones without a file. Raises OSError."""
-    return tuple(one for one, kind, _ in _maps(pid) if kind != _OWN)
+    return find_others(read_maps(pid))
 
 
-def _maps(pid: int) -> Iterator[tuple[AddressRange, str, int]]:
+def find_others(maps: Sequence[Map]) -> tuple[AddressRange, ...]:
+    """`others` of a process with these maps."""
+    return tuple(one for one, kind, _ in _classify(maps) if kind != _OWN)
+
+
+def _classify(maps: Sequence[Map]) -> Iterator[tuple[AddressRange, str, int]]:
     """Every map, its kind, and the start of the next one, which is never before its end."""
-    listed = [each for each in read_maps(pid) if each.path != "[vsyscall]"]  # of no process
+    listed = [each for each in maps if each.path != "[vsyscall]"]  # of no process
     spans = [AddressRange(each.start, each.end) for each in listed]
     nexts = [span.start for span in spans[1:]] + [span.end for span in spans[-1:]]
     for each, span, next_ in zip(listed, spans, nexts, strict=True):

@@ -52,11 +52,18 @@ class WriteProtection:
         fcntl.ioctl(self._descriptor, REGISTER, struct.pack("<4Q", found.start, length, MODE_WP, 0))
         if is_new:
             try:
-                # Pages that were moved here (mremap) may have bits, and would read as not written.
-                fcntl.ioctl(self._descriptor, _WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+                self.unprotect(found)
             except OSError:
                 self.unregister(found)
                 raise
+
+    def unprotect(self, found: AddressRange) -> None:
+        """Let every page of this map read as written. Raises OSError.
+
+        Pages that were moved here (mremap) may have bits, and would read as not written.
+        """
+        length = found.end - found.start
+        fcntl.ioctl(self._descriptor, _WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
 
     def unregister(self, found: AddressRange) -> None:
         """Stop tracking this map. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tracked import METHODS
 
 from crckpt.tracking.preload.library import LIBRARY
+from crckpt.tracking.tracker import Method
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +17,14 @@ def library() -> Path:
     if not LIBRARY.exists():
         pytest.skip("crckpt was installed without a C compiler")
     return LIBRARY
+
+
+@pytest.fixture
+def claims(tmp_path: Path) -> Path:
+    return tmp_path / "tracked"
+
+
+@pytest.fixture(params=METHODS)
+def method(request: pytest.FixtureRequest) -> Method:
+    made: Method = request.param()
+    return made

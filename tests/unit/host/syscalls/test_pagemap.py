@@ -11,10 +11,16 @@ from entering import Told, registered, reset
 from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
-from crckpt.host.proc import procfs
+from crckpt.host.proc.maps import Map
 from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import memory_trials, pagemap
-from crckpt.host.syscalls.pagemap import AddressRange, find_written, private_anonymous
+from crckpt.host.syscalls.pagemap import (
+    AddressRange,
+    find_others,
+    find_private_anonymous,
+    find_written,
+    private_anonymous,
+)
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 
 PAGES = 64
@@ -247,23 +253,22 @@ def test_maps_of_files_and_shared_ones_are_left_out(target: Told, tmp_path: Path
     assert len(tracked) > 2
 
 
-def test_a_list_of_maps_that_changed_while_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_of_maps_that_changed_while_it_was_read() -> None:
     """It comes in pieces: the second map has joined the first meanwhile. A file may be called as the kernel's are."""
-    listed = [
+    lines = (
         "1000-3000 rw-p 00000000 00:00 0 ",
         "1000-5000 rw-p 00000000 00:00 0 ",
         "7000-8000 rw-p 00000000 00:00 0                                  [heap]",
         "9000-a000 rw-p 00000000 fe:00 12                                 /[vsyscall]",
         "ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]",
-    ]
-    monkeypatch.setattr(procfs, "lines", lambda _: listed)
+    )
+    maps = [Map(*line.split(maxsplit=5)) for line in lines]
     own = [AddressRange(0x1000, 0x3000), AddressRange(0x1000, 0x5000), AddressRange(0x7000, 0x8000)]
-    assert list(private_anonymous(1)) == own
-    assert list(private_anonymous(1, with_room=True)) == [
+    assert list(find_private_anonymous(maps)) == own
+    assert list(find_private_anonymous(maps, with_room=True)) == [
         own[0],
         AddressRange(0x1000, 0x7000),
         AddressRange(0x7000, 0x9000),
     ]
-    assert pagemap.others(1) == (AddressRange(0x9000, 0xA000),)
-    listed = []
-    assert private_anonymous(1, with_room=True) == (), "of a process that has ended"
+    assert find_others(maps) == (AddressRange(0x9000, 0xA000),)
+    assert find_private_anonymous([], with_room=True) == (), "of a process that has ended"

@@ -1,0 +1,42 @@
+"""The better method is taken, unless it misses writes or a process refuses it."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+from entering import Told
+from tracked import needs_write_protection
+
+from crckpt.host import proc
+from crckpt.tracking.choose_tracker import Trials, choose_tracker
+from crckpt.tracking.soft_dirty import SoftDirty
+from crckpt.tracking.uffd_wp import UffdWp
+
+
+@needs_write_protection
+@pytest.mark.parametrize("miss", [True, False])
+def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(target: Told, claims: Path, miss: bool) -> None:
+    """And they are where any of its processes cannot be entered for it."""
+    # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
+    trials = Trials(lambda: True, lambda: miss, find_criu_refusal=lambda _criu, _tracker: "")
+    assert chosen(target, claims, trials) == (UffdWp.name if miss else SoftDirty.name)
+    child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
+    for pid in (child, target.pid):
+        soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
+        assert chosen(target, claims, trials) == SoftDirty.name
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    assert chosen(target, claims, trials) == (UffdWp.name if miss else SoftDirty.name)
+
+
+def chosen(target: Told, claims: Path, trials: Trials) -> str:
+    """The name of the tracker that is taken, which is said with a reason."""
+    root = proc.read_process(target.pid)
+    assert root is not None
+    choice = choose_tracker(root, Path("criu"), claims, trials)
+    assert choice.tracker is not None
+    choice.tracker.close()
+    assert choice.why.startswith(f"tracker: {choice.tracker.name} (")
+    return choice.tracker.name

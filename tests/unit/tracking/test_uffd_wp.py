@@ -1,0 +1,186 @@
+"""What write protection tracks, and what it leaves alone."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from entering import Told, held, registered, reset
+from tracked import PAGE, at, dumped, needs_write_protection, tracking
+
+from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
+from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
+from crckpt.host.syscalls.pidfd_getfd import borrow
+from crckpt.host.syscalls.userfaultfd import WriteProtection
+from crckpt.tracking.dump_basis import DumpBasis
+from crckpt.tracking.uffd_wp import UffdWp
+
+ALONE = 0x4000
+"""MAP_NORESERVE: it does not join its neighbours."""
+OWN = "memory is managed by the program's own userfaultfd"
+FOREIGN = "another process's userfaultfd manages its memory"
+
+
+@needs_write_protection
+@pytest.mark.parametrize("still_open", [True, False])
+def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: Told, still_open: bool) -> None:
+    (taken,) = take_userfaultfds([target.pid])
+    own = WriteProtection(taken.descriptor)
+    for one in private_anonymous(target.pid):
+        own.register(one)
+    if still_open:
+        target.do("uffd = LIBC.syscall(323, 1)")
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        began = tracker.begin()
+        assert (began.base, began.tracks) == (None, False)
+        assert began.why.startswith(f"PID {target.pid}: {OWN if still_open else FOREIGN}")
+    place = private_anonymous(target.pid)[-1]
+    assert registered(target.pid, place.start), "its own protection is as it was"
+    own.close()
+
+
+@needs_write_protection
+def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, target: Told) -> None:
+    """By a userfaultfd of the program that it has handed on: among its descriptors there is none."""
+    file = f"file = os.memfd_create('shared'); os.ftruncate(file, {64 * PAGE})"
+    place = target.do(
+        f"{file}; told = LIBC.mmap(None, {64 * PAGE}, 3, 1, file, ctypes.c_long(0)); write(told, range(64))"
+    )
+    (taken,) = take_userfaultfds([target.pid])
+    pager = WriteProtection(taken.descriptor)
+    pager.register(AddressRange(place, place + 64 * PAGE))
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        assert tracker.begin().why.startswith(f"PID {target.pid}: {FOREIGN}")
+    assert all(registered(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
+    pager.close()
+
+
+@needs_write_protection
+def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims: Path) -> None:
+    with tracking(target.pid, UffdWp(), claims) as tracker:
+        dumped(tracker, target.pid)
+        child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
+        soft, hard = resource.prlimit(child, resource.RLIMIT_NOFILE)
+        resource.prlimit(child, resource.RLIMIT_NOFILE, (3, hard))
+        for name in ("second", "third"):
+            began = dumped(tracker, target.pid, child, name=name)
+            assert began.base is not None
+            assert [one.pid for one in began.whole] == [child]
+            assert began.whole[0].why.startswith(f"PID {child} has no free file descriptor")
+        resource.prlimit(child, resource.RLIMIT_NOFILE, (soft, hard))
+        assert [one.pid for one in dumped(tracker, target.pid, child).whole] == [child], "it is attached only now"
+        assert dumped(tracker, target.pid, child).whole == ()
+
+
+@needs_write_protection
+def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(target: Told, claims: Path) -> None:
+    """The moment is made: another thread forks between the two calls that are injected."""
+    is_first = True
+
+    def entered(pids: Iterable[int]) -> Iterable[TakeResult]:
+        nonlocal is_first
+        if not is_first:
+            return take_userfaultfds(pids)
+        is_first = False
+        descriptor = target.do("told = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK | 1)")
+        ours = borrow(target.pid, descriptor)
+        target.do("pipe = os.pipe(); child = os.fork(); child or os.read(pipe[0], 1)")
+        target.do("os.close(told)")
+        return tuple(TakeResult(pid, ours) for pid in pids)
+
+    with tracking(target.pid, UffdWp(take=entered), claims) as tracker:
+        began = tracker.begin()
+        child = target.do("told = child")
+        assert "anon_inode:[userfaultfd]" not in held(child), "CRIU would refuse the dump that begins now"
+        assert (began.base, began.tracks) == (None, True)
+        for pid in (target.pid, child):
+            reset(pid)
+        tracker.check_freeze()
+        tracker.commit(at("first"))
+        assert dumped(tracker, target.pid, child) == DumpBasis(at("first"), "", tracks=True, whole=())
+
+
+@needs_write_protection
+@pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
+@pytest.mark.parametrize("how", [0x11, 0x12], ids=["shared", "private"])
+def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
+    target: Told, claims: Path, tmp_path: Path, how: int, is_old: bool
+) -> None:
+    """The moment is made. What is written over a file and dropped would keep its mark, and count as clean."""
+    (tmp_path / "file").write_bytes(bytes(64 * PAGE))
+    target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
+    place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
+    over = f"LIBC.mmap(ctypes.c_void_p({place}), ctypes.c_size_t({64 * PAGE}), 3, {how}, file, ctypes.c_long(0))"
+    moment = Moment(place, lambda: target.do(over))
+    with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
+        if is_old:
+            dumped(tracker, target.pid)
+        moment.is_awaited = True
+        dumped(tracker, target.pid, name="second")
+        assert not registered(target.pid, place)
+        assert dumped(tracker, target.pid).base == at("second")
+
+
+@needs_write_protection
+def test_a_map_that_grew_since_it_was_listed_is_not_split(target: Told, claims: Path) -> None:
+    """The moment is made. The program could not move or grow it as a whole any more."""
+    place = target.do(f"told = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(told + 64 * PAGE), 64 * PAGE)")
+    moment = Moment(place, lambda: target.do(f"resized({place}, 64, 128)"), is_awaited=True)
+    with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
+        dumped(tracker, target.pid)
+        place = target.do(f"told = resized({place}, 128, 256); write(told, range(256))")
+        assert dumped(tracker, target.pid).base == at("first")
+        assert all(registered(target.pid, place + page * PAGE) for page in (0, 64, 255))
+
+
+@needs_write_protection
+def test_what_was_not_unprotected_is_not_tracked(target: Told, claims: Path) -> None:
+    """The moment is made: another map comes in the midst; the kernel stops there, and behind it are old marks."""
+    place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
+    other = f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))"
+    moment = Moment(place, lambda: target.do(other), is_awaited=True)
+    with tracking(target.pid, UffdWp(protection=moment.before_it_is_unprotected()), claims) as tracker:
+        tracker.look()
+        assert not any(registered(target.pid, place + page * PAGE) for page in range(64))
+        tracker.look()
+        assert all(registered(target.pid, place + page * PAGE) for page in range(64))
+
+
+@dataclass
+class Moment:
+    """Something is done when the map at this place has its turn, once, if it is awaited.
+
+    The moment lies between two system calls: from outside it would be met by chance.
+    """
+
+    place: int
+    do: Callable[[], object]
+    is_awaited: bool = False
+
+    def _has_come(self, found: AddressRange) -> None:
+        if self.is_awaited and found.start == self.place:
+            self.is_awaited = False
+            self.do()
+
+    def before_it_is_registered(self) -> type[WriteProtection]:
+        come = self._has_come
+
+        class Overtaken(WriteProtection):
+            def register(self, found: AddressRange, *, is_new: bool = True) -> None:
+                come(found)
+                super().register(found, is_new=is_new)
+
+        return Overtaken
+
+    def before_it_is_unprotected(self) -> type[WriteProtection]:
+        come = self._has_come
+
+        class Overtaken(WriteProtection):
+            def unprotect(self, found: AddressRange) -> None:
+                come(found)
+                super().unprotect(found)
+
+        return Overtaken
