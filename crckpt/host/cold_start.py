@@ -33,13 +33,13 @@ def read_ahead(command: str, place: Path = PLACE) -> None:
             os.close(note)
 
 
-def note(command: str, place: Path = PLACE) -> None:
-    """Note which modules are loaded, if they are more than noted before, and Python may write compiled files."""
+def note(command: str, place: Path = PLACE, *, may_write: bool = not sys.dont_write_bytecode) -> None:
+    """Note which modules are loaded, if they are more than noted before. `may_write`: Python may leave such files."""
     loaded = [str(path) for module in tuple(sys.modules.values()) if (path := getattr(module, "__cached__", None))]
     path = _note(command, place)
     with suppress(OSError):
         before = _read_note(path)
-        if len(loaded) > len(before) and not sys.dont_write_bytecode:
+        if len(loaded) > len(before) and may_write:
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
             write_private(temporary, os.fsencode("\n".join(loaded)))
             temporary.replace(path)

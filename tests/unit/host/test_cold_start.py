@@ -18,11 +18,9 @@ COMMAND = "restore"
 WITHIN_S = 20
 
 
-@pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
     """Where notes are made."""
-    # As where nobody has set PYTHONDONTWRITEBYTECODE.
-    monkeypatch.setattr(sys, "dont_write_bytecode", False)
     return tmp_path
 
 
@@ -59,7 +57,7 @@ def is_in_memory(path: Path) -> bool:
 
 
 def test_what_was_loaded_is_read_ahead(place: Path, compiled: Path) -> None:
-    cold_start.note(COMMAND, place)
+    cold_start.note(COMMAND, place, may_write=True)
     assert str(compiled) in noted(place).read_text().split("\n")
     forget(compiled, noted(place))
     cold_start.read_ahead(COMMAND, place)
@@ -70,7 +68,7 @@ def test_what_was_loaded_is_read_ahead(place: Path, compiled: Path) -> None:
 
 
 def test_nothing_is_done_where_the_note_is_in_memory(place: Path, compiled: Path) -> None:
-    cold_start.note(COMMAND, place)
+    cold_start.note(COMMAND, place, may_write=True)
     forget(compiled)
     assert is_in_memory(noted(place))
     before = threading.enumerate()
@@ -81,23 +79,22 @@ def test_nothing_is_done_where_the_note_is_in_memory(place: Path, compiled: Path
 
 @pytest.mark.parametrize(("count", "stays"), [(100_000, True), (10, False)])
 def test_a_note_of_fewer_modules_is_replaced(place: Path, count: int, *, stays: bool) -> None:
-    cold_start.note(COMMAND, place)
+    cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     before = b"\n".join([b"/gone/module.pyc"] * count)
     path.write_bytes(before)
-    cold_start.note(COMMAND, place)
+    cold_start.note(COMMAND, place, may_write=True)
     assert (path.read_bytes() == before) == stays
     assert [*place.iterdir()] == [path]
 
 
-def test_where_python_leaves_no_files_nothing_is_noted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)
-    cold_start.note(COMMAND, place)
+def test_where_python_leaves_no_files_nothing_is_noted(place: Path) -> None:
+    cold_start.note(COMMAND, place, may_write=False)
     assert [*place.iterdir()] == []
 
 
 def test_what_is_wrong_in_a_note_costs_nothing(place: Path) -> None:
-    cold_start.note(COMMAND, place)
+    cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     path.write_bytes(b"\0\n\xff\n/nowhere\n" + os.fsencode(place) + b"\n")
     forget(path)
@@ -108,5 +105,22 @@ def test_what_is_wrong_in_a_note_costs_nothing(place: Path) -> None:
 
 
 def test_without_a_place_nothing_is_noted_or_read() -> None:
-    cold_start.note(COMMAND, Path("/proc/1/nowhere"))
+    cold_start.note(COMMAND, Path("/proc/1/nowhere"), may_write=True)
     cold_start.read_ahead(COMMAND, Path("/proc/1/nowhere"))
+
+
+def test_a_note_is_private_and_not_believed_of_others(place: Path) -> None:
+    cold_start.note(COMMAND, place, may_write=True)
+    path = noted(place)
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.chmod(0o666)
+    path.write_text("/dev/zero\n" * 100_000)
+    forget(path)
+    before = threading.enumerate()
+    cold_start.read_ahead(COMMAND, place)
+    assert threading.enumerate() == before
+    assert not is_in_memory(path)
+    # It is replaced, though it names more.
+    cold_start.note(COMMAND, place, may_write=True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert "/dev/zero" not in path.read_text()

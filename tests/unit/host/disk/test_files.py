@@ -77,19 +77,22 @@ def test_moving(tmp_path: Path) -> None:
     assert names(tmp_path / "below") == ["b"]
 
 
-@pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN])
-def test_what_the_disk_has_lost_is_named_all_the_same(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
-    assert (files.is_named(log), files.is_named(log / "x"), files.is_named(tmp_path / "none")) == (True, False, False)
+def test_what_is_named(log: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    assert all(map(files.is_named, (log, tmp_path, tmp_path / "link")))
+    assert not any(map(files.is_named, (log / "x", tmp_path / "none")))
 
-    def lost(_path: Path, *, follow_symlinks: bool) -> None:
-        assert not follow_symlinks
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EBADMSG])
+def test_what_the_disk_has_lost_is_no_error(number: int) -> None:
+    with files.losses_ignored():
         raise OSError(number, os.strerror(number))
 
-    # No disk here fails when it is told to.
-    monkeypatch.setattr(Path, "stat", lost)
-    assert files.is_named(log)
+
+@pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOSPC])
+def test_other_errors_of_a_disk_are_raised(number: int) -> None:
+    with pytest.raises(OSError, match=os.strerror(number)), files.losses_ignored():
+        raise OSError(number, os.strerror(number))
 
 
 def test_where_a_user_has_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host import cold_start
 from crckpt.host.disk.own_files import read_own, write_private
 
 NOBODY = 65534
@@ -51,30 +50,3 @@ def test_nor_a_link_a_pipe_or_a_directory(tmp_path: Path) -> None:
     for name in ("link", "pipe", "directory"):
         with pytest.raises(OSError, match=name):
             read_own(tmp_path / name)
-
-
-def test_a_note_of_modules_is_private_and_not_believed_of_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.dont_write_bytecode", False)
-    cold_start.note("list", tmp_path)
-    (note,) = tmp_path.iterdir()
-    assert note.stat().st_mode & 0o777 == 0o600
-    opened: list[int] = []
-
-    def is_in_memory(file: int) -> bool:
-        opened.append(file)
-        return True
-
-    # What was written a moment ago is in memory, and only root could drop it, for all.
-    monkeypatch.setattr(cold_start, "_is_in_memory", is_in_memory)
-    cold_start.read_ahead("list", tmp_path)
-    assert len(opened) == 1
-    note.chmod(0o666)
-    note.write_text("/dev/zero\n" * 100_000)
-    cold_start.read_ahead("list", tmp_path)
-    assert len(opened) == 1
-    # It is replaced, though it names more.
-    cold_start.note("list", tmp_path)
-    assert note.stat().st_mode & 0o777 == 0o600
-    assert "/dev/zero" not in note.read_text()

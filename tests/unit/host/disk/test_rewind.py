@@ -34,18 +34,15 @@ def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_cut", [True, False])
-def test_an_interruption_while_it_is_cut_loses_nothing(
-    log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_cut: bool
-) -> None:
-    truncate = os.truncate
+def test_an_interruption_while_it_is_cut_loses_nothing(log: Path, tmp_path: Path, *, has_cut: bool) -> None:
+    def interrupt(name: str, _operands: tuple[object, ...]) -> None:
+        if name == "rewound.resize":
+            steps.watch(None)
+            if has_cut:
+                os.truncate(log, 4)  # the interruption comes when this is done
+            raise KeyboardInterrupt
 
-    def interrupted(path: Path, size: int) -> None:
-        if has_cut:
-            truncate(path, size)
-        raise KeyboardInterrupt
-
-    # The moment lies between two system calls: from outside it would be met by chance.
-    monkeypatch.setattr(os, "truncate", interrupted)
+    steps.watch(interrupt)
     with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
         pytest.fail("it was interrupted")
     assert log.read_bytes() == b"old new lines"

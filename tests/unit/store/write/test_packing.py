@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from failing_disk import failing
 from image_sets import (
     Area,
     ImageSet,
@@ -113,46 +111,6 @@ def _verifies(repository: Repository, checkpoint: Checkpoint, _base: Path) -> No
     assert verify(repository).lost == (checkpoint.id,)
 
 
-@contextmanager
-def unreadable(path: Path, offset: int) -> Iterator[None]:
-    """A sector of the file is gone: as a disk says, or a file system that checks what it reads."""
-    read, read_into = os.pread, os.preadv
-
-    def fails(descriptor: int, start: int, size: int) -> None:
-        if start <= offset < start + size and os.path.samestat(os.fstat(descriptor), path.stat()):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    def pread(descriptor: int, size: int, start: int) -> bytes:
-        fails(descriptor, start, size)
-        return read(descriptor, size, start)
-
-    def preadv(descriptor: int, buffers: Sequence[memoryview], start: int) -> int:
-        fails(descriptor, start, sum(map(len, buffers)))
-        return read_into(descriptor, buffers, start)
-
-    with pytest.MonkeyPatch.context() as patched:
-        # No disk here fails when it is told to.
-        patched.setattr("os.pread", pread)
-        patched.setattr("os.preadv", preadv)
-        yield
-
-
-@contextmanager
-def unopenable(path: Path) -> Iterator[None]:
-    """The inode of the file is damaged, as ext4 says."""
-    open_ = os.open
-
-    def fails(name: Path | str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
-        if Path(name).name == path.name:
-            raise OSError(errno.EUCLEAN, os.strerror(errno.EUCLEAN), str(path))
-        return open_(name, flags, mode, dir_fd=dir_fd)
-
-    with pytest.MonkeyPatch.context() as patched:
-        # No disk here fails when it is told to.
-        patched.setattr("os.open", fails)
-        yield
-
-
 @pytest.mark.parametrize("finds", [_reads, _verifies])
 def test_a_sector_that_cannot_be_read_is_damage(
     tmp_path: Path, finds: Callable[[Repository, Checkpoint, Path], None]
@@ -161,11 +119,11 @@ def test_a_sector_that_cannot_be_read_is_damage(
     repository = opened(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
-    with unreadable(path, 1000):
-        finds(repository, first, tmp_path)
-        second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
-        assert verify(repository).lost == (first.id,)
-        assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+    repository = failing(repository, path, 1000)
+    finds(repository, first, tmp_path)
+    second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
+    assert verify(repository).lost == (first.id,)
+    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
 def test_what_cannot_be_opened_is_damage(tmp_path: Path) -> None:
@@ -173,11 +131,11 @@ def test_what_cannot_be_opened_is_damage(tmp_path: Path) -> None:
     repository = opened(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
-    with unopenable(path):
-        _reads(repository, first, tmp_path)
-        second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
-        assert verify(repository).lost == (first.id,)
-        assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+    repository = failing(repository, path)
+    _reads(repository, first, tmp_path)
+    second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
+    assert verify(repository).lost == (first.id,)
+    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
 def _does_nothing(_repository: Repository, _checkpoint: Checkpoint, _base: Path) -> None:
