@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -301,22 +302,24 @@ def _details(content: bytes) -> Attack:
 # --- Declared sizes.
 
 
-def _frame_of_4_gib(store: Store) -> CheckpointId:
-    """131 KB that say they are 4 GiB."""
+@cache
+def _zeros_of_4_gib() -> bytes:
     compressor = zstandard.ZstdCompressor().compressobj(size=1 << 32)
     part = bytes(16 << 20)
-    frame = b"".join([*(compressor.compress(part) for _ in range(256)), compressor.flush()])
+    return b"".join([*(compressor.compress(part) for _ in range(256)), compressor.flush()])
+
+
+def _frame_of_4_gib(store: Store) -> CheckpointId:
+    """131 KB that say they are 4 GiB."""
+    frame = _zeros_of_4_gib()
     assert len(frame) < 600_000
     packs = [{"digest": store.pack([frame[: 2 * FRAME_SIZE - 1]]), "frames": 1, "pages": 64}]
     return store.changed(packs=packs, index={"bytes": 9, "extents": [[0, 1, 0, 0]]})
 
 
 def _columns_of_4_gib(store: Store) -> CheckpointId:
-    compressor = zstandard.ZstdCompressor().compressobj(size=1 << 32)
-    part = bytes(16 << 20)
-    columns = b"".join([*(compressor.compress(part) for _ in range(256)), compressor.flush()])
     entry = {"name": "pages-1.img", "kind": "pages", "bytes": HUGE, "pagemap": "pagemap-1.img", "extents": 1 << 27}
-    return store.with_index({"coding": "columns", "files": [entry]}, columns)
+    return store.with_index({"coding": "columns", "files": [entry]}, _zeros_of_4_gib())
 
 
 def _extents_beyond_number(store: Store) -> CheckpointId:
