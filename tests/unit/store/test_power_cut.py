@@ -50,10 +50,11 @@ def _promise(root: Path) -> Promise:
 
 
 def _cuts(disk: Disk, seed: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Path]:
-    """A directory for each kind of power cut that could happen now."""
-    for number, (kept, torn) in enumerate(kinds):
+    """A directory for each kind of power cut that could happen now; one for those that leave the same."""
+    states = [disk.after_cut(seed * 100 + number, kept, torn) for number, (kept, torn) in enumerate(kinds)]
+    for state in {frozenset(state.items()): state for state in states}.values():
         with memory_directory() as directory:
-            write_out(disk.after_cut(seed * 100 + number, kept, torn), directory)
+            write_out(state, directory)
             yield directory
 
 
