@@ -52,6 +52,7 @@ def choose_tracker(
     """
     refusal = ""
     for method, why, is_last in _methods(criu, trials):
+        # A method before the last one is taken only for trees that it tracks completely.
         tracker, refusal = _attach_to(root, method, claims, all_of_it=not is_last) if method else (None, why)
         if tracker is not None:
             return Choice(tracker, f"tracker: {tracker.name} ({why})")

@@ -120,11 +120,13 @@ class Tracker:
         there = {pid: why for pid, why in self._whole.items() if proc.read_process(pid) is not None}
         whole = tuple(WholeProcess(pid, _clause(pid, why)) for pid, why in there.items())
         base, why = self._base, self._why_full
+        # Until `commit`: the bits that a failed dump has reset are lost.
         self._base, self._why_full = None, "the tracker did not see the end of the last dump or round"
         self._spoiler = self._find_spoiler()
         if self._spoiler:
             self._why_full = self._spoiler
             return DumpBasis(None, self._spoiler, tracks=False, whole=())
+        # No process has a part in the base.
         if base is not None and len(whole) == len(self._members):
             return DumpBasis(None, whole[0].why, tracks=True, whole=())
         return DumpBasis(base, why, tracks=True, whole=whole if base is not None else ())

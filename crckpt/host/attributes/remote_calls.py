@@ -54,7 +54,6 @@ class OrderResult(Struct, frozen=True):
 
 def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
     """Carry out the orders in a helper process; return a result for each. Takes about 0.1 s, and 1 ms for each."""
-    # A helper that a process blocks is not killed: during a call that would kill the process, too.
     if not orders:
         return ()
     with _memory() as said, _memory() as answers:
@@ -66,6 +65,7 @@ def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
         why = f"crckpt's helper process ended with status {child.wait()}" if has_ended else _KEPT_WAITING
         os.lseek(answers, 0, os.SEEK_SET)
         found = [msgspec.json.decode(line, type=OrderResult) for line in read_all(answers).splitlines()]
+    # The helper answers in the order of the orders: the last ones have no answer.
     return (*found, *(OrderResult(why=why) for _ in orders[len(found) :]))
 
 
@@ -76,6 +76,7 @@ def _wait_for_progress(child: run.Child, answers: int) -> bool:
         written = now
         if child.ends_within(_PATIENCE_S):
             return True
+    # Not killed: during a call that would kill the process that blocks it, too.
     child.abandon()
     return False
 

@@ -249,6 +249,7 @@ def _is_listening(held: socket.socket) -> bool:
 
 def _owner(held: socket.socket, user: int) -> tuple[tuple[int, ...], bool]:
     _, *made_by = _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    # CRIU makes all owners root's: nothing is lost of root's own.
     if made_by[0] in (0, _NOBODY):
         return (), False
     is_listening = _is_listening(held)

@@ -71,13 +71,16 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
         from crckpt.host.namespaces.isolation import seclude
 
         seclude(Path(plan))
+    # For reading, too, so that it does not wait for a reader.
     descriptor = os.open(ready, os.O_RDWR)
     os.write(descriptor, b".")
     os.close(descriptor)
     if plan:
+        # Returns when crckpt unlocks the file, or dies.
         fcntl.flock(lock, fcntl.LOCK_SH)
         return root.exit_status()
     while root.status is None and not _exists(pid):
+        # crckpt has died: no root will come.
         if not _is_awaited(lock):
             return 1
         select.select([], [], [], _LOOK_S)

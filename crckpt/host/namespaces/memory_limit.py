@@ -74,7 +74,8 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Mem
 
 
 def _make_group(places: tuple[Path, ...], memory: int) -> Path | None:
-    """Under version 2 the new group must be next to our own: a group with processes cannot limit groups below it."""
+    """Make a group with this limit in the first of `places` that allows it; None if none does."""
+    # Under version 2 the new group must be next to our own: a group with processes cannot limit groups below it.
     for place in places:
         path = place / f"{_PREFIX}{own_name()}"
         with suppress(OSError):
@@ -105,7 +106,8 @@ def _remove_abandoned(top: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Retry: the kernel may count a process for a moment after it was reaped, without an event when that ends."""
+    """Remove a group; give up after a while."""
+    # The kernel may count a process for a moment after it was reaped, without an event when that ends.
     deadline = time.monotonic() + _EMPTY_WITHIN_S
     while time.monotonic() < deadline:
         try:

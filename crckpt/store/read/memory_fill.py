@@ -204,6 +204,7 @@ def _by_packs(extents: Extents) -> Iterator[Positions]:
     if len(extents) <= _EXTENTS_AT_ONCE:
         yield np.arange(len(extents))
         return
+    # All extents of a pack together: each of its frames is unpacked once.
     in_order = np.argsort(extents["pack"], kind="stable")
     begin = 0
     for end in [*(np.flatnonzero(np.diff(extents["pack"][in_order])) + 1).tolist(), len(extents)]:
