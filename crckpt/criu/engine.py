@@ -147,7 +147,7 @@ class CriuRun:
             raise self._failure or DumpFailed(f"the dump failed: {said}", hint=hint)
 
     def _reaches(self, hold: Hold) -> bool:
-        """Wait until CRIU reaches the hold, or ends. Whether it reached it."""
+        """Wait until CRIU reaches the hold, or ends. Return whether it reached it."""
         progress = Progress(self._log)
         while True:
             ready, _, _ = select.select([hold.reached, self._child.pidfd], [], [], _LOOK_S)

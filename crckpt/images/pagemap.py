@@ -165,7 +165,8 @@ def read_pagemap(data: bytes, name: str = "pagemap.img") -> PageMap:
 
 
 def write_pagemap(pagemap: PageMap) -> bytes:
-    """Encode a page map: the inverse of `read_pagemap`. CRIU before 4.2 reads only the 32-bit counts."""
+    """Encode a page map: the inverse of `read_pagemap`."""
+    # CRIU before 4.2 reads only the 32-bit counts.
     head = Record(encode([(1, VARINT, pagemap.pages_id)]))
     return write_image(Image(magics.PAGEMAP, (head, *(Record(_payload(entry)) for entry in pagemap.entries))))
 
@@ -201,7 +202,8 @@ def _read_usual(rest: bytes) -> NDArray[np.uint64] | None:
 
 
 def _read_varints(data: NDArray[np.uint8], at: NDArray[np.intp]) -> tuple[NDArray[np.uint64], NDArray[np.intp]]:
-    """Return the varints at these offsets, and where each ends. One that is too long ends at 0, which is invalid."""
+    """Return the varints at these offsets, and where each ends."""
+    # One that is too long ends at 0, which is invalid.
     import numpy as np
 
     numbers, end = np.zeros(len(at), np.uint64), at.copy()
@@ -216,7 +218,8 @@ def _read_varints(data: NDArray[np.uint8], at: NDArray[np.intp]) -> tuple[NDArra
 
 
 def _entry(payload: bytes, name: str) -> Entry:
-    """Decode an entry of any form. Older CRIU had `in_parent` for flags and a 32-bit count (criu/pagemap.c:670)."""
+    """Decode an entry of any form."""
+    # Older CRIU had `in_parent` for flags and a 32-bit count (criu/pagemap.c:670).
     unknown = {number for number, _, _ in fields(payload, name)} - _KNOWN_FIELDS
     message = Message(payload, name)
     flags = message.uint(4, default=0 if message.flag(3) else PRESENT) | (IN_PARENT if message.flag(3) else 0)

@@ -120,7 +120,8 @@ class Message:
         return self._octets(self._fields[number][-1], number) if number in self._fields else default
 
     def text(self, number: int, default: str = "") -> str:
-        """Return a string. CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates."""
+        """Return a string."""
+        # CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates.
         return self._text(self._fields[number][-1], number) if number in self._fields else default
 
     def texts(self, number: int) -> tuple[str, ...]:

@@ -153,7 +153,8 @@ def _collect(
 
 
 def _bug(error: Exception) -> str:
-    """The type of the error and where it was raised. Not its message, which may quote secrets."""
+    """The type of the error and where it was raised."""
+    # Not its message, which may quote secrets.
     frames = traceback.extract_tb(error.__traceback__)
     calls = ", ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
     return f"this is a bug in crckpt: {type(error).__name__} in {calls}"

@@ -64,7 +64,8 @@ def announced(backend: Backend, job: JobName, created: datetime, run_id: str | N
 
 
 def read_pending(backend: Backend) -> tuple[PendingCheckpoint, ...]:
-    """Read what is pending or lost, oldest first. What was stored just before a crash may be among it."""
+    """Read what is pending or lost, oldest first."""
+    # What was stored just before a crash may be among it.
     found = (_read(backend, f"{PENDING}/{name}") for name in backend.names_in(PENDING))
     return tuple(sorted((pending for pending in found if pending), key=lambda pending: pending.created))
 

@@ -39,7 +39,8 @@ class ProcessIdentity(Struct, frozen=True):
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still runs. A process in another PID namespace of this boot cannot be seen: it counts as alive."""
+        """Whether it still runs."""
+        # A process in another PID namespace of this boot cannot be seen: it counts as alive.
         if self.boot_id != proc.boot_id():
             return False
         if self.pid_namespace != proc.namespace("self", "pid"):

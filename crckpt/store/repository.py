@@ -171,10 +171,11 @@ class Repository:
         return announced(self.backend, job, created, run_id, alone=alone)
 
     def restoring(self, job: JobName, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
-        """Let nobody else restore a checkpoint of `job` while the block does. A read-only store keeps nobody out.
+        """Let nobody else restore a checkpoint of `job` while the block does.
 
         Raises StoreLocked if another restore has not ended after `timeout` seconds.
         """
+        # A read-only store keeps nobody out.
         return self.backend.restores_locked(check_name(job, "job"), timeout)
 
     def pending(self) -> tuple[PendingCheckpoint, ...]:

@@ -93,7 +93,8 @@ def find_abandoned_staging(path: Path) -> tuple[Path, ...]:
 
 
 def _is_abandoned(path: Path) -> bool:
-    """Return whether a dead crckpt of this user made it. Other users can write next to it, so it must be private."""
+    """Return whether a dead crckpt of this user made it."""
+    # Other users can write next to it, so it must be private.
     try:
         found = path.lstat()
     except OSError:

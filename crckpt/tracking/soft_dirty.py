@@ -40,7 +40,8 @@ class SoftDirty:
         return {pid: self._attach_to(pid) for pid in pids}
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """Load our preload library. It stops CRIU before its first reset, and finds writes without a bit (frames.c)."""
+        """Load our preload library."""
+        # It stops CRIU before its first reset, and finds writes without a bit (frames.c).
         joined = {} if memory_trials.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
         return {**library.environment(criu, NAME), **joined}
 

@@ -66,7 +66,8 @@ def set_io_priority(tid: int, value: Value) -> None:
 
 
 def timer_slack(tid: int) -> Value:
-    """The timer slack in nanoseconds. The kernel has it in /proc/TID, not in /proc/PID/task/TID."""
+    """The timer slack in nanoseconds."""
+    # The kernel has it in /proc/TID, not in /proc/PID/task/TID.
     return (int(procfs.text(f"/proc/{tid}/timerslack_ns")),)
 
 

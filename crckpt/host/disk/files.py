@@ -35,7 +35,8 @@ def losses_ignored() -> Iterator[None]:
 
 
 def own_name() -> str:
-    """A new name for a file of this process. A PID alone may be in use by a leftover: PIDs recur after a crash."""
+    """A new name for a file of this process."""
+    # A PID alone may be in use by a leftover: PIDs recur after a crash.
     return f"{os.getpid()}-{os.urandom(4).hex()}"
 
 

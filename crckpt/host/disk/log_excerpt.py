@@ -84,7 +84,8 @@ def _read_at(descriptor: int, count: int, offset: int) -> bytes:
 
 
 def _read_whole(descriptor: int, count: int) -> bytes:
-    """Read `count` bytes, fewer only at the end. A pipe returns them in small pieces."""
+    """Read `count` bytes, fewer only at the end."""
+    # A pipe returns them in small pieces.
     read = bytearray()
     while len(read) < count and (chunk := os.read(descriptor, count - len(read))):
         read += chunk

@@ -99,7 +99,8 @@ def unix_datagram_sockets(pid: int) -> frozenset[int]:
 
 
 def _tcp_sockets(pids: Iterable[int]) -> Iterator[tuple[int, int, InetRow]]:
-    """(PID, descriptor, row of the kernel's table). Each table is read once: the kernel takes milliseconds for it."""
+    """(PID, descriptor, row of the kernel's table)."""
+    # Each table is read once: the kernel takes milliseconds for it.
     tables: dict[int, dict[int, InetRow]] = {}
     for pid in pids:
         with suppress(OSError):

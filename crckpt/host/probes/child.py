@@ -73,7 +73,8 @@ def kill_child(child: int) -> None:
 
 
 def _read_now(reading: int) -> bytes:
-    """Read what is in the pipe now. Programs that the probe started may still have it open."""
+    """Read what is in the pipe now."""
+    # Programs that the probe started may still have it open.
     os.set_blocking(reading, False)
     with suppress(BlockingIOError):
         return os.read(reading, _MOST)

@@ -55,7 +55,8 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
 
 
 def _file(path: str) -> str:
-    """The name of a file in /proc/locks. Its device is the file system's, which stat(2) does not always report."""
+    """The name of a file in /proc/locks."""
+    # Its device is the file system's, which stat(2) does not always report.
     with suppress(OSError):
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
@@ -91,7 +92,8 @@ class _Holders:
         self._is_all_seen = False
 
     def of(self, line: re.Match[str]) -> tuple[int, str]:
-        """PID and title of the holder. The PID in the line may be of a process that has ended; OFD locks have none."""
+        """PID and title of the holder."""
+        # The PID in the line may be of a process that has ended; OFD locks have none.
         what = line[0].partition(": ")[2]
         self._look_at(int(line["pid"]))
         if what not in self._found and not self._is_all_seen:

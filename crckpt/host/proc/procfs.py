@@ -36,7 +36,8 @@ def text(path: str) -> str:
 
 
 def lines(path: str) -> list[str]:
-    """The lines that the kernel wrote. Names in them may hold what else is taken to end a line. Raises OSError."""
+    """The lines that the kernel wrote. Raises OSError."""
+    # Names in them may hold what else is taken to end a line.
     found = text(path).split("\n")
     return found if found[-1] else found[:-1]
 

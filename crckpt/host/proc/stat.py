@@ -84,7 +84,8 @@ def read_stat(pid: int, tid: int | None = None, *, proc: str | Path = "/proc") -
 
 
 def parse_stat(text: str) -> Stat:
-    """Take apart what such a file says. The name may hold anything, but ends at the last parenthesis."""
+    """Take apart what such a file says."""
+    # The name may hold anything, but ends at the last parenthesis.
     end = text.rindex(")")
     return Stat(text[text.index("(") + 1 : end], tuple(text[end + 2 :].split()))
 

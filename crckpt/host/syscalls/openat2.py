@@ -57,7 +57,8 @@ def file_rights_of(uid: int, gid: int, others: Iterable[int] = ()) -> Iterator[N
 
 
 def _set(setter: ctypes._NamedFuncPointer, number: int) -> None:
-    """Set one id of this thread. The call itself does not report a failure."""
+    """Set one id of this thread."""
+    # The call itself does not report a failure.
     setter(ctypes.c_uint32(number))
     if ctypes.c_uint32(setter(ctypes.c_uint32(_NOBODY))).value != number:
         raise PermissionError(1, f"cannot use the rights of user or group {number}")

@@ -128,7 +128,8 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> I
 
 
 def state_of(tree: proc.Tree) -> TreeState:
-    """The state of a tree that was read before. A process that was stopped then may still be."""
+    """The state of a tree that was read before."""
+    # A process that was stopped then may still be.
     now = {process.pid: proc.read_process(process.pid) for process in tree.processes}
     stopped, gone, holders = [], [], []
     for before in tree.processes:

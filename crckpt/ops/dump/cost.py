@@ -52,11 +52,12 @@ class DumpPrediction(Struct, frozen=True):
 
 
 def predict(examination: Examination, context: Context) -> DumpPrediction:
-    """Predict what a dump would cost. A failure is returned as the reason: the dump may work all the same."""
+    """Predict what a dump would cost."""
     try:
         with _opened_place(examination.job, context) as place:
             found = _prediction(examination, context, place)
             return DumpPrediction(found, f"{place.assumes}{_assumption_on_disk(found.raw_bytes, place.staging)}")
+    # A failure is returned as the reason: the dump may work all the same.
     except (CrckptError, OSError) as error:
         return DumpPrediction(why_not=to_crckpt_error(error, HostCannot, "a trial").message)
 

@@ -124,11 +124,12 @@ class Lineage:
         self.summary = replace(self.summary, base=self.parent.checkpoint, rounds=self.parent.rounds, whole=whole)
 
     def _report(self, message: Callable[[KeeperSession], None]) -> None:
-        """Tell the keeper. Ignore a dead or slow one: the next dump is full."""
+        """Tell the keeper."""
         if self.keeper is None or self.has_lost_keeper:
             return
         try:
             message(self.keeper)
+        # A dead or slow keeper is ignored: the next dump is full.
         except HostCannot:
             # The connection stays open: a slow keeper must not remove the rounds that this dump needs.
             self.has_lost_keeper = True

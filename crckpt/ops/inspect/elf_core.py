@@ -133,7 +133,8 @@ def auxv(numbers: Sequence[int]) -> bytes:
 
 
 def make_file_note(files: Sequence[MappedFile]) -> bytes:
-    """Make the content of NT_FILE. By it a debugger finds in files what the core file leaves out."""
+    """Make the content of NT_FILE."""
+    # By it a debugger finds in files what the core file leaves out.
     places = (struct.pack("<QQQ", file.start, file.end, file.offset // PAGE_SIZE) for file in files)
     names = (file.path.encode("utf-8", "surrogateescape") + b"\0" for file in files)
     return struct.pack("<QQ", len(files), PAGE_SIZE) + b"".join((*places, *names))

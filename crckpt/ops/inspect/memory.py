@@ -198,7 +198,8 @@ def _source(vma: Vma, file: OpenFile | None, pid: int) -> str:
 
 
 def _map_extents(extents: Extents, vma: Vma, source: str) -> Extents:
-    """The pages of a map. Those of shared memory are numbered from the start of the segment (criu/shmem.c)."""
+    """The pages of a map."""
+    # Those of shared memory are numbered from the start of the segment (criu/shmem.c).
     shift = (vma.start - vma.pgoff) // PAGE_SIZE if source.startswith(_SEGMENT) else 0
     found = cut_extents(extents, vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
     found["first"] = found["first"].astype(np.int64) + shift

@@ -94,7 +94,8 @@ def count_tasks(tree: ImageTree) -> int:
 
 
 def count_huge_pages(tree: ImageTree) -> dict[int, int]:
-    """Return how many reserved huge pages the tree needs, by their size in bytes. Processes do not share them."""
+    """Return how many reserved huge pages the tree needs, by their size in bytes."""
+    # Processes do not share huge pages.
     found: Counter[int] = Counter()
     for vma in _vmas(tree):
         if vma.huge_page:

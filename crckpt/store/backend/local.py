@@ -141,7 +141,8 @@ class LocalBackend:
         write_durably(self._root / name, content, what)
 
     def put_if_absent(self, name: str, content: bytes, what: str) -> None:
-        """See `Backend`. The directory is made in `scratch`: it exists if and only if the file does."""
+        """See `Backend`."""
+        # The directory is made in `scratch`: it exists if and only if the file does.
         beside = self.scratch / own_name()
         make_private_directory(beside, f"{what}-directory")
         try:

@@ -21,7 +21,8 @@ _Signed = npt.NDArray[np.int64]
 
 
 def encode_columns(extents: Extents) -> bytes:
-    """Encode extents; `decode_columns` is the inverse. Numbers become steps from the most likely number."""
+    """Encode extents; `decode_columns` is the inverse."""
+    # Numbers become steps from the most likely number.
     first, count = extents["first"].view(), extents["count"].astype(np.int64)
     page = extents["page"].astype(np.int64)
     columns = (
@@ -58,7 +59,8 @@ def decode_columns(content: bytes, extents: int) -> Extents:
 
 
 def _join_planes(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Join the bytes of numbers, the lowest first. Most planes are all zero."""
+    """Join the bytes of numbers, the lowest first."""
+    # Most planes are all zero.
     found: npt.NDArray[np.uint64] = planes[0].astype(np.uint64)
     for at, plane in enumerate(planes[1:], 1):
         if plane.any():

@@ -79,10 +79,11 @@ class Pack(Struct, frozen=True):
         return content
 
     def unpack_frames(self, frames: list[int], into: Sequence[memoryview]) -> None:
-        """Unpack frames, in the order of the pack, each into FRAME_SIZE bytes. Adjacent ones are read at once.
+        """Unpack frames, in the order of the pack, each into FRAME_SIZE bytes.
 
         Raises IntegrityError if they are not what was stored.
         """
+        # Adjacent ones are read at once.
         some = self.table[frames]
         offsets, sizes, raws = (some[column].tolist() for column in ("offset", "stored", "raw"))
         content = self._read_together(frames, offsets, sizes)
@@ -107,7 +108,8 @@ class Pack(Struct, frozen=True):
             raise IntegrityError(f"{self.name}, frame {frame}: it has {size} bytes, not {raw}")
 
     def read_ahead(self, frames: Sequence[int]) -> None:
-        """Let the disk read frames, in order, into the page cache. A failure is ignored: the read will fail."""
+        """Let the disk read frames, in order, into the page cache."""
+        # A failure is ignored: the read will fail.
         with suppress(IntegrityError, OSError), self._opened(self.name) as file:
             for first, last in _adjacent_frames(frames):
                 start = int(self.table["offset"][first])

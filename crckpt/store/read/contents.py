@@ -118,7 +118,8 @@ _last: WeakKeyDictionary[Repository, Contents] = WeakKeyDictionary()
 
 
 def contents_of(repository: Repository, checkpoint: Checkpoint) -> Contents:
-    """Return the checkpoint's files. The last checkpoint is kept: callers read one file after the other."""
+    """Return the checkpoint's files."""
+    # The last checkpoint is kept: callers read one file after the other.
     contents = _last.get(repository)
     if contents is None or contents.checkpoint != checkpoint:
         contents = _last[repository] = Contents(repository.backend, checkpoint)

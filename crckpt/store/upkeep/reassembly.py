@@ -46,7 +46,8 @@ def _open(digest: str, copies: Sequence[Backend]) -> Pack:
 
 
 def _whole_frame(pack: Pack, frame: int, copies: Sequence[Backend]) -> memoryview:
-    """Read a frame from the first copy that has it. The table holds for every copy: the digest names it."""
+    """Read a frame from the first copy that has it."""
+    # The table holds for every copy: the digest names it.
     errors: list[Exception] = []
     for backend in copies:
         try:

@@ -167,7 +167,7 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | Un
 
 
 def forget_killed(of: int | None = None) -> bool:
-    """Forget that keepers of all processes, or `of` one, were killed: no dump starts them again. Whether any was."""
+    """Forget that keepers were killed, all or that `of` a process: no dump starts another. Return whether any was."""
     killed = [path for path, _ in _find_sockets(of) if _connect(path) is None]
     for path in killed:
         path.unlink(missing_ok=True)

@@ -113,7 +113,7 @@ class _Service:
         self._enders: list[_Caller] = []
 
     def serve(self, root: int, terminated: int, listener: socket.socket, first: _Caller) -> bool:
-        """Serve until the end. Whether a SIGTERM caused it: then `terminated` is readable. `root` is a pidfd."""
+        """Serve until the end. Return whether a SIGTERM caused it: then `terminated` is readable. `root` is a pidfd."""
         is_terminated = False
         with selectors.DefaultSelector() as waiting:
             waiting.register(root, selectors.EVENT_READ)
