@@ -21,5 +21,5 @@ def test_inventory(tree: ImageTree) -> None:
 def test_a_newer_format_is_refused_by_its_number(images: dict[str, bytes]) -> None:
     image = read_image(images["inventory.img"], "inventory.img")
     newer = Record(image.records[0].payload + wire.encode([(1, wire.VARINT, 3)]))
-    with pytest.raises(IntegrityError, match=r"have CRIU's format 3, and this crckpt reads up to 2"):
+    with pytest.raises(IntegrityError, match=r"have CRIU's format 3, but this crckpt reads at most 2"):
         read_inventory(write_image(Image(image.magic, (newer,))))
