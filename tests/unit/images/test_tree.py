@@ -35,7 +35,7 @@ def test_missing_images_are_named(images: dict[str, bytes]) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("files.img", r"names file \d+, which is not in files\.img"),
+        ("files.img", r"refers to file \d+, which is not in files\.img"),
         ("memfd.img", r"memfd\.img: inode"),
         ("ghost-file-2.img", r"ghost-file-2\.img is missing"),
     ],

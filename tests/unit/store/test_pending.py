@@ -53,7 +53,7 @@ def test_what_a_dead_process_was_storing_is_lost(repository: Repository) -> None
         document["owner"]["pid"] = ended.pid
         path.write_text(json.dumps(document))
         (pending,) = repository.pending()
-        assert pending.lost == f"crckpt (PID {ended.pid}) ended before it was stored"
+        assert pending.lost == f"crckpt (PID {ended.pid}) ended before the checkpoint was stored"
 
 
 @pytest.mark.parametrize("content", ["", "{}", "nonsense", '{"job": "../x", "created": "2026-01-02T03:04:05Z"}'])
