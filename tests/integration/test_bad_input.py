@@ -144,10 +144,10 @@ def test_names_that_no_job_or_tag_can_have(crckpt: Crckpt) -> None:
     with started(COUNTER) as tree:
         for name in ("../up", ".hidden", "", "x" * 101, "a~1"):
             words: tuple[str, ...] = ("dump", str(tree.pid), "--tag", name)
-            _refused(crckpt, USAGE, *words, names=(f"{name!r} cannot name a tag",), both=False)
+            _refused(crckpt, USAGE, *words, names=(f"{name!r} is not a valid tag name",), both=False)
         for name in ("a/b", "two words", "a:b", "-x", "ö"):
             words = ("dump", "--stop", "--", str(tree.pid), name)
-            _refused(crckpt, USAGE, *words, names=(f"{name!r} cannot name a job",), both=False)
+            _refused(crckpt, USAGE, *words, names=(f"{name!r} is not a valid job name",), both=False)
         assert_runs_on(tree, frozenset())
         assert not crckpt.store.exists()
 

@@ -15,7 +15,7 @@ def test_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", ".x", "_x", "a/b", "a b", "a\n", "ü", "x" * 101])
 def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(UsageError, match="cannot name a tag") as caught:
+    with pytest.raises(UsageError, match="is not a valid tag name") as caught:
         check_name(name, "tag")
     assert repr(name) in caught.value.message
 

@@ -1,0 +1,50 @@
+"""Plain images of CRIU become a checkpoint with what they show of their host and their dump."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from image_sets import files_of, opened, restored, write_set
+from recorded import PAGES, RECORDED, image_set
+
+from crckpt.errors import IntegrityError, UsageError
+from crckpt.ops.context import Context
+from crckpt.ops.import_images import import_images
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Those of a real tree."""
+    return write_set(tmp_path / "images", image_set(PAGES))
+
+
+def test_a_real_tree(images: Path, tmp_path: Path) -> None:
+    before = files_of(images)
+    made = import_images(Context(tmp_path / "store"), images, "job", "a note")
+    assert files_of(images) == before
+    assert (made.job, made.note, made.stopped) == ("job", "a note", True)
+    assert [task.pid for task in made.tree] == [process.pid for process in RECORDED.processes]
+    assert made.run_id == RECORDED.inventory.run_id
+    assert made.host.cpu_features == ("avx512f",), "what its registers show"
+    assert (made.options.tcp, made.options.shell_job, made.options.link_remap) == ("keep", False, True)
+    assert made.statistics.frozen_ms > 0
+    repository = opened(tmp_path)
+    assert restored(repository, made, tmp_path).keys() >= before.keys() - {"stats-dump"}
+
+
+def test_what_has_no_images(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for directory, why in (("empty", r"has no CRIU images \(no inventory.img\)"), ("none", "does not exist")):
+        with pytest.raises(UsageError, match=why):
+            import_images(Context(tmp_path / "store"), tmp_path / directory, "job")
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_name_that_cannot_be_and_images_that_are_damaged(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not a valid job name"):
+        import_images(Context(tmp_path / "store"), images, "../job")
+    (images / "pstree.img").write_bytes(b"damaged")
+    with pytest.raises(IntegrityError, match=r"pstree\.img"):
+        import_images(Context(tmp_path / "store"), images, "job")
+    assert not (tmp_path / "store").exists()

@@ -1,0 +1,60 @@
+"""A list has checkpoints with their tags, those that are not durable yet, and those that cannot be read."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from image_sets import manifest_path
+
+from crckpt.errors import NoSuchCheckpoint, StoreUnusable
+from crckpt.model import JobName
+from crckpt.ops.context import Context
+from crckpt.ops.list import list_checkpoints
+from crckpt.store import Checkpoint, Repository
+
+NOW = datetime.now(UTC)
+
+
+def test_each_has_its_tags(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    first, second = checkpoints
+    for name in ("good", "best"):
+        repository.tag(second.id, name)
+    listing = list_checkpoints(context, "job")
+    assert [entry.checkpoint for entry in listing.entries] == [first, second]
+    assert [set(entry.tags) for entry in listing.entries] == [set(), {"good", "best"}]
+    assert list_checkpoints(context, None) == listing
+
+
+def test_a_job_without_checkpoints(context: Context, repository: Repository) -> None:
+    with pytest.raises(NoSuchCheckpoint, match="job"):
+        list_checkpoints(context, "job")
+    with repository.announced(JobName("job"), NOW, None, alone=False):
+        listing = list_checkpoints(context, "job")
+    assert ([pending.job for pending in listing.pending], listing.entries) == (["job"], ())
+
+
+def test_what_was_stored_in_the_end_is_not_lost(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    """As where crckpt was killed just after it had stored a checkpoint."""
+    stored = checkpoints[0].run_id
+    for run in (stored, "another"):
+        with pytest.raises(StoreUnusable), repository.announced(JobName("job"), NOW, run, alone=True):
+            raise StoreUnusable("killed")
+    lost = [pending.run_id for pending in list_checkpoints(context, None).pending]
+    assert lost == (["another"] if stored else [stored, "another"])
+
+
+def test_a_manifest_that_cannot_be_read(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    first, second = checkpoints
+    path = manifest_path(repository, first.id)
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    listing = list_checkpoints(context, None)
+    assert [entry.checkpoint for entry in listing.entries] == [second]
+    assert [bad.id for bad in listing.unreadable] == [first.id]

@@ -1,0 +1,36 @@
+"""Another store repairs this one; one that is none is named by its option."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from image_sets import flip, packs
+
+from crckpt.errors import StoreUnusable, UsageError
+from crckpt.ops.context import Context
+from crckpt.ops.repair import repair
+from crckpt.store import Checkpoint, Repository
+
+
+def test_a_copy_repairs_what_is_damaged(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    shutil.copytree(repository.root, tmp_path / "copy")
+    flip(packs(repository)[0], 100)
+    assert repair(context, None, None).now.damages
+    done = repair(context, None, tmp_path / "copy")
+    assert done.now.damages == ()
+    assert done.repaired
+    assert repair(context, checkpoints[0].short_id, None).now.damages == ()
+
+
+def test_what_is_no_other_store(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    with pytest.raises(StoreUnusable) as caught:
+        repair(context, None, tmp_path / "none")
+    assert "--from" in caught.value.hint
+    with pytest.raises(UsageError):
+        repair(context, None, repository.root)
