@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, write_pagemap
-from crckpt.model import PAGE_SIZE, DumpOptions, Host, JobName, Task
+from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Task
 from crckpt.store import (
     Checkpoint,
     NewCheckpoint,
@@ -144,3 +146,17 @@ def of_pages(*numbers: int) -> ImageSet:
 
 ONE_PROCESS = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
 """Pages and registers of one process."""
+
+
+def sealed(repository: Repository, manifest: bytes) -> CheckpointId:
+    """A manifest that some other crckpt might have written, under its right id."""
+    checkpoint_id = CheckpointId(hashlib.sha256(manifest).hexdigest())
+    (repository.root / "checkpoints" / checkpoint_id).mkdir()
+    (repository.root / "checkpoints" / checkpoint_id / "manifest.json").write_bytes(manifest)
+    return checkpoint_id
+
+
+def with_changed_manifest(repository: Repository, checkpoint: Checkpoint, **entries: object) -> CheckpointId:
+    """A copy of the checkpoint whose manifest has these entries."""
+    manifest = json.loads((repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes())
+    return sealed(repository, json.dumps({**manifest, **entries}).encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -11,83 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from confined import CONFINED, needs_root
 from entering import compiled, running
 from smaller_bounds import smaller_bounds
 
-from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.attributes import remote_calls
-from crckpt.host.attributes.landlock import has_landlock_domain, kernel_has_landlock
 from crckpt.host.attributes.remote_calls import LOCKED_AT_ONCE, Order, carry_out
-from crckpt.host.process import cgroups
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root may enter any process")
-
-CONFINED = """
-import ctypes, os, struct, sys
-libc = ctypes.CDLL(None, use_errno=True)
-if sys.argv[1] == "nobody":
-    os.setgroups([]); os.setresgid(65534, 65534, 65534); os.setresuid(65534, 65534, 65534)
-if sys.argv[2] == "confined":
-    libc.prctl(38, 1, 0, 0, 0)
-    handled = struct.pack("<Q", 1 << 11)
-    ruleset = libc.syscall(444, handled, ctypes.c_size_t(8), 0)
-    assert libc.syscall(446, ruleset, 0) == 0
-print("ready", flush=True)
-for line in sys.stdin:
-    mode = ctypes.c_int(-1)
-    assert libc.syscall(239, ctypes.byref(mode), None, 0, 0, 0) == 0
-    print(mode.value, flush=True)
-"""
-
-
-@pytest.mark.parametrize("path", ["/../../etc", "/a/../..", "a", "", "/./a", "/nowhere-at-all"])
-def test_a_path_that_leads_out_of_the_groups_names_none(path: str) -> None:
-    assert cgroups.group_directory("pids", path) is None
-    assert cgroups.group_directory("", path) is None
-    assert cgroups.group_directory("../../etc", "/") is None
-
-
-@needs_root
-@pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-@pytest.mark.parametrize("user", ["root", "nobody"])
-@pytest.mark.parametrize("confined", ["free", "confined"])
-def test_a_landlock_domain_is_found_whoever_has_it(user: str, confined: str) -> None:
-    with running("/usr/bin/python3", "-c", CONFINED, user, confined) as process:
-        (answer,) = carry_out([Order(process.pid, process.pid, "ask")])
-        assert answer.why == ""
-        assert ("landlock" in answer.values) == (confined == "confined")
-
-
-@needs_root
-@pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-def test_what_a_program_is_compared_with_has_nothing_of_ours() -> None:
-    """It belongs to the program's user, who may look into it, and put code into it."""
-    seen: dict[str, object] = {}
-
-    def look(other: int) -> int:
-        place = Path(f"/proc/{other}")
-        seen["words"] = (place / "cmdline").read_bytes()
-        seen["descriptors"] = sorted(int(entry.name) for entry in (place / "fd").iterdir())
-        seen["files"] = {str(entry.readlink()).partition(":")[0] for entry in (place / "fd").iterdir()}
-        seen["session"] = os.getsid(other) == other
-        seen["owner"] = place.stat().st_uid
-        return 0
-
-    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process:
-        assert not has_landlock_domain(process.pid, look)
-    assert seen == {"words": b"cat\0", "descriptors": [0, 1, 2], "files": {"pipe"}, "session": True, "owner": 65534}
-
-
-@needs_root
-@pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-def test_who_ends_what_it_is_compared_with_is_not_taken_for_free() -> None:
-    def end(other: int) -> int:
-        os.kill(other, signal.SIGKILL)
-        return -errno.ESRCH
-
-    with running("/usr/bin/python3", "-c", CONFINED, "nobody", "confined") as process, pytest.raises(HostCannot):
-        has_landlock_domain(process.pid, end)
 
 
 @needs_root

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.host import proc
-from crckpt.host.namespaces import network_locks
 from crckpt.host.observe import sockets
-from crckpt.host.process import run
 
 
 @pytest.fixture
@@ -140,27 +138,6 @@ def test_datagram_sockets_whatever_they_are_called(name: str) -> None:
         found = sockets.unix_datagram_sockets(os.getpid())
         inodes = [os.fstat(sock.fileno()).st_ino for sock in (datagram, stream, after)]
         assert [inode in found for inode in inodes] == [True, False, True]
-
-
-def test_a_network_lock_is_found_and_lifted() -> None:
-    if not network_locks.can_filter():
-        pytest.skip("no nft, or the kernel does not let us look at its packet filter")
-    run_id = f"test-{secrets.token_hex(8)}"
-    assert network_locks.lift_lock(run_id) is None
-    made = run.run([str(network_locks.find_nft()), "add", "table", "inet", f"CRIU-{run_id}"])
-    if not made.ok:
-        pytest.skip(f"no table can be made here: {made.output}")
-    look = [str(network_locks.find_nft()), "list", "table", "inet", f"CRIU-{run_id}"]
-    assert run.run(look).ok
-    assert network_locks.lift_lock(run_id) == f"CRIU-{run_id}"
-    assert not run.run(look).ok
-
-
-@pytest.mark.usefixtures("commands")
-def test_without_nft_there_is_no_lock_to_lift() -> None:
-    if network_locks.find_nft() is not None:
-        pytest.skip("the nft that came with CRIU is there")
-    assert (network_locks.can_filter(), network_locks.lift_lock("x")) == (False, None)
 
 
 def test_our_descriptor_is_named_for_each_connection(loopback: socket.socket) -> None:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
-from places import PROJECT
 
 from crckpt.host.observe.tasks import RESTARTED, parse_call
-from crckpt.host.syscalls.restarts import RESTARTED_CALLS, SOCKET
 
-SOURCE = PROJECT / "crckpt/tracking/preload/calls.c"
 STACK, STACK_32 = "0x7ffd00001000 0x7f0000001000", "0xffd01000 0xf7f01549"
 
 
@@ -38,13 +33,3 @@ def test_on_other_machines_only_what_the_kernel_interrupts() -> None:
     assert parse_call(f"22 0x4 0x7f00 0x1 0xffffffff 0x0 0x0 {STACK}\n", "aarch64")[0] == "epoll_pwait"
     assert parse_call(f"98 0x7f00 0x80 0x0 0x7f10 0x0 0x0 {STACK}\n", "aarch64")[0] == ""
     assert parse_call(f"7 0x7f00 0x1 0xffffffff 0x0 0x0 0x0 {STACK}\n", "riscv64")[0] == ""
-
-
-def test_the_library_makes_the_same_calls_again() -> None:
-    row = re.compile(r"^    \{(-?\d+), (-?\d+), (\w+)\}, +/\* (.+) \*/$", re.MULTILINE)
-    found = row.findall(SOURCE.read_text())
-    rows = [
-        (name, int(number), int(compat), SOCKET if only == "SOCKET" else int(only))
-        for number, compat, only, name in found
-    ]
-    assert rows == [(again.name, again.number, again.compat, again.only) for again in RESTARTED_CALLS]

@@ -78,3 +78,10 @@ def test_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "fs/pids/outer", pids_max="100", pids_current="60")
     write(tmp_path / "fs/pids/outer/inner", pids_max="90", pids_current="40")
     assert cgroups.tasks_left() == cgroups.TasksLeft(str(tmp_path / "fs/pids/outer"), 40)
+
+
+@pytest.mark.parametrize("path", ["/../../etc", "/a/../..", "a", "", "/./a", "/nowhere-at-all"])
+def test_a_path_that_leads_out_of_the_groups_names_none(path: str) -> None:
+    assert cgroups.group_directory("pids", path) is None
+    assert cgroups.group_directory("", path) is None
+    assert cgroups.group_directory("../../etc", "/") is None

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 import shutil
 import stat
 import subprocess
@@ -167,23 +165,6 @@ def test_a_store_may_be_in_a_directory_like_tmp_and_behind_our_own_link(tmp_path
     root = opened(place).root
     (tmp_path / "link").symlink_to(root)
     assert Repository.open(tmp_path / "link").checkpoints() == ()
-
-
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    root = opened(tmp_path).root
-    document = json.loads((root / "store.json").read_bytes())
-    (root / "store.json").write_text(json.dumps({**document, "format": 2}))
-    with pytest.raises(StoreUnusable, match="has format 2; this crckpt knows format 1") as refusal:
-        opened(tmp_path)
-    assert "knows store format 2" in refusal.value.hint
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1}'])
-def test_a_damaged_store_json_is_refused(content: bytes, tmp_path: Path) -> None:
-    root = opened(tmp_path).root
-    (root / "store.json").write_bytes(content)
-    with pytest.raises(StoreUnusable, match=re.escape("store.json is damaged")):
-        opened(tmp_path)
 
 
 def test_two_who_create_at_once_make_one_store(tmp_path: Path) -> None:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_sets import ONE_PROCESS, ImageSet, area, described, flip, opened, pack_path, packs, restored, store
-from msgspec.structs import replace
+from image_sets import (
+    ONE_PROCESS,
+    ImageSet,
+    area,
+    described,
+    flip,
+    opened,
+    pack_path,
+    packs,
+    restored,
+    sealed,
+    store,
+    with_changed_manifest,
+)
 
 from crckpt.cli.app import run
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
-from crckpt.store.format.index import Index, StoredFile, encode_index
-from crckpt.store.read.contents import contents_of
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
@@ -135,22 +142,9 @@ def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -
     assert verify(repository, [few.id]).lost == ()
 
 
-def _sealed(repository: Repository, manifest: bytes) -> CheckpointId:
-    """A manifest that some other crckpt might have written, under its right id."""
-    checkpoint_id = CheckpointId(hashlib.sha256(manifest).hexdigest())
-    (repository.root / "checkpoints" / checkpoint_id).mkdir()
-    (repository.root / "checkpoints" / checkpoint_id / "manifest.json").write_bytes(manifest)
-    return checkpoint_id
-
-
-def _changed(repository: Repository, checkpoint: Checkpoint, **entries: object) -> CheckpointId:
-    manifest = json.loads((repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes())
-    return _sealed(repository, json.dumps({**manifest, **entries}).encode())
-
-
 def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
     repository = opened(tmp_path)
-    newer = _changed(repository, store(repository, tmp_path, ONE_PROCESS), schema=2)
+    newer = with_changed_manifest(repository, store(repository, tmp_path, ONE_PROCESS), schema=2)
     with pytest.raises(StoreUnusable, match="has schema 2; this crckpt knows schema 1"):
         repository.get(newer)
     assert [bad.id for bad in repository.unreadable()] == [newer]
@@ -160,73 +154,4 @@ def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
 def test_a_manifest_of_another_make_is_not_misread(manifest: bytes, tmp_path: Path) -> None:
     repository = opened(tmp_path)
     with pytest.raises(StoreUnusable, match="another version of crckpt"):
-        repository.get(_sealed(repository, manifest))
-
-
-def _moved(file: StoredFile) -> StoredFile:
-    extents = file.extents.copy()
-    extents["first"] += 1
-    return replace(file, extents=extents)
-
-
-def _last_page_gone(file: StoredFile) -> StoredFile:
-    extents = file.extents.copy()
-    extents["count"][-1] -= 1
-    return replace(file, extents=extents)
-
-
-def _last_page_gone_and_shorter(file: StoredFile) -> StoredFile:
-    return replace(_last_page_gone(file), bytes=file.bytes - 4096)
-
-
-@pytest.mark.parametrize(
-    ("name", "change", "words"),
-    [
-        ("pages-1.img", _moved, "does not hold the pages that pagemap-100.img describes"),
-        ("pages-1.img", _last_page_gone_and_shorter, "does not hold the pages that pagemap-100.img describes"),
-        (
-            "pages-1.img",
-            lambda file: replace(file, pagemap="pagemap-7.img"),
-            "pagemap-7.img, which describes pages-1.img",
-        ),
-        ("pages-1.img", _last_page_gone, "too few or too many pages of pages-1.img"),
-        ("core-100.img", _moved, "the pages of core-100.img are not in order"),
-        ("core-100.img", lambda file: replace(file, name="../x"), "'../x' in the index is not an image name"),
-        ("core-100.img", lambda file: replace(file, name="pages-1.img"), "is inconsistent"),
-        ("core-100.img", lambda file: replace(file, kind="secret"), "kind 'secret'"),
-    ],
-)
-def test_an_index_that_contradicts_itself(
-    name: str, change: Callable[[StoredFile], StoredFile], words: str, tmp_path: Path
-) -> None:
-    repository = opened(tmp_path)
-    good = store(repository, tmp_path, ONE_PROCESS)
-    files = contents_of(repository, good).index.files
-    wrong_index = encode_index(Index(tuple(change(file) if file.name == name else file for file in files)))
-    # The details of a second checkpoint bring the wrong index into a pack of their own.
-    carrier = store(repository, tmp_path, ONE_PROCESS, described(details=wrong_index))
-    (details,) = (file for file in contents_of(repository, carrier).index.files if file.kind == "details")
-    assert carrier.packs[0].digest == good.packs[0].digest
-    index = {"bytes": len(wrong_index), "extents": details.extents.tolist()}
-    wrong = _changed(repository, carrier, index=index)
-    found = verify(repository, [wrong])
-    assert [(damage.kind, damage.checkpoints) for damage in found.damages] == [("index", (wrong,))]
-    assert words in found.damages[0].what
-
-
-@pytest.mark.parametrize(
-    "index",
-    [
-        {"bytes": 4000, "extents": [[0, 1, 7, 0]]},
-        {"bytes": 4000, "extents": [[0, 1, 0, 100000]]},
-        {"bytes": 4000, "extents": []},
-        {"bytes": 4000, "extents": [[0, 1, 0, 0]]},
-        {"bytes": 3, "extents": [[0, 1, 4294967295, 0]]},
-    ],
-)
-def test_an_index_that_contradicts_its_packs(index: dict[str, object], tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    wrong = repository.get(_changed(repository, store(repository, tmp_path, ONE_PROCESS), index=index))
-    with pytest.raises(IntegrityError, match=f"checkpoint {wrong.short_id}"):
-        restored(repository, wrong, tmp_path)
-    assert [(damage.kind, damage.checkpoints) for damage in verify(repository).damages] == [("index", (wrong.id,))]
+        repository.get(sealed(repository, manifest))

@@ -1,0 +1,21 @@
+"""System calls that are made again after a signal."""
+
+from __future__ import annotations
+
+import re
+
+from places import PROJECT
+
+from crckpt.host.syscalls.restarts import RESTARTED_CALLS, SOCKET
+
+SOURCE = PROJECT / "crckpt/tracking/preload/calls.c"
+
+
+def test_the_library_makes_the_same_calls_again() -> None:
+    row = re.compile(r"^    \{(-?\d+), (-?\d+), (\w+)\}, +/\* (.+) \*/$", re.MULTILINE)
+    found = row.findall(SOURCE.read_text())
+    rows = [
+        (name, int(number), int(compat), SOCKET if only == "SOCKET" else int(only))
+        for number, compat, only, name in found
+    ]
+    assert rows == [(again.name, again.number, again.compat, again.only) for again in RESTARTED_CALLS]

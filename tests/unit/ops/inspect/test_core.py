@@ -1,0 +1,115 @@
+"""A process of a checkpoint as a core file."""
+
+from __future__ import annotations
+
+import signal
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import recorded
+from core_files import notes, programs
+from image_sets import opened, store
+
+from crckpt.errors import UsageError
+from crckpt.images.mm import ANON_PRIVATE, GUARD, AddressSpace, Vma
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.context import Context
+from crckpt.ops.inspect.core import core, segments_of
+from crckpt.ops.inspect.elf_core import Segment
+from crckpt.ops.inspect.memory import Memory, Region
+from crckpt.store import Checkpoint, Repository, open_reader
+from crckpt.store.format.extents import EXTENT
+
+AT_PAGESZ = 6
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository, Checkpoint]:
+    """A store with the recorded images."""
+    base = tmp_path_factory.mktemp("core")
+    repository = opened(base)
+    return Context(base / "store"), repository, store(repository, base, recorded.image_set(recorded.PAGES))
+
+
+@pytest.mark.parametrize("pid", recorded.PIDS)
+def test_memory_is_where_the_headers_say(
+    whole: tuple[Context, Repository, Checkpoint], tmp_path: Path, pid: int
+) -> None:
+    """The file has every page that can be known, and no other."""
+    context, repository, checkpoint = whole
+    result = core(context, checkpoint.id, pid, tmp_path / "core")
+    content = result.path.read_bytes()
+    assert len(content) == result.size
+    loads = [program for program in programs(content) if program.kind == 1]
+    found = {
+        load.address + at: content[load.offset + at : load.offset + at + PAGE_SIZE]
+        for load in loads
+        for at in range(0, load.file_size, PAGE_SIZE)
+    }
+    assert sum(load.size for load in loads) == sum(vma.size for vma in _space(pid).vmas)
+    with open_reader(repository, checkpoint) as reading:
+        memory = Memory(reading, recorded.process_of(recorded.RECORDED, pid))
+        known = {
+            address: memory.read(address, PAGE_SIZE)
+            for vma in _space(pid).vmas
+            for address in range(vma.start, vma.end, PAGE_SIZE)
+        }
+    assert found == {address: page for address, page in known.items() if page}
+    assert len({bytes(page) for page in found.values()}) > 10
+
+
+def test_a_long_hole_is_left_out() -> None:
+    """A program may reserve more than a file can hold: here 16 TiB, with one page in the middle."""
+    start, middle, size = 1 << 40, 9 << 40, 1 << 44
+    vma = Vma(start, start + size, 0, 0, 3, 0x22, ANON_PRIVATE)
+    held = np.zeros(1, EXTENT)
+    held["first"], held["count"] = middle // PAGE_SIZE, 1
+    assert list(segments_of(Region(vma, "", held))) == [
+        Segment(start, middle - start, 3, False),
+        Segment(middle, PAGE_SIZE, 3, True),
+        Segment(middle + PAGE_SIZE, start + size - middle - PAGE_SIZE, 3, False),
+    ]
+
+
+def test_a_guard_is_no_map() -> None:
+    """CRIU lists it again after all maps, so addresses would be out of order."""
+    vma = Vma(0x2000, 0x3000, 0, 0, 0, 0, GUARD)
+    assert list(segments_of(Region(vma, "", np.empty(0, EXTENT)))) == []
+
+
+def test_threads_and_the_process_in_the_kernels_order(
+    whole: tuple[Context, Repository, Checkpoint], tmp_path: Path
+) -> None:
+    """The first thread's registers come first; the notes of the process are between its two notes."""
+    context, _, checkpoint = whole
+    root = recorded.RECORDED.root
+    found = list(notes(core(context, checkpoint.id, None, tmp_path / "core").path.read_bytes()))
+    assert [kind for kind, _ in found] == [1, 3, 6, 0x46494C45, 2, 0x202, 1, 2, 0x202]
+    leader, other = (content for kind, content in found if kind == 1)
+    assert [struct.unpack_from("<i", content, 32)[0] for content in (leader, other)] == [
+        thread.tid for thread in root.threads
+    ]
+    assert struct.unpack_from("<Q", leader, 24) == (1 << signal.SIGUSR1 - 1,)
+    auxv = dict(found)[6]
+    vector = dict(struct.iter_unpack("<QQ", auxv))
+    assert vector[AT_PAGESZ] == PAGE_SIZE
+    ip, sp = (struct.unpack_from("<Q", leader, 112 + 8 * at)[0] for at in (16, 19))
+    maps = {vma.kind: vma for vma in _space(root.pid).vmas if vma.start <= ip < vma.end or vma.start <= sp < vma.end}
+    assert set(maps) == {"private file", "stack"}
+
+
+def test_a_zombie_has_no_core_file(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
+    """The error says why."""
+    context, _, checkpoint = whole
+    (zombie,) = (process.pid for process in recorded.RECORDED.processes if process.memory is None)
+    with pytest.raises(UsageError, match="zombie"):
+        core(context, checkpoint.id, zombie, tmp_path / "core")
+    assert not list(tmp_path.iterdir())
+
+
+def _space(pid: int) -> AddressSpace:
+    memory = recorded.process_of(recorded.RECORDED, pid).memory
+    assert memory is not None
+    return memory
