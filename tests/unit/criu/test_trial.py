@@ -32,7 +32,7 @@ def test_a_trial_dump_that_fails(tmp_path: Path) -> None:
     )
     why = trial(failing)
     assert why is not None
-    assert why.startswith("the trial dump fails: a socket speaks IP protocol 6")
+    assert why.startswith("the trial dump fails: a socket uses IP protocol 6")
     assert (children(), descriptors()) == before
 
 

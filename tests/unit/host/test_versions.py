@@ -1,0 +1,29 @@
+"""The version of a CRIU, or why it has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from criu_scripts import script
+
+from crckpt.errors import HostCannot
+from crckpt.host.versions import read_criu_version
+
+
+@pytest.mark.parametrize("said", ["Version: 4.2", "Warn: old\nVersion: 4.2 (gitid v4.2)\nGitID: x"])
+def test_the_word_after_version(tmp_path: Path, said: str) -> None:
+    assert read_criu_version(script(tmp_path / "criu", f"echo '{said}'")) == "4.2"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("echo first; echo last", "is not CRIU: last"),
+        ("exit 3", "does not start: status 3"),
+        ("echo no library >&2; exit 127", "does not start: no library"),
+    ],
+)
+def test_what_is_no_criu(tmp_path: Path, text: str, why: str) -> None:
+    with pytest.raises(HostCannot, match=why):
+        read_criu_version(script(tmp_path / "criu", text))

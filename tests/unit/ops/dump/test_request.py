@@ -1,0 +1,36 @@
+"""What a user asks of a dump, and which options contradict each other."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.errors import UsageError
+from crckpt.ops.dump.request import DumpRequest, PreCopy
+
+
+@pytest.mark.parametrize(
+    ("request_", "option"),
+    [
+        (DumpRequest("1", stop=True, asynchronous=True), "--async"),
+        (DumpRequest("1", pre_copy=PreCopy(3), incremental=False), "--no-incremental"),
+    ],
+)
+def test_options_that_contradict_each_other(request_: DumpRequest, option: str) -> None:
+    with pytest.raises(UsageError, match=option) as caught:
+        request_.check()
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("request_", "wants", "allows"),
+    [
+        (DumpRequest("1"), None, True),
+        (DumpRequest("1", incremental=False), False, True),
+        (DumpRequest("1", incremental=True), True, True),
+        (DumpRequest("1", pre_copy=PreCopy(3, 10.0)), True, True),
+        (DumpRequest("1", pre_copy=PreCopy(3, 10.0, abort_over=True)), True, False),
+    ],
+)
+def test_what_is_asked_for(request_: DumpRequest, wants: bool | None, allows: bool) -> None:
+    request_.check()
+    assert (request_.wants_tracker, request_.allows_long_freeze) == (wants, allows)

@@ -1,0 +1,90 @@
+"""Errors say what happened, why, and what to type next."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crckpt.causes.cause import Finding
+from crckpt.criu.engine import CriuResult
+from crckpt.errors import DumpFailed, Interrupted, NoSuchCheckpoint, StoreUnusable, UsageError
+from crckpt.ops.failures import (
+    criu_failure,
+    full_disk_reported,
+    nothing_begun_reported,
+    preflight_refusal,
+    to_crckpt_error,
+)
+
+
+def finding(key: str) -> Finding:
+    return Finding(key, f"{key} is wrong", f"change {key}")
+
+
+def test_all_blockers_are_in_one_refusal() -> None:
+    alone = preflight_refusal([finding("a")])
+    assert (alone.message, alone.hint, alone.is_in_use) == ("a is wrong", "change a", False)
+    both = preflight_refusal([finding("a"), finding("b")], is_in_use=True)
+    assert (both.message, both.is_in_use) == ("a is wrong (and 1 more)", True)
+    assert both.causes == (str(finding("a")), str(finding("b")))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_is_the_stores_failure(number: int) -> None:
+    error = to_crckpt_error(OSError(number, os.strerror(number), "/srv/x"), DumpFailed, "the dump")
+    assert isinstance(error, StoreUnusable)
+    assert error.message.endswith("for the dump (/srv/x)")
+    assert "crckpt gc" in error.hint
+
+
+def test_other_errors_keep_their_kind() -> None:
+    failed = to_crckpt_error(PermissionError(errno.EACCES, "Permission denied", "/srv/x"), DumpFailed, "the dump")
+    assert (type(failed), failed.message) == (DumpFailed, "the dump failed: Permission denied (/srv/x)")
+    ours = NoSuchCheckpoint("there is none")
+    assert to_crckpt_error(ours, DumpFailed, "the dump") is ours
+
+
+@pytest.mark.parametrize("error", [Interrupted("interrupted by SIGINT"), OSError(errno.EIO, "Input/output error")])
+def test_before_the_tree_is_touched_it_runs_on(error: Exception) -> None:
+    told = pytest.raises((Interrupted, DumpFailed), match="nothing was changed, the tree runs on")
+    with told, nothing_begun_reported():
+        raise error
+
+
+def test_a_full_disk_outside_of_the_store() -> None:
+    told = pytest.raises(UsageError, match="no space is left for /srv/x")
+    with told as caught, full_disk_reported(Path("/srv/x"), "name another"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert caught.value.hint == "name another"
+    with pytest.raises(PermissionError), full_disk_reported(Path("/srv/x"), "name another"):
+        raise PermissionError
+
+
+def failed(log: str = "", status: int = 1, **more: Any) -> DumpFailed:
+    result = CriuResult((), status, log, 0.0, 1.0, **more)
+    return criu_failure(result, DumpFailed, "the dump", lambda _: None, "; the tree runs on", [finding("bpf-map")])
+
+
+def test_a_criu_that_says_nothing_is_told_by_how_it_ended() -> None:
+    assert failed(status=7).message == (
+        "the dump failed: CRIU ended with status 7 and printed no error; the tree runs on"
+    )
+    assert "CRIU ended with signal 9" in failed(status=-9).message
+    assert "CRIU made no progress for 30 s, and crckpt ended it" in failed(status=-9, hung=True).message
+    silent = failed(status=1, waited_for=("/mnt/a b",))
+    assert "the file system on /mnt/a b did not answer" in silent.message
+    assert "fusermount3 -u '/mnt/a b'" in silent.hint
+
+
+def test_the_log_tells_the_cause() -> None:
+    line = "(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"
+    error = failed(f"{line}\n")
+    assert error.message.startswith("the dump failed: a socket uses IP protocol 6")
+    assert error.message.endswith("; the tree runs on")
+    assert error.causes == (line,)
+    unknown = failed("(00.1) Error (criu/x.c:1): something that nobody knows\n")
+    assert "something that nobody knows" in unknown.message

@@ -1,0 +1,19 @@
+"""Fingerprints of packs that may be damaged are forgotten; those of others stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from image_sets import described, of_pages, opened, store
+
+from crckpt.store.forget_fingerprints import forget_fingerprints
+
+
+def test_only_those_that_are_named_go(tmp_path: Path) -> None:
+    repository = opened(tmp_path)
+    first = store(repository, tmp_path, of_pages(*range(1, 100)), described("one"))
+    second = store(repository, tmp_path, of_pages(*range(200, 300)), described("two"))
+    known = repository.root / "cache/fingerprints"
+    assert {path.name for path in known.iterdir()} == {first.packs[0].digest, second.packs[0].digest}
+    forget_fingerprints(repository.backend, [first.packs[0].digest, "0" * 64])
+    assert [path.name for path in known.iterdir()] == [second.packs[0].digest]
