@@ -18,6 +18,7 @@ import psutil
 from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.disk.space import nearest_existing
 
 _MODULE: Final = re.compile(r"crckpt(?:\.[a-z_]{1,40}){0,4}")
 
@@ -112,11 +113,16 @@ def _process_usage(process: psutil.Process) -> ProcessUsage:
 
 
 def _disk_usage(directory: Path) -> DiskUsage:
-    there = next(above for above in (directory.resolve(), *directory.resolve().parents) if above.exists())
+    there = nearest_existing(directory.resolve())
+    # The last of several mounts on one place hides the others.
     mounts = [mount for mount in psutil.disk_partitions(all=True) if there.is_relative_to(mount.mountpoint)]
-    mount = max(enumerate(mounts), key=lambda found: (len(found[1].mountpoint), found[0]))[1]
+    place, kind = max(((mount.mountpoint, mount.fstype) for mount in reversed(mounts)), key=_length, default=("", ""))
     usage = psutil.disk_usage(str(there))
-    return DiskUsage(str(directory), mount.mountpoint, mount.fstype, usage.total, usage.free)
+    return DiskUsage(str(directory), place, kind, usage.total, usage.free)
+
+
+def _length(mount: tuple[str, str]) -> int:
+    return len(mount[0])
 
 
 def _time(seconds: float) -> datetime:
