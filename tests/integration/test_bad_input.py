@@ -310,7 +310,7 @@ def test_a_broken_criu_option_is_passed_over(crckpt: Crckpt) -> None:
         assert result["criu"] in result["command"]
         (why,) = result["criu_passed_over"]
         assert why.startswith("/bin/false (--criu) was skipped: ")
-        assert f"note {why}\n" in crckpt.run(*words).out
+        assert f"note: {why}\n" in crckpt.run(*words).out
         assert crckpt.run("doctor", *words[1:-1], "--json").document["result"]["criu_passed_over"] == [why]
 
 

@@ -37,7 +37,7 @@ def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
 def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
     with started(BY_NAME["tcp-pair"]) as tree:
         said = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
-        assert "--tcp" in next(line for line in said.splitlines() if line.startswith("blocker "))
+        assert "--tcp" in next(line for line in said.splitlines() if line.startswith("blocker: "))
         (last,) = said.splitlines()[-1:]
         assert last.startswith(f"PID {tree.pid} cannot be checkpointed: ")
 
