@@ -238,7 +238,7 @@ def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, m
         ("io_uring", "io-uring", IO_URING),
         ("userfaultfd", "device", USERFAULTFD),
         ("vsock", "socket-family", "a socket of family 40 cannot be saved"),
-        ("mptcp", "protocol", "a socket speaks IP protocol 262"),
+        ("mptcp", "protocol", "a socket uses IP protocol 262"),
     ],
 )
 def test_what_cannot_be_saved_is_named_beforehand(crckpt: Crckpt, kind: str, key: str, words: str) -> None:

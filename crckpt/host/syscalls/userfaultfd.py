@@ -31,11 +31,11 @@ class WriteProtection:
     It ends with this object or with us: then every page reads as written again.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, features: int = ASYNC_WRITE_PROTECTION) -> None:
         """Own `descriptor` from now on. Raises HostCannot if the kernel cannot do it."""
         self._descriptor = descriptor
         try:
-            fcntl.ioctl(descriptor, API, struct.pack("<3Q", API_VERSION, ASYNC_WRITE_PROTECTION, 0))
+            fcntl.ioctl(descriptor, API, struct.pack("<3Q", API_VERSION, features, 0))
         except OSError as error:
             self.close()
             raise HostCannot(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -67,22 +66,23 @@ def test_where_there_can_be_none(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_group_that_somebody_removes_meanwhile(
-    group: memory_limit.MemoryGroup, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    going, left = group.path / "going", group.path / "crckpt-rehearsal-left"
-    going.mkdir()
-    left.mkdir()
-    listed = os.scandir
+def test_groups_that_others_remove_meanwhile(group: memory_limit.MemoryGroup) -> None:
+    going, left, is_over = group.path / "going/below", group.path / "crckpt-rehearsal-left", threading.Event()
 
-    def vanishing(path: str | os.PathLike[str]) -> Any:
-        if Path(path) == going:
+    def come_and_go() -> None:
+        while not is_over.is_set():
+            going.mkdir(parents=True)
             going.rmdir()
-        return listed(path)
+            going.parent.rmdir()
 
-    # The moment lies between two system calls: from outside it would be met by chance.
-    monkeypatch.setattr(os, "scandir", vanishing)
-    with memory_limit.limited(LIMIT) as other:
-        assert other is not None
-        assert not left.exists()
-    assert not going.exists()
+    other = threading.Thread(target=come_and_go)
+    other.start()
+    try:
+        for _ in range(20):
+            left.mkdir()
+            with memory_limit.limited(LIMIT) as found:
+                assert found is not None
+                assert not left.exists()
+    finally:
+        is_over.set()
+        other.join()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from entering import Told, registered, reset
+from protection import PAGES, pages, protected
 from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc.maps import Map
-from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.host.syscalls.pagemap import (
     AddressRange,
@@ -21,9 +21,7 @@ from crckpt.host.syscalls.pagemap import (
     find_written,
     private_anonymous,
 )
-from crckpt.host.syscalls.userfaultfd import WriteProtection
 
-PAGES = 64
 PAGE = mmap.PAGESIZE
 MAP_HUGETLB = 0x40000
 MAP_NORESERVE = 0x4000
@@ -38,23 +36,6 @@ def _kernel_can() -> None:
         assert memory_trials.tracks_by_write_protection()
     except HostCannot as error:
         pytest.skip(error.message)
-
-
-def protected(pid: int) -> WriteProtection:
-    """Every map registered."""
-    (taken,) = take_userfaultfds([pid])
-    assert taken.descriptor >= 0, taken.why
-    protection = WriteProtection(taken.descriptor)
-    for one in private_anonymous(pid):
-        protection.register(one)
-    return protection
-
-
-def pages(pid: int, place: int, count: int = PAGES) -> set[int]:
-    """Which of `count` pages from `place` on are written."""
-    rows = find_written(pid, private_anonymous(pid))
-    numbers = {page for start, end in rows.tolist() for page in range(start, end, PAGE)}
-    return {page for page in range(count) if place + page * PAGE in numbers}
 
 
 def test_just_what_was_written(target: Told) -> None:

@@ -15,16 +15,17 @@ from typing import Any
 
 import pytest
 from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, wait_for
+from protection import pages, protected
 
 from crckpt.criu.hold import Hold, gate
 from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
-from crckpt.host.syscalls.pagemap import find_written, private_anonymous
+from crckpt.host.syscalls.pagemap import private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection
 from crckpt.tracking.uffd_wp import UffdWp
 
 PAGE = 4096
-_EVENT_FORK = 1 << 1  # linux/userfaultfd.h
+_FLAG_WP, _EVENT_FORK = 1 << 0, 1 << 1  # linux/userfaultfd.h
 
 REFUSED = ("ENOTSUP", "EOPNOTSUPP")
 
@@ -110,20 +111,6 @@ def _kernel_can() -> None:
         pytest.skip(NO_WRITE_PROTECTION)
 
 
-def protected(pid: int) -> WriteProtection:
-    (taken,) = take_userfaultfds([pid])
-    protection = WriteProtection(taken.descriptor)
-    for one in private_anonymous(pid):
-        protection.register(one)
-    return protection
-
-
-def pages(pid: int, place: int) -> set[int]:
-    """Which of 64 pages from `place` on are written."""
-    rows = find_written(pid, private_anonymous(pid)).tolist()
-    return {page for page in range(64) if any(start <= place + page * PAGE < end for start, end in rows)}
-
-
 def asked(library: Path, work: Path, *, is_let: bool) -> dict[str, Any]:
     """What this preload library answers, in a hold that lets it reset bits, or whose owner has died."""
     work.mkdir()
@@ -174,11 +161,9 @@ def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) 
     protection.close()
 
 
-def test_to_be_told_of_forks_would_hang_them(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_be_told_of_forks_would_hang_them(target: Told) -> None:
     assert not userfaultfd.ASYNC_WRITE_PROTECTION & _EVENT_FORK
-    # The guard itself is taken out: no argument can be without it.
-    monkeypatch.setattr(userfaultfd, "ASYNC_WRITE_PROTECTION", userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
-    protection = protected(target.pid)
+    protection = protected(target.pid, userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
     assert target.process.stdin is not None
     assert target.process.stdout is not None
     target.process.stdin.write("told = os.fork() or os._exit(0)\n")
@@ -195,10 +180,8 @@ def wchan(pid: int) -> str:
 def test_clean_is_what_is_registered_as_well_as_unwritten(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
     place = target.do("told = area(64); write(told, range(64))")
-    # The guard itself is taken out: no argument can be without it.
-    monkeypatch.setattr(userfaultfd, "ASYNC_WRITE_PROTECTION", 1)  # PAGEFAULT_FLAG_WP alone
     (taken,) = take_userfaultfds([target.pid])
-    own = WriteProtection(taken.descriptor)
+    own = WriteProtection(taken.descriptor, _FLAG_WP)
     (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
     own.register(one)
     _protect(taken.descriptor, place, 8)
