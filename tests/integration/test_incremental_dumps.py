@@ -45,7 +45,10 @@ from crckpt.tracking.keeper.client import ENDED, open_session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "this is the first tracked dump of this tree"
-CHOICES = ("tracker: uffd-wp (this kernel has no soft-dirty)", "tracker: soft-dirty (the kernel has soft-dirty bits)")
+CHOICES = (
+    "tracker: uffd-wp (this kernel has no soft-dirty bits)",
+    "tracker: soft-dirty (the kernel has soft-dirty bits)",
+)
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
