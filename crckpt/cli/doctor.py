@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.format import count, draw_table, duration, escape, note_lines, on_one_line, size
+from crckpt.cli.format import count, draw_table, duration, escape, local_time, note_lines, on_one_line, size
 from crckpt.cli.output import Output, discard, emit
 from crckpt.errors import HostCannot, PreflightRefused, UsageError
 from crckpt.ops.doctor import Diagnosis, Fix, fix_host
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from crckpt.ops.context import Context
     from crckpt.ops.dump.cost import DumpPrediction
     from crckpt.ops.dump.examine import Examination
+    from crckpt.ops.dump.tree_usage import UsingProcess
 
 _STATES: Final = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
 
@@ -72,14 +73,18 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
     from crckpt.ops.dump.cost import predict
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.request import DumpRequest
+    from crckpt.ops.dump.tree_usage import read_tree_usage
 
     if fix:
         raise UsageError("--fix fixes this host and takes no TARGET", hint="crckpt doctor --fix")
     result = examine(DumpRequest(target), context)
+    # Before the trials, which take a while: it is as when the tree was examined.
+    processes = read_tree_usage(result)
     prediction = predict(result, context)
     document = {
         "pid": result.pid,
         "able": not result.blockers,
+        "processes": processes,
         "criu": result.criu.path,
         "criu_passed_over": result.criu.passed_over,
         "blockers": result.blockers,
@@ -89,12 +94,15 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         "prediction_assumes": prediction.assumes or None,
         "prediction_missing": prediction.why_not or None,
     }
-    emit("doctor", Output(document, _examination_lines(result, prediction)), as_json=as_json)
+    emit("doctor", Output(document, _examination_lines(result, processes, prediction)), as_json=as_json)
     if result.blockers:
         raise typer.Exit(PreflightRefused.exit_code)
 
 
-def _examination_lines(result: Examination, prediction: DumpPrediction) -> Iterator[str]:
+def _examination_lines(
+    result: Examination, processes: Sequence[UsingProcess], prediction: DumpPrediction
+) -> Iterator[str]:
+    yield from _tree_line(processes)
     yield from (f"blocker: {finding}\n" for finding in result.blockers)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
@@ -104,6 +112,17 @@ def _examination_lines(result: Examination, prediction: DumpPrediction) -> Itera
         yield f"PID {result.pid} cannot be checkpointed: {count(len(result.blockers), 'blocker')}\n"
     else:
         yield f"PID {result.pid} can be checkpointed\n"
+
+
+def _tree_line(processes: Sequence[UsingProcess]) -> Iterator[str]:
+    if not processes:
+        return
+    root, usages = processes[0], [process.usage for process in processes]
+    memory, cpu_s = sum(usage.memory_bytes for usage in usages), sum(usage.cpu_s for usage in usages)
+    yield (
+        f"PID {root.pid} {on_one_line(root.comm)}, started {local_time(root.usage.started)}: "
+        f"{count(len(processes), 'process')}, {size(memory)} in memory, {duration(cpu_s * 1000)} of CPU\n"
+    )
 
 
 def _estimate(prediction: DumpPrediction) -> str:

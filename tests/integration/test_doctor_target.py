@@ -70,6 +70,17 @@ def test_a_right_that_is_missing_is_said(crckpt: Crckpt) -> None:
             assert "CAP_SYS_PTRACE" in done.stderr
 
 
+def test_the_tree_is_described(crckpt: Crckpt) -> None:
+    """So that one who gave the PID of another program sees it."""
+    with started(BY_NAME["family"]) as tree:
+        processes = crckpt.run("doctor", str(tree.pid), "--json").document["result"]["processes"]
+        assert {process["pid"] for process in processes} == set(tree.pids())
+        assert all(process["usage"]["memory_bytes"] > 0 for process in processes)
+        first = crckpt.run("doctor", str(tree.pid)).out.splitlines()[0]
+    assert first.startswith(f"PID {tree.pid} {processes[0]['comm']}, started 20")
+    assert f": {len(processes)} processes, " in first
+
+
 TIMES = ("frozen_ms", "dump_ms", "commit_ms")
 
 
