@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
+from small_programs import program, said
 
 from crckpt.host import proc
 from crckpt.host.observe import sockets
@@ -27,7 +26,7 @@ with (
 ):
     child = os.fork()
     if child:
-        print(os.fstat(datagram.fileno()).st_ino, flush=True)
+        print('ready', os.fstat(datagram.fileno()).st_ino, sep='\\n', flush=True)
     sys.stdin.read()
 """
 
@@ -60,26 +59,6 @@ if os.fork():
     print(flush=True)
 sys.stdin.read()
 """
-
-
-@contextmanager
-def program(code: str, *inherited: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A Python program in a session of its own."""
-    argv = [sys.executable, "-c", code]
-    process = subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True, pass_fds=inherited
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def said(process: subprocess.Popen[bytes]) -> bytes:
-    """The next line."""
-    assert process.stdout is not None
-    return process.stdout.readline()
 
 
 @pytest.fixture
@@ -123,7 +102,6 @@ def test_a_tree_without_sockets() -> None:
 def test_a_connection_to_us_is_told_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, program(HEIRS, theirs.fileno()) as process:
-        said(process)
         number = theirs.fileno()
         theirs.close()
         (end,) = look(process.pid).outside_ends
@@ -132,7 +110,6 @@ def test_a_connection_to_us_is_told_once() -> None:
 
 def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     with program(CONNECTS) as process:
-        said(process)
 
         def meanwhile(_pids: list[int]) -> tuple[sockets.Connection, ...]:
             assert process.stdin is not None
@@ -149,5 +126,4 @@ def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pyt
 def test_an_end_that_waits_to_be_received_is_not_outside() -> None:
     """CRIU saves it with what else is in the queue."""
     with program(IN_FLIGHT) as process:
-        said(process)
         assert look(process.pid).outside_ends == ()
