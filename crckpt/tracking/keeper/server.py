@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -104,9 +105,12 @@ class _Caller:
 class _Service:
     """Answers requests until the tree ends or the keeper is to end, and until no dump is going on."""
 
-    def __init__(self, tracker: Tracker, keeper: Keeper) -> None:
+    def __init__(
+        self, tracker: Tracker, keeper: Keeper, make_caller: Callable[[socket.socket], _Caller] = _Caller
+    ) -> None:
         self._tracker = tracker
         self._keeper = keeper
+        self._make_caller = make_caller
         self._dumping: _Caller | None = None
         self._staged: tuple[str, ...] = ()
         self._ending = False
@@ -161,7 +165,7 @@ class _Service:
                 return
             waiting.unregister(silent)
             silent.close()
-        waiting.register(_Caller(connection), selectors.EVENT_READ)
+        waiting.register(self._make_caller(connection), selectors.EVENT_READ)
 
     def _ask(self, caller: _Caller, request: KeeperRequest) -> None:
         if request.do == "end":

@@ -42,12 +42,14 @@ def served(path: Path) -> Iterator[Path]:
             stack.callback(os.close, descriptor)
         listener.bind(str(path))
         listener.listen()
-        service = _Service(cast(Tracker, Followed()), TOLD)
-        made: list[_Caller] = []
-        # In its process they end with it.
-        stack.callback(_close, made)
-        # So they are known here: the service hands out none, and closes none at its end.
-        stack.enter_context(pytest.MonkeyPatch.context()).setattr(server, "_Caller", _recorded(made))
+
+        def make_caller(connection: socket.socket) -> _Caller:
+            # In a keeper's own process they end with it.
+            caller = _Caller(connection)
+            stack.callback(caller.close)
+            return caller
+
+        service = _Service(cast(Tracker, Followed()), TOLD, make_caller)
         first = _Caller(theirs)
         thread = threading.Thread(target=service.serve, args=(reading, ended, listener, first), daemon=True)
         thread.start()
@@ -58,20 +60,6 @@ def served(path: Path) -> Iterator[Path]:
             thread.join(PATIENCE_S)
             first.close()
             assert not thread.is_alive()
-
-
-def _close(made: list[_Caller]) -> None:
-    for caller in made:
-        caller.close()
-
-
-def _recorded(made: list[_Caller]) -> type[_Caller]:
-    class Recorded(_Caller):
-        def __init__(self, connection: socket.socket) -> None:
-            super().__init__(connection)
-            made.append(self)
-
-    return Recorded
 
 
 @pytest.fixture
