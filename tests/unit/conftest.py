@@ -1,14 +1,17 @@
-"""What unit tests share: the recorded tree, and a program that obeys."""
+"""What unit tests share: the recorded tree, a program that obeys, and a store with two checkpoints."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from entering import Told, told
+from image_sets import of_pages, opened, store
 from recorded import IMAGES, RECORDED
 
 from crckpt.images.tree import ImageTree
+from crckpt.store import Checkpoint, Repository
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,16 @@ def target() -> Iterator[Told]:
     """A running program that executes what it is told."""
     with told() as process:
         yield process
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Repository:
+    """An empty store."""
+    return opened(tmp_path)
+
+
+@pytest.fixture
+def checkpoints(repository: Repository, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
+    """Two of one job; some of the pages are the same."""
+    first = store(repository, tmp_path, of_pages(*range(1, 100)))
+    return first, store(repository, tmp_path, of_pages(*range(50, 150)))

@@ -1,0 +1,32 @@
+"""Command lines that run in the test's own process, on a store."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from crckpt.cli.app import run
+from crckpt.store import Repository
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """What is typed is run with this store."""
+
+    repository: Repository
+    capture: pytest.CaptureFixture[str]
+
+    def say(self, *words: str, status: int = 0) -> str:
+        """What it prints on stdout; on stderr if it fails."""
+        self.capture.readouterr()
+        assert run([*words, "--store", str(self.repository.root)]) == status
+        captured = self.capture.readouterr()
+        assert not (captured.out and captured.err), captured
+        return captured.err or captured.out
+
+    def result(self, *words: str) -> Any:
+        """The result in its JSON document."""
+        return json.loads(self.say(*words, "--json"))["result"]

@@ -1,0 +1,13 @@
+"""What tests of commands share."""
+
+from __future__ import annotations
+
+import pytest
+from command_line import CommandLine
+
+from crckpt.store import Repository
+
+
+@pytest.fixture
+def typed(repository: Repository, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+    return CommandLine(repository, capsys)

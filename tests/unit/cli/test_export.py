@@ -1,0 +1,25 @@
+"""`crckpt export` says where the images are, and how to restore them without crckpt."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command_line import CommandLine
+
+from crckpt.store import Checkpoint
+
+
+def test_images_and_the_command_that_restores_them(
+    typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    place, command = typed.say("export", "job", str(tmp_path / "out")).splitlines()
+    assert place == f"{checkpoints[1].short_id} is in {tmp_path}/out; restore it without crckpt:"
+    assert "criu restore" in command
+    assert str(tmp_path / "out") in command
+    assert (tmp_path / "out/pages-1.img").stat().st_size == 100 * 4096
+
+
+def test_a_stream_is_left_to_tar(typed: CommandLine) -> None:
+    text = typed.say("export", "a job", "-", status=2)
+    assert "cannot write to stdout" in text
+    assert "crckpt export 'a job' DIR && tar -C DIR -c ." in text

@@ -1,0 +1,47 @@
+"""A bar is drawn where a person watches, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from crckpt.cli.progress import progress_bar
+from crckpt.ops.context import ignore_progress
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
+    with progress_bar("verifying", as_json=as_json) as progress:
+        assert progress is ignore_progress
+        progress(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+DRAWS = """
+import sys
+from crckpt.cli.progress import progress_bar
+with progress_bar("verifying", as_json=sys.argv[1] == "json", before="waiting") as progress:
+    progress(1 << 20, 4 << 20)
+    progress(4 << 20, 4 << 20)
+"""
+
+
+@pytest.mark.parametrize(("word", "is_drawn"), [("text", True), ("json", False)])
+def test_on_a_terminal_it_shows_what_is_done(word: str, is_drawn: bool) -> None:
+    terminal, inside = pty.openpty()
+    argv = [sys.executable, "-c", DRAWS, word]
+    with subprocess.Popen(argv, stderr=inside, env={**os.environ, "TERM": "xterm"}) as process:
+        os.close(inside)
+        drawn = b""
+        with suppress(OSError):  # the other side is closed
+            while more := os.read(terminal, 4096):
+                drawn += more
+    assert process.returncode == 0
+    os.close(terminal)
+    assert (b"verifying" in drawn) == is_drawn
+    assert (b"4.2/4.2 MB" in drawn or b"4.2 MB" in drawn) == is_drawn

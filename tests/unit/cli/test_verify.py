@@ -1,0 +1,37 @@
+"""`crckpt verify` ends with 13 where anything is damaged, and names it, and what to do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from command_line import CommandLine
+from image_sets import flip, packs
+
+from crckpt.store import Checkpoint, Repository
+
+
+def test_damage_is_named_and_repaired(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    first, second = checkpoints
+    copy = tmp_path / "copy"
+    shutil.copytree(repository.root, copy)
+    assert typed.say("verify").startswith("2 checkpoints OK (")
+    assert typed.result("verify", first.short_id)["checkpoints"] == [first.id]
+    (shared,) = (path for path in packs(repository) if path.stem == first.packs[0].digest)
+    flip(shared, 100)
+    text = typed.say("verify", "--all", status=13)
+    assert text.startswith(f"damaged: pack {shared.stem[:12]}, frame 0: ")
+    assert f"affects {first.short_id}\n1 other checkpoint OK\n" in text
+    assert "crckpt verify --repair" in text
+    damaged = json.loads(typed.say("verify", "--repair", "--json", status=13))["result"]
+    assert (damaged["intact"], damaged["restorable"], damaged["mended"]) == (False, [second.id], [])
+    repaired = typed.say("verify", "--repair", "--from", str(copy))
+    assert repaired.startswith(f"repaired pack {shared.stem[:12]}\n2 checkpoints OK (")
+
+
+def test_options_that_contradict_each_other(typed: CommandLine) -> None:
+    assert "--all and job cannot be combined" in typed.say("verify", "job", "--all", status=2)
+    assert "--from needs --repair" in typed.say("verify", "--from", "/x", status=2)
