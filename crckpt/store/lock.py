@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from crckpt.host.steps import limit
 from crckpt.store.backend.protocol import Backend
 
-TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = limit("CRCKPT_LOCK_S", 10)
 
 
 class StoreLock:

@@ -55,7 +55,7 @@ def test_it_is_committing_until_it_is_durable(crckpt: Crckpt, tree: Tree) -> Non
         assert _state(crckpt) == ["committing"]
         assert f"PID {pid} stores it" in crckpt.run("list", JOB).out
         assert [one["id"] for one in _listed(crckpt)["checkpoints"]] == [first]
-        assert f"PID {pid}" in crckpt.run("gc", status=LOCKED).err
+        assert f"PID {pid}" in crckpt.run("gc", status=LOCKED, CRCKPT_LOCK_S="1").err
         os.kill(pid, signal.SIGCONT)
         wait_for(lambda: not runs(pid), WITHIN_S, "it to be stored")
     assert _state(crckpt) == []

@@ -45,6 +45,7 @@ from crckpt.tracking.keeper.client import ENDED, open_session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "this is the first tracked dump of this tree"
+SOON_S = "2"
 CHOICES = (
     "tracker: uffd-wp (this kernel has no soft-dirty bits)",
     "tracker: soft-dirty (the kernel has soft-dirty bits)",
@@ -233,11 +234,14 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     kept = keeper(crckpt, target)["pid"]
     os.kill(kept, signal.SIGSTOP)
     why = f"its tracker (process {kept}) does not answer"
-    result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
+    result = crckpt.run("dump", str(target.pid), "job", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]
     assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    assert any(said.startswith(why) for said in crckpt.run("trackers", "--json").document["result"]["unanswered"])
-    error = crckpt.run("trackers", "--end", str(target.pid), "--json", status=20).document["error"]
+    unanswered = crckpt.run("trackers", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]["unanswered"]
+    assert any(said.startswith(why) for said in unanswered)
+    error = crckpt.run("trackers", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S).document[
+        "error"
+    ]
     assert error["message"] == why
     assert f"kill -KILL {kept}" in error["hint"]
     os.kill(kept, signal.SIGKILL)

@@ -71,7 +71,7 @@ def test_who_waited_too_long_says_for_whom(crckpt: Crckpt, ended: Remote, obstru
     """With its PID, as long as it is there; in the foreground a program that runs keeps nobody out."""
     with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as first:
         obstacle.wait_reached()
-        said = crckpt.run("restore", JOB, "--detach", status=LOCKED)
+        said = crckpt.run("restore", JOB, "--detach", status=LOCKED, CRCKPT_LOCK_S="1")
         assert f"another restore of {JOB} is in progress: PID {first.pid} (" in said.err
         obstacle.let_go()
         assert ended.ask("answer = n") == 1

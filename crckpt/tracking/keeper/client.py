@@ -14,6 +14,7 @@ from typing import Final
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc
 from crckpt.host.process import run
+from crckpt.host.steps import limit
 from crckpt.tracking.dump_basis import Base, DumpBasis
 from crckpt.tracking.keeper.protocol import (
     Answer,
@@ -28,7 +29,7 @@ from crckpt.tracking.keeper.protocol import (
 from crckpt.tracking.keeper.sockets import keeper_directory, keeper_socket
 
 _PATIENCE_S: Final = 60.0
-_PATIENCE_TELL_S: Final = 10.0
+_PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
 # The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
 ENDED: Final = "its tracker has ended"
