@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from entering import Told, told
-from image_sets import of_pages, opened, store
-from recorded import IMAGES, RECORDED
+from image_sets import of_pages, opened, page, store
+from recorded import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.images.tree import ImageTree
+from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository
 
 
@@ -44,3 +45,16 @@ def checkpoints(repository: Repository, tmp_path: Path) -> tuple[Checkpoint, Che
     """Two of one job; some of the pages are the same."""
     first = store(repository, tmp_path, of_pages(*range(1, 100)))
     return first, store(repository, tmp_path, of_pages(*range(50, 150)))
+
+
+@pytest.fixture
+def recordings(repository: Repository, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
+    """Two checkpoints of the recorded tree: the second has another content in one page of the root's heap."""
+    first = store(repository, tmp_path, image_set(PAGES))
+    name = f"pagemap-{RECORDED.root.pid}.img"
+    memory = RECORDED.root.memory
+    assert memory is not None
+    heap = next(vma for vma in memory.vmas if vma.kind == "heap")
+    number = next(number for number in PAGES[name] if heap.start <= number * PAGE_SIZE < heap.end)
+    changed = {**PAGES, name: {**PAGES[name], number: page(4242)}}
+    return first, store(repository, tmp_path, image_set(changed))

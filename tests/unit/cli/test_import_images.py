@@ -1,0 +1,20 @@
+"""`crckpt import` says what it stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from command_line import CommandLine
+from image_sets import write_set
+from recorded import PAGES, RECORDED, image_set
+
+from crckpt.store import Repository
+
+
+def test_a_checkpoint_of_a_job(typed: CommandLine, repository: Repository, tmp_path: Path) -> None:
+    images = write_set(tmp_path / "images", image_set(PAGES))
+    text = typed.say("import", str(images), "job", "--note", "a note")
+    (made,) = repository.checkpoints()
+    assert text.startswith(f"{made.short_id}  job: {len(RECORDED.processes)} processes, ")
+    assert made.note == "a note"
+    assert typed.result("import", str(images), "job")["job"] == "job"

@@ -1,0 +1,29 @@
+"""`crckpt show` as people and as scripts read it."""
+
+from __future__ import annotations
+
+from command_line import CommandLine
+from recorded import RECORDED
+
+from crckpt.store import Checkpoint, Repository
+
+
+def test_everything_of_a_checkpoint(
+    typed: CommandLine, repository: Repository, recordings: tuple[Checkpoint, Checkpoint]
+) -> None:
+    first, second = recordings
+    repository.tag(second.id, "good")
+    text = typed.say("show", "job")
+    for words in (second.id, ":good", first.id, str(RECORDED.root.pid), "2 threads", "zombie", "tcp 127.0.0.1:47001"):
+        assert words in text
+    result = typed.result("show", "job:good")
+    assert (result["id"], result["parent"], result["tags"]) == (second.id, first.id, ["good"])
+    assert [process["pid"] for process in result["tree"]] == [process.pid for process in RECORDED.processes]
+    assert {"options", "host", "files", "sockets", "statistics"} <= result.keys()
+
+
+def test_sections_that_were_asked_for(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+    result = typed.result("show", "job", "--ps", "--maps")
+    assert {"ps", "maps"} <= result.keys()
+    assert not {"files", "sockets", "env", "strings", "tree"} & result.keys()
+    assert result["ps"][0]["pid"] == RECORDED.root.pid

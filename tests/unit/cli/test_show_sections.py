@@ -1,0 +1,29 @@
+"""Sections of `crckpt show` as tables, in the order of the options."""
+
+from __future__ import annotations
+
+from command_line import CommandLine
+from recorded import RECORDED
+
+from crckpt.store import Checkpoint
+
+
+def test_each_section_has_its_lines(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+    root = str(RECORDED.root.pid)
+    processes = typed.say("show", "job", "--ps")
+    assert root in processes
+    assert "zombie" in processes
+    files = typed.say("show", "job", "--files")
+    assert "/tmp/crckpt-images/run/plain" in files
+    assert "append" in files
+    sockets = typed.say("show", "job", "--sockets")
+    assert "127.0.0.1:47001" in sockets
+    assert "@crckpt-images" in sockets
+    maps = typed.say("show", "job", "--maps")
+    assert "heap" in maps
+    assert "append" not in maps
+
+
+def test_strings_that_are_nowhere(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+    assert typed.result("show", "job", "--strings", "no such text is in it")["strings"] == []
+    assert typed.say("show", "job", "--strings", "(", status=2).startswith("crckpt: ")

@@ -1,0 +1,41 @@
+"""Images of a checkpoint: the tree in them, what pipes hold, and files that CRIU can restore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from image_sets import files_of
+from recorded import RECORDED
+
+from crckpt.images.pipes import Pipe
+from crckpt.images.timers import rearm_timers
+from crckpt.ops.context import ignore_progress
+from crckpt.ops.inspect.images import read_image_tree, read_pipes, repair_image, unpack_images
+from crckpt.store import Checkpoint, Repository
+
+
+def test_the_tree_is_read_without_its_pages(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+    assert read_image_tree(repository, recordings[0]) == RECORDED
+
+
+def test_what_pipes_hold(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+    (inode,) = {file.pipe_id for file in RECORDED.files if isinstance(file, Pipe)}
+    (held,) = read_pipes(repository, recordings[0], frozenset({inode}))
+    assert (held.pipe_id, held.content) == (inode, b"in flight")
+    assert read_pipes(repository, recordings[0], frozenset({inode + 1})) == ()
+    assert read_pipes(repository, recordings[0], frozenset()) == ()
+
+
+def test_images_are_unpacked_as_they_were_but_for_repairs(
+    repository: Repository, recordings: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    (tmp_path / "out").mkdir(mode=0o700)
+    unpack_images(repository, recordings[0], tmp_path / "out", ignore_progress)
+    before, after = files_of(tmp_path / "images-0"), files_of(tmp_path / "out")
+    assert after.keys() == before.keys()
+    repairs = {name: repair_image(name) for name in before}
+    assert {name for name, repair in repairs.items() if repair} == {
+        name for name in before if name == "files.img" or name.startswith("core-")
+    }
+    assert repairs["files.img"] is rearm_timers
+    assert after == {name: repair(before[name]) if (repair := repairs[name]) else before[name] for name in before}
