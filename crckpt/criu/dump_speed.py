@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -69,14 +69,14 @@ class TrialTree(Struct, frozen=True):
     root: int
     child: int
 
-    def dump(self, name: str, meanwhile: Callable[[], None]) -> TrialDump:
+    def dump(self, name: str) -> TrialDump:
         """Dump it into a directory of that name. Raises HostCannot if CRIU fails."""
         work = self.work / name
         images = work / "images"
         work.mkdir(mode=0o700)
         images.mkdir(mode=0o700)
         argv = dump_command(self.criu, self.root, Paths(images, work), DumpOptions(), leave_running=True)
-        outcome = run_criu(argv, work / "dump.log", meanwhile=meanwhile)
+        outcome = run_criu(argv, work / "dump.log")
         if not outcome.ok:
             # Rarely needed and slow to import.
             from crckpt.criu.explain import explain

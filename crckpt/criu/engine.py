@@ -10,9 +10,10 @@ import re
 import select
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -55,6 +56,16 @@ class CriuResult(Struct, frozen=True):
         return self.status == 0
 
 
+class Aside(Protocol):
+    """Work that is done in a thread while CRIU runs."""
+
+    def run(self) -> None:
+        """Work until `end` is called, or until nothing is left to do. Raises nothing."""
+
+    def end(self) -> None:
+        """Let `run` return soon."""
+
+
 class CriuRun:
     """A CRIU that was started. `follow` it to its end."""
 
@@ -95,15 +106,12 @@ class CriuRun:
         self,
         hold: Hold | None = None,
         in_hold: Callable[[], None] | None = None,
-        meanwhile: Callable[[], None] = lambda: None,
+        meanwhile: Aside | None = None,
     ) -> CriuResult:
         """Follow CRIU to its end, as `run_criu` does."""
-        with interrupts_deferred(), _stops(self._terminal):
-            aside = threading.Thread(target=meanwhile)
-            aside.start()
+        with interrupts_deferred(), _stops(self._terminal), _done_aside(meanwhile):
             self._failure = failure = self._attend(hold, in_hold)
             outcome = self.wait()
-            aside.join()
             # A CRIU that gave up waiting has failed: its result and its log say why.
             if failure is not None and (outcome.ok or not isinstance(failure, GaveUp)):
                 raise failure
@@ -178,7 +186,7 @@ def run_criu(
     in_hold: Callable[[], None] | None = None,
     terminal: int | None = None,
     keep: Sequence[int] = (),
-    meanwhile: Callable[[], None] = lambda: None,
+    meanwhile: Aside | None = None,
     limited: bool = False,
     tree: int = 0,
 ) -> CriuResult:
@@ -189,14 +197,29 @@ def run_criu(
     does ^Z.
 
     `terminal` is a descriptor that CRIU gets as stdin. Then CRIU stays in our session, where the tree is to live, and
-    ^Z stops both. `keep` are descriptors that CRIU hands to the tree. `meanwhile`, which raises nothing, is called in a
-    thread as soon as CRIU runs. A `limited` CRIU, as in every restore, is ended with all that it made once it makes no
+    ^Z stops both. `keep` are descriptors that CRIU hands to the tree. `meanwhile` is done in a thread while
+    CRIU runs. A `limited` CRIU, as in every restore, is ended with all that it made once it makes no
     progress. `tree` is the PID of the root of the tree that it dumps.
     """
     with interrupts_deferred(), _stops(terminal):
         holds = (hold,) if hold is not None else ()
         criu = CriuRun(argv, log, holds=holds, terminal=terminal, keep=keep, limited=limited, tree=tree)
         return criu.follow(hold, in_hold, meanwhile)
+
+
+@contextmanager
+def _done_aside(work: Aside | None) -> Iterator[None]:
+    """Let a thread do this work during the block."""
+    if work is None:
+        yield
+        return
+    thread = threading.Thread(target=work.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        work.end()
+        thread.join()
 
 
 def _stops(terminal: int | None) -> AbstractContextManager[None]:

@@ -106,7 +106,8 @@ from crckpt.store.upkeep.damage import Damage
 from crckpt.store.upkeep.gc import GarbageResult, collect_garbage
 from crckpt.store.upkeep.repair import RepairResult, Unrepaired, repair
 from crckpt.store.upkeep.verify import VerifyResult, verify
-from crckpt.store.write.ingest import NewCheckpoint, ingest, load
+from crckpt.store.write.ingest import NewCheckpoint, ingest
+from crckpt.store.write.preparation import Preparation
 
 __all__ = [
     "STAGING",
@@ -117,6 +118,7 @@ __all__ = [
     "NewCheckpoint",
     "PackUse",
     "PendingCheckpoint",
+    "Preparation",
     "RepairResult",
     "Repository",
     "Tag",
@@ -131,7 +133,6 @@ __all__ = [
     "handed_over",
     "ingest",
     "is_blank",
-    "load",
     "materialise",
     "materialise_base",
     "open_reader",

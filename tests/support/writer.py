@@ -22,7 +22,7 @@ from image_sets import described
 
 from crckpt.host import steps
 from crckpt.model import JobName
-from crckpt.store import Repository, collect_garbage, ingest, load, materialise, repair
+from crckpt.store import Repository, collect_garbage, ingest, materialise, repair
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
 """When checkpoints of writers were created, if not said: after all that tests make themselves."""
@@ -174,7 +174,9 @@ def _obeyed(order: Order, into: int) -> int:
 
 
 def _serve() -> None:
-    load()
+    # What a writer imports is imported once.
+    import crckpt.store.write.packing  # noqa: F401
+
     for line in sys.stdin.buffer:
         order = Order(**json.loads(line))
         out, into = os.pipe()

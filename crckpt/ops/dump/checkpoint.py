@@ -31,7 +31,7 @@ from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.pre_copy import pre_copy
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
 from crckpt.ops.failures import to_crckpt_error
-from crckpt.store import Checkpoint, is_blank, load
+from crckpt.store import Checkpoint, Preparation, is_blank
 
 # The system's init may be slow to reap. Another parent reaps at once, or at a time that nobody knows.
 _REAPED_BY_INIT_WITHIN_S = 5.0
@@ -122,7 +122,8 @@ def _dump_and_resume(
     target, answers = ask_processes(target)
     details, began = read_details(target, answers), time.monotonic()
     rights: dict[int, Rights] = {}
-    outcome = dump_held(target, workspace, waiting, lambda tree: rights.update(tree.read_rights()))
+    preparation = _prepare(target, workspace)
+    outcome = dump_held(target, workspace, waiting, preparation, lambda tree: rights.update(tree.read_rights()))
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
     # CRIU writes its statistics when the tree has just resumed.
@@ -138,7 +139,7 @@ def _dump_and_resume(
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
         try:
             with cores_left_to(target.observed.tree.pids):
-                return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights))
+                return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights, preparation))
         except OSError as error:
             raise to_crckpt_error(error, DumpFailed, "the dump") from error
 
@@ -146,13 +147,13 @@ def _dump_and_resume(
 def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None) -> DumpResult:
     """CRIU holds the tree frozen until its checkpoint is committed, and only then ends it."""
     target, answers = ask_processes(target)
-    began = time.monotonic()
+    preparation, began = _prepare(target, workspace), time.monotonic()
     made: list[Checkpoint] = []
 
     def commit(tree: HeldTree) -> None:
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
         with interrupts_deferred():
-            load()
+            preparation.load()
         rights = tree.read_rights()
         # CRIU writes its statistics after the hold only: until then the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000
@@ -161,11 +162,17 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         details = read_details(target, answers)
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
         # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
-        made.append(commit_checkpoint(target, workspace, new, rights, tree.check))
+        made.append(commit_checkpoint(target, workspace, new, rights, preparation, tree.check))
 
-    outcome = dump_held(target, workspace, waiting, commit)
+    outcome = dump_held(target, workspace, waiting, preparation, commit)
     result = _make_result(target, outcome.argv)
     return replace(result, checkpoint=made[0], lineage=_summarise_lineage(target, workspace))
+
+
+def _prepare(target: DumpTarget, workspace: Workspace) -> Preparation:
+    # A CRIU that runs as the tree's user leaves its images to that user, who could change them after they are examined.
+    is_ours = target.plan.as_user is None
+    return Preparation(workspace.repository, workspace.images if is_ours else None)
 
 
 def _summarise_lineage(target: DumpTarget, workspace: Workspace) -> LineageSummary | None:

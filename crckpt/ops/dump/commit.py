@@ -11,7 +11,7 @@ from crckpt.images.creds import Rights, excess_rights, read_rights
 from crckpt.images.inventory import read_inventory
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import Workspace
-from crckpt.store import Checkpoint, NewCheckpoint, ingest
+from crckpt.store import Checkpoint, NewCheckpoint, Preparation, ingest
 from crckpt.tracking.dump_basis import CheckpointBase
 
 
@@ -20,12 +20,13 @@ def commit_checkpoint(
     workspace: Workspace,
     new: NewCheckpoint,
     rights: Mapping[int, Rights],
+    preparation: Preparation,
     check: Callable[[], None] = lambda: None,
 ) -> Checkpoint:
     """Store the checkpoint, report it to the tree's keeper, and tag it. It exists once its manifest is written.
 
-    `rights` are those of the frozen threads by TID, empty if they are not known. `check` is called just before the
-    manifest is written, and raises if the checkpoint must not be made.
+    `rights` are those of the frozen threads by TID, empty if they are not known. `preparation` has run for the images.
+    `check` is called just before the manifest is written, and raises if the checkpoint must not be made.
     """
     context, repository, images = target.context, workspace.repository, workspace.images
     if target.plan.as_user is not None:
@@ -43,7 +44,15 @@ def commit_checkpoint(
         _check_rights(images, rights)
     if target.parent:
         target.parent.link_pages(images)
-    checkpoint = ingest(repository, images, new, compress=context.compress, progress=context.progress, check=check)
+    checkpoint = ingest(
+        repository,
+        images,
+        new,
+        compress=context.compress,
+        progress=context.progress,
+        check=check,
+        preparation=preparation,
+    )
     if target.lineage is not None:
         target.lineage.commit(CheckpointBase(checkpoint.id))
     if target.request.tag is not None:

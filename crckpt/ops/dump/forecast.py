@@ -35,20 +35,16 @@ class SpeedTrial(Struct, frozen=True):
 
 def try_speed(criu: Path, staging: Path) -> SpeedTrial:
     """Dump a small tree of ours with this CRIU into the private directory `staging`. Raises HostCannot."""
-    loads: list[Load] = []
     with running_trial_tree(criu, staging) as tried:
-
-        def look() -> None:
-            loads.append(_load_of(tried.root, tried.child))
-
-        dumps = [tried.dump(name, look) for name in _ROUNDS]
+        load = _load_of(tried.root, tried.child)
+        dumps = [tried.dump(name) for name in _ROUNDS]
     quick = dump_speed(
-        loads[0],
+        load,
         memory_ms=fmean(dump.memory_ms for dump in dumps),
         frozen_ms=fmean(dump.frozen_ms for dump in dumps),
         dump_ms=fmean(dump.dump_ms for dump in dumps),
     )
-    return SpeedTrial(quick, loads[0], tried.root, tuple(dump.images for dump in dumps))
+    return SpeedTrial(quick, load, tried.root, tuple(dump.images for dump in dumps))
 
 
 def load_of_tree(observed: Observed) -> Load:

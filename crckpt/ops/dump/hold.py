@@ -16,7 +16,7 @@ from crckpt.ops.dump.aftermath import raise_if_failed
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import StartedCriu, Workspace, started_criu
 from crckpt.ops.dump.lineage import Lineage
-from crckpt.store import load
+from crckpt.store import Preparation
 
 
 class HeldTree(Struct, frozen=True):
@@ -38,18 +38,26 @@ InHold = Callable[[HeldTree], None]
 """Called once with the frozen tree. A return lets CRIU go on. An exception has CRIU undo its work, and is raised."""
 
 
-def dump_held(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, in_hold: InHold) -> CriuResult:
+def dump_held(
+    target: DumpTarget,
+    workspace: Workspace,
+    waiting: StartedCriu | None,
+    preparation: Preparation,
+    in_hold: InHold,
+) -> CriuResult:
     """Have CRIU dump the tree, by the one that is `waiting` or by another, and call `in_hold` while the tree is frozen.
 
     If the tree is to stop, that is after all images are written, and CRIU ends the tree after it. Else it is at CRIU's
-    last hold or at the gate, or never where no hold is possible. Raises DumpFailed, explained, if CRIU failed.
+    last hold or at the gate, or never where no hold is possible. `preparation` runs meanwhile.
+
+    Raises DumpFailed, explained, if CRIU failed.
     """
     lineage, stop = target.lineage, target.request.stop
     if lineage is not None and lineage.tracks and not stop:
-        result = run_gated(target, target.command(workspace.paths), workspace.log, lineage, in_hold)
+        result = run_gated(target, target.command(workspace.paths), workspace.log, lineage, preparation, in_hold)
         return raise_if_failed(target, result)
-    # What loads next to CRIU slows it a little. With --async the user waits for the tree alone.
-    meanwhile = _nothing if target.request.asynchronous else load
+    # What works next to CRIU slows it a little. With --async the user waits for the tree alone.
+    meanwhile = None if target.request.asynchronous else preparation
     with _released_criu(target, workspace, waiting) as criu:
         last = criu.last
 
@@ -64,7 +72,12 @@ def dump_held(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | N
 
 
 def run_gated(
-    target: DumpTarget, command: tuple[str, ...], log: Path, lineage: Lineage, in_hold: InHold = lambda _: None
+    target: DumpTarget,
+    command: tuple[str, ...],
+    log: Path,
+    lineage: Lineage,
+    preparation: Preparation,
+    in_hold: InHold = lambda _: None,
 ) -> CriuResult:
     """Run a CRIU that resets what was written. At the gate, before it does, the keeper looks at the frozen tree.
 
@@ -77,7 +90,7 @@ def run_gated(
             lineage.report_freeze()
             in_hold(HeldTree(target, hold))
 
-        return run_criu(command, log, hold=hold, in_hold=act, meanwhile=load, tree=target.pid)
+        return run_criu(command, log, hold=hold, in_hold=act, meanwhile=preparation, tree=target.pid)
 
 
 @contextmanager
@@ -90,7 +103,3 @@ def _released_criu(target: DumpTarget, workspace: Workspace, waiting: StartedCri
     target.check_root()
     waiting.release()
     yield waiting
-
-
-def _nothing() -> None:
-    pass

@@ -27,7 +27,7 @@ from crckpt.ops.dump.lineage import Lineage
 from crckpt.ops.dump.parent_images import write_page_maps
 from crckpt.ops.dump.result import RoundResult
 from crckpt.ops.failures import preflight_refusal
-from crckpt.store import STAGING, Repository, handed_over
+from crckpt.store import STAGING, Preparation, Repository, handed_over
 from crckpt.tracking.choose_tracker import count_untracked
 from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED, KeeperSession
@@ -112,7 +112,7 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
     criu = target.criu
     words = pre_dump_command(criu.path, target.pid, Paths(images, work), before, reads=_reads(lineage, criu))
     command = (*_descriptor_limit_words(target, lineage), *lineage.environment, *words)
-    result = run_gated(target, command, work / "pre-dump.log", lineage)
+    result = run_gated(target, command, work / "pre-dump.log", lineage, Preparation(repository))
     if lineage.has_lost_keeper and result.status >= 0:
         # The keeper will not report that anything counts from here.
         raise HostCannot(ENDED)

@@ -102,6 +102,12 @@ class Source(Struct, frozen=True, dict=True):
             yield slice(start, start + len(wanted)), pages
 
     @cached_property
+    def is_one_image(self) -> bool:
+        """Whether it has the pages of one image of memory, all of them and in the order of the file."""
+        numbers = self._ends - self.extents["count"]
+        return self.kind == PAGES and len(self.files) == 1 and bool((self.extents["page"] == numbers).all())
+
+    @cached_property
     def _ends(self) -> Positions:
         return extent_ends(self.extents)
 
@@ -119,7 +125,7 @@ class Source(Struct, frozen=True, dict=True):
             for first, count, number, page in reads.tolist():
                 wanted = octets[first * PAGE_SIZE : (first + count) * PAGE_SIZE]
                 if self.files:
-                    _read_into(opened[number], self.files[number].name, page * PAGE_SIZE, wanted)
+                    read_into(opened[number], self.files[number].name, page * PAGE_SIZE, wanted)
                 else:
                     wanted[:] = self.content[page * PAGE_SIZE : page * PAGE_SIZE + len(wanted)]
 
@@ -269,7 +275,8 @@ def _check_size(pages: Path, name: str, present: int) -> None:
         raise IntegrityError(f"{name} describes {present} pages, and {pages.name} {what}")
 
 
-def _read_into(descriptor: int, name: str, offset: int, into: memoryview) -> None:
+def read_into(descriptor: int, name: str, offset: int, into: memoryview) -> None:
+    """Fill `into` from an image's `offset` on. Raises IntegrityError if the image is shorter, OSError."""
     while into:
         count = os.preadv(descriptor, [into], offset)
         if not count:

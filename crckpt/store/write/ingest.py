@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, St
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.names import check_name
 from crckpt.store.repository import Repository
+from crckpt.store.write.preparation import Preparation
 
 if TYPE_CHECKING:
     from crckpt.store.write.packing import PackedImages
@@ -44,12 +44,6 @@ class NewCheckpoint(Struct, frozen=True):
     config_digest: str | None = None
 
 
-def load() -> None:
-    """Import what `ingest` needs, while CRIU works: that takes a tenth of a second."""
-    with suppress(ImportError):  # `ingest` raises it again, where it is reported
-        import crckpt.store.write.packing  # noqa: F401
-
-
 def ingest(
     repository: Repository,
     images: Path,
@@ -59,12 +53,13 @@ def ingest(
     dedup: bool = True,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     check: Callable[[], None] = lambda: None,
+    preparation: Preparation | None = None,
 ) -> Checkpoint:
     """Store the images in the directory `images`; the checkpoint is durable when this returns.
 
     `compress` is a zstd level, or None to choose one that suits the pages. `progress` gets (bytes done, bytes in all).
     Without `dedup` every page that is not zero is stored, to measure what dedup saves. `check` is called before the
-    manifest is written, and may raise. After a failure there is no checkpoint.
+    manifest is written, and may raise. `preparation` has run for these images. After a failure there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
     page, and some 300 bytes for each extent: some 450 MiB for 64 GiB in few pieces. The fingerprints of the parent's
@@ -78,10 +73,12 @@ def ingest(
 
     check_name(new.job, "job")
     began = time.monotonic()
+    preparation = preparation or Preparation(repository)
+    preparation.end()
     with repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
         target = PackOptions(begun.path, compress, dedup, progress)
-        packed = pack_images(repository.backend, parent, images, new.details, target, new.base)
+        packed = pack_images(repository.backend, parent, images, new.details, target, new.base, preparation.find)
         # The manifest goes last: it exists if and only if the checkpoint does.
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:

@@ -46,7 +46,7 @@ from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
-from crckpt.store.write.read_ahead import Batch, read_ahead
+from crckpt.store.write.read_ahead import Batch, FindExamined, read_ahead
 
 # Pages that are examined for copying at once: each takes some 50 bytes.
 _AT_ONCE: Final = 1 << 14
@@ -101,8 +101,11 @@ def pack_images(
     details: bytes,
     target: PackOptions,
     base: Path | None = None,
+    find: FindExamined = lambda _image, _start: None,
 ) -> PackedImages:
     """Store the new pages of an image directory in new packs. The parent has the pages left to the set in `base`.
+
+    `find` finds pages that were examined before.
 
     Raises IntegrityError if the set contradicts itself, or if the parent lacks pages or is damaged.
     """
@@ -115,7 +118,7 @@ def pack_images(
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
         new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
-        packing = Packing(known, new_pages, packs, key)
+        packing = Packing(known, new_pages, packs, key, find)
         files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
         counts, new = _add_inherited(packing.counts, left), packs.pages
         # Once it is known how much is new: that limits what is copied.
@@ -144,13 +147,21 @@ def pack_images(
 class Packing:
     """Stores sources. In its extents the packs of `known` come first, then the new ones."""
 
-    def __init__(self, known: KnownPages, new_pages: FingerprintTable, packs: NewPacks, key: bytes) -> None:
+    def __init__(
+        self,
+        known: KnownPages,
+        new_pages: FingerprintTable,
+        packs: NewPacks,
+        key: bytes,
+        find: FindExamined = lambda _image, _start: None,
+    ) -> None:
         """`new_pages` gets the fingerprints of the pages of `packs`; `key` is the key of the store's fingerprints."""
         self.counts = PackedPages()
         self._known = known
         self._new_pages = new_pages
         self._packs = packs
         self._key = key
+        self._find = find
 
     def store(
         self, sources: Sequence[Source], pool: Executor, progress: Callable[[int], None] = lambda _done: None
@@ -158,7 +169,7 @@ class Packing:
         """Put new pages into the packs; `progress` gets how many bytes are done. Raises IntegrityError, OSError."""
         parts: dict[tuple[str, str], list[Extents]] = {source.key: [] for source in sources}
         done = 0
-        for batch in read_ahead(sources, self._key, pool):
+        for batch in read_ahead(sources, self._key, pool, self._find):
             parts[batch.source.key].append(self._store_batch(batch))
             done += batch.pages.size
             progress(done)
@@ -207,13 +218,13 @@ class Packing:
         return make_extents(expand_ranges(extents["first"], extents["count"]), pack, page)
 
     def _store_batch(self, batch: Batch) -> Extents:
-        total, filled = len(batch.pages), batch.filled
+        total, filled, prints = len(batch.pages), batch.examined.filled, batch.examined.prints
         pack, page = np.full(total, ZERO, np.uint32), np.zeros(total, np.uint64)
-        found = self._look_up(batch.source.key, batch.first[filled], batch.prints)
+        found = self._look_up(batch.source.key, batch.first[filled], prints)
         is_known = found >= 0
         pack[filled[is_known]], page[filled[is_known]] = self._known.locations(found[is_known])
         rest, before = filled[~is_known], self._packs.pages
-        pack[rest], page[rest] = self._add(batch.prints[~is_known], batch.pages, rest)
+        pack[rest], page[rest] = self._add(prints[~is_known], batch.pages, rest)
         fresh = self._packs.pages - before
         self.counts = PackedPages(
             self.counts.pages + total,

@@ -35,4 +35,4 @@ def test_a_dump_that_fails_is_told_by_its_cause(tmp_path: Path) -> None:
         running_trial_tree(failing, tmp_path) as tree,
         pytest.raises(HostCannot, match="a trial dump fails: a socket uses IP protocol 6"),
     ):
-        tree.dump("first", lambda: None)
+        tree.dump("first")
