@@ -55,6 +55,12 @@ class FailingDisk(LocalBackend):
         with (Path(self.location) / name).open("rb") as opened:
             yield FailingFile(opened.fileno(), self._offset)
 
+    def has_same_content(self, path: Path, target: Path) -> bool:
+        """See `LocalBackend`."""
+        if target == Path(self.location) / self._name:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return super().has_same_content(path, target)
+
 
 def failing(repository: Repository, path: Path, offset: int | None = None) -> Repository:
     """The same store, on a disk on which this file fails."""

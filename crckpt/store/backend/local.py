@@ -162,7 +162,7 @@ class LocalBackend:
         for target, path in targets.items():
             with suppress(FileNotFoundError):
                 check_directory(target.parent)
-            if _is_same_file(path, target):
+            if self._is_same_file(path, target):
                 remove(path, what)
             else:
                 add_private_directory(target.parent, f"{what}-directory")
@@ -174,6 +174,16 @@ class LocalBackend:
             sync_directory(directory, what)
         for above in sorted({directory.parent for directory in directories}):
             sync_directory(above, f"{what}-directory")
+
+    def _is_same_file(self, path: Path, target: Path) -> bool:
+        """Return whether `target` has that content already; not if it is missing, or the disk has lost some of it."""
+        with suppress(FileNotFoundError), losses_ignored():
+            return stat.S_ISREG(target.lstat().st_mode) and self.has_same_content(path, target)
+        return False
+
+    def has_same_content(self, path: Path, target: Path) -> bool:
+        """Return whether two files have the same content. Raises OSError."""
+        return filecmp.cmp(path, target, shallow=False)
 
     def put_derived(self, name: str, path: Path, what: str) -> None:
         """See `Backend`."""
@@ -261,15 +271,6 @@ def _file_usage(path: Path) -> int:
 
 def _directory_of(name: str) -> str:
     return name.rpartition("/")[0]
-
-
-def _is_same_file(path: Path, target: Path) -> bool:
-    """Return whether `target` has that content already; not if it is missing, or if the disk has lost some of it."""
-    with suppress(FileNotFoundError), losses_ignored():
-        if not stat.S_ISREG(target.lstat().st_mode):
-            return False
-        return filecmp.cmp(path, target, shallow=False)
-    return False
 
 
 def _is_held(record: Path) -> bool:

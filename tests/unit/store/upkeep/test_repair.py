@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import filecmp
 import os
 import shutil
 import signal
@@ -13,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from failing_disk import failing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_sets import (
@@ -291,22 +290,12 @@ def test_a_manifest_that_is_missing_is_taken_from_the_other_store(stores: tuple[
     assert _tree(repository.root) == whole
 
 
-def test_a_pack_of_which_a_sector_cannot_be_read_is_mended(
-    stores: tuple[Repository, Repository], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_pack_of_which_a_sector_cannot_be_read_is_mended(stores: tuple[Repository, Repository]) -> None:
     """Whatever reads it: nobody can tell whether it is the same as a whole one."""
     repository, copy = stores
-    flip(packs(repository)[0], 100)
-    lost = packs(repository)[0].stat().st_ino
-    compare = filecmp.cmp
-
-    def compared(path: Path, target: Path, *, shallow: bool) -> bool:
-        if target.stat().st_ino == lost:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return compare(path, target, shallow=shallow)
-
-    # No disk here fails when it is told to.
-    monkeypatch.setattr(filecmp, "cmp", compared)
+    (path, *_) = packs(repository)
+    flip(path, 100)
+    repository = failing(repository, path, path.stat().st_size)
     assert repair(repository, source=copy).now.damages == ()
 
 
