@@ -6,7 +6,6 @@ import random
 import threading
 from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from crckpt.store import Checkpoint, Repository, collect_garbage, open_reader, v
 from crckpt.store.format.pack import FRAME_PAGES, Pack
 from crckpt.store.read import reader
 from crckpt.store.read.contents import contents_of
+from crckpt.store.workers import Workers
 
 
 def image(repository: Repository, checkpoint: Checkpoint, name: str, late: int = 0) -> bytes:
@@ -161,22 +161,27 @@ def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Count
     assert read() <= 1.25 * needed
 
 
-def test_frames_of_many_packs_are_one_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class CountingWorkers(Workers):
+    """Threads that count what they are given to do."""
+
+    tasks = 0
+
+    def submit(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.tasks += 1
+        return super().submit(work, *args, **kwargs)
+
+
+def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
     """Where pages are scattered, a task for each frame would cost a good part of what it does."""
     repository = opened(tmp_path)
-    *_, last = chain(repository, started(tmp_path / "images", 4000), 30, 0.03)
-    tasks: list[object] = []
-    original = ThreadPoolExecutor.submit
-
-    def counted(self: ThreadPoolExecutor, *task: Any) -> Any:
-        tasks.append(task)
-        return original(self, *task)
-
-    # Nothing but the tasks tells how many there are.
-    monkeypatch.setattr(ThreadPoolExecutor, "submit", counted)
-    image(repository, last, "pages-1.img")
+    program = started(tmp_path / "images", 4000)
+    *_, last = chain(repository, program, 30, 0.03)
+    with repository.shared(), CountingWorkers(2) as pool:
+        parts = reader.Reader(contents_of(repository, last), pool).image("pages-1.img")
+        assert parts is not None
+        assert b"".join(map(bytes, parts)) == (program.directory / "pages-1.img").read_bytes()
     assert len(last.packs) > 10
-    assert 0 < len(tasks) <= sum(use.frames for use in last.packs) / 4
+    assert 0 < pool.tasks <= sum(use.frames for use in last.packs) / 4
 
 
 def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
