@@ -1,0 +1,26 @@
+"""A thread keeps exactly the capabilities that it is given."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from crckpt.host.proc import effective_capabilities
+
+CODE = """
+from crckpt.host.proc.status import read_status
+from crckpt.host.syscalls.capset import set_capabilities
+set_capabilities(1 << 21 | 1 << 40)
+status = read_status("self")
+print(*(int(status[name], 16) for name in ("CapPrm", "CapEff", "CapInh")))
+"""
+
+
+def test_those_of_both_halves() -> None:
+    if not {21, 40} <= effective_capabilities():
+        pytest.skip("needs CAP_SYS_ADMIN and CAP_CHECKPOINT_RESTORE")
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
+    kept = 1 << 21 | 1 << 40
+    assert done.stdout.split() == [str(kept), str(kept), "0"]

@@ -1,0 +1,27 @@
+"""The session keyring of a process, and a new one for its children."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+INHERITS = """
+import subprocess, sys
+from crckpt.host.syscalls.keyctl import join_new, own_session
+join_new()
+told = "from crckpt.host.syscalls.keyctl import own_session; print(own_session().id)"
+child = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+print(own_session().id, child.stdout.strip(), own_session().uid)
+"""
+
+
+def test_children_inherit_the_new_one() -> None:
+    done = subprocess.run([sys.executable, "-c", INHERITS], capture_output=True, text=True, check=False)
+    if "cannot make a session keyring" in done.stderr:
+        pytest.skip(f"no keyrings here: {done.stderr.splitlines()[-1]}")
+    ours, childs, uid = done.stdout.split()
+    assert ours == childs
+    assert int(uid) == os.getuid()
