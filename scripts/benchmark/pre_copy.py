@@ -58,7 +58,7 @@ def _freeze(setting: Setting, target: Target, size: int, share: float, processes
             store = directory / "store"
             began = time.monotonic()
             made = setting.document(store, "dump", str(target.pid), "job", "--pre-copy")["checkpoint"]
-            frozen = target.gap(*_frozen(made))
+            frozen = target.gap(*_find_freeze(made))
             ours.append(frozen.length)
             rounds.append(target.gap(began, frozen.began).length)
             setting.crckpt(store, "trackers", "--end", str(target.pid))
@@ -78,7 +78,7 @@ def _freeze(setting: Setting, target: Target, size: int, share: float, processes
         yield Row("pre-copy", what, "s", tuple(ours), "floor", (floor,), FLOOR_BOUND if judged else None)
 
 
-def _frozen(checkpoint: dict[str, Any]) -> tuple[float, float]:
+def _find_freeze(checkpoint: dict[str, Any]) -> tuple[float, float]:
     """Return start and end of a round's freeze in seconds of CLOCK_MONOTONIC; the round reports its middle."""
     middle = datetime.fromisoformat(checkpoint["created"]).timestamp() - time.time() + time.monotonic()
     half = checkpoint["statistics"]["frozen_ms"] / 2000
@@ -105,13 +105,13 @@ def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Itera
     with setting.fresh() as directory:
         dump = partial(setting.crckpt, directory / "store", "dump", str(target.pid), "job", option)
         for _ in range(setting.many_runs):
-            alone.append(_done(target, setting.interval, lambda: None))
+            alone.append(_read_done(target, setting.interval, lambda: None))
             dump()
             # More is written while that checkpoint is stored than in an interval: let the next dump take it.
-            _done(target, setting.interval, dump)
-            tracked.append(_done(target, setting.interval, dump))
+            _read_done(target, setting.interval, dump)
+            tracked.append(_read_done(target, setting.interval, dump))
             setting.crckpt(directory / "store", "trackers", "--end", str(target.pid))
-        alone.append(_done(target, setting.interval, lambda: None))
+        alone.append(_read_done(target, setting.interval, lambda: None))
     board.ask(pages=0)
     # Measure before and after, in case the machine becomes slower.
     around = [_Done(*map(fmean, zip(*both, strict=True))) for both in pairwise(alone)]
@@ -122,7 +122,7 @@ def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Itera
     yield Row("pre-copy", f"{what}, by work done", "x", tuple(work), bound=SLOWDOWN_BOUND)
 
 
-def _done(target: Target, seconds: float, meanwhile: Callable[[], object]) -> _Done:
+def _read_done(target: Target, seconds: float, meanwhile: Callable[[], object]) -> _Done:
     process = psutil.Process(target.pid)
     began, before, used = time.monotonic(), target.load.beats(), process.cpu_times().user
     meanwhile()
@@ -139,7 +139,7 @@ def _bytes(setting: Setting, target: Target, size: int) -> Row:
         words = ("dump", str(target.pid), "job", "--incremental")
         setting.document(store, *words)
         for _ in range(setting.runs):
-            pages = _written(target, round(USUAL * size * MEBIBYTE / _PAGE))
+            pages = _measure_written(target, round(USUAL * size * MEBIBYTE / _PAGE))
             found = setting.document(store, *words)["checkpoint"]["statistics"]
             stored.append(float(found["new_bytes"] + found["copied_bytes"]))
             written.append(float(pages * _PAGE))
@@ -148,7 +148,7 @@ def _bytes(setting: Setting, target: Target, size: int) -> Row:
     return Row("pre-copy", what, "B", tuple(stored), "written", tuple(written), BYTES_BOUND)
 
 
-def _written(target: Target, rate: int) -> int:
+def _measure_written(target: Target, rate: int) -> int:
     """Let the target write for about ten seconds; return how many pages it has written."""
     board = _board(target)
     before = board.written

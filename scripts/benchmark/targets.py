@@ -123,8 +123,8 @@ class Redis:
     def fill(self, mebibytes: int) -> None:
         """Wait until it has this size."""
         wait_for(self._answers, "redis to listen")
-        while self._used_bytes() < mebibytes * MEBIBYTE:
-            left = (mebibytes * MEBIBYTE - self._used_bytes()) // self._KEY_BYTES
+        while self._count_used_bytes() < mebibytes * MEBIBYTE:
+            left = (mebibytes * MEBIBYTE - self._count_used_bytes()) // self._KEY_BYTES
             to = self._keys + max(1000, min(left, 50_000))
             self._ask("EVAL", self._FILL, "0", str(self._keys + 1), str(to))
             self._keys = to
@@ -148,7 +148,7 @@ class Redis:
             return True
         return False
 
-    def _used_bytes(self) -> int:
+    def _count_used_bytes(self) -> int:
         info = self._ask("INFO", "memory")
         return int(info.partition("used_memory:")[2].split()[0])
 

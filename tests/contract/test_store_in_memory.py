@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, described, files_of, inherited, opened, restored, store, write_set
+from image_sets import ImageSet, area, described, files_of, open_store, parent_area, restore_files, store, write_set
 from memory_backend import MemoryBackend
 from msgspec.structs import replace
 
@@ -52,7 +52,7 @@ def test_a_series_comes_back(tmp_path: Path) -> None:
     assert second.parent == first.id
     assert second.statistics.shared_pages > 300
     for number, checkpoint in enumerate((first, second)):
-        assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / f"images-{number}")
+        assert restore_files(repository, checkpoint, tmp_path) == files_of(tmp_path / f"images-{number}")
     assert details_of(repository, first) == b"{}"
     assert repository.checkpoints() == (first, second)
     assert verify(repository).damages == ()
@@ -66,10 +66,10 @@ def test_an_incremental_set_is_made_complete(tmp_path: Path) -> None:
     base = tmp_path / "base"
     base.mkdir()
     materialise_base(repository, first, base)
-    images = ImageSet({"pagemap-1.img": [inherited(5, 300), area(305, *range(700, 790))]})
+    images = ImageSet({"pagemap-1.img": [parent_area(5, 300), area(305, *range(700, 790))]})
     directory = write_set(tmp_path / "next", images, str(base))
     second = ingest(repository, directory, replace(described(), parent=first.id, base=base))
-    pages = restored(repository, second, tmp_path)["pages-1.img"]
+    pages = restore_files(repository, second, tmp_path)["pages-1.img"]
     assert pages[: 300 * 4096] == files_of(tmp_path / "images-0")["pages-1.img"][: 300 * 4096]
     assert verify(repository).damages == ()
 
@@ -111,14 +111,14 @@ def _damage(backend: MemoryBackend, name: str) -> None:
 def test_damage_is_found_and_repaired_from_another_place(in_directory: bool, tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
-    source = opened(tmp_path) if in_directory else _in_memory(tmp_path, "other")[0]
+    source = open_store(tmp_path) if in_directory else _in_memory(tmp_path, "other")[0]
     _copy(backend, source.backend)
     whole = dict(backend.files)
     damaged = (pack_name(first.packs[0].digest), manifest_name(second.id))
     for name in damaged:
         _damage(backend, name)
     with pytest.raises(IntegrityError):
-        restored(repository, first, tmp_path)
+        restore_files(repository, first, tmp_path)
     assert {damage.kind for damage in verify(repository).damages} == {"manifest", "pack"}
     done = repair(repository, source=source)
     assert done.now.damages == ()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt, network_locks
-from oracle import compiled, found_criu
-from rounds import Target, built
+from oracle import compile_program, find_criu
+from rounds import Target, build_program
 from stopped import ObstructedCriu, orphans_adopted, program
 from trees import READY_S, Tree, started, wait_for
 
@@ -91,7 +91,7 @@ def obstructed(tmp_path_factory: pytest.TempPathFactory) -> ObstructedCriu:
 @pytest.fixture(scope="session")
 def rounds_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/programs/rounds.c, compiled."""
-    return built(tmp_path_factory.mktemp("rounds"))
+    return build_program(tmp_path_factory.mktemp("rounds"))
 
 
 @pytest.fixture
@@ -113,10 +113,10 @@ def tree() -> Iterator[Tree]:
 @pytest.fixture(scope="session")
 def churn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """tests/programs/churn.c, compiled."""
-    return compiled(tmp_path_factory.mktemp("churn"))
+    return compile_program(tmp_path_factory.mktemp("churn"))
 
 
 @pytest.fixture(scope="session")
 def criu() -> Path:
     """The CRIU that crckpt finds."""
-    return found_criu()
+    return find_criu()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from command import Crckpt
-from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, orphans_of, reached, wait_ended
+from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, orphans_of, wait_ended, wait_for_moment
 from trees import CASES, Tree, started, wait_for
 
 from crckpt.errors import DumpFailed, PreflightRefused
@@ -63,7 +63,7 @@ def test_crckpt_is_killed_while_criu_waits(crckpt: Crckpt, counter: Tree, words:
 def test_a_tree_that_is_refused_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
     """It has a connection, and nobody said what is to become of it."""
     dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
-    assert not reached(MOMENTS["frozen"], crckpt.store, connected, dump)
+    assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected, dump)
     out, said = dump.communicate()
     assert (dump.returncode, out) == (PreflightRefused.exit_code, "")
     assert "--tcp" in said

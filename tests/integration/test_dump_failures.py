@@ -24,8 +24,8 @@ from moments import (
     checkpoints,
     manifests,
     orphans_of,
-    reached,
     wait_ended,
+    wait_for_moment,
 )
 from trees import CASES, PROGRAMS, PYTHON, Case, Tree, open_workdir, runs, started, wait_for
 
@@ -115,7 +115,7 @@ def test_an_interruption_does_not_wait_for_a_criu_that_is_kept_waiting(crckpt: C
     trace = ctypes.CDLL(None, use_errno=True).ptrace
     with started(COUNTER) as tree:
         dump = _dump(crckpt, tree, ())
-        assert reached(MOMENTS["frozen"], crckpt.store, tree, dump)
+        assert wait_for_moment(MOMENTS["frozen"], crckpt.store, tree, dump)
         dump.send_signal(signal.SIGSTOP)  # so that it starts no more while we look
         criu = [found.pid for found in psutil.Process(dump.pid).children(recursive=True)]
         # What waits for a debugger is deaf to SIGCONT, too: PTRACE_SEIZE, PTRACE_INTERRUPT.
@@ -194,7 +194,7 @@ def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_t
     """The checkpoint is there then, but nobody has ended the tree; what it says is what is."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop")
-        assert reached(MOMENTS["packing"], crckpt.store, tree, dump), "too late"
+        assert wait_for_moment(MOMENTS["packing"], crckpt.store, tree, dump), "too late"
         dump.send_signal(signal.SIGSTOP)
         criu = psutil.Process(dump.pid).children(recursive=True)
         for process in criu:
@@ -296,7 +296,7 @@ def _with_criu_killed_at(name: str, crckpt: Crckpt, tree: Tree) -> tuple[int, st
     """CRIU may be faster than we are: then once more."""
     for _ in range(5):
         dump = crckpt.start("dump", str(tree.pid), "job")
-        assert reached(MOMENTS[name], crckpt.store, tree, dump)
+        assert wait_for_moment(MOMENTS[name], crckpt.store, tree, dump)
         for child in psutil.Process(dump.pid).children():
             child.kill()
         _, said = dump.communicate(timeout=ENDS_WITHIN_S)
@@ -309,7 +309,7 @@ def _interrupted_at(
     name: str, number: signal.Signals, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]
 ) -> tuple[int, str]:
     dump = _dump(crckpt, tree, mode)
-    if reached(MOMENTS[name], crckpt.store, tree, dump):
+    if wait_for_moment(MOMENTS[name], crckpt.store, tree, dump):
         os.killpg(dump.pid, number)
     _, said = dump.communicate(timeout=ENDS_WITHIN_S)
     return dump.returncode, said
@@ -319,7 +319,7 @@ def _killed_at(name: str, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> 
     """The moment may be over before we look: then once more."""
     for _ in range(5):
         dump = _dump(crckpt, tree, mode)
-        is_there = reached(MOMENTS[name], crckpt.store, tree, dump)
+        is_there = wait_for_moment(MOMENTS[name], crckpt.store, tree, dump)
         _assert_consistent(crckpt, tree, orphans_of(dump))
         if is_there:
             return
@@ -354,7 +354,7 @@ def _orphaned_amid_images(crckpt: Crckpt, tree: Tree) -> tuple[int, ...]:
     for _ in range(5):
         # crckpt stops by itself when CRIU has ended: it makes no checkpoint, even if we come too late.
         dump = crckpt.start("dump", str(tree.pid), "job", "--tcp", "keep", CRCKPT_STOP_AT="pending.create")
-        assert reached(MOMENTS["images"], crckpt.store, tree, dump)
+        assert wait_for_moment(MOMENTS["images"], crckpt.store, tree, dump)
         if orphans := orphans_of(dump):
             return orphans
     raise AssertionError("CRIU always was faster")

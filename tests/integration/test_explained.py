@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
-from provoked.criu import Target, dump, end_restored, explained, fresh_directory, restore
+from provoked.criu import Target, dump, end_restored, explain_log, fresh_directory, restore
 from provoked.dumps import DUMPS, Dump
 from provoked.restores import RESTORES, Restore
 from provoked.workshop import Workshop
@@ -40,7 +40,7 @@ def test_a_dump_that_fails_is_explained(workshop: Workshop, tmp_path: Path, row:
         under = [word.format(**names) for word in row.under]
         ended = dump(target.pid, tmp_path / "images", row.options, under)
         assert ended.status != 0
-        told = explained(ended.log)
+        told = explain_log(ended.log)
         assert told["cause"] == row.cause, ended.complaints
         assert row.says.format(**names) in told["what"]
         assert told["remedy"]
@@ -58,7 +58,7 @@ def test_a_restore_that_fails_is_explained(workshop: Workshop, tmp_path: Path, r
             stack.enter_context(changed)
         stack.callback(end_restored, world.pid)
         ended = restore(world.images, row.options, row.under)
-        told = explained(ended.log)
+        told = explain_log(ended.log)
     assert ended.status != 0
     assert told["cause"] == row.cause, ended.complaints
     assert row.says.format(pid=world.pid, workdir=world.workdir) in told["what"]

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from command import PROGRAM, Crckpt
 from entering import tracer
-from incremental import NO_TRACKER, dumped, executable, is_whole, keeper, restored, wrapper
+from incremental import NO_TRACKER, dump_incrementally, executable, is_whole, keeper, restore_and_ask, wrapper
 from moments import ENDS_WITHIN_S, orphans_of, wait_ended
 from rounds import Target
 from trees import wait_for
@@ -63,11 +63,11 @@ def test_what_writes_unseen_for_no_longer_than_the_freeze_is_seen(
     if way == "round":
         assert re.match(f"nothing was copied: {direct}", told["error"]["message"])
     assert not [one for one in Path(f"/proc/{target.pid}/fd").iterdir() if one.readlink() == target.work / "file"]
-    result = dumped(crckpt, target, "--criu", str(criu))
+    result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["base"] is None
     assert re.fullmatch(direct, result["tracked"]["why_full"])
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    after = dumped(crckpt, target, "--criu", str(criu))
+    after = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
 
 
@@ -106,10 +106,10 @@ def test_crckpt_is_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: 
         checksum = target.look()
         assert tracer(target.pid) == 0
         assert psutil.Process(target.pid).status() not in ("tracing-stop", psutil.STATUS_STOPPED)
-        result = dumped(crckpt, target, "--criu", str(criu))
+        result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED
         is_whole(crckpt, result["checkpoint"]["id"], target)
-        assert restored(crckpt, target, "job", 2) == checksum
+        assert restore_and_ask(crckpt, target, "job", 2) == checksum
         crckpt.run("gc")
         assert list((crckpt.store / "tmp").iterdir()) == []
 
@@ -123,7 +123,7 @@ def test_crckpt_is_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_p
         assert process.returncode == 130
         assert "the tree runs on" in out
         target.look()
-        result = dumped(crckpt, target, "--criu", str(criu))
+        result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -140,7 +140,7 @@ def test_crckpt_stays_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_pa
         assert process.returncode == 21, out
         assert "crckpt did not answer while the tree was frozen" in out, out
         assert "the tree runs on" in out
-        result = dumped(crckpt, target, "--criu", str(criu))
+        result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["why_full"] == UNCOMMITTED
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -195,7 +195,7 @@ def test_a_keeper_that_is_late_holds_nothing_up(
         assert process.returncode == (20 if way == "round" else 0), out
         if way == "dump":
             is_whole(crckpt, json.loads(out)["result"]["checkpoint"]["id"], target)
-        result = dumped(crckpt, target, "--criu", str(criu))
+        result = dump_incrementally(crckpt, target, "--criu", str(criu))
         assert result["tracked"]["base"] is None
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -212,6 +212,6 @@ def test_a_criu_that_does_not_wait_is_no_base(crckpt: Crckpt, target: Target, tm
     passes.unlink()
     if way == "round":
         assert told["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED}")
-    result = dumped(crckpt, target, "--criu", str(criu))
+    result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["why_full"] == UNCOMMITTED
     is_whole(crckpt, result["checkpoint"]["id"], target)

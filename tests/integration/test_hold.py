@@ -14,7 +14,7 @@ import psutil
 import pytest
 from command import Crckpt, network_locks
 from entering import halted
-from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, manifests, reached, traced
+from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, is_traced, manifests, wait_for_moment
 from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
@@ -174,10 +174,10 @@ def test_the_tree_stands_still_until_its_checkpoint_is_there(crckpt: Crckpt) -> 
     with started(DIALOGUE) as tree:
         before = tree.counters()
         dump = crckpt.start("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
-        assert reached(MOMENTS["packing"], crckpt.store, tree, dump)
+        assert wait_for_moment(MOMENTS["packing"], crckpt.store, tree, dump)
         dump.send_signal(signal.SIGSTOP)
         assert manifests(crckpt.store) == 0, "too late"
-        assert traced(tree)
+        assert is_traced(tree)
         assert {psutil.Process(pid).status() for pid in tree.pids()} == {"tracing-stop"}
         assert network_locks()
         dump.send_signal(signal.SIGCONT)
@@ -214,7 +214,7 @@ def test_the_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: s
         died = subprocess.run([sys.executable, str(PROGRAMS / "dies_in_hold.py"), *words], check=False)
         assert died.returncode == -signal.SIGKILL
         if when == "before":
-            wait_for(lambda: not traced(tree), ENDS_WITHIN_S, "CRIU to resume the tree")
+            wait_for(lambda: not is_traced(tree), ENDS_WITHIN_S, "CRIU to resume the tree")
             assert_runs_on(tree, frozenset())
         else:
             tree.wait_gone()

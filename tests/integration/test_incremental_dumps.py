@@ -20,13 +20,13 @@ from image_sets import flip, pack_path
 from incremental import (
     MIB,
     NO_TRACKER,
-    dumped,
+    dump_incrementally,
     executable,
     filling,
     is_whole,
     keeper,
     mounted,
-    restored,
+    restore_and_ask,
     trackers,
     wrapper,
 )
@@ -58,7 +58,7 @@ def test_each_of_a_series_restores_with_all_others_gone(crckpt: Crckpt, target: 
     sums, made = [], []
     for number in range(5):
         sums.append(target.told()[0])
-        result = dumped(crckpt, target)
+        result = dump_incrementally(crckpt, target)
         told, checkpoint = result["tracked"], result["checkpoint"]
         made.append(checkpoint["id"])
         if number == 0:
@@ -76,24 +76,24 @@ def test_each_of_a_series_restores_with_all_others_gone(crckpt: Crckpt, target: 
             target.write()
     crckpt.run("verify", "--all")
     for number in (2, 4, 1):
-        assert restored(crckpt, target, made[number], number) == sums[number]
+        assert restore_and_ask(crckpt, target, made[number], number) == sums[number]
     crckpt.run("rm", *made[:3], made[4])
     crckpt.run("gc")
     crckpt.run("verify", "--all")
-    assert restored(crckpt, target, made[3], 3) == sums[3]
+    assert restore_and_ask(crckpt, target, made[3], 3) == sums[3]
 
 
 def test_advice_on_memory_that_was_given_since_the_parent_is_restored(crckpt: Crckpt, target: Target) -> None:
     """A list of maps does not show it: it is of a whole map."""
     given = []
     for _ in range(3):
-        dumped(crckpt, target)
+        dump_incrementally(crckpt, target)
         target.write()
         given.append(advised(target.pid))
     assert [sum("dc" in advice for advice in maps.values()) for maps in given] == [0, 1, 1]
     assert given[0].keys() == given[1].keys(), "it had other advice before"
-    dumped(crckpt, target)
-    restored(crckpt, target, "job", 3)
+    dump_incrementally(crckpt, target)
+    restore_and_ask(crckpt, target, "job", 3)
     assert advised(target.pid) == given[2]
 
 
@@ -152,7 +152,7 @@ def test_a_tree_whose_names_are_no_text_is_tracked_and_restored(crckpt: Crckpt) 
 
 def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """Seen in the images themselves, before they are taken into the store."""
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     target.write()
     staging = tmp_path / "staging"
     staging.mkdir()
@@ -167,17 +167,19 @@ def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_p
 
 
 def test_a_stop_is_incremental_too_and_ends_the_keeper(crckpt: Crckpt, target: Target) -> None:
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     checksum = target.write()
     gone = keeper(crckpt, target)["pid"]
-    result = dumped(crckpt, target, "--stop")
+    result = dump_incrementally(crckpt, target, "--stop")
     assert result["tracked"]["base"] == first
     assert len(target.written()) <= result["tracked"]["written_pages"] <= len(target.written()) + FEW
     crckpt.run("rm", first)
     crckpt.run("gc")
-    assert restored(crckpt, target, "job", 1) == checksum
+    assert restore_and_ask(crckpt, target, "job", 1) == checksum
     wait_for(lambda: not Path(f"/proc/{gone}").exists() or _is_zombie(gone), 10, "the keeper to end")
-    assert dumped(crckpt, target)["tracked"]["why_full"] == FIRST, "it is another process, of the same number"
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == FIRST, (
+        "it is another process, of the same number"
+    )
 
 
 def test_a_stop_whose_statistics_did_not_fit_on_the_disk(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -185,10 +187,10 @@ def test_a_stop_whose_statistics_did_not_fit_on_the_disk(crckpt: Crckpt, target:
     run = 'for last; do [ "$before" != --work-dir ] || work=$last; before=$last; done\n'
     criu = executable(tmp_path / "criu", f'{run}{find(None, None).path} "$@" && rm -f "$work/stats-dump"')
     checksum = target.told()[0]
-    result = dumped(crckpt, target, "--stop", "--criu", str(criu))
+    result = dump_incrementally(crckpt, target, "--stop", "--criu", str(criu))
     assert (result["tracked"]["written_pages"], result["tracked"]["why_full"]) == (0, FIRST)
     assert not runs(target.pid)
-    assert restored(crckpt, target, "job", 0) == checksum
+    assert restore_and_ask(crckpt, target, "job", 0) == checksum
 
 
 def _is_zombie(pid: int) -> bool:
@@ -196,7 +198,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def test_a_keeper_that_is_killed_harms_nothing(crckpt: Crckpt, target: Target) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     target.write()
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     target.write()
@@ -205,14 +207,14 @@ def test_a_keeper_that_is_killed_harms_nothing(crckpt: Crckpt, target: Target) -
     assert result["tracked"]["why_full"] == ENDED
     is_whole(crckpt, result["checkpoint"]["id"], target)
     target.write()
-    after = dumped(crckpt, target)
+    after = dump_incrementally(crckpt, target)
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
     is_whole(crckpt, after["checkpoint"]["id"], target)
 
 
 def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """The dump that goes on is whole, the next one is full."""
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     target.write()
     kept = keeper(crckpt, target)["pid"]
     process = crckpt.start("dump", str(target.pid), "job", "--incremental", "--json")
@@ -224,13 +226,13 @@ def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, t
     newest = Repository.open(crckpt.store).checkpoints()[-1]
     is_whole(crckpt, newest.id, target)
     target.write()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == ENDED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Target) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     kept = keeper(crckpt, target)["pid"]
     os.kill(kept, signal.SIGSTOP)
     why = f"its tracker (process {kept}) does not answer"
@@ -245,11 +247,11 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     assert error["message"] == why
     assert f"kill -KILL {kept}" in error["hint"]
     os.kill(kept, signal.SIGKILL)
-    assert dumped(crckpt, target)["tracked"]["why_full"] == ENDED
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED
 
 
 def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     words = ("dump", str(target.pid), "job", "--json")
     planned = crckpt.run(*words, "--dry-run").document["result"]
@@ -260,28 +262,28 @@ def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> Non
 
 
 def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Target) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     target.start_afresh()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == f"PID {target.pid}: the program was replaced (exec)"
     is_whole(crckpt, result["checkpoint"]["id"], target)
     checksum = target.write()
-    after = dumped(crckpt, target)
+    after = dump_incrementally(crckpt, target)
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
-    assert restored(crckpt, target, "job", 1) == checksum
+    assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
 def test_a_forked_child_is_dumped_whole_and_then_followed(crckpt: Crckpt, target: Target) -> None:
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.signalled(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] == first
     assert result["tracked"]["whole"] == [f"PID {child}: the process is new"]
     is_whole(crckpt, result["checkpoint"]["id"], target)
     is_whole(crckpt, result["checkpoint"]["id"], target, child)
     target.write()
-    after = dumped(crckpt, target)
+    after = dump_incrementally(crckpt, target)
     assert (after["tracked"]["base"], after["tracked"]["whole"]) == (result["checkpoint"]["id"], [])
     assert after["tracked"]["written_pages"] < PAGES // 2
     crckpt.run("rm", first, result["checkpoint"]["id"])
@@ -297,53 +299,53 @@ def test_after_a_dump_that_came_to_nothing_the_next_is_full(target: Target, tmp_
     criu = filling(tmp_path / "criu", filler, full)
     words = ("--criu", str(criu), "--staging", str(staging))
     with mounted(tmp_path / "store", 64 * MIB) as crckpt:
-        dumped(crckpt, target, *words)
+        dump_incrementally(crckpt, target, *words)
         target.write()
         full.touch()
         said = crckpt.run("dump", str(target.pid), "job", "--json", *words, status=10).document["error"]
         assert said["message"].endswith("no checkpoint was made; the tree runs on")
         full.unlink()
         filler.unlink()
-        result = dumped(crckpt, target, *words)
+        result = dump_incrementally(crckpt, target, *words)
         assert result["tracked"]["why_full"] == UNCOMMITTED
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_after_a_dump_that_was_killed_the_next_is_full(crckpt: Crckpt, target: Target) -> None:
     """It, not CRIU, which undoes what it did to the tree, but not to the bits."""
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     target.write()
     process = crckpt.start("dump", str(target.pid), "job", "--json")
     while not any(crckpt.store.glob("tmp/*/images/pages-1.img")):
         assert process.poll() is None
     wait_ended(orphans_of(process))
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == UNCOMMITTED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    first = dumped(crckpt, target)
+    first = dump_incrementally(crckpt, target)
     other = filling(tmp_path / "criu", tmp_path / "filler", tmp_path / "full")
-    told = dumped(crckpt, target, "--criu", str(other))["tracked"]
+    told = dump_incrementally(crckpt, target, "--criu", str(other))["tracked"]
     assert told["why_full"].startswith(f"the tracker was started for another CRIU, {first['criu']}")
-    assert dumped(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
+    assert dump_incrementally(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
 
 
 def test_after_an_upgrade_another_tracker_is_started(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """The one that runs would have CRIU take a library, and be told what it was told, as they were."""
     criu = wrapper(tmp_path, "")
     words = ("--criu", str(criu))
-    dumped(crckpt, target, *words)
+    dump_incrementally(crckpt, target, *words)
     before = keeper(crckpt, target)["pid"]
     os.utime(criu)
     planned = crckpt.run("dump", str(target.pid), "job", "--json", "--dry-run", *words).document["result"]
-    for tracked in (planned["tracked"], dumped(crckpt, target, *words)["tracked"]):
+    for tracked in (planned["tracked"], dump_incrementally(crckpt, target, *words)["tracked"]):
         assert tracked["why_full"].startswith("crckpt or CRIU has changed since the tracker was started")
     result = crckpt.run("dump", str(target.pid), "job", "--json", *words).document["result"]
     assert result["tracked"]["why_full"] == ENDED
     assert keeper(crckpt, target)["pid"] != before
-    after = dumped(crckpt, target, *words)
+    after = dump_incrementally(crckpt, target, *words)
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
     is_whole(crckpt, after["checkpoint"]["id"], target)
 
@@ -382,38 +384,38 @@ def test_more_processes_than_descriptors_were_allowed(crckpt: Crckpt) -> None:
 def test_a_base_that_verify_finds_damaged_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
     """It is found before CRIU runs: there the pages are that the dump would leave to the base."""
     for _ in range(2):
-        base = dumped(crckpt, target)["checkpoint"]["id"]
+        base = dump_incrementally(crckpt, target)["checkpoint"]["id"]
         target.write()
     repository = Repository.open(crckpt.store)
     use = max(repository.get(base).packs, key=lambda one: one.pages)
     path = pack_path(repository, use.digest)
     flip(path, int(open_pack(repository.backend, use.digest).table["offset"][1]))
     crckpt.run("verify", "--all", status=13)
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert "frame 1: its SHA-256 does not match" in result["tracked"]["why_full"]
     is_whole(crckpt, result["checkpoint"]["id"], target)
     assert result["checkpoint"]["id"] not in {one for bad in verify(repository).damages for one in bad.checkpoints}
 
 
 def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Target) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     target.signalled(signal.SIGURG)
     for _ in range(2):
-        result = dumped(crckpt, target)
+        result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"] is None
         assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
         is_whole(crckpt, result["checkpoint"]["id"], target)
     target.signalled(signal.SIGURG)
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"], "the dump before could not be a base"
-    assert dumped(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
+    assert dump_incrementally(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
 
 
 def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """Another keeper has it; a dump of a process within the tree finds that out."""
     target.signalled(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     result = crckpt.run("dump", str(child), "child", "--incremental", "--json").document["result"]
     assert result["tracked"]["base"] is None
     assert result["tracked"]["why"] == f"tracker: none (PID {child}: it is tracked by another crckpt)"
@@ -421,19 +423,19 @@ def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, ta
 
 
 def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Target) -> None:
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     crckpt.run("rm", first)
     crckpt.run("gc")
     why = f"checkpoint {first[:12]}, the tree's last one, is not in this store"
     assert f"full dump: {why}\n" in crckpt.run("dump", str(target.pid), "job", "--dry-run").out
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> None:
     """The second is refused as long as the first one is neither committed nor gone."""
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     root = proc.read_process(target.pid)
     assert root is not None
     first = open_session(root, find(None, None).path, start=False)
@@ -443,7 +445,7 @@ def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> No
     error = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]
     assert error["message"].startswith(f"process {os.getpid()} is copying or dumping this tree; no checkpoint was made")
     first.close()
-    assert dumped(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
 
 
 def test_a_keeper_that_we_have_started_is_told_apart_from_us(target: Target) -> None:
@@ -464,18 +466,18 @@ def test_a_keeper_that_we_have_started_is_told_apart_from_us(target: Target) -> 
 
 
 def test_no_incremental_leaves_the_tracker_alone(crckpt: Crckpt, target: Target) -> None:
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.write()
     result = crckpt.run("dump", str(target.pid), "job", "--no-incremental", "--json").document["result"]
     assert result["tracked"] is None
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    after = dumped(crckpt, target)
+    after = dump_incrementally(crckpt, target)
     assert after["tracked"]["base"] == first
     is_whole(crckpt, after["checkpoint"]["id"], target)
 
 
 def test_a_dump_in_the_background_counts(crckpt: Crckpt, target: Target) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     target.write()
     crckpt.run("dump", str(target.pid), "job", "--async")
     wait_for(lambda: len(Repository.open(crckpt.store).checkpoints()) == 2, 20, "the checkpoint")
@@ -483,13 +485,13 @@ def test_a_dump_in_the_background_counts(crckpt: Crckpt, target: Target) -> None
     newest = Repository.open(crckpt.store).checkpoints()[-1]
     assert newest.statistics.inherited_pages
     target.write()
-    assert dumped(crckpt, target)["tracked"]["base"] == newest.id
+    assert dump_incrementally(crckpt, target)["tracked"]["base"] == newest.id
 
 
 @pytest.mark.parametrize("what", ["manifest", "pack"])
 def test_a_base_that_is_damaged_makes_the_dump_full(crckpt: Crckpt, target: Target, what: str) -> None:
     """The dump is as full as it says: it does not depend on what was found to be damaged."""
-    base = dumped(crckpt, target)["checkpoint"]["id"]
+    base = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     if what == "manifest":
         flip(crckpt.store / "checkpoints" / base / "manifest.json", 100)
     else:
@@ -508,13 +510,13 @@ def test_a_base_that_is_damaged_makes_the_dump_full(crckpt: Crckpt, target: Targ
     assert result["tracked"]["base"] is None
     assert base[:12] in result["tracked"]["why_full"]
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    assert dumped(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
+    assert dump_incrementally(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
 
 
 def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
     assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
     crckpt.run("trackers", "--end", str(target.pid), status=2)
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     listed = keeper(crckpt, target)
     assert listed["base"] == first
     assert listed["usage"]["memory_bytes"] > MEBIBYTE

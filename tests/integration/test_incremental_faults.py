@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 from command import Crckpt
-from entering import FREEZERS, compiled, frozen, running, state, tracer, wait_for
-from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, mounted, restored, wrapper
+from entering import FREEZERS, compile_program, frozen, running, state, tracer, wait_for
+from incremental import MIB, NO_TRACKER, dump_incrementally, executable, is_whole, mounted, restore_and_ask, wrapper
 from rounds import PAGE, PAGES, PROGRAM, Target
 
 from crckpt.host.disk import space
@@ -39,7 +39,7 @@ RUNS_ON = "no checkpoint was made; the tree runs on"
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(compiled("odd.c", tmp_path_factory.mktemp("odd"), "-O1", "-pthread", str(PROGRAM)))
+    return Path(compile_program("odd.c", tmp_path_factory.mktemp("odd"), "-O1", "-pthread", str(PROGRAM)))
 
 
 @contextmanager
@@ -75,17 +75,17 @@ def test_criu_is_killed_between_the_reset_and_the_commit(crckpt: Crckpt, target:
     criu = wrapper(
         tmp_path, f'[ "$1" != dump ] || set -- "$@" --action-script {executable(tmp_path / "script", script)}'
     )
-    dumped(crckpt, target, "--criu", str(criu))
+    dump_incrementally(crckpt, target, "--criu", str(criu))
     target.write()
     is_to_kill.touch()
     message = refused(crckpt, target.pid, 21, "--criu", str(criu))
     assert message == f"the dump failed: CRIU ended with signal 9 and said nothing; {RUNS_ON}"
     is_to_kill.unlink()
     checksum = target.look()
-    result = dumped(crckpt, target, "--criu", str(criu))
+    result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["why_full"] == UNCOMMITTED
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    assert restored(crckpt, target, "job", 2) == checksum
+    assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
 def test_the_disk_is_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -97,25 +97,25 @@ def test_the_disk_is_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_
     subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={96 * MIB},mode=700", "tmpfs", str(staging)], check=True)
     try:
         words = ("--criu", str(criu), "--staging", str(staging))
-        dumped(crckpt, target, *words)
+        dump_incrementally(crckpt, target, *words)
         checksum = target.write()
         full.touch()
         assert refused(crckpt, target.pid, 21, *words) == f"the dump failed: there is no space left; {RUNS_ON}"
         full.unlink()
         (staging / "filler").unlink()
-        result = dumped(crckpt, target, *words)
+        result = dump_incrementally(crckpt, target, *words)
         assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, UNCOMMITTED)
         is_whole(crckpt, result["checkpoint"]["id"], target)
     finally:
         subprocess.run(["umount", "--lazy", str(staging)], check=True)
-    assert restored(crckpt, target, "job", 1) == checksum
+    assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
 def is_incremental(crckpt: Crckpt, target: Target, why: str = FIRST) -> str:
     """Two dumps, full for this reason and counting from the first; the checksum of what the second holds."""
-    first = dumped(crckpt, target)
+    first = dump_incrementally(crckpt, target)
     checksum = target.write()
-    second = dumped(crckpt, target)
+    second = dump_incrementally(crckpt, target)
     assert (first["tracked"]["why_full"], second["tracked"]["base"]) == (why, first["checkpoint"]["id"])
     is_whole(crckpt, second["checkpoint"]["id"], target)
     crckpt.run("rm", first["checkpoint"]["id"])
@@ -128,7 +128,7 @@ def test_filters_that_kill(crckpt: Crckpt, target: Target) -> None:
     """For the one call that is injected."""
     checksum = is_incremental(crckpt, target)
     assert target.look() == checksum, "it lives"
-    assert restored(crckpt, target, "job", 1) == checksum
+    assert restore_and_ask(crckpt, target, "job", 1) == checksum
     assert "\nSeccomp:\t2\n" in Path(f"/proc/{target.pid}/status").read_text()
 
 
@@ -149,7 +149,7 @@ def test_a_userfaultfd_of_its_own(crckpt: Crckpt, target: Target) -> None:
 def test_a_debugger_has_it(crckpt: Crckpt, target: Target) -> None:
     if shutil.which("gdb") is None:
         pytest.skip("gdb is not installed")
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     checksum = target.write()
     words = ["gdb", "--quiet", "-nx", "-iex", "set debuginfod enabled off", "-p", str(target.pid)]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as gdb:
@@ -158,22 +158,22 @@ def test_a_debugger_has_it(crckpt: Crckpt, target: Target) -> None:
         traced = f"process {target.pid} (odd) is traced by process {gdb.pid} (gdb)"
         assert message == f"{traced}, and only one process can trace at a time"
         gdb.kill()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] == first, "nothing had begun"
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    assert restored(crckpt, target, "job", 1) == checksum
+    assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
 def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     checksum = target.write()
     os.kill(target.pid, signal.SIGSTOP)
     wait_for(lambda: state(target.pid) == "T", "the stop")
     # The keeper is there; and one that comes only now.
-    assert dumped(crckpt, target)["tracked"]["base"] == first
+    assert dump_incrementally(crckpt, target)["tracked"]["base"] == first
     crckpt.run("trackers", "--end", str(target.pid))
-    assert dumped(crckpt, target)["tracked"]["why_full"] == FIRST
-    result = dumped(crckpt, target)
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == FIRST
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] is not None
     assert state(target.pid) == "T"
     is_whole(crckpt, result["checkpoint"]["id"], target)
@@ -186,7 +186,7 @@ def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
 
 @pytest.mark.parametrize("version", FREEZERS)
 def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target, version: int) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     freezer = FREEZERS[version]
     with frozen(target.pid, version) as group:
         for words in (("dump", "--incremental"), ("dump", "--no-incremental"), ("pre-dump",)):
@@ -194,7 +194,7 @@ def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target, version: in
             assert "is frozen by its control group" in error["message"]
             assert f"echo {freezer.thaw} > '{group}/{freezer.switch}'" in error["hint"]
     target.write()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"]
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -211,20 +211,20 @@ def test_its_table_of_descriptors_is_full(crckpt: Crckpt, target: Target) -> Non
     resource.prlimit(target.pid, resource.RLIMIT_NOFILE, limits)
     assert target.look() == checksum
     checksum = is_incremental(crckpt, target, UNCOMMITTED if memory_trials.tracks_by_soft_dirty() else FIRST)
-    assert restored(crckpt, target, "job", 3) == checksum
+    assert restore_and_ask(crckpt, target, "job", 3) == checksum
 
 
 @pytest.mark.parametrize("target", ["direct"], indirect=True)
 def test_reads_past_the_page_cache_are_in_flight(crckpt: Crckpt, target: Target) -> None:
     for _ in range(3):
         checksum = target.write()
-        result = dumped(crckpt, target)
+        result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"] is None
         why = result["tracked"]["why_full"]
         assert why.startswith(f"PID {target.pid} has an O_DIRECT descriptor ("), why
         assert why.endswith("crckpt cannot see what the device writes"), why
         is_whole(crckpt, result["checkpoint"]["id"], target)
-    assert restored(crckpt, target, "job", 3) == checksum
+    assert restore_and_ask(crckpt, target, "job", 3) == checksum
 
 
 @contextmanager
@@ -246,16 +246,16 @@ def huge_pages(count: int) -> Iterator[None]:
 def test_huge_pages_set_aside(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
     with huge_pages(4), odd(program, tmp_path / "work", "hugetlb") as target:
         (held,) = map(int, (target.work / "odd").read_text().split())
-        first = dumped(crckpt, target)["checkpoint"]["id"]
+        first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
         with Path(f"/proc/{target.pid}/mem").open("r+b", buffering=0) as memory:
             memory.seek(held)
             memory.write(b"written since")
         checksum = target.write()
-        result = dumped(crckpt, target)
+        result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"] == first
         is_whole(crckpt, result["checkpoint"]["id"], target)
         assert crckpt.run("rehearse", "job", "--json").document["result"]["failures"] == []
-        assert restored(crckpt, target, "job", 1) == checksum
+        assert restore_and_ask(crckpt, target, "job", 1) == checksum
         with Path(f"/proc/{target.pid}/mem").open("rb", buffering=0) as memory:
             memory.seek(held)
             assert memory.read(2 * MIB) == b"written since".ljust(2 * MIB, b"\x44")
@@ -320,7 +320,7 @@ def test_no_room_for_huge_pages_as_files(program: Path, tmp_path: Path) -> None:
 
 
 def test_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
-    program = compiled("entered.c", tmp_path, "-pthread")
+    program = compile_program("entered.c", tmp_path, "-pthread")
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
         why = "a thread of the tree did not stop within the time limit (it is in uninterruptible sleep, or "
@@ -334,12 +334,12 @@ def test_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
 
 def test_what_an_outsider_writes_while_the_tree_is_dumped_is_in_the_next(crckpt: Crckpt, target: Target) -> None:
     """It does not stand still with the tree: between CRIU's look at a page and the reset of its bit it goes on."""
-    if not dumped(crckpt, target)["tracked"]["why"].startswith("tracker: uffd-wp"):
+    if not dump_incrementally(crckpt, target)["tracked"]["why"].startswith("tracker: uffd-wp"):
         pytest.skip("with soft-dirty bits that is missed")
     for _ in range(3):
         with written_from_outside(target):
-            dumped(crckpt, target)
-        result = dumped(crckpt, target)
+            dump_incrementally(crckpt, target)
+        result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"]
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -369,7 +369,7 @@ def written_from_outside(target: Target) -> Iterator[None]:
 def test_a_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
-        program = compiled("counts_32.c", tmp_path, *flags)
+        program = compile_program("counts_32.c", tmp_path, *flags)
     except subprocess.CalledProcessError:
         pytest.skip("gcc makes no 32-bit programs here")
     shown = subprocess.run(["nm", program], capture_output=True, text=True, check=True).stdout

@@ -18,7 +18,17 @@ from typing import Any
 import psutil
 import pytest
 from command import Crckpt
-from incremental import MIB, NO_TRACKER, dumped, executable, is_whole, keeper, mounted, restored, trackers
+from incremental import (
+    MIB,
+    NO_TRACKER,
+    dump_incrementally,
+    executable,
+    is_whole,
+    keeper,
+    mounted,
+    restore_and_ask,
+    trackers,
+)
 from moments import orphans_of, wait_ended
 from places import TESTS
 from remote import remote
@@ -72,20 +82,20 @@ def test_a_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> No
     assert result["checkpoint"]["parent"] is None
     is_whole(crckpt, result["checkpoint"]["id"], target)
     assert list((crckpt.store / "tmp").iterdir()) == [], "the rounds are in the checkpoint"
-    after = dumped(crckpt, target)["tracked"]
+    after = dump_incrementally(crckpt, target)["tracked"]
     assert (after["base"], after["rounds"]) == (result["checkpoint"]["id"], 0)
     crckpt.run("verify", "--all")
-    assert restored(crckpt, target, result["checkpoint"]["id"], 3) == checksum
+    assert restore_and_ask(crckpt, target, result["checkpoint"]["id"], 3) == checksum
 
 
 def test_rounds_count_from_a_checkpoint_that_may_go(crckpt: Crckpt, target: Target) -> None:
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.write()
     round_ = copied(crckpt, target)
     assert round_["tracked"]["base"] == first
     assert round_["copied"]["pages"] <= len(target.written()) + FEW
     checksum = target.write()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert (result["tracked"]["rounds"], result["tracked"]["base"]) == (1, first)
     assert result["checkpoint"]["parent"] == first
     assert result["checkpoint"]["statistics"]["inherited_pages"] >= PAGES - 2 * len(target.written()) - FEW
@@ -93,7 +103,7 @@ def test_rounds_count_from_a_checkpoint_that_may_go(crckpt: Crckpt, target: Targ
     crckpt.run("gc")
     crckpt.run("verify", "--all")
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    assert restored(crckpt, target, "job", 2) == checksum
+    assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
 def test_pre_copy_takes_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
@@ -110,7 +120,7 @@ def test_pre_copy_takes_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None
         assert all(0 < one["frozen_ms"] < one["ms"] for one in rounds)
         is_whole(crckpt, result["checkpoint"]["id"], target)
         assert list((crckpt.store / "tmp").iterdir()) == []
-    assert restored(crckpt, target, "job", 2) == checksum
+    assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
 @contextmanager
@@ -156,7 +166,7 @@ def test_a_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
     assert "written since round 1" in said
     assert not runs(target.pid)
     checksum = target.told()[0]
-    assert restored(crckpt, target, "job", 0) == checksum
+    assert restore_and_ask(crckpt, target, "job", 0) == checksum
 
 
 def test_what_is_foreseen_is_said_and_may_end_it(crckpt: Crckpt, target: Target) -> None:
@@ -201,7 +211,7 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
     target.look()
     assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
     monkeypatch.undo()
-    is_whole(crckpt, dumped(crckpt, target)["checkpoint"]["id"], target)
+    is_whole(crckpt, dump_incrementally(crckpt, target)["checkpoint"]["id"], target)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +244,7 @@ def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target)
     assert [one for one in trackers(crckpt) if one["root"] == target.pid] == []
     copied(crckpt, target)
     assert "incremental: what was written since round 1\n" in planned()
-    checkpoint = dumped(crckpt, target)["checkpoint"]["id"]
+    checkpoint = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     assert f"incremental: what was written since {checkpoint[:12]}\n" in planned()
     assert "incremental" not in planned("--no-incremental")
 
@@ -293,7 +303,7 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     crckpt.run("gc")
     assert list(staging.iterdir()) == []
     assert list((crckpt.store / "tmp").iterdir()) == []
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == ENDED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -306,7 +316,7 @@ def test_a_round_that_is_damaged_makes_the_next_dump_full(crckpt: Crckpt, target
     error = crckpt.run("dump", str(target.pid), "job", "--json", status=13).document["error"]
     assert error["message"].endswith("no checkpoint was made; the tree runs on")
     assert error["hint"] == "try again: the next dump of this tree is full"
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == UNCOMMITTED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -342,23 +352,23 @@ def test_the_tracker_is_killed_amid_the_rounds(crckpt: Crckpt, target: Target, t
 
 
 def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Target) -> None:
-    first = dumped(crckpt, target)["checkpoint"]["id"]
+    first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     copied(crckpt, target)
     crckpt.run("rm", first)
     crckpt.run("gc")
     round_ = copied(crckpt, target)
     assert round_["tracked"]["why_full"] == f"checkpoint {first[:12]}, the tree's last one, is not in this store"
     assert (round_["copied"]["number"], round_["copied"]["pages"] >= PAGES) == (1, True)
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == 1
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
 def test_another_store_gets_it_whole(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
-    dumped(crckpt, target)
+    dump_incrementally(crckpt, target)
     copied(crckpt, target)
     other = Crckpt(tmp_path / "other")
-    result = dumped(other, target)
+    result = dump_incrementally(other, target)
     assert result["tracked"]["base"] is None
     assert "is not in this store" in result["tracked"]["why_full"]
     is_whole(other, result["checkpoint"]["id"], target)
@@ -370,7 +380,7 @@ def test_a_process_that_comes_between_rounds(crckpt: Crckpt, target: Target) -> 
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
     assert copied(crckpt, target)["tracked"]["whole"] == [f"PID {child}: the process is new"]
     target.write()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["written_pages"] < PAGES // 2
     is_whole(crckpt, result["checkpoint"]["id"], target)
     is_whole(crckpt, result["checkpoint"]["id"], target, child)
@@ -379,7 +389,7 @@ def test_a_process_that_comes_between_rounds(crckpt: Crckpt, target: Target) -> 
 def test_a_program_that_is_replaced_between_rounds(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
     target.start_afresh()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == f"PID {target.pid}: the program was replaced (exec)"
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -389,7 +399,7 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     os.kill(target.pid, signal.SIGSTOP)
     wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 10, "the target to stop")
     copied(crckpt, target)
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["whole"] == [f"PID {target.pid}: a round copies nothing of a stopped process"]
     assert psutil.Process(target.pid).status() == psutil.STATUS_STOPPED
     is_whole(crckpt, result["checkpoint"]["id"], target)
@@ -406,7 +416,7 @@ def test_what_a_tree_shares_since_a_fork_it_shares_after_a_round(crckpt: Crckpt,
     assert copied(crckpt, target)["copied"]["pages"] >= 2 * PAGES
     after = [of_its_own(pid) for pid in (target.pid, child.pid)]
     assert max(now - then for now, then in zip(after, before, strict=True)) < MIB
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     for pid in (target.pid, child.pid):
         is_whole(crckpt, result["checkpoint"]["id"], target, pid)
 
@@ -427,16 +437,16 @@ def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, targ
     round_ = copied(crckpt, target)
     is_left = round_["tracked"]["tracker"] == UffdWp.name
     assert (round_["copied"]["pages"] <= FEW) == is_left
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == 1
     is_whole(crckpt, result["checkpoint"]["id"], target)
     copied(crckpt, target)
     checksum = target.signalled(signal.SIGIO)
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == (0 if is_left else 1)
     assert ("does not match what was copied before" in result["tracked"]["why_full"]) == is_left
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    assert restored(crckpt, target, "job", 2) == checksum
+    assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
 def test_a_full_disk_ends_a_round_and_no_more(target: Target, tmp_path: Path) -> None:
@@ -451,7 +461,7 @@ def test_a_full_disk_ends_a_round_and_no_more(target: Target, tmp_path: Path) ->
         # The keeper hears of it when crckpt has ended.
         wait_for(lambda: not staged(tmp_path / "store/tmp"), 20, "what was copied, which is of no use, to make room")
         (tmp_path / "store/filler").unlink()
-        result = dumped(crckpt, target)
+        result = dump_incrementally(crckpt, target)
         assert result["tracked"]["why_full"] == UNCOMMITTED
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
@@ -489,7 +499,7 @@ def test_a_round_that_is_cut_short(crckpt: Crckpt, target: Target, who: str) -> 
         assert process.returncode in (0, 21), told
         assert (process.returncode == 0) == (keeper(crckpt, target)["base"] != "")
     target.look()
-    result = dumped(crckpt, target)
+    result = dump_incrementally(crckpt, target)
     if result["tracked"]["rounds"] == 0:
         assert (result["tracked"]["rounds"], result["tracked"]["why_full"]) == (0, UNCOMMITTED)
         assert staged(crckpt.store / "tmp") == []

@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt
-from moments import ENDS_WITHIN_S, assert_runs_on, manifests, traced, wait_ended
+from moments import ENDS_WITHIN_S, assert_runs_on, is_traced, manifests, wait_ended
 from trees import PYTHON, Case, Tree, started, wait_for
 
 CLONE_FS: Final = 0x200
@@ -135,7 +135,7 @@ def test_a_file_system_that_is_silent_at_the_restore(
 @pytest.mark.parametrize("words", [(), ("--stop",)], ids=" ".join)
 def test_an_interruption_of_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, words: tuple[str, ...]) -> None:
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, "silent", *words) as dump:
-        wait_for(lambda: traced(tree), ENDS_WITHIN_S, "CRIU to freeze the tree")
+        wait_for(lambda: is_traced(tree), ENDS_WITHIN_S, "CRIU to freeze the tree")
         criu = running_criu(dump.pid)
         dump.send_signal(signal.SIGINT)
         _, said = dump.communicate(timeout=WITHIN_S)

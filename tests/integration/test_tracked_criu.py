@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from oracle import found_criu
+from oracle import find_criu
 from rounds import FEW, PAGE, PAGES, Target
 
 from crckpt.host import proc
@@ -23,7 +23,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 def chosen(target: Target, tmp_path: Path) -> Tracker:
     root = proc.read_process(target.pid)
     assert root is not None
-    choice = choose_tracker(root, found_criu(), tmp_path / "tracked")
+    choice = choose_tracker(root, find_criu(), tmp_path / "tracked")
     if choice.tracker is None:
         pytest.skip(choice.why)
     return choice.tracker
@@ -32,7 +32,7 @@ def chosen(target: Target, tmp_path: Path) -> Tracker:
 def ran(words: tuple[str, ...], images: Path, more: Mapping[str, str], status: int = 0) -> None:
     """CRIU, to its end."""
     common = ("--images-dir", str(images), "--log-file", "log", "-v3", "--manage-cgroups=ignore")
-    argv = [str(found_criu()), *words, *common]
+    argv = [str(find_criu()), *words, *common]
     # Not our own LD_PRELOAD or TMPDIR; CRIU's children inherit what it was started with.
     environment = {"PATH": os.environ["PATH"], **more}
     done = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
@@ -47,7 +47,7 @@ def dumped(
     began = tracker.begin()
     after = ("--prev-images-dir", f"../{parent.name}") if parent else ()
     tracking = ("--track-mem",) if began.tracks else ()
-    more = dict(tracker.environment(found_criu()))
+    more = dict(tracker.environment(find_criu()))
     if name is not None:
         more[name] = more.pop("CRCKPT_CRIU_PRELOAD")
     ran((*words, "--tree", str(target.pid), *tracking, *after), images, more)
@@ -83,7 +83,7 @@ def restored(target: Target, images: Path, number: int | None = None) -> str:
 def test_a_second_dump_holds_just_what_was_written(target: Target, tmp_path: Path, way: str | None) -> None:
     """By the loader's --preload where CRIU is a script that takes it, and as a distribution's CRIU gets it."""
     tracker = chosen(target, tmp_path)
-    if way and not tracker.environment(found_criu()).get("CRCKPT_CRIU_PRELOAD"):
+    if way and not tracker.environment(find_criu()).get("CRCKPT_CRIU_PRELOAD"):
         tracker.close()
         pytest.skip("this CRIU gets the library by LD_PRELOAD anyway")
     first, second = tmp_path / "first", tmp_path / "second"
@@ -137,7 +137,7 @@ def test_without_a_tracker_the_second_dump_is_whole(target: Target, tmp_path: Pa
     """Nobody has registered the memory: every page counts as written, none is lost."""
     tracker = chosen(target, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
-    environment = tracker.environment(found_criu())
+    environment = tracker.environment(find_criu())
     if tracker.name == SoftDirty.name:
         tracker.close()
         pytest.skip("the kernel's own bits need no tracker")
@@ -163,7 +163,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
     failed.mkdir()
     assert tracker.begin().base == RoundBase(tmp_path / "first")
     words = ("dump", "--leave-running", "--tree", str(target.pid), "--track-mem", "--prev-images-dir", "../first")
-    ran((*words, "--action-script", str(script)), failed, tracker.environment(found_criu()), status=255)
+    ran((*words, "--action-script", str(script)), failed, tracker.environment(find_criu()), status=255)
     assert pages(failed, target.pid, PRESENT, target.area) == target.written(), "the bits were reset"
     method = UffdWp() if tracker.name == UffdWp.name else SoftDirty()
     rows = method.find_written(target.pid)
@@ -180,7 +180,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
 
 def test_of_smaps_criu_reads_nothing_but_flags() -> None:
     """What crckpt's library gives it as smaps has no other line (smaps.c): one that asks for more needs more."""
-    found = found_criu()
+    found = find_criu()
     (program,) = (path for path in (found, *found.parent.rglob("sbin/criu")) if path.read_bytes()[:4] == b"\x7fELF")
     names = {line.split(":")[0] for line in Path("/proc/self/smaps").read_text().splitlines() if line[0].isupper()}
     assert {name for name in names if f"\0{name}:".encode() in program.read_bytes()} == {"VmFlags"}

@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 from entering import preload_library, reset
-from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compiled
+from oracle import NO_RSEQ, NOT_THERE, Oracle, churning, compile_program
 
 from crckpt.host import proc
 from crckpt.host.process.take_userfaultfd import take_userfaultfds
@@ -53,7 +53,7 @@ def by_write_protection(oracle: Oracle) -> Oracle:
 
 def some_rounds(oracle: Oracle, between: Callable[[], None]) -> None:
     for _ in range(ROUNDS):
-        oracle.dumped()
+        oracle.dump_round()
         between()
 
 
@@ -101,11 +101,11 @@ def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch
 
 def test_a_reset_that_was_not_committed(oracle: Oracle, tmp_path: Path) -> None:
     """A dump resets the bits, is thrown away, and the next counts from the one before."""
-    assert oracle.dumped() == ""
-    assert oracle.dumped() == "round-1"
+    assert oracle.dump_round() == ""
+    assert oracle.dump_round() == "round-1"
     oracle.tracker.commit(RoundBase(tmp_path / "work/round-1"))
     with pytest.raises(AssertionError, match=WRONG):
-        oracle.dumped()
+        oracle.dump_round()
 
 
 def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,15 +116,15 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
     # The guard itself is taken out, of both trackers: no argument can be without it.
     monkeypatch.setattr(Claims, "claim", lambda *_: True)
     second = Tracker(root, method, Claims(tmp_path / "others"))
-    oracle.dumped()
+    oracle.dump_round()
     if method.name == UffdWp.name:
         began = second.begin()
         why = f"PID {oracle.pid}: {refusals.FOREIGN_USERFAULTFD}"
         assert (began.tracks, began.why) == (False, why), "the kernel tells"
         monkeypatch.setattr(Tracker, "_find_spoiler", lambda _: "")
-    oracle.dumped(tracker=second)
+    oracle.dump_round(tracker=second)
     with pytest.raises(AssertionError, match=WRONG):
-        oracle.dumped()
+        oracle.dump_round()
     second.close()
 
 
@@ -182,7 +182,7 @@ def written_by(process: subprocess.Popen[bytes], content: bytes) -> None:
 
 def test_a_device_that_writes(criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned pages are written past the page tables, whoever holds the ring; the process has no descriptor of it."""
-    with device(compiled(tmp_path, "device")) as (pid, process):
+    with device(compile_program(tmp_path, "device")) as (pid, process):
         (tmp_path / "work").mkdir()
         oracle = Oracle(criu, pid, tmp_path / "work")
         began = oracle.tracker.begin()
@@ -191,10 +191,10 @@ def test_a_device_that_writes(criu: Path, tmp_path: Path, monkeypatch: pytest.Mo
         with monkeypatch.context() as patch:
             # The guard itself is taken out: no argument can be without it.
             patch.setattr(refusals, "find_unseen_writer", lambda _: "")
-            assert oracle.dumped() == ""
+            assert oracle.dump_round() == ""
             written_by(process, b"written by the device")
             with pytest.raises(AssertionError, match="1 wrong pages"):
-                oracle.dumped()
+                oracle.dump_round()
         written_by(process, b"and again")
-        assert oracle.dumped() == "", "what is said to be full is right"
+        assert oracle.dump_round() == "", "what is said to be full is right"
         oracle.tracker.close()

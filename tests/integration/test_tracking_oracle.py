@@ -36,8 +36,8 @@ def test_never_a_wrong_page(churn: Path, criu: Path, tmp_path: Path, seed: int) 
             for number in range(ROUNDS):
                 # Of every other tree all is copied beforehand, once or more.
                 for _ in range(number % 3 if seed // 2 % 2 else 0):
-                    oracle.copied()
-                counted = bool(oracle.dumped())
+                    oracle.copy_round()
+                counted = bool(oracle.dump_round())
                 assert counted or number == 0 or oracle.began_anew
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import Crckpt, Said, network_locks
-from oracle import found_criu
+from oracle import find_criu
 from stopped import BY_NAME, staging
 from trees import Tree, started
 
@@ -27,7 +27,7 @@ def test_a_restore_of_truncated_images_ends(crckpt: Crckpt, tmp_path: Path, monk
     whole.mkdir()
     with started(BY_NAME["threads"]) as tree:
         words = ("dump", "-t", str(tree.pid), "-D", str(whole))
-        subprocess.run([found_criu(), *words], check=True, stdin=subprocess.DEVNULL)
+        subprocess.run([find_criu(), *words], check=True, stdin=subprocess.DEVNULL)
         tree.wait_gone()
         before = tree.counters()
         accepted = set()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from command import Crckpt
 from incremental import NO_TRACKER
-from oracle import compiled
+from oracle import compile_program
 from trees import READY_S, wait_for
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
@@ -66,7 +66,7 @@ class Tricks:
 def tricks(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tricks]:
     """Without the one that the parameter names, if there is one."""
     (tmp_path / "work").mkdir()
-    running = Tricks(compiled(tmp_path, "tricks"), tmp_path / "work", getattr(request, "param", ""))
+    running = Tricks(compile_program(tmp_path, "tricks"), tmp_path / "work", getattr(request, "param", ""))
     running.sums()
     yield running
     running.end()

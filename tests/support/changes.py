@@ -19,10 +19,10 @@ _MODULES = frozenset({"os", "shutil", "crckpt.host.disk.files"})
 _WRITING = frozenset({"O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC"})
 
 
-def unannounced(source: str) -> tuple[str, ...]:
+def find_unannounced(source: str) -> tuple[str, ...]:
     """Calls that change files without `step(...)` as the statement before, and imports that could hide such calls."""
     tree = ast.parse(source)
-    announced = {id(call) for statement in _announced(tree) for call in _calls(_head(statement))}
+    announced = {id(call) for statement in _find_announced(tree) for call in _calls(_head(statement))}
     calls = (call for call in _calls(tree) if _changes(call) and id(call) not in announced)
     imports = (node for node in ast.walk(tree) if _hides(node))
     return tuple(ast.unparse(node) for node in (*calls, *imports))
@@ -39,7 +39,7 @@ def step_names(primitives: str, sources: Iterable[str]) -> frozenset[str]:
     names: set[str] = set()
     for tree in trees[1:]:
         for call in _calls(tree):
-            if _callee(call) in suffixes and _passed_on(call) is None:
+            if _callee(call) in suffixes and _find_passed_on(call) is None:
                 what = call.args[-1]
                 assert isinstance(what, ast.Constant), f"a step has no plain name: {ast.unparse(call)}"
                 names |= {f"{what.value!s}{suffix}" for suffix in suffixes[_callee(call)]}
@@ -55,7 +55,7 @@ def _suffixes(functions: list[ast.FunctionDef]) -> Mapping[str, set[str]]:
     for _ in found:
         for function in named:
             for call in _calls(function):
-                added = _passed_on(call)
+                added = _find_passed_on(call)
                 if _callee(call) in found and added is not None:
                     found[_name(function)] |= {added + suffix for suffix in found[_callee(call)]}
     return found
@@ -75,7 +75,7 @@ def _suffix(call: ast.Call) -> str:
     return str(name.values[-1].value)
 
 
-def _passed_on(call: ast.Call) -> str | None:
+def _find_passed_on(call: ast.Call) -> str | None:
     """What is appended to `what` where that is passed on; None where it is not."""
     match call.args[-1:]:
         case [ast.Name(id="what")]:
@@ -102,7 +102,7 @@ def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-def _announced(tree: ast.AST) -> Iterator[ast.stmt]:
+def _find_announced(tree: ast.AST) -> Iterator[ast.stmt]:
     """The statements that come right after a step."""
     for node in ast.walk(tree):
         for block in ("body", "orelse", "finalbody"):

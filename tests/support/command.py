@@ -55,7 +55,7 @@ class Crckpt:
 
     def run(self, *words: str, status: int = 0, **environment: str) -> Said:
         """Run it to its end, which must be `status`."""
-        with self._started([*self.before, str(PROGRAM), *words], environment) as process:
+        with self._start([*self.before, str(PROGRAM), *words], environment) as process:
             try:
                 out, err = process.communicate(timeout=WITHIN_S)
             except BaseException:
@@ -66,9 +66,9 @@ class Crckpt:
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Start it in a session of its own; the test waits for it."""
-        return self._started([str(PROGRAM), *words], environment, start_new_session=True)
+        return self._start([str(PROGRAM), *words], environment, start_new_session=True)
 
-    def _started(
+    def _start(
         self, command: list[str], environment: dict[str, str], *, start_new_session: bool = False
     ) -> subprocess.Popen[str]:
         process = subprocess.Popen(

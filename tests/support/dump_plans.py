@@ -38,7 +38,7 @@ TWO_PROCESSES = replace(observed.PLAIN, tree=Tree(ROOT, (ROOT, CHILD)), descript
 """A process with a child and an open file: nothing stands against a dump of it."""
 
 
-def planned(
+def plan(
     observation: Observed, tcp: Literal["keep", "close"] | None = None, *, stop: bool = False, nftables: bool = True
 ) -> DumpPlan:
     return plan_dump(observation, tcp, stop=stop, locks_by_nftables=nftables, names={900: "gdb", 901: "criu"})

@@ -44,7 +44,7 @@ NO_WRITE_PROTECTION = _no_write_protection()
 """Why this kernel does not track by write protection, or nothing."""
 
 
-def registered(pid: int, place: int) -> bool:
+def is_registered(pid: int, place: int) -> bool:
     """Return whether somebody write-protects the page there."""
     with Path(f"/proc/{pid}/pagemap").open("rb") as file:
         return pagemap.is_registered(file.fileno(), pagemap.AddressRange(place, place + mmap.PAGESIZE))
@@ -66,7 +66,7 @@ OF_ANOTHER: Final = {
 """What asks_as_criu.py is to be told of a process whose page 3 was written between the first scan and the reset."""
 
 
-def compiled(source: str, into: Path, *options: str) -> str:
+def compile_program(source: str, into: Path, *options: str) -> str:
     """The path of this program of tests/programs, compiled; the test is skipped where that cannot be done."""
     compiler = shutil.which("gcc")
     if compiler is None:
@@ -192,7 +192,7 @@ def tracer(pid: int) -> int:
     return int(line.split()[1])
 
 
-def held(pid: int) -> list[str]:
+def list_descriptors(pid: int) -> list[str]:
     """What its descriptors name."""
     return [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
 

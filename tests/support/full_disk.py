@@ -68,7 +68,7 @@ def _is_refused(act: Callable[[], object]) -> bool:
     return False
 
 
-def _tried(disk: Path, kind: str, act: Act, perform: Callable[[], object]) -> None:
+def _try(disk: Path, kind: str, act: Act, perform: Callable[[], object]) -> None:
     """With more and more room, until it is not refused. The store is whole each time, though the disk is still full."""
     before = Repository.open(disk / "store").checkpoints()
     for left in itertools.count():
@@ -92,9 +92,9 @@ def main(directory: Path, kind: str) -> None:
         shutil.rmtree(path)
     repository = Repository.open(stage.root)
     first = repository.checkpoints()[0]
-    _tried(disk, kind, TAG, lambda: repository.tag(first.id, "new"))
-    _tried(disk, kind, ACTS[0], lambda: ingest(repository, images, described()))
-    _tried(disk, kind, RM, lambda: repository.remove([first.id]))
+    _try(disk, kind, TAG, lambda: repository.tag(first.id, "new"))
+    _try(disk, kind, ACTS[0], lambda: ingest(repository, images, described()))
+    _try(disk, kind, RM, lambda: repository.remove([first.id]))
     for left in itertools.count():
         with FULL[kind](disk, left):
             refused = _is_refused(lambda: Repository.open(disk / "another", create=True))

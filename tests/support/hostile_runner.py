@@ -22,7 +22,7 @@ SECONDS = 20
 """Of the processor; of the clock it is three times as much: other programs run."""
 
 
-def _limited() -> None:
+def _limit() -> None:
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
@@ -45,7 +45,7 @@ def _serve() -> None:
             os.close(out)
             os.dup2(into, 1)
             os.dup2(into, 2)
-            _limited()
+            _limit()
             code = run(json.loads(line))
             sys.stdout.flush()
             sys.stderr.flush()

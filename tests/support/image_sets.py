@@ -54,7 +54,7 @@ def area(address: int, *numbers: int) -> Area:
     return Area(address * PAGE_SIZE, tuple(page(number) for number in numbers))
 
 
-def inherited(address: int, pages: int) -> Area:
+def parent_area(address: int, pages: int) -> Area:
     """An area whose pages lie in the set before. `address` counts in pages."""
     return Area(address * PAGE_SIZE, (), pages)
 
@@ -81,7 +81,7 @@ def files_of(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if not path.is_symlink()}
 
 
-def opened(base: Path) -> Repository:
+def open_store(base: Path) -> Repository:
     """The store in `base`, made if it is not there."""
     return Repository.open(base / "store", create=True)
 
@@ -108,7 +108,7 @@ def store(repository: Repository, base: Path, images: ImageSet, new: NewCheckpoi
     return ingest(repository, write_set(base / f"images-{number}", images), new or described())
 
 
-def restored(repository: Repository, checkpoint: Checkpoint, base: Path) -> dict[str, bytes]:
+def restore_files(repository: Repository, checkpoint: Checkpoint, base: Path) -> dict[str, bytes]:
     """The files that the store gives back."""
     number = sum(1 for path in base.iterdir() if path.name.startswith("out-"))
     directory = base / f"out-{number}"
@@ -148,7 +148,7 @@ ONE_PROCESS = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-1
 """Pages and registers of one process."""
 
 
-def sealed(repository: Repository, manifest: bytes) -> CheckpointId:
+def seal_manifest(repository: Repository, manifest: bytes) -> CheckpointId:
     """A manifest that some other crckpt might have written, under its right id."""
     checkpoint_id = CheckpointId(hashlib.sha256(manifest).hexdigest())
     (repository.root / "checkpoints" / checkpoint_id).mkdir()
@@ -159,4 +159,4 @@ def sealed(repository: Repository, manifest: bytes) -> CheckpointId:
 def with_changed_manifest(repository: Repository, checkpoint: Checkpoint, **entries: object) -> CheckpointId:
     """A copy of the checkpoint whose manifest has these entries."""
     manifest = json.loads((repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes())
-    return sealed(repository, json.dumps({**manifest, **entries}).encode())
+    return seal_manifest(repository, json.dumps({**manifest, **entries}).encode())

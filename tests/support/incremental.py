@@ -24,7 +24,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 MIB = 1 << 20
 
 
-def untracked() -> str:
+def find_refusal() -> str:
     """Why this kernel tracks in no way, or nothing."""
     try:
         if memory_trials.tracks_by_soft_dirty():
@@ -36,10 +36,10 @@ def untracked() -> str:
         return error.message
 
 
-NO_TRACKER = untracked()
+NO_TRACKER = find_refusal()
 
 
-def dumped(crckpt: Crckpt, target: Target, *words: str) -> dict[str, Any]:
+def dump_incrementally(crckpt: Crckpt, target: Target, *words: str) -> dict[str, Any]:
     """The result of an incremental dump."""
     document = crckpt.run("dump", str(target.pid), "job", "--incremental", "--json", *words).document
     result: dict[str, Any] = document["result"]
@@ -75,7 +75,7 @@ def is_whole(crckpt: Crckpt, checkpoint: str, target: Target, pid: int | None = 
     assert compared == PAGES * PAGE
 
 
-def restored(crckpt: Crckpt, target: Target, ref: str, number: int) -> str:
+def restore_and_ask(crckpt: Crckpt, target: Target, ref: str, number: int) -> str:
     """End it, bring it back, and ask for the checksum of what it has; it had been told `number` things."""
     target.end()
     crckpt.run("restore", ref, "--detach")

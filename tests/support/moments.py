@@ -25,7 +25,7 @@ def _has(pattern: str) -> Moment:
 MOMENTS: Final[Mapping[str, Moment]] = {
     "transaction": _has("images"),
     "log": _has("dump.log"),
-    "frozen": lambda _store, tree, _pid: traced(tree),
+    "frozen": lambda _store, tree, _pid: is_traced(tree),
     "images": _has("images/core-*.img"),
     "pages": _has("images/pages-*.img"),
     "inventory": _has("images/inventory.img"),
@@ -35,7 +35,7 @@ MOMENTS: Final[Mapping[str, Moment]] = {
 """In the order in which they come. `inventory` is CRIU's last image; with --stop, the tree is held from then on."""
 
 
-def reached(moment: Moment, store: Path, tree: Tree, dump: subprocess.Popen[str]) -> bool:
+def wait_for_moment(moment: Moment, store: Path, tree: Tree, dump: subprocess.Popen[str]) -> bool:
     """Look without pause until the moment has come (True) or crckpt has ended (False)."""
     deadline = time.monotonic() + ENDS_WITHIN_S
     while dump.poll() is None:
@@ -48,7 +48,7 @@ def reached(moment: Moment, store: Path, tree: Tree, dump: subprocess.Popen[str]
     return False
 
 
-def traced(tree: Tree) -> bool:
+def is_traced(tree: Tree) -> bool:
     """Return whether somebody, which must be CRIU, holds the root."""
     return "\nTracerPid:\t0\n" not in Path(f"/proc/{tree.pid}/status").read_text()
 
@@ -73,7 +73,7 @@ def assert_runs_on(tree: Tree, locks: frozenset[str]) -> None:
     stopped = {pid: state for pid, state in states.items() if state in (psutil.STATUS_STOPPED, "tracing-stop")}
     assert states, "the tree has ended"
     assert not stopped
-    assert not traced(tree)
+    assert not is_traced(tree)
     tree.wait_growth(tree.counters(), by=2)
     assert network_locks() <= locks
 

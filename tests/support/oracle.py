@@ -86,7 +86,7 @@ def seeing(script: Path, seen: Path) -> Path:
     return script
 
 
-def compiled(directory: Path, name: str = "churn") -> Path:
+def compile_program(directory: Path, name: str = "churn") -> Path:
     """A program of tests/programs; skips if there is no compiler."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")
@@ -95,7 +95,7 @@ def compiled(directory: Path, name: str = "churn") -> Path:
     return built
 
 
-def found_criu() -> Path:
+def find_criu() -> Path:
     """CRIU; skips if there is none."""
     try:
         return find(None, None).path
@@ -124,7 +124,7 @@ def churning(program: Path, work: Path, seed: int, between: int) -> Iterator[int
         assert status is None, f"the tree has ended: {status}"
 
 
-def chosen(pid: int, criu: Path, claims: Path) -> Tracker:
+def choose(pid: int, criu: Path, claims: Path) -> Tracker:
     """The tracker that works here; skips if none does."""
     root = proc.read_process(pid)
     assert root is not None
@@ -169,9 +169,9 @@ class Oracle:
         self._number = 0
         self.began_anew = 0
         """How often CRIU refused for what `is_passing`, so that the next dump was full."""
-        self.tracker = chosen(pid, criu, work / "tracked")
+        self.tracker = choose(pid, criu, work / "tracked")
 
-    def dumped(self, *, tracker: Tracker | None = None) -> str:
+    def dump_round(self, *, tracker: Tracker | None = None) -> str:
         """The base of a round. AssertionError if CRIU cannot dump, or if the dump holds wrong pages.
 
         Of another `tracker` nobody counts from what is dumped.
@@ -190,7 +190,7 @@ class Oracle:
         log = (images / "log").read_text(errors="replace")
         if done.returncode and is_passing(log, self.pid):
             self.began_anew += 1
-            return self.dumped()
+            return self.dump_round()
         assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
         asked.check_freeze()
         asked.commit(RoundBase(images))
@@ -200,7 +200,7 @@ class Oracle:
         assert bool(pages_in_parent(images)) == bool(began.base), "there is something to get wrong"
         return began.base.directory.name if isinstance(began.base, RoundBase) else ""
 
-    def copied(self) -> None:
+    def copy_round(self) -> None:
         """A round while the tree runs, for the next one to count from: what it holds shows in that."""
         images = self._next()
         began = self.tracker.begin()

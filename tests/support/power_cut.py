@@ -95,7 +95,7 @@ class Disk:
         tree: Tree = {}
         for renaming in self._renamings:
             _follow(tree, renaming.safe if id(renaming) in lost else renaming.changes)
-        return dict(_found(tree, self._root, Path(), lambda node: _content(node, torn, chance)))
+        return dict(_find(tree, self._root, Path(), lambda node: _content(node, torn, chance)))
 
     @property
     def unsafe(self) -> int:
@@ -201,10 +201,10 @@ def _content(node: Node, torn: Torn, chance: Random) -> bytes:
     return torn(b"".join(node.writes[: node.synced]), b"".join(node.writes[node.synced :]), chance)
 
 
-def _found(tree: Tree, node: Node, path: Path, content: Callable[[Node], bytes]) -> Iterator[tuple[Path, bytes | None]]:
+def _find(tree: Tree, node: Node, path: Path, content: Callable[[Node], bytes]) -> Iterator[tuple[Path, bytes | None]]:
     for name, below in tree.get(node, {}).items():
         yield path / name, None if below.is_directory else content(below)
-        yield from _found(tree, below, path / name, content)
+        yield from _find(tree, below, path / name, content)
 
 
 def prefixes(entries: Iterable[Entry], disk: Disk, directory: Path) -> Iterator[int]:

@@ -19,7 +19,7 @@ PIDS = [process.pid for process in RECORDED.processes if process.memory is not N
 _MAPS = {name: read_pagemap(IMAGES[name], name) for name in IMAGES if name.startswith("pagemap-")}
 
 
-def _made(name: str, number: int) -> bytes:
+def _make_page(name: str, number: int) -> bytes:
     """The page of that number (address / PAGE_SIZE) in a page map; every ninth is zero."""
     return page(0 if number % 9 == 0 else zlib.crc32(f"{name} {number}".encode()) or 1)
 
@@ -27,7 +27,7 @@ def _made(name: str, number: int) -> bytes:
 def _pages_of(name: str) -> dict[int, bytes]:
     """All pages that a page map has, by number."""
     numbers = (entry.vaddr // PAGE_SIZE + at for entry in _MAPS[name].entries for at in range(entry.pages))
-    return {number: _made(name, number) for number in numbers}
+    return {number: _make_page(name, number) for number in numbers}
 
 
 def image_set(pages: Mapping[str, Mapping[int, bytes]]) -> ImageSet:

@@ -73,7 +73,7 @@ class Target:
             os.waitpid(self.pid, 0)
 
 
-def built(directory: Path) -> Path:
+def build_program(directory: Path) -> Path:
     """The program; skips if there is no compiler."""
     if shutil.which("gcc") is None:
         pytest.skip("gcc is not installed")

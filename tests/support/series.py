@@ -50,7 +50,7 @@ def some_pages(rng: np.random.Generator, count: int) -> list[bytes]:
     return [part + part[:4] * ((PAGE_SIZE - HARD_BYTES) // 4) for part in cut]
 
 
-def started(directory: Path, pages: int, seed: int = 0) -> Program:
+def start_program(directory: Path, pages: int, seed: int = 0) -> Program:
     """A program with so many pages of memory."""
     rng = np.random.default_rng(seed)
     area = Area(ADDRESS, tuple(some_pages(rng, pages)))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from image_sets import ImageSet, area, described, flip, manifest_path, opened, pack_path, store, write_set
+from image_sets import ImageSet, area, described, flip, manifest_path, open_store, pack_path, store, write_set
 
 from crckpt.store import Checkpoint, Repository, collect_garbage, verify
 from crckpt.store.layout import FINGERPRINT_KEY
@@ -89,7 +89,7 @@ def build(base: Path) -> Stage:
 
     Fingerprints of the older one, and the key, are lost: who needs them makes them anew.
     """
-    repository = opened(base)
+    repository = open_store(base)
     store(repository, base, SOLO, described("solo"))
     gone = store(repository, base, GONE, described("gone"))
     first = store(repository, base, ONE)

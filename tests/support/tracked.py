@@ -46,7 +46,7 @@ def at(name: str) -> RoundBase:
     return RoundBase(Path(name))
 
 
-def dumped(tracker: Tracker, *pids: int, name: str = "first") -> DumpBasis:
+def dump_round(tracker: Tracker, *pids: int, name: str = "first") -> DumpBasis:
     """A round, with what a dump does to the bits."""
     began = tracker.begin()
     for pid in pids if began.tracks else ():

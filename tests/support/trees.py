@@ -135,7 +135,7 @@ class Tree:
     def wait_gone(self, timeout: float = 10) -> None:
         """Wait until the PIDs that the tree had when it was ready are free again."""
         wait_for(
-            lambda: self._reaped() and not any(Path(f"/proc/{pid}").exists() for pid in self._all),
+            lambda: self._has_ended() and not any(Path(f"/proc/{pid}").exists() for pid in self._all),
             timeout,
             f"{self._all} to be gone",
         )
@@ -184,15 +184,15 @@ class Tree:
     def _reap(self) -> None:
         """As a shell does: who waits for a PID to be free must not have to wait for us (or for whom we adopted it)."""
         while not self._is_over.wait(0.02):
-            for pid in self._all if self._reaped() else self._all[1:]:
+            for pid in self._all if self._has_ended() else self._all[1:]:
                 with suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 
-    def _reaped(self) -> bool:
+    def _has_ended(self) -> bool:
         return self._process.poll() is not None
 
     def _is_ready(self) -> bool:
-        assert not self._reaped(), f"{self.case.name} ended with {self._process.returncode}"
+        assert not self._has_ended(), f"{self.case.name} ended with {self._process.returncode}"
         parts = self.sound_parts()
         return bool(parts) and all(part.ready and part.counter > 5 for part in parts.values())
 
@@ -345,7 +345,7 @@ def _look_at_redis(workdir: Path) -> Mapping[str, Part]:
     return {"": Part(0, int(counter), ok, f"{size} keys", True, True, {"digest": digest, "keys": size})}
 
 
-def _greeted_by_redis(workdir: Path) -> None:
+def _greets_redis(workdir: Path) -> None:
     port = _ask_redis(workdir, "CONFIG", "GET", "port").split()[1]
     assert _output("redis-cli", "-p", port, "GET", "key:10").strip() == "value 70"
 
@@ -363,14 +363,14 @@ def _look_at_session(workdir: Path) -> Mapping[str, Part]:
     return {"": Part(0, last, consecutive, f"lines {lines}", True, True, {"panes": names})}
 
 
-def _greeted_on_unix(workdir: Path) -> None:
+def _greets_on_unix(workdir: Path) -> None:
     with socket.socket(socket.AF_UNIX) as guest:
         guest.settimeout(5)
         guest.connect(str(workdir / "stream.sock"))
         assert guest.recv(100).startswith(b"hello ")
 
 
-def _greeted_on_tcp(workdir: Path) -> None:
+def _greets_on_tcp(workdir: Path) -> None:
     for host, port in zip(("127.0.0.1", "::1"), (workdir / "ports").read_text().split(), strict=True):
         with socket.create_connection((host, int(port)), timeout=5) as guest:
             assert guest.recv(100).startswith(b"hello ")
@@ -406,8 +406,8 @@ CASES: Final = (
     Case("threads", _python("threads")),
     Case("family", _python("family")),
     Case("pipes", _python("pipes")),
-    Case("unix-sockets", _python("unix_sockets"), probe=_greeted_on_unix),
-    Case("tcp-listen", _python("tcp_listen"), probe=_greeted_on_tcp),
+    Case("unix-sockets", _python("unix_sockets"), probe=_greets_on_unix),
+    Case("tcp-listen", _python("tcp_listen"), probe=_greets_on_tcp),
     Case("tcp-pair", _python("tcp_pair"), tcp="keep"),
     Case("events", _python("events")),
     Case("maps", _python("maps")),
@@ -443,7 +443,7 @@ CASES: Final = (
         needs=("redis-server", "redis-cli"),
         observe=_look_at_redis,
         settle=_fill_redis,
-        probe=_greeted_by_redis,
+        probe=_greets_redis,
     ),
     Case("node", ("node", "{programs}/ticks.js", "{workdir}"), needs=("node",)),
     Case(

@@ -70,7 +70,7 @@ class Writers:
         assert status <= 0, said
         return int(status)
 
-    def recorded(self, order: Order, log: Path) -> list[Entry]:
+    def record_steps(self, order: Order, log: Path) -> list[Entry]:
         """Let a writer do something, and be told the steps."""
         self.status(Order(order.act, order.root, order.arguments, order.kill_at, str(log)))
         try:
@@ -164,7 +164,7 @@ def _obey(order: Order) -> None:
         _ACTS[order.act](Repository.open(Path(order.root), create=order.act.startswith("create")), *order.arguments)
 
 
-def _obeyed(order: Order, into: int) -> int:
+def _obey_or_report(order: Order, into: int) -> int:
     try:
         _obey(order)
     except Exception:
@@ -183,7 +183,7 @@ def _serve() -> None:
         writer = os.fork()
         if writer == 0:
             os.close(out)
-            os._exit(_obeyed(order, into))
+            os._exit(_obey_or_report(order, into))
         os.close(into)
         with os.fdopen(out, "rb") as pipe:
             said = pipe.read().decode()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from entering import Told, told
-from image_sets import of_pages, opened, page, store
+from image_sets import of_pages, open_store, page, store
 from recorded import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.images.tree import ImageTree
@@ -37,7 +37,7 @@ def target() -> Iterator[Told]:
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     """An empty store."""
-    return opened(tmp_path)
+    return open_store(tmp_path)
 
 
 @pytest.fixture

@@ -121,12 +121,14 @@ def fresh_directory() -> Iterator[Path]:
 
 def dump(pid: int, images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
     """`criu dump` as crckpt calls it, with more `options`, started by `under`."""
-    return _ended(dump_command(criu(), pid, _paths(images), DumpOptions(), leave_running=False), images, options, under)
+    return _wait_for_end(
+        dump_command(criu(), pid, _paths(images), DumpOptions(), leave_running=False), images, options, under
+    )
 
 
 def restore(images: Path, options: Sequence[str] = (), under: Sequence[str] = ()) -> Ended:
     """`criu restore` as crckpt calls it, likewise."""
-    return _ended(restore_command(criu(), _paths(images), DumpOptions(), sibling=False), images, options, under)
+    return _wait_for_end(restore_command(criu(), _paths(images), DumpOptions(), sibling=False), images, options, under)
 
 
 def end_restored(pid: int) -> None:
@@ -137,7 +139,7 @@ def end_restored(pid: int) -> None:
             os.waitpid(pid, 0)
 
 
-def explained(log: str) -> dict[str, Any]:
+def explain_log(log: str) -> dict[str, Any]:
     """What `crckpt explain` says of a log, as its document says it."""
     said = subprocess.run(
         [str(PROGRAM), "explain", "-", "--json"], input=log, capture_output=True, text=True, check=True
@@ -163,7 +165,7 @@ def _paths(images: Path) -> Paths:
     return Paths(images, work)
 
 
-def _ended(command: Sequence[str], images: Path, options: Sequence[str], under: Sequence[str]) -> Ended:
+def _wait_for_end(command: Sequence[str], images: Path, options: Sequence[str], under: Sequence[str]) -> Ended:
     done = subprocess.run(
         [*under, *command, *options],
         stdin=subprocess.DEVNULL,

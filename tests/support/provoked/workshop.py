@@ -46,10 +46,10 @@ class Workshop:
         """The one that a row begins with."""
         key = (row.kind, row.within, row.dumped, row.beside, row.copied)
         if key not in self._checkpoints:
-            self._checkpoints[key] = self._dumped(row)
+            self._checkpoints[key] = self._dump(row)
         return self._checkpoints[key]
 
-    def _dumped(self, row: Restore) -> Checkpoint:
+    def _dump(self, row: Restore) -> Checkpoint:
         workdir, kept = (self._stack.enter_context(fresh_directory()) for _ in range(2))
         with ExitStack() as stack:
             if row.beside:

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from changes import step_names, unannounced
+from changes import find_unannounced, step_names
 
 import crckpt
 from crckpt.host import steps
@@ -21,7 +21,7 @@ PRIMITIVES = CODE / "host/disk/files.py"
 
 @pytest.mark.parametrize("path", [*STORE, PRIMITIVES], ids=lambda path: str(path.relative_to(CODE)))
 def test_every_change_is_a_step(path: Path) -> None:
-    assert set(unannounced(path.read_text())) == set()
+    assert set(find_unannounced(path.read_text())) == set()
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_every_change_is_a_step(path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_change_without_a_step_is_found(code: str) -> None:
-    assert len(unannounced(code)) == 1
+    assert len(find_unannounced(code)) == 1
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_a_change_without_a_step_is_found(code: str) -> None:
     ],
 )  # fmt: skip
 def test_what_is_announced_or_changes_nothing_is_left_alone(code: str) -> None:
-    assert unannounced(code) == ()
+    assert find_unannounced(code) == ()
 
 
 def test_names_are_found_through_functions() -> None:

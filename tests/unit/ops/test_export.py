@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from image_sets import ImageSet, area, files_of, opened, store
+from image_sets import ImageSet, area, files_of, open_store, store
 
 from crckpt.host import steps
 from crckpt.ops.context import Context
@@ -12,7 +12,7 @@ from crckpt.ops.export import export
 
 
 def test_all_files_are_synced_after_they_are_written(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]}))
     target = tmp_path / "above/exported"
     taken: list[str] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from image_sets import files_of, opened, restored, write_set
+from image_sets import files_of, open_store, restore_files, write_set
 from recorded import PAGES, RECORDED, image_set
 
 from crckpt.errors import IntegrityError, UsageError
@@ -29,8 +29,8 @@ def test_a_real_tree(images: Path, tmp_path: Path) -> None:
     assert made.host.cpu_features == ("avx512f",), "what its registers show"
     assert (made.options.tcp, made.options.shell_job, made.options.link_remap) == ("keep", False, True)
     assert made.statistics.frozen_ms > 0
-    repository = opened(tmp_path)
-    assert restored(repository, made, tmp_path).keys() >= before.keys() - {"stats-dump"}
+    repository = open_store(tmp_path)
+    assert restore_files(repository, made, tmp_path).keys() >= before.keys() - {"stats-dump"}
 
 
 def test_what_has_no_images(tmp_path: Path) -> None:

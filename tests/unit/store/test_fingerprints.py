@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from colliding import colliding_pages
-from image_sets import Area, ImageSet, area, described, files_of, opened, page, restored, store
+from image_sets import Area, ImageSet, area, described, files_of, open_store, page, restore_files, store
 from places import TESTS
 
 from crckpt.model import PAGE_SIZE
@@ -30,10 +30,10 @@ def test_pages_made_to_collide_come_back_as_they_were(tmp_path: Path) -> None:
     assert len(set(pages)) == len(pages)
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
-        repository = opened(tmp_path / name)
+        repository = open_store(tmp_path / name)
         images = ImageSet({"pagemap-100.img": [Area(PAGE_SIZE, tuple(pages))]})
         checkpoint = store(repository, tmp_path / name, images)
-        assert restored(repository, checkpoint, tmp_path / name)["pages-1.img"] == b"".join(pages)
+        assert restore_files(repository, checkpoint, tmp_path / name)["pages-1.img"] == b"".join(pages)
 
 
 def test_pages_made_to_collide_with_those_of_the_parent(tmp_path: Path) -> None:
@@ -41,18 +41,18 @@ def test_pages_made_to_collide_with_those_of_the_parent(tmp_path: Path) -> None:
     pages = colliding_pages(4096)
     for name in ("one", "two", "three"):
         (tmp_path / name).mkdir()
-        repository = opened(tmp_path / name)
+        repository = open_store(tmp_path / name)
         for some in (pages[0::2], pages[1::2]):
             images = ImageSet({"pagemap-100.img": [Area(PAGE_SIZE, tuple(some))]})
             checkpoint = store(repository, tmp_path / name, images)
-            assert restored(repository, checkpoint, tmp_path / name)["pages-1.img"] == b"".join(some)
+            assert restore_files(repository, checkpoint, tmp_path / name)["pages-1.img"] == b"".join(some)
 
 
 def test_the_key_is_the_stores_own_and_for_its_owner_alone(tmp_path: Path) -> None:
     keys = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-        repository = opened(tmp_path / name)
+        repository = open_store(tmp_path / name)
         checkpoint = store(repository, tmp_path / name, IMAGES)
         keys.append(_key(repository).read_bytes())
         assert len(keys[-1]) == 32
@@ -68,7 +68,7 @@ def test_the_key_is_the_stores_own_and_for_its_owner_alone(tmp_path: Path) -> No
 @pytest.mark.parametrize("content", [None, b"", b"short", bytes(33)])
 def test_another_key_makes_other_fingerprints(tmp_path: Path, content: bytes | None) -> None:
     """Those that are there are not believed then, and pages are found all the same."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = store(repository, tmp_path, IMAGES)
     cache = _cache(repository, first.packs[0].digest)
     before, kept = _key(repository).read_bytes(), cache.read_bytes()
@@ -86,19 +86,19 @@ def test_a_store_with_fingerprints_of_another_function_stays_good(tmp_path: Path
     """They are worked out again; not one is believed."""
     shutil.copytree(BEFORE, tmp_path / "store")
     (tmp_path / "store").chmod(0o700)
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     (first,) = repository.checkpoints()
     cache = _cache(repository, first.packs[0].digest)
     kept = cache.read_bytes()
     assert verify(repository).damages == ()
     expected = {"pages-1.img": b"".join(map(page, range(1, 9))), "core-100.img": b"registers"}
-    assert expected.items() <= restored(repository, first, tmp_path).items()
+    assert expected.items() <= restore_files(repository, first, tmp_path).items()
     assert cache.read_bytes() == kept
     again = store(repository, tmp_path, IMAGES, described())
     assert (again.parent, again.statistics.new_bytes) == (first.id, 0)
     assert len(cache.read_bytes()) == len(kept)
     assert not _prints(cache.read_bytes()) & _prints(kept)
-    assert restored(repository, again, tmp_path) == files_of(tmp_path / "images-0")
+    assert restore_files(repository, again, tmp_path) == files_of(tmp_path / "images-0")
 
 
 def _cache(repository: Repository, digest: str) -> Path:

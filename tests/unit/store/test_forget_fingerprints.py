@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from image_sets import described, of_pages, opened, store
+from image_sets import described, of_pages, open_store, store
 
 from crckpt.store.forget_fingerprints import forget_fingerprints
 
 
 def test_only_those_that_are_named_go(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*range(1, 100)), described("one"))
     second = store(repository, tmp_path, of_pages(*range(200, 300)), described("two"))
     known = repository.root / "cache/fingerprints"

@@ -24,7 +24,7 @@ import hostile_runner
 import numpy as np
 import pytest
 import zstandard
-from image_sets import ImageSet, area, described, opened, store
+from image_sets import ImageSet, area, described, open_store, store
 from places import TESTS
 
 from crckpt.host import proc
@@ -482,7 +482,7 @@ def _stored(repository: Repository, base: Path, files: dict[str, bytes], details
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with one checkpoint of real images, to be copied."""
     base = tmp_path_factory.mktemp("whole")
-    repository = opened(base)
+    repository = open_store(base)
     files = {path.name: path.read_bytes() for path in IMAGES.iterdir() if not path.name.startswith("pagemap-")}
     repository.tag(_stored(repository, base, files), "good")
     return repository.root
@@ -716,7 +716,7 @@ IMAGE_ATTACKS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", IMAGE_ATTACKS)
 def test_images_from_elsewhere(name: str, runner: Runner, tmp_path: Path) -> None:
     directory = tmp_path / "images"
-    source = opened(tmp_path)
+    source = open_store(tmp_path)
     files = {path.name: path.read_bytes() for path in IMAGES.iterdir() if not path.name.startswith("pagemap-")}
     identity = _stored(source, tmp_path, files)
     assert runner.run("export", identity, str(directory), "--store", str(source.root))[0] == 0

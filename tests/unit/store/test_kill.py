@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from changes import step_names
-from image_sets import described, restored
+from image_sets import described, restore_files
 from stages import ACTS, LOCK, NEXT, REPAIR, Act, Stage, check, memory_directory, spoil
 from writer import Order, Writers
 
@@ -41,7 +41,7 @@ def _steps(stage: Stage, forked: Writers, act: Act) -> Counter[str]:
         if act == REPAIR:
             spoil(copy)
         order = Order(act.act, str(copy.root), copy.arguments(act))
-        return Counter(entry.name for entry in forked.recorded(order, copy.base / "log"))
+        return Counter(entry.name for entry in forked.record_steps(order, copy.base / "log"))
 
 
 def _moments(taken: Counter[str]) -> Iterator[str]:
@@ -63,7 +63,7 @@ def test_killed_before_any_step(act: Act, stage: Stage, forked: Writers) -> None
             assert holders(copy.root) == ()
             check(copy.root, before, act)
             again = ingest(repository, copy.base / "sets/next", described())
-            assert restored(repository, again, copy.base)["core-100.img"] == NEXT.files["core-100.img"]
+            assert restore_files(repository, again, copy.base)["core-100.img"] == NEXT.files["core-100.img"]
             assert verify(repository).damages == ()
             assert collect_garbage(repository).leftovers == ()
 
@@ -73,7 +73,7 @@ def test_killed_before_any_step_of_the_creation(stage: Stage, forked: Writers) -
         return Order("create", str(base / "above/store"), kill_at=moment)
 
     with memory_directory() as base:
-        taken = Counter(entry.name for entry in forked.recorded(order(base), base / "log"))
+        taken = Counter(entry.name for entry in forked.record_steps(order(base), base / "log"))
     for name, times in taken.items():
         for number in range(1, times + 1):
             with memory_directory() as base:
@@ -114,7 +114,7 @@ def test_no_step_is_left_out(stage: Stage, forked: Writers) -> None:
     for act in (*ACTS, LOCK, RESTORE, REPAIR):
         taken |= set(_steps(stage, forked, act))
     with memory_directory() as base:
-        taken |= {entry.name for entry in forked.recorded(Order("create", str(base / "above/store")), base / "log")}
+        taken |= {entry.name for entry in forked.record_steps(Order("create", str(base / "above/store")), base / "log")}
     code = Path(crckpt.__file__).parent
     sources = [path.read_text() for path in (code / "store").rglob("*.py")]
     assert sorted(step_names((code / "host/disk/files.py").read_text(), sources) - NOT_TAKEN) == sorted(taken)

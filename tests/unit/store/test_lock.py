@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, files_of, opened, packs, restored, store, write_set
+from image_sets import ImageSet, area, files_of, open_store, packs, restore_files, store, write_set
 from places import SUPPORT
 
 from crckpt.errors import StoreLocked
@@ -62,7 +62,7 @@ def held_by_another(repository: Repository, how: str) -> Iterator[subprocess.Pop
     ("theirs", "ours"), [("shared", "exclusive"), ("exclusive", "shared"), ("exclusive", "exclusive")]
 )
 def test_who_waits_in_vain_is_told_for_whom(theirs: str, ours: str, tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with held_by_another(repository, theirs) as other:
         with pytest.raises(StoreLocked, match=f"PID {other.pid} ") as refusal, getattr(repository, ours)(timeout=0.1):
             pass
@@ -74,14 +74,14 @@ def test_who_waits_in_vain_is_told_for_whom(theirs: str, ours: str, tmp_path: Pa
 
 
 def test_readers_and_writers_share(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with held_by_another(repository, "shared"):
         checkpoint = store(repository, tmp_path, ImageSet(files={"a.img": b"a"}))
-        assert restored(repository, checkpoint, tmp_path) == {"a.img": b"a"}
+        assert restore_files(repository, checkpoint, tmp_path) == {"a.img": b"a"}
 
 
 def test_who_waits_gets_it_when_the_holder_is_done(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with held_by_another(repository, "exclusive") as other:
         command = [sys.executable, "-c", HOLD, str(repository.root), "shared"]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as waiting:
@@ -93,7 +93,7 @@ def test_who_waits_gets_it_when_the_holder_is_done(tmp_path: Path) -> None:
 
 
 def test_the_dead_hold_nothing(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with held_by_another(repository, "exclusive") as other:
         other.send_signal(signal.SIGKILL)
         other.wait()
@@ -104,7 +104,7 @@ def test_the_dead_hold_nothing(tmp_path: Path) -> None:
 
 
 def test_holding_is_nested(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with repository.exclusive(timeout=0), repository.shared(timeout=0), repository.exclusive(timeout=0):
         assert len(holders(repository.root)) == 1
     with repository.shared(), pytest.raises(RuntimeError), repository.exclusive():
@@ -114,7 +114,7 @@ def test_holding_is_nested(tmp_path: Path) -> None:
 
 
 def test_killed_at_any_moment_it_leaves_a_whole_store(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     (tmp_path / "sets").mkdir()
     for number in range(6):
         pages = range(number * 400 + 1, number * 400 + 900)
@@ -136,4 +136,4 @@ def test_killed_at_any_moment_it_leaves_a_whole_store(tmp_path: Path) -> None:
     assert list((repository.root / "tmp").iterdir()) == []
     named = {use.digest for checkpoint in kept for use in checkpoint.packs}
     assert {path.stem for path in packs(repository)} == named
-    assert all(restored(repository, checkpoint, tmp_path) in expected for checkpoint in kept[-3:])
+    assert all(restore_files(repository, checkpoint, tmp_path) in expected for checkpoint in kept[-3:])

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from image_sets import opened
+from image_sets import open_store
 
 from crckpt.errors import StoreUnusable
 from crckpt.model import JobName
@@ -21,7 +21,7 @@ JOB = JobName("job")
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
-    return opened(tmp_path)
+    return open_store(tmp_path)
 
 
 def record(repository: Repository) -> Path:

@@ -65,7 +65,7 @@ def _orders(disk: Disk) -> list[Kind]:
 
 def _recorded(forked: Writers, stage: Stage, act: Act, kill_at: str = "") -> list[Entry]:
     order = Order(act.act, str(stage.root), stage.arguments(act), kill_at=kill_at)
-    return forked.recorded(order, stage.base / "log")
+    return forked.record_steps(order, stage.base / "log")
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
@@ -125,7 +125,7 @@ def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers
         disk = Disk(base)
         store = Stage(base / "above/below")
         order = Order("create-ingest", str(store.root), (str(stage.base / "sets/next"), "job"))
-        entries = forked.recorded(order, base / "log")
+        entries = forked.record_steps(order, base / "log")
         for number in prefixes(entries, disk, base):
             for found in _cuts(disk, number):
                 root = found / "above/below/store"
@@ -164,15 +164,15 @@ def test_a_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> No
 
 def test_a_power_cut_after_a_creation_was_killed(stage: Stage, forked: Writers) -> None:
     with memory_directory() as base:
-        names = [entry.name for entry in forked.recorded(Order("create", str(base / "above/store")), base / "log")]
+        names = [entry.name for entry in forked.record_steps(Order("create", str(base / "above/store")), base / "log")]
     moments = dict.fromkeys((*names, *(f"{name}:{names.count(name)}" for name in names)))
     for seed, moment in enumerate(moments):
         with memory_directory() as base:
             new = Stage(base / "above")
             disk = Disk(base)
-            _apply(disk, forked.recorded(Order("create", str(new.root), kill_at=moment), base / "log"), base)
+            _apply(disk, forked.record_steps(Order("create", str(new.root), kill_at=moment), base / "log"), base)
             again = Order("create-ingest", str(new.root), (str(stage.base / "sets/next"), "job"))
-            _apply(disk, forked.recorded(again, base / "log"), base)
+            _apply(disk, forked.record_steps(again, base / "log"), base)
             for found in _cuts(disk, seed):
                 assert _promise(found / "above/store") == _promise(new.root)
                 check(found / "above/store", (), ACTS[0])

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, described, manifest_path, opened, store
+from image_sets import ImageSet, described, manifest_path, open_store, store
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, UsageError
 from crckpt.model import CheckpointId, JobName
@@ -79,14 +79,14 @@ def test_digits_that_fit_several() -> None:
 
 def test_an_empty_store_says_so(tmp_path: Path) -> None:
     with pytest.raises(NoSuchCheckpoint) as refusal:
-        opened(tmp_path).resolve("anything")
+        open_store(tmp_path).resolve("anything")
     assert "empty" in refusal.value.hint
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Repository:
     """Three checkpoints of `one`, stored in another order than they were made, and one of `two`."""
-    made = opened(tmp_path)
+    made = open_store(tmp_path)
     for job, day in (("one", 3), ("one", 1), ("one", 2), ("two", 4)):
         new = described(job, created=START + timedelta(days=day))
         store(made, tmp_path, ImageSet(files={"a.img": b"%d" % day}), new)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from image_sets import (
     of_pages,
-    opened,
+    open_store,
     store,
 )
 
@@ -16,7 +16,7 @@ from crckpt.model import CheckpointId
 
 
 def test_rm_takes_the_tags_along(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first, second = (store(repository, tmp_path, of_pages(number)) for number in (1, 2))
     for checkpoint, name in ((first, "a"), (second, "b"), (first, "c")):
         repository.tag(checkpoint.id, name)
@@ -26,7 +26,7 @@ def test_rm_takes_the_tags_along(tmp_path: Path) -> None:
 
 
 def test_rm_removes_all_or_nothing(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1))
     for wrong in (CheckpointId("0" * 64), CheckpointId("../../etc")):
         with pytest.raises(NoSuchCheckpoint):

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, described, manifest_path, opened, store
+from image_sets import ImageSet, area, described, manifest_path, open_store, store
 from places import SUPPORT
 
 from crckpt.errors import StoreUnusable
@@ -47,7 +47,7 @@ def _rewritten(repository: Repository, checkpoint_id: CheckpointId, **changes: o
 
 
 def test_a_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     ahead = _stored(repository, tmp_path, IN_TWO_DAYS)
     assert repository.resolve("job") == ahead
     second, third = (_stored(repository, tmp_path, NOW + timedelta(seconds=number)) for number in range(2))
@@ -59,14 +59,14 @@ def test_a_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -
 
 def test_a_clock_that_goes_back_all_the_time(tmp_path: Path) -> None:
     """Also of several jobs: `list` shows what was stored last at the end."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]
     assert _order(repository) == ids
     assert _order(repository, "a") == ids[::2]
 
 
 def test_the_order_outlives_what_is_removed(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     ahead, second, third = (_stored(repository, tmp_path, when) for when in (IN_TWO_DAYS, NOW, NOW))
     repository.remove([second])
     assert _order(repository) == [ahead, third]
@@ -80,7 +80,7 @@ def test_the_order_outlives_what_is_removed(tmp_path: Path) -> None:
 
 def test_manifests_without_a_number_are_older_than_those_with_one(tmp_path: Path) -> None:
     """And stand in the order of their time, as before."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     times = (NOW, IN_TWO_DAYS, NOW - timedelta(days=1))
     ids = [_rewritten(repository, _stored(repository, tmp_path, when), sequence=None) for when in times]
     without = [ids[2], ids[0], ids[1]]
@@ -90,7 +90,7 @@ def test_manifests_without_a_number_are_older_than_those_with_one(tmp_path: Path
 
 @pytest.mark.parametrize("number", [-1, 1 << 54, 1 << 80, 1.5, "7", True])
 def test_a_number_that_is_none_is_refused(tmp_path: Path, number: object) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     bad = _rewritten(repository, _stored(repository, tmp_path, NOW), sequence=number)
     good = _stored(repository, tmp_path, NOW, "other")
     assert _order(repository) == [good]
@@ -100,7 +100,7 @@ def test_a_number_that_is_none_is_refused(tmp_path: Path, number: object) -> Non
 
 def test_the_highest_number_makes_none_the_newest_for_ever(tmp_path: Path) -> None:
     """Nothing is said to be stored that `crckpt restore job` would not bring back."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = _stored(repository, tmp_path, NOW)
     changes = {"sequence": 1 << 53, "created": "9999-01-01T00:00:00+00:00"}
     highest = _rewritten(repository, _stored(repository, tmp_path, NOW), **changes)
@@ -129,7 +129,7 @@ for number in range(8):
 
 
 def test_those_who_commit_at_the_same_time_get_different_numbers(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     words = [sys.executable, "-c", _COMMITS, str(tmp_path), str(SUPPORT)]
     running = [subprocess.Popen([*words, job]) for job in ("one", "two", "three")]
     assert [process.wait() for process in running] == [0, 0, 0]
@@ -153,7 +153,7 @@ def _listed(repository: Repository, *words: str) -> str:
 
 def test_a_checkpoint_from_the_future_is_shown_as_such(tmp_path: Path) -> None:
     """By `list`; not for the seconds by which two hosts' clocks differ."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     times = (IN_TWO_DAYS, datetime.now(UTC) + timedelta(seconds=30), NOW)
     ids = [_stored(repository, tmp_path, when) for when in times]
     document = json.loads(_listed(repository, "--json"))["result"]["checkpoints"]
@@ -168,7 +168,7 @@ def test_a_checkpoint_from_the_future_is_shown_as_such(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_says_whether_it_is_from_the_future(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint: Checkpoint = repository.get(_stored(repository, tmp_path, NOW))
     assert not checkpoint.is_in_future(NOW - timedelta(seconds=59))
     assert checkpoint.is_in_future(NOW - timedelta(seconds=61))

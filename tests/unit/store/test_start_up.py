@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, described, opened, store
+from image_sets import ImageSet, area, described, open_store, store
 
 _PROGRAM = """
 import atexit, sys
@@ -29,7 +29,7 @@ main()
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
 def test_nothing_heavy_is_loaded(tmp_path: Path, words: tuple[str, ...], without: str) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
     place = ("--store", str(repository.root)) if not words[0].startswith("--") else ()
     done = subprocess.run(

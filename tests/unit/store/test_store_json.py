@@ -7,23 +7,23 @@ import re
 from pathlib import Path
 
 import pytest
-from image_sets import opened
+from image_sets import open_store
 
 from crckpt.errors import StoreUnusable
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:
-    root = opened(tmp_path).root
+    root = open_store(tmp_path).root
     document = json.loads((root / "store.json").read_bytes())
     (root / "store.json").write_text(json.dumps({**document, "format": 2}))
     with pytest.raises(StoreUnusable, match="has format 2; this crckpt knows format 1") as refusal:
-        opened(tmp_path)
+        open_store(tmp_path)
     assert "knows store format 2" in refusal.value.hint
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1}'])
 def test_a_damaged_store_json_is_refused(content: bytes, tmp_path: Path) -> None:
-    root = opened(tmp_path).root
+    root = open_store(tmp_path).root
     (root / "store.json").write_bytes(content)
     with pytest.raises(StoreUnusable, match=re.escape("store.json is damaged")):
-        opened(tmp_path)
+        open_store(tmp_path)

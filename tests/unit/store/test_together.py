@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from image_sets import opened, restored
+from image_sets import open_store, restore_files
 from places import SUPPORT
 from stages import superfluous
 
@@ -104,7 +104,7 @@ def _said_until(process: subprocess.Popen[str], last: str) -> Iterator[str]:
 
 
 def test_all_at_once(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     dumping = {job: _start(repository.root, DUMP, job) for job in ("one", "two")}
     killed = _start(repository.root, DUMP, "three", kill_at="manifest-directory.rename:5")
     reading, collecting = _start(repository.root, RESTORE), _start(repository.root, COLLECT)
@@ -124,7 +124,7 @@ def test_all_at_once(tmp_path: Path) -> None:
         kept = repository.checkpoints(job)
         assert [checkpoint.id for checkpoint in kept] == ids[-len(kept) :]
         assert len(kept) >= 2
-        assert restored(repository, kept[-1], tmp_path)
+        assert restore_files(repository, kept[-1], tmp_path)
     assert verify(repository).damages == ()
     collect_garbage(repository)
     assert superfluous(repository) == set()

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from image_sets import opened
+from image_sets import open_store
 
 from crckpt.errors import HostCannot
 from crckpt.store import handed_over
@@ -53,7 +53,7 @@ def test_one_is_in_use_as_long_as_a_process_works_in_it(tmp_path: Path) -> None:
 
 
 def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
 
     def fail() -> None:
         with repository.transaction() as begun:

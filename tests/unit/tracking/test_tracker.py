@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from entering import Told, held, registered, reset, running
+from entering import Told, is_registered, list_descriptors, reset, running
 from places import PROJECT
-from tracked import PAGE, at, dumped, needs_write_protection, tracking
+from tracked import PAGE, at, dump_round, needs_write_protection, tracking
 
 from crckpt.errors import HostCannot
 from crckpt.tracking.dump_basis import DumpBasis
@@ -30,11 +30,11 @@ def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
 def test_rounds_count_from_the_last_committed_dump(target: Told, method: Method, claims: Path) -> None:
     place = target.do("told = area(64); write(told, range(64))")
     with tracking(target.pid, method, claims) as tracker:
-        assert dumped(tracker, target.pid) == DumpBasis(None, FIRST, tracks=True, whole=())
+        assert dump_round(tracker, target.pid) == DumpBasis(None, FIRST, tracks=True, whole=())
         assert pages(tracker, target.pid, place) == set()
         target.do("write(told, (1, 60))")
         assert pages(tracker, target.pid, place) == {1, 60}
-        assert dumped(tracker, target.pid, name="second") == DumpBasis(at("first"), "", tracks=True, whole=())
+        assert dump_round(tracker, target.pid, name="second") == DumpBasis(at("first"), "", tracks=True, whole=())
         assert tracker.begin() == DumpBasis(at("second"), "", tracks=True, whole=())
         assert tracker.begin() == DumpBasis(None, UNCOMMITTED, tracks=True, whole=()), "the one before came to nothing"
         tracker.check_freeze()
@@ -44,19 +44,19 @@ def test_rounds_count_from_the_last_committed_dump(target: Told, method: Method,
 
 def test_nothing_is_left_in_the_target(target: Told, method: Method, claims: Path) -> None:
     place = target.do("told = area(64); write(told, range(64))")
-    before = sorted(held(target.pid))
+    before = sorted(list_descriptors(target.pid))
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
-        assert sorted(held(target.pid)) == before
-    assert not registered(target.pid, place)
+        dump_round(tracker, target.pid)
+        assert sorted(list_descriptors(target.pid)) == before
+    assert not is_registered(target.pid, place)
     assert target.do("write(place := told, range(64)); told = 5") == 5
 
 
 def test_new_maps_are_registered_in_the_next_round(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         place = target.do("told = area(64); write(told, range(64))")
-        assert dumped(tracker, target.pid).base == at("first")
+        assert dump_round(tracker, target.pid).base == at("first")
         assert pages(tracker, target.pid, place) == set(), "the dump has it"
         target.do("write(told, [3])")
         assert pages(tracker, target.pid, place) == {3}
@@ -64,36 +64,38 @@ def test_new_maps_are_registered_in_the_next_round(target: Told, method: Method,
 
 def test_a_forked_child_is_followed(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
-        began = dumped(tracker, target.pid, child, name="second")
+        began = dump_round(tracker, target.pid, child, name="second")
         assert began.base == at("first"), "the parent's part counts on"
         assert [one.pid for one in began.whole] == [child]
         assert began.whole[0].why == f"PID {child}: the process is new"
-        assert dumped(tracker, target.pid, child, name="third") == DumpBasis(at("second"), "", tracks=True, whole=())
+        assert dump_round(tracker, target.pid, child, name="third") == DumpBasis(
+            at("second"), "", tracks=True, whole=()
+        )
         target.do("os.kill(told, 9); os.waitpid(told, 0)")
         assert tracker.begin() == DumpBasis(at("third"), "", tracks=True, whole=())
 
 
 def test_after_exec_the_next_dump_is_full(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         assert target.process.stdin is not None
         assert target.process.stdout is not None
         target.process.stdin.write("os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])\n")
         target.process.stdin.flush()
         assert target.process.stdout.readline() == "ready\n"
-        began = dumped(tracker, target.pid, name="second")
+        began = dump_round(tracker, target.pid, name="second")
         assert began == DumpBasis(None, f"PID {target.pid}: the program was replaced (exec)", tracks=True, whole=())
         place = target.do("told = area(64); write(told, range(64))")
-        assert dumped(tracker, target.pid, name="third").base == at("second")
+        assert dump_round(tracker, target.pid, name="third").base == at("second")
         target.do("write(told, [9])")
         assert pages(tracker, target.pid, place) == {9}
 
 
 def test_looking_between_two_dumps_forgets_nothing(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
         tracker.look()
         tracker.look()
@@ -108,7 +110,7 @@ def test_looking_between_two_dumps_forgets_nothing(target: Told, method: Method,
 
 def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as first:
-        dumped(first, target.pid)
+        dump_round(first, target.pid)
         with tracking(target.pid, method, claims) as second:
             began = second.begin()
             assert (began.base, began.tracks) == (None, False)
@@ -121,7 +123,7 @@ def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method,
 
 def test_a_tree_that_has_ended_is_told(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         target.process.kill()
         target.process.wait()
         with pytest.raises(HostCannot, match=rf"PID {target.pid} \(python3.*\) has ended"):
@@ -140,12 +142,12 @@ def test_what_a_device_writes_would_be_missed(
     target: Told, method: Method, claims: Path, tmp_path: Path, what: str
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         try:
             target.do(UNSEEN[what].format(path=str(tmp_path / "file")))
         except AssertionError:
             pytest.skip(f"the test cannot have {what} here")
-        began = dumped(tracker, target.pid, name="second")
+        began = dump_round(tracker, target.pid, name="second")
         assert (began.base, began.tracks) == (None, False)
         assert began.why.startswith(f"PID {target.pid} has {what}")
         assert began.why.endswith("crckpt cannot see what the device writes")
@@ -156,13 +158,13 @@ def test_what_came_up_before_the_freeze_spoils_the_next_round(
     target: Told, method: Method, claims: Path, tmp_path: Path
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         assert tracker.begin().base == at("first")
         target.do(UNSEEN["an O_DIRECT descriptor"].format(path=str(tmp_path / "file")))
         tracker.check_freeze()
         tracker.commit(at("second"))
         target.do("os.close(file)")
-        began = dumped(tracker, target.pid, name="third")
+        began = dump_round(tracker, target.pid, name="third")
         assert began.base is None, "what was in flight when the bits were reset is nowhere"
         assert "O_DIRECT" in began.why
         assert began.tracks

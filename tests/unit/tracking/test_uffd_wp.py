@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from entering import Told, held, registered, reset
-from tracked import PAGE, at, dumped, needs_write_protection, tracking
+from entering import Told, is_registered, list_descriptors, reset
+from tracked import PAGE, at, dump_round, needs_write_protection, tracking
 
 from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
@@ -38,7 +38,7 @@ def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: 
         assert (began.base, began.tracks) == (None, False)
         assert began.why.startswith(f"PID {target.pid}: {OWN if still_open else FOREIGN}")
     place = private_anonymous(target.pid)[-1]
-    assert registered(target.pid, place.start), "its own protection is as it was"
+    assert is_registered(target.pid, place.start), "its own protection is as it was"
     own.close()
 
 
@@ -54,25 +54,25 @@ def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, t
     pager.register(AddressRange(place, place + 64 * PAGE))
     with tracking(target.pid, UffdWp(), claims) as tracker:
         assert tracker.begin().why.startswith(f"PID {target.pid}: {FOREIGN}")
-    assert all(registered(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
+    assert all(is_registered(target.pid, place + page * PAGE) for page in (0, 63)), "its own protection is as it was"
     pager.close()
 
 
 @needs_write_protection
 def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims: Path) -> None:
     with tracking(target.pid, UffdWp(), claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
         soft, hard = resource.prlimit(child, resource.RLIMIT_NOFILE)
         resource.prlimit(child, resource.RLIMIT_NOFILE, (3, hard))
         for name in ("second", "third"):
-            began = dumped(tracker, target.pid, child, name=name)
+            began = dump_round(tracker, target.pid, child, name=name)
             assert began.base is not None
             assert [one.pid for one in began.whole] == [child]
             assert began.whole[0].why.startswith(f"PID {child} has no free file descriptor")
         resource.prlimit(child, resource.RLIMIT_NOFILE, (soft, hard))
-        assert [one.pid for one in dumped(tracker, target.pid, child).whole] == [child], "it is attached only now"
-        assert dumped(tracker, target.pid, child).whole == ()
+        assert [one.pid for one in dump_round(tracker, target.pid, child).whole] == [child], "it is attached only now"
+        assert dump_round(tracker, target.pid, child).whole == ()
 
 
 @needs_write_protection
@@ -94,13 +94,13 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(target: Told
     with tracking(target.pid, UffdWp(take=entered), claims) as tracker:
         began = tracker.begin()
         child = target.do("told = child")
-        assert "anon_inode:[userfaultfd]" not in held(child), "CRIU would refuse the dump that begins now"
+        assert "anon_inode:[userfaultfd]" not in list_descriptors(child), "CRIU would refuse the dump that begins now"
         assert (began.base, began.tracks) == (None, True)
         for pid in (target.pid, child):
             reset(pid)
         tracker.check_freeze()
         tracker.commit(at("first"))
-        assert dumped(tracker, target.pid, child) == DumpBasis(at("first"), "", tracks=True, whole=())
+        assert dump_round(tracker, target.pid, child) == DumpBasis(at("first"), "", tracks=True, whole=())
 
 
 @needs_write_protection
@@ -117,11 +117,11 @@ def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
     moment = Moment(place, lambda: target.do(over))
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
         if is_old:
-            dumped(tracker, target.pid)
+            dump_round(tracker, target.pid)
         moment.is_awaited = True
-        dumped(tracker, target.pid, name="second")
-        assert not registered(target.pid, place)
-        assert dumped(tracker, target.pid).base == at("second")
+        dump_round(tracker, target.pid, name="second")
+        assert not is_registered(target.pid, place)
+        assert dump_round(tracker, target.pid).base == at("second")
 
 
 @needs_write_protection
@@ -130,10 +130,10 @@ def test_a_map_that_grew_since_it_was_listed_is_not_split(target: Told, claims: 
     place = target.do(f"told = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(told + 64 * PAGE), 64 * PAGE)")
     moment = Moment(place, lambda: target.do(f"resized({place}, 64, 128)"), is_awaited=True)
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
-        dumped(tracker, target.pid)
+        dump_round(tracker, target.pid)
         place = target.do(f"told = resized({place}, 128, 256); write(told, range(256))")
-        assert dumped(tracker, target.pid).base == at("first")
-        assert all(registered(target.pid, place + page * PAGE) for page in (0, 64, 255))
+        assert dump_round(tracker, target.pid).base == at("first")
+        assert all(is_registered(target.pid, place + page * PAGE) for page in (0, 64, 255))
 
 
 @needs_write_protection
@@ -144,9 +144,9 @@ def test_what_was_not_unprotected_is_not_tracked(target: Told, claims: Path) -> 
     moment = Moment(place, lambda: target.do(other), is_awaited=True)
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_unprotected()), claims) as tracker:
         tracker.look()
-        assert not any(registered(target.pid, place + page * PAGE) for page in range(64))
+        assert not any(is_registered(target.pid, place + page * PAGE) for page in range(64))
         tracker.look()
-        assert all(registered(target.pid, place + page * PAGE) for page in range(64))
+        assert all(is_registered(target.pid, place + page * PAGE) for page in range(64))
 
 
 @dataclass

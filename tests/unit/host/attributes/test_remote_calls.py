@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 from confined import CONFINED, needs_root
-from entering import compiled, running
+from entering import compile_program, running
 from smaller_bounds import smaller_bounds
 
 from crckpt.host import proc
@@ -67,7 +67,7 @@ def _helpers() -> list[int]:
 @pytest.mark.parametrize("how", ["spins", "changes"])
 def test_a_filter_of_system_calls_lets_through_nothing_but_our_own(tmp_path: Path, how: str) -> None:
     """Neither while the thread comes to its stop, nor by code that another thread puts in the place of our call."""
-    program, made = compiled("filtered.c", tmp_path, "-O1", "-pthread"), tmp_path / "made"
+    program, made = compile_program("filtered.c", tmp_path, "-O1", "-pthread"), tmp_path / "made"
     with running(program, how, str(made), ready="") as process:
         assert process.stdout is not None
         if process.stdout.readline() != "ready\n":
@@ -101,7 +101,9 @@ def test_what_the_kernel_refuses_is_said() -> None:
 
 @needs_root
 def test_a_32_bit_program_is_asked_too(tmp_path: Path) -> None:
-    program = compiled("locks_32.c", tmp_path, "-m32", "-ffreestanding", "-nostdlib", "-static", "-fno-pic", "-no-pie")
+    program = compile_program(
+        "locks_32.c", tmp_path, "-m32", "-ffreestanding", "-nostdlib", "-static", "-fno-pic", "-no-pie"
+    )
     with running(program) as process:
         (answer,) = carry_out([Order(process.pid, process.pid, "ask")])
         assert answer.why == ""

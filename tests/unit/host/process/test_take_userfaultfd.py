@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from entering import PROGRAMS, compiled, frozen, held, running, state, tracer, wait_for
+from entering import PROGRAMS, compile_program, frozen, list_descriptors, running, state, tracer, wait_for
 from places import PROJECT
 from stopped import orphans_adopted
 
@@ -45,7 +45,7 @@ pytestmark = needs_root
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return compiled("entered.c", tmp_path_factory.mktemp("entered"), "-pthread")
+    return compile_program("entered.c", tmp_path_factory.mktemp("entered"), "-pthread")
 
 
 def entered(pid: int) -> TakeResult:
@@ -82,7 +82,7 @@ def test_a_read_gets_what_comes_later(program: str) -> None:
     with running(program, "read") as process:
         wait_for(lambda: state(process.pid) == "S", "the read to begin")
         assert entered(process.pid).descriptor >= 0
-        assert held(process.pid).count(UFFD) == 0
+        assert list_descriptors(process.pid).count(UFFD) == 0
         assert said_after(process, "x\n") == f"read {ord('x')}"
 
 
@@ -149,7 +149,7 @@ def test_a_stopped_process_stays_stopped(program: str) -> None:
 def test_a_32_bit_program_has_its_own_numbers(tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
-        program = compiled("entered_32.c", tmp_path, *flags)
+        program = compile_program("entered_32.c", tmp_path, *flags)
     except subprocess.CalledProcessError:
         pytest.skip("gcc makes no 32-bit programs here")
     with running(program, ready="") as process:
@@ -157,7 +157,7 @@ def test_a_32_bit_program_has_its_own_numbers(tmp_path: Path) -> None:
             pytest.skip("this kernel runs no 32-bit programs")
         assert said_after(process, "a\n") == "a"
         assert entered(process.pid).descriptor >= 0
-        assert UFFD not in held(process.pid)
+        assert UFFD not in list_descriptors(process.pid)
         assert said_after(process, "b\n") == "b"
 
 
@@ -202,7 +202,7 @@ def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
     with running(program, "partly uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
         assert entered(process.pid).descriptor >= 0
-        assert UFFD not in held(process.pid)
+        assert UFFD not in list_descriptors(process.pid)
 
 
 def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
@@ -222,7 +222,7 @@ def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
                 asking.kill()
             wait_for(partial(reaped, helpers), "the helper to end")
             assert tracer(process.pid) == 0, "nobody holds it"
-            assert UFFD not in held(process.pid)
+            assert UFFD not in list_descriptors(process.pid)
         assert entered(process.pid).descriptor >= 0
         assert said_after(process, "k\n") == f"read {ord('k')}"
 
@@ -271,7 +271,7 @@ def test_one_that_does_not_get_to_run_is_left_as_it_was(program: str) -> None:
                 assert "cgroup.freeze" in taken.hint
                 assert "frozen 1" in (group / "cgroup.events").read_text()
         assert tracer(process.pid) == 0
-        assert UFFD not in held(process.pid)
+        assert UFFD not in list_descriptors(process.pid)
         assert said_after(process, "z\n") == f"read {ord('z')}"
 
 

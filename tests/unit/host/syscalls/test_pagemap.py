@@ -7,7 +7,7 @@ import mmap
 from pathlib import Path
 
 import pytest
-from entering import Told, registered, reset
+from entering import Told, is_registered, reset
 from protection import PAGES, pages, protected
 from smaller_bounds import smaller_bounds
 
@@ -41,7 +41,7 @@ def _kernel_can() -> None:
 def test_just_what_was_written(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range(32))")
     with_it = protected(target.pid)
-    assert registered(target.pid, place)
+    assert is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(32)), "before the first reset all that is there"
     reset(target.pid)
     assert pages(target.pid, place) == set()
@@ -100,7 +100,7 @@ def test_a_new_map_is_not_registered_and_all_of_it_is_written(target: Told) -> N
     reset(target.pid)
     place = target.do(f"told = area({PAGES}); write(told, range(9))")
     reset(target.pid)
-    assert not registered(target.pid, place)
+    assert not is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(9)), "no reset reaches it"
     with_it.register(AddressRange(place, place + PAGES * PAGE))
     assert pages(target.pid, place) == set(range(9)), "and from now on it is tracked"
@@ -126,7 +126,7 @@ def test_a_forked_child_is_not_tracked(target: Told) -> None:
     with_it = protected(target.pid)
     reset(target.pid)
     child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
-    assert not registered(child, place)
+    assert not is_registered(child, place)
     assert pages(child, place) == set(range(PAGES))
     second = protected(child)
     assert pages(child, place) == set(range(PAGES))
@@ -153,7 +153,7 @@ def test_after_exec_an_old_descriptor_answers_with_nothing(target: Told) -> None
         assert old.read(8) == b"", "the trap: it succeeds"
         place = target.do(f"told = area({PAGES}); write(told, range(3))")
         assert pages(target.pid, place) == {0, 1, 2}, "so ours is opened each time"
-    assert not any(registered(target.pid, one.start) for one in private_anonymous(target.pid))
+    assert not any(is_registered(target.pid, one.start) for one in private_anonymous(target.pid))
     with pytest.raises(OSError, match="Cannot allocate") as caught:
         with_it.register(AddressRange(place, place + PAGE))
     assert caught.value.errno == errno.ENOMEM, "its memory has gone"
@@ -174,7 +174,7 @@ def test_without_the_tracker_every_page_is_written_again(target: Told) -> None:
     reset(target.pid)
     assert pages(target.pid, place) == set()
     with_it.close()
-    assert not registered(target.pid, place)
+    assert not is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(PAGES))
     target.do("write(told, [1])")
 
@@ -212,7 +212,7 @@ def test_guard_pages_stay_guards(target: Told) -> None:
 def test_hugetlb_is_never_among_the_maps(target: Told) -> None:
     place = target.do(f"told = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
     with_it = protected(target.pid)
-    assert not registered(target.pid, place)
+    assert not is_registered(target.pid, place)
     reset(target.pid)
     with_it.close()
     assert f"{place:x}-" in Path(f"/proc/{target.pid}/maps").read_text()

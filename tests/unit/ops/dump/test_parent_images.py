@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, described, files_of, inherited, opened, page, restored, write_set
+from image_sets import ImageSet, area, described, files_of, open_store, page, parent_area, restore_files, write_set
 
 from crckpt.errors import StoreUnusable
 from crckpt.images.pagemap import PRESENT, Entry, read_pagemap
@@ -28,7 +28,7 @@ def first_round(rounds: Path) -> RoundBase:
 
 def test_it_is_page_maps_of_few_entries_and_no_set_before(tmp_path: Path) -> None:
     first_round(tmp_path)
-    last = write_set(tmp_path / "2", ImageSet({MAP: (inherited(0x10, 1), area(0x11, 5))}, FILES), parent="maps-1")
+    last = write_set(tmp_path / "2", ImageSet({MAP: (parent_area(0x10, 1), area(0x11, 5))}, FILES), parent="maps-1")
     write_page_maps(RoundBase(last))
     found = files_of(tmp_path / "maps-2")
     assert sorted(found) == ["inventory.img", MAP]
@@ -38,20 +38,20 @@ def test_it_is_page_maps_of_few_entries_and_no_set_before(tmp_path: Path) -> Non
 
 
 def test_pages_that_are_left_to_a_round_are_those_that_it_copied(tmp_path: Path) -> None:
-    repository, rounds = opened(tmp_path), tmp_path / "rounds"
+    repository, rounds = open_store(tmp_path), tmp_path / "rounds"
     rounds.mkdir()
     base = find_parent_images(repository, first_round(rounds))
     assert (base.directory, base.rounds, base.next_round()) == (rounds / "maps-1", 1, RoundBase(rounds / "2"))
-    parts = (inherited(0x10, 1), area(0x11, 5), inherited(0x12, 1), inherited(0x20, 1))
+    parts = (parent_area(0x10, 1), area(0x11, 5), parent_area(0x12, 1), parent_area(0x20, 1))
     second = write_set(base.next_round().directory, ImageSet({MAP: parts}, FILES), parent=str(base.directory))
     base.link_pages(second)
     write_page_maps(RoundBase(second))
 
     base = find_parent_images(repository, RoundBase(second))
-    left = (inherited(0x10, 3), area(0x20, 6))
+    left = (parent_area(0x10, 3), area(0x20, 6))
     images = write_set(tmp_path / "images", ImageSet({MAP: left}, FILES), parent=str(base.directory))
     base.link_pages(images)
-    given = restored(repository, ingest(repository, images, described()), tmp_path)
+    given = restore_files(repository, ingest(repository, images, described()), tmp_path)
     assert given["pages-1.img"] == page(1) + page(5) + page(3) + page(6)
 
 
@@ -60,4 +60,4 @@ def test_rounds_of_which_anything_is_gone_are_nothing_to_count_from(tmp_path: Pa
     last = first_round(tmp_path)
     (tmp_path / name).rename(tmp_path / "elsewhere")
     with pytest.raises(StoreUnusable, match="are no longer in"):
-        find_parent_images(opened(tmp_path), last)
+        find_parent_images(open_store(tmp_path), last)

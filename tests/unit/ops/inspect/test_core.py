@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import recorded
 from core_files import notes, programs
-from image_sets import opened, store
+from image_sets import open_store, store
 
 from crckpt.errors import UsageError
 from crckpt.images.mm import ANON_PRIVATE, GUARD, AddressSpace, Vma
@@ -29,7 +29,7 @@ AT_PAGESZ = 6
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Context, Repository, Checkpoint]:
     """A store with the recorded images."""
     base = tmp_path_factory.mktemp("core")
-    repository = opened(base)
+    repository = open_store(base)
     return Context(base / "store"), repository, store(repository, base, recorded.image_set(recorded.PAGES))
 
 

@@ -10,7 +10,7 @@ import pytest
 import recorded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_sets import flip, opened, packs, store
+from image_sets import flip, open_store, packs, store
 
 from crckpt.errors import IntegrityError
 from crckpt.images.memfd import MemFd
@@ -44,7 +44,7 @@ KNOWN = {process.pid: dict(known(process)) for process in recorded.RECORDED.proc
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, ImageTree]:
     """A store with the recorded images; a test that damages it puts it back."""
     base = tmp_path_factory.mktemp("memory")
-    repository = opened(base)
+    repository = open_store(base)
     checkpoint = store(repository, base, recorded.image_set(recorded.PAGES))
     return repository, checkpoint, read_image_tree(repository, checkpoint)
 
@@ -114,7 +114,7 @@ def test_damaged_bytes_are_never_returned(whole: tuple[Repository, Checkpoint, I
 
 
 def test_pages_out_of_order_are_refused(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     name = f"pagemap-{recorded.PIDS[0]}.img"
     turned = dict(reversed(recorded.PAGES[name].items()))
     checkpoint = store(repository, tmp_path, recorded.image_set({**recorded.PAGES, name: turned}))

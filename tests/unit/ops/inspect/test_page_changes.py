@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import recorded
-from image_sets import described, opened, page, store
+from image_sets import described, open_store, page, store
 from msgspec.structs import replace
 
 from crckpt.images.mm import HEAP, PROT_READ, AddressSpace, Vma
@@ -70,7 +70,7 @@ class _Watched(Reader):
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, Checkpoint, Checkpoint]:
     """A checkpoint, one of the same job with changed pages, and a copy of this in another job."""
     base = tmp_path_factory.mktemp("changes")
-    repository = opened(base)
+    repository = open_store(base)
     before = store(repository, base, recorded.image_set(recorded.PAGES))
     after = store(repository, base, recorded.image_set(_changed()))
     apart = store(repository, base, recorded.image_set(_changed()), described("apart"))

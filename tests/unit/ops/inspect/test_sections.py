@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import recorded
-from image_sets import flip, opened, packs, store
+from image_sets import flip, open_store, packs, store
 
 from crckpt.cli.app import run
 from crckpt.errors import IntegrityError
@@ -21,7 +21,7 @@ SECTIONS = ("--ps", "--files", "--sockets", "--maps", "--env")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the recorded images as `job`; a test that damages it puts it back."""
     base = tmp_path_factory.mktemp("sections")
-    repository = opened(base)
+    repository = open_store(base)
     store(repository, base, recorded.image_set(recorded.PAGES))
     return repository.root
 
@@ -85,7 +85,7 @@ def test_text_and_json_work_with_any_bytes(base: Path, capsys: pytest.CaptureFix
 
 def test_only_sections_that_need_pages_read_them(base: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """If only pages are damaged, the other sections still work."""
-    repository = opened(base.parent)
+    repository = open_store(base.parent)
     try:
         for pack in packs(repository):
             flip(pack, pack.stat().st_size // 2)

@@ -12,7 +12,7 @@ from dump_plans import (
     blocker_keys,
     in_namespaces,
     keys,
-    planned,
+    plan,
     with_tree,
     without_cap,
 )
@@ -28,7 +28,7 @@ def test_every_finding_is_complete() -> None:
         descriptors=(READS, replace(GONE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
         connections=(CONNECTION,),
     )
-    found = planned(without_cap(observation))
+    found = plan(without_cap(observation))
     assert keys(found.blockers) == ["nested-namespace", "traced", "foreign-limits", "tcp"]
     warnings = ["outside-pipe-read", "link-remap", "eventfd-semaphore", "mount-namespace", "untested-kind"]
     assert keys(found.warnings) == warnings

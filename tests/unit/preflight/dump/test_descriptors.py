@@ -6,7 +6,7 @@ import os
 import stat
 
 import pytest
-from dump_plans import FILE, blocker_keys, planned, with_files
+from dump_plans import FILE, blocker_keys, plan, with_files
 from msgspec.structs import replace
 from observed import PLAIN
 
@@ -16,8 +16,8 @@ from crckpt.host.proc.smaps import UnsavableMap
 
 def test_an_eventfd_that_counts_like_a_semaphore() -> None:
     plain = replace(FILE, target="anon_inode:[eventfd]", info="eventfd-count: 3 eventfd-id: 1 eventfd-semaphore: 0\n")
-    assert planned(with_files(plain)).warnings == ()
-    (warning,) = planned(with_files(replace(plain, info=plain.info.replace("phore: 0", "phore: 1")))).warnings
+    assert plan(with_files(plain)).warnings == ()
+    (warning,) = plan(with_files(replace(plain, info=plain.info.replace("phore: 0", "phore: 1")))).warnings
     assert warning.key == "eventfd-semaphore"
     assert "fd 3 of PID 100" in warning.what
 

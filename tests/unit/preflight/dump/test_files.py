@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 
 import pytest
-from dump_plans import FILE, GONE, TWO_PROCESSES, keys, planned, with_files
+from dump_plans import FILE, GONE, TWO_PROCESSES, keys, plan, with_files
 from msgspec.structs import replace
 
 from crckpt.host.proc import Descriptor
@@ -26,13 +26,13 @@ def test_bytes_of_deleted_files() -> None:
 
 def test_a_file_that_lost_one_of_its_names() -> None:
     linked = replace(GONE, links=1)
-    found = planned(with_files(linked))
+    found = plan(with_files(linked))
     assert (found.options.link_remap, keys(found.warnings)) == (True, ["link-remap"])
     assert "/srv/gone (deleted) (fd 3 of PID 100)" in found.warnings[0].what
-    stopping = planned(with_files(linked), stop=True)
+    stopping = plan(with_files(linked), stop=True)
     assert (stopping.options.link_remap, stopping.warnings) == (True, ())
-    assert planned(replace(TWO_PROCESSES, deleted_maps=(("/lib/x (deleted)", 5, 1),))).options.link_remap
-    assert not planned(with_files(GONE)).options.link_remap
+    assert plan(replace(TWO_PROCESSES, deleted_maps=(("/lib/x (deleted)", 5, 1),))).options.link_remap
+    assert not plan(with_files(GONE)).options.link_remap
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
         preallocated,
         replace(TWO_PROCESSES, deleted_maps=(("/x (deleted)", size, 0),)),
     ):
-        found = planned(observation)
+        found = plan(observation)
         assert found.options.ghost_limit == limit
         assert limit == 0 or limit > size
         assert [reason.option for reason in found.reasons] == ([f"--ghost-limit {limit}"] if limit else [])
@@ -70,9 +70,9 @@ def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
     ],
 )
 def test_files_that_are_no_ghosts(other: Descriptor) -> None:
-    assert planned(with_files(other)).options.ghost_limit == 0
+    assert plan(with_files(other)).options.ghost_limit == 0
 
 
 @pytest.mark.parametrize("name", ["/memfd:x (deleted)", "/dev/zero (deleted)", "/SYSV00000000 (deleted)"])
 def test_shared_memory_is_no_ghost(name: str) -> None:
-    assert planned(replace(TWO_PROCESSES, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == DumpOptions()
+    assert plan(replace(TWO_PROCESSES, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == DumpOptions()

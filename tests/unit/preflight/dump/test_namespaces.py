@@ -9,7 +9,7 @@ from dump_plans import (
     blocker_keys,
     in_namespaces,
     keys,
-    planned,
+    plan,
     with_tree,
 )
 from msgspec.structs import replace
@@ -23,39 +23,39 @@ from crckpt.preflight.dump.checks import UNCONDITIONAL
 @pytest.mark.parametrize("kind", ["pid", "ipc", "uts", "time", "cgroup"])
 def test_nested_namespaces(kind: str) -> None:
     nested = in_namespaces(CHILD, **{kind: 99})
-    found = planned(with_tree(ROOT, nested))
+    found = plan(with_tree(ROOT, nested))
     assert keys(found.blockers) == ["nested-namespace"]
     assert f"process 101 has its own {kind} namespace" in found.blockers[0].what
-    assert planned(with_tree(ROOT, replace(nested, state="zombie"))).blockers == ()
-    assert planned(with_tree(in_namespaces(ROOT, **{kind: 99}), nested)).blockers == ()
+    assert plan(with_tree(ROOT, replace(nested, state="zombie"))).blockers == ()
+    assert plan(with_tree(in_namespaces(ROOT, **{kind: 99}), nested)).blockers == ()
 
 
 @pytest.mark.parametrize(("kind", "key"), [("user", "other-user-namespace"), ("net", "namespace-owner")])
 def test_namespaces_of_another_user_namespace(kind: str, key: str) -> None:
-    (found,) = planned(replace(TWO_PROCESSES, foreign_namespaces=(ForeignNamespace(101, "worker", kind),))).blockers
+    (found,) = plan(replace(TWO_PROCESSES, foreign_namespaces=(ForeignNamespace(101, "worker", kind),))).blockers
     assert (found.key, found.key in UNCONDITIONAL) == (key, True)
     assert "process 101 (worker)" in found.what
 
 
 @pytest.mark.parametrize("kind", ["mnt", "net"])
 def test_nested_namespaces_that_criu_saves_only(kind: str) -> None:
-    found = planned(with_tree(ROOT, in_namespaces(CHILD, **{kind: 99})))
+    found = plan(with_tree(ROOT, in_namespaces(CHILD, **{kind: 99})))
     assert keys(found.blockers) == ["nested-unmade"]
     assert found.blockers[0].what.startswith("process 101 (worker) has its own mount or network namespace")
 
 
 def test_containers_are_left_to_their_engine() -> None:
-    found = planned(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98), ns_pids=(100, 1))))
+    found = plan(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98), ns_pids=(100, 1))))
     assert keys(found.blockers) == ["container"]
 
 
 def test_a_tree_in_another_mount_namespace_is_entered() -> None:
-    found = planned(with_tree(in_namespaces(ROOT, mnt=98)))
+    found = plan(with_tree(in_namespaces(ROOT, mnt=98)))
     assert (found.enter, keys(found.warnings), found.blockers) == (("mnt",), ["mount-namespace"], ())
 
 
 def test_a_tree_that_was_restored_into_a_pid_namespace_is_entered() -> None:
-    found = planned(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98, net=97), ns_pids=(100, 7))))
+    found = plan(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98, net=97), ns_pids=(100, 7))))
     assert (found.enter, found.warnings, found.blockers) == (("pid", "mnt"), (), ())
 
 

@@ -6,7 +6,7 @@ from dump_plans import (
     FILE,
     TWO_PROCESSES,
     in_namespaces,
-    planned,
+    plan,
     why,
     with_files,
     with_tree,
@@ -19,21 +19,19 @@ from crckpt.preflight.dump.checks import DumpPlan
 
 
 def test_a_plain_tree_needs_no_option() -> None:
-    assert planned(TWO_PROCESSES) == DumpPlan(DumpOptions(), (), (), (), (), None)
-    assert planned(TWO_PROCESSES, "keep").options == DumpOptions(), "no connection, no option"
+    assert plan(TWO_PROCESSES) == DumpPlan(DumpOptions(), (), (), (), (), None)
+    assert plan(TWO_PROCESSES, "keep").options == DumpOptions(), "no connection, no option"
 
 
 def test_file_locks() -> None:
-    found = planned(
-        with_files(FILE, replace(FILE, info="pos:\t0\nlock:\t1: FLOCK  ADVISORY  WRITE 100 08:01:5 0 EOF\n"))
-    )
+    found = plan(with_files(FILE, replace(FILE, info="pos:\t0\nlock:\t1: FLOCK  ADVISORY  WRITE 100 08:01:5 0 EOF\n")))
     assert found.options.file_locks
     assert why(found, "--file-locks") == "PID 100 holds a lock on /srv/data"
-    assert not planned(with_files(replace(FILE, target="/srv/lock:file"))).options.file_locks
+    assert not plan(with_files(replace(FILE, target="/srv/lock:file"))).options.file_locks
 
 
 def test_a_private_network_is_locked_as_a_whole() -> None:
     there = with_tree(in_namespaces(ROOT, net=99))
-    assert planned(TWO_PROCESSES).options.network_lock is None
-    assert planned(there).options.network_lock == "nftables"
-    assert planned(there, nftables=False).options.network_lock == "skip"
+    assert plan(TWO_PROCESSES).options.network_lock is None
+    assert plan(there).options.network_lock == "nftables"
+    assert plan(there, nftables=False).options.network_lock == "skip"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from dump_plans import READS, WRITES, keys, planned, with_files
+from dump_plans import READS, WRITES, keys, plan, with_files
 from msgspec.structs import replace
 
 from crckpt.host.proc import Descriptor
@@ -17,23 +17,23 @@ from crckpt.host.proc import Descriptor
 )
 def test_a_pipe_to_a_process_outside(end: Descriptor, key: str, told: str) -> None:
     observation = with_files(end, replace(end, pid=101, fd=9))
-    (warning,) = planned(observation).warnings
+    (warning,) = plan(observation).warnings
     assert (warning.key, told in warning.what) == (key, True)
     assert "fd 3 of PID 100" in warning.what
-    assert planned(replace(observation, closed_pipes=frozenset({55}))).warnings == ()
+    assert plan(replace(observation, closed_pipes=frozenset({55}))).warnings == ()
 
 
 def test_more_pipes_than_criu_saves() -> None:
     many = tuple(replace(READS, target=f"pipe:[{number}]") for number in range(1024))
     full = with_files(*many, *many, replace(WRITES, target="pipe:[9999]"))
-    assert planned(full).blockers == ()
-    (found,) = planned(with_files(*many, replace(READS, target="pipe:[9999]", flags=os.O_RDWR))).blockers
+    assert plan(full).blockers == ()
+    (found,) = plan(with_files(*many, replace(READS, target="pipe:[9999]", flags=os.O_RDWR))).blockers
     assert (found.key, "1025 pipes" in found.what) == ("pipes-too-many", True)
 
 
 def test_pipes_inside_are_not_reported() -> None:
-    assert planned(with_files(READS, replace(WRITES, pid=101))).warnings == ()
-    assert planned(with_files(replace(READS, flags=os.O_RDWR))).warnings == ()
-    assert planned(with_files(READS, replace(READS, flags=os.O_RDWR))).warnings == ()
-    two = planned(with_files(READS, replace(WRITES, target="pipe:[56]")))
+    assert plan(with_files(READS, replace(WRITES, pid=101))).warnings == ()
+    assert plan(with_files(replace(READS, flags=os.O_RDWR))).warnings == ()
+    assert plan(with_files(READS, replace(READS, flags=os.O_RDWR))).warnings == ()
+    two = plan(with_files(READS, replace(WRITES, target="pipe:[56]")))
     assert keys(two.warnings) == ["outside-pipe-read", "outside-pipe"]

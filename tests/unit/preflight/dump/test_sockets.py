@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from dump_plans import CONNECTION, FILE, TWO_PROCESSES, keys, planned, why, with_files
+from dump_plans import CONNECTION, FILE, TWO_PROCESSES, keys, plan, why, with_files
 from msgspec.structs import replace
 
 from crckpt.host.observe.socket_kinds import SocketKind
@@ -13,13 +13,13 @@ from crckpt.host.observe.tree import OutsideEnd
 
 def test_connections_need_a_choice() -> None:
     observation = replace(TWO_PROCESSES, connections=(CONNECTION, replace(CONNECTION, fd=8)))
-    undecided = planned(observation)
+    undecided = plan(observation)
     assert keys(undecided.blockers) == ["tcp", "tcp"]
     assert undecided.blockers[0].what == (
         "PID 100 has fd 7 connected over TCP: 127.0.0.1:80 -> 127.0.0.1:4000 (ESTABLISHED)"
     )
     assert undecided.options.tcp is None
-    keep, close = planned(observation, "keep"), planned(observation, "close")
+    keep, close = plan(observation, "keep"), plan(observation, "close")
     assert (keep.options.tcp, keep.blockers, why(keep, "--tcp-established")) == ("keep", (), "2 TCP connections")
     assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
 
@@ -27,48 +27,48 @@ def test_connections_need_a_choice() -> None:
 def test_the_choice_holds_for_later_connections() -> None:
     """A connection may be made before the freeze: then CRIU must know what to do."""
     listening = replace(TWO_PROCESSES, sockets=(SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0),))
-    close, keep = planned(TWO_PROCESSES, "close"), planned(listening, "keep")
+    close, keep = plan(TWO_PROCESSES, "close"), plan(listening, "keep")
     assert (close.options.tcp, why(close, "--tcp-close")) == ("close", "a TCP connection may be made before the freeze")
     assert (keep.options.tcp, why(keep, "--tcp-established")) == (
         "keep",
         "a TCP connection may be made before the freeze",
     )
     # To keep them the network is locked: not for nothing, and not where that would fail.
-    assert planned(TWO_PROCESSES, "keep").options.tcp is None
-    assert planned(listening, "keep", nftables=False).options.tcp is None
-    assert planned(listening).options.tcp is None
+    assert plan(TWO_PROCESSES, "keep").options.tcp is None
+    assert plan(listening, "keep", nftables=False).options.tcp is None
+    assert plan(listening).options.tcp is None
 
 
 def test_a_connection_that_the_kernel_encrypts_is_closed_or_refused() -> None:
     """CRIU would restore it in plain text."""
     encrypted = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, layer="tls")
     observation = replace(TWO_PROCESSES, connections=(CONNECTION,), sockets=(encrypted,))
-    (told,) = planned(observation, "keep").blockers
+    (told,) = plan(observation, "keep").blockers
     assert told.key == "tcp-layer"
     assert "fd 3 of PID 100" in told.what
-    assert planned(observation, "close").blockers == ()
+    assert plan(observation, "close").blockers == ()
 
 
 def test_keeping_connections_needs_a_criu_that_can_lock_them() -> None:
     observation = replace(TWO_PROCESSES, connections=(CONNECTION,))
-    assert keys(planned(observation, "keep", nftables=False).blockers) == ["network-lock"]
-    assert planned(observation, "close", nftables=False).blockers == ()
-    assert planned(TWO_PROCESSES, "keep", nftables=False).blockers == ()
+    assert keys(plan(observation, "keep", nftables=False).blockers) == ["network-lock"]
+    assert plan(observation, "close", nftables=False).blockers == ()
+    assert plan(TWO_PROCESSES, "keep", nftables=False).blockers == ()
 
 
 def test_datagram_sockets() -> None:
     sockets = with_files(replace(FILE, target="socket:[777]"), replace(FILE, target="socket:nonsense"))
-    found = planned(replace(sockets, datagram_sockets=frozenset({777, 778})))
+    found = plan(replace(sockets, datagram_sockets=frozenset({777, 778})))
     assert found.options.ext_unix_sk
     assert why(found, "--ext-unix-sk")
-    assert not planned(replace(sockets, datagram_sockets=frozenset({778}))).options.ext_unix_sk
+    assert not plan(replace(sockets, datagram_sockets=frozenset({778}))).options.ext_unix_sk
 
 
 def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
     observation = replace(
         TWO_PROCESSES, outside_ends=(OutsideEnd(100, 1, "/run/journal/stdout"), OutsideEnd(101, 4, ""))
     )
-    told = [finding.what for finding in planned(observation).blockers]
+    told = [finding.what for finding in plan(observation).blockers]
     assert told == [
         "descriptor 1 of PID 100, a unix socket to /run/journal/stdout, is connected to a process outside the tree",
         "descriptor 4 of PID 101, a unix socket, is connected to a process outside the tree",

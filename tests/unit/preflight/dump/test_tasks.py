@@ -8,7 +8,7 @@ from dump_plans import (
     TWO_PROCESSES,
     as_uid,
     keys,
-    planned,
+    plan,
     with_tree,
     without_cap,
 )
@@ -49,11 +49,11 @@ def test_accepted_roots(state: str) -> None:
 
 
 def test_traced_processes() -> None:
-    found = planned(with_tree(ROOT, replace(CHILD, tracer=900)))
+    found = plan(with_tree(ROOT, replace(CHILD, tracer=900)))
     assert keys(found.blockers) == ["traced"]
     assert found.blockers[0].what.startswith("process 101 (worker) is traced by process 900 (gdb)")
-    assert "(?)" in planned(with_tree(replace(ROOT, tracer=902))).blockers[0].what
-    assert keys(planned(with_tree(replace(ROOT, tracer=901))).blockers) == ["being-dumped"]
+    assert "(?)" in plan(with_tree(replace(ROOT, tracer=902))).blockers[0].what
+    assert keys(plan(with_tree(replace(ROOT, tracer=901))).blockers) == ["being-dumped"]
 
 
 @pytest.mark.parametrize(
@@ -73,14 +73,14 @@ def test_limits_of_other_users(
     processes: tuple[Process, Process], as_user: tuple[int, int] | None, blockers: list[str]
 ) -> None:
     observation = with_tree(*processes)
-    limited = planned(without_cap(observation))
+    limited = plan(without_cap(observation))
     assert (limited.as_user, keys(limited.blockers)) == (as_user, blockers)
-    able = planned(observation)
+    able = plan(observation)
     assert (able.as_user, able.blockers) == (None, ())
 
 
 def test_a_user_with_unreadable_limits_is_named() -> None:
-    (blocker,) = planned(without_cap(with_tree(ROOT, as_uid(CHILD, 33)))).blockers
+    (blocker,) = plan(without_cap(with_tree(ROOT, as_uid(CHILD, 33)))).blockers
     assert "process 101 (worker) runs as user 33" in blocker.what
 
 
@@ -89,7 +89,7 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
     waits = (WaitingThread(100, 105, "poll"), WaitingThread(101, 101, RESTARTED))
     observation = replace(TWO_PROCESSES, waits=waits)
     again = cause("call-interrupted-again").finding(pid=101, tid=101)
-    assert planned(observation).warnings == (again,)
+    assert plan(observation).warnings == (again,)
     without = plan_dump(observation, None, stop=False, locks_by_nftables=True, names={}, restarts_calls=False)
     assert without.warnings == (cause("call-interrupted").finding(pid=100, tid=105, call="poll"), again)
 
@@ -97,7 +97,7 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
 def test_the_preload_library_is_there_in_the_trees_own_mounts() -> None:
     apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
     observation = replace(with_tree(apart), waits=(WaitingThread(100, 100, "epoll_wait"),))
-    assert keys(planned(observation).warnings) == ["mount-namespace"]
+    assert keys(plan(observation).warnings) == ["mount-namespace"]
 
 
 def test_the_tracer_of_a_thread_is_named() -> None:

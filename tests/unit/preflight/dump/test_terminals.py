@@ -5,7 +5,7 @@ from __future__ import annotations
 import stat
 
 import pytest
-from dump_plans import CHILD, FILE, planned, why, with_files, with_tree
+from dump_plans import CHILD, FILE, plan, why, with_files, with_tree
 from msgspec.structs import replace
 from observed import ROOT
 
@@ -13,31 +13,31 @@ TERMINAL = replace(FILE, fd=0, target="/dev/pts/3", mode=stat.S_IFCHR)
 
 
 def test_a_session_leader_outside() -> None:
-    found = planned(with_tree(replace(ROOT, sid=7)))
+    found = plan(with_tree(replace(ROOT, sid=7)))
     assert found.options.shell_job
     assert "7" in why(found, "--shell-job")
 
 
 def test_a_terminal_outside() -> None:
-    found = planned(with_files(TERMINAL))
+    found = plan(with_files(TERMINAL))
     assert found.options.shell_job
     assert "/dev/pts/3" in why(found, "--shell-job")
-    assert not planned(with_files(replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
+    assert not plan(with_files(replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
 
 
 @pytest.mark.parametrize("target", ["/dev/tty", "/dev/tty1", "/dev/console"])
 def test_a_terminal_with_a_name_is_outside_with_its_session(target: str) -> None:
     observation = with_files(replace(TERMINAL, target=target))
-    assert not planned(observation).options.shell_job
+    assert not plan(observation).options.shell_job
     child = replace(CHILD, sid=7)
     outside = replace(observation, tree=replace(observation.tree, processes=(ROOT, child)))
     of_child = replace(outside, descriptors=(replace(TERMINAL, pid=child.pid, target=target),))
-    assert target in why(planned(of_child), "--shell-job")
+    assert target in why(plan(of_child), "--shell-job")
 
 
 @pytest.mark.parametrize("master", ["/dev/ptmx", "/dev/pts/ptmx"])
 def test_a_terminal_whose_master_is_inside(master: str) -> None:
     inside = replace(TERMINAL, fd=4, target=master, info="pos:\t0\nflags:\t02\ntty-index:\t3\n")
-    assert not planned(with_files(inside, TERMINAL, replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
+    assert not plan(with_files(inside, TERMINAL, replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
     other = replace(inside, info="pos:\t0\ntty-index:\t33\n")
-    assert planned(with_files(other, TERMINAL)).options.shell_job
+    assert plan(with_files(other, TERMINAL)).options.shell_job

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, opened, store
+from image_sets import ImageSet, area, open_store, store
 
 from crckpt.errors import StoreUnusable
 from crckpt.store import Repository, collect_garbage, verify
@@ -51,14 +51,14 @@ def test_missing_and_empty_directories_become_stores_only_when_asked(tmp_path: P
 
 def test_a_mounted_file_system_is_empty(tmp_path: Path) -> None:
     (tmp_path / "store" / "lost+found").mkdir(parents=True)
-    assert opened(tmp_path).checkpoints() == ()
+    assert open_store(tmp_path).checkpoints() == ()
 
 
 def test_other_peoples_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o755)
     (tmp_path / "store" / "letter.txt").write_text("dear")
     with pytest.raises(StoreUnusable, match="is not a store"):
-        opened(tmp_path)
+        open_store(tmp_path)
     assert [path.name for path in (tmp_path / "store").iterdir()] == ["letter.txt"]
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
 
@@ -67,29 +67,29 @@ def test_a_directory_that_others_may_write_to_is_not_taken(tmp_path: Path) -> No
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o1777)
     with pytest.raises(StoreUnusable, match="mode 777"):
-        opened(tmp_path)
+        open_store(tmp_path)
     assert list((tmp_path / "store").iterdir()) == []
 
 
 def test_a_file_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     with pytest.raises(StoreUnusable, match="is not a store"):
-        opened(tmp_path)
+        open_store(tmp_path)
     with pytest.raises(StoreUnusable, match="cannot be used"):
         Repository.open(tmp_path / "store" / "below", create=True)
 
 
 def test_a_creation_cut_short_is_finished(tmp_path: Path) -> None:
-    root = opened(tmp_path).root
+    root = open_store(tmp_path).root
     (root / "store.json").rename(root / ".store.json.123-abc")
     (root / "cache/fingerprints").rmdir()
     with pytest.raises(StoreUnusable, match="is not a store"):
         Repository.open(root)
-    assert opened(tmp_path).checkpoints() == ()
+    assert open_store(tmp_path).checkpoints() == ()
 
 
 def test_directories_that_a_backup_left_out_are_made_again(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     for name in ("cache", "tmp", "locks", "refs"):
         shutil.rmtree(repository.root / name)
@@ -102,16 +102,16 @@ def test_directories_that_a_backup_left_out_are_made_again(tmp_path: Path) -> No
 
 
 def test_a_store_that_lost_its_store_json_is_not_made_new(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     (repository.root / "store.json").unlink()
     with pytest.raises(StoreUnusable, match="is not a store"):
-        opened(tmp_path)
+        open_store(tmp_path)
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o701])
 def test_a_mode_that_lets_others_in_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
-    root = opened(tmp_path).root
+    root = open_store(tmp_path).root
     root.chmod(mode)
     with pytest.raises(StoreUnusable, match="open to other users") as refusal:
         Repository.open(root)
@@ -121,7 +121,7 @@ def test_a_mode_that_lets_others_in_is_refused_with_the_remedy(mode: int, tmp_pa
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 def test_another_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    root = opened(tmp_path).root
+    root = open_store(tmp_path).root
     os.chown(root, 65534, 65534)
     with pytest.raises(StoreUnusable, match="belongs to uid 65534") as refusal:
         Repository.open(root)
@@ -134,7 +134,7 @@ def test_another_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
 def test_a_place_where_others_can_exchange_the_store_is_refused(attack: str, tmp_path: Path) -> None:
     place = tmp_path / "a/b"
     place.mkdir(parents=True)
-    root = opened(place).root
+    root = open_store(place).root
     named = root
     if attack == "theirs":
         os.chown(place, 65534, 65534)
@@ -162,7 +162,7 @@ def test_a_store_may_be_in_a_directory_like_tmp_and_behind_our_own_link(tmp_path
     place = tmp_path / "like-tmp"
     place.mkdir()
     place.chmod(0o1777)
-    root = opened(place).root
+    root = open_store(place).root
     (tmp_path / "link").symlink_to(root)
     assert Repository.open(tmp_path / "link").checkpoints() == ()
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from image_sets import HOST, TREE, ImageSet, area, described, manifest_path, opened, store
+from image_sets import HOST, TREE, ImageSet, area, described, manifest_path, open_store, store
 from msgspec.structs import replace
 
 from crckpt.errors import StoreUnusable
@@ -27,7 +27,7 @@ KEYS = {
 
 
 def test_a_manifest_is_readable_and_named_by_its_digest(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     created = datetime(2026, 3, 4, 5, 6, 7, 8, tzinfo=timezone(timedelta(hours=2)))
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described(created=created))
     manifest = (repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes()
@@ -86,7 +86,7 @@ def _sealed(document: dict[str, object]) -> tuple[bytes, CheckpointId]:
 
 
 def test_a_note_in_no_encoding_is_read(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     note = os.fsdecode(b"caf\xe9")
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), replace(described(), note=note))
     assert repository.get(checkpoint.id) == checkpoint
@@ -94,7 +94,7 @@ def test_a_note_in_no_encoding_is_read(tmp_path: Path) -> None:
 
 
 def test_what_another_version_wrote_is_refused(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
     document = json.loads(manifest_path(repository, checkpoint.id).read_bytes())
     assert unseal(*_sealed(document)).tree == checkpoint.tree

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from image_sets import ONE_PROCESS, described, opened, restored, store, with_changed_manifest
+from image_sets import ONE_PROCESS, described, open_store, restore_files, store, with_changed_manifest
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
@@ -51,7 +51,7 @@ def _last_page_gone_and_shorter(file: StoredFile) -> StoredFile:
 def test_an_index_that_contradicts_itself(
     name: str, change: Callable[[StoredFile], StoredFile], words: str, tmp_path: Path
 ) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     good = store(repository, tmp_path, ONE_PROCESS)
     files = contents_of(repository, good).index.files
     wrong_index = encode_index(Index(tuple(change(file) if file.name == name else file for file in files)))
@@ -77,8 +77,8 @@ def test_an_index_that_contradicts_itself(
     ],
 )
 def test_an_index_that_contradicts_its_packs(index: dict[str, object], tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     wrong = repository.get(with_changed_manifest(repository, store(repository, tmp_path, ONE_PROCESS), index=index))
     with pytest.raises(IntegrityError, match=f"checkpoint {wrong.short_id}"):
-        restored(repository, wrong, tmp_path)
+        restore_files(repository, wrong, tmp_path)
     assert [(damage.kind, damage.checkpoints) for damage in verify(repository).damages] == [("index", (wrong.id,))]

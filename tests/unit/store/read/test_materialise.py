@@ -30,10 +30,10 @@ from image_sets import (
     described,
     files_of,
     flip,
-    opened,
+    open_store,
     packs,
     page,
-    restored,
+    restore_files,
     store,
     write_set,
 )
@@ -80,10 +80,10 @@ Stored = CheckpointId | MultipleResults[CheckpointId]
 def test_series_come_back_as_they_were(series: list[ImageSet]) -> None:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
-        repository = opened(base)
+        repository = open_store(base)
         kept = [store(repository, base, images) for images in series]
         for number, checkpoint in enumerate(kept):
-            assert restored(repository, checkpoint, base) == files_of(base / f"images-{number}")
+            assert restore_files(repository, checkpoint, base) == files_of(base / f"images-{number}")
         assert verify(repository).damages == ()
 
 
@@ -99,7 +99,7 @@ class Lives(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.base = Path(tempfile.mkdtemp())
-        self.repository = opened(self.base)
+        self.repository = open_store(self.base)
         self.expected: dict[CheckpointId, dict[str, bytes]] = {}
         self.dumps = 0
         self.heap: list[int] = []
@@ -159,7 +159,9 @@ class Lives(RuleBasedStateMachine):
         """Let a writer do this, and kill it before one of its steps; a copy of the store says which they are."""
         with tempfile.TemporaryDirectory() as name:
             copy = shutil.copytree(self.repository.root, Path(name) / "store")
-            taken = [entry.name for entry in self.forked.recorded(Order(act, str(copy), arguments), Path(name) / "log")]
+            taken = [
+                entry.name for entry in self.forked.record_steps(Order(act, str(copy), arguments), Path(name) / "log")
+            ]
         at = Random(seed).randrange(len(taken))
         moment = f"{taken[at]}:{taken[: at + 1].count(taken[at])}"
         order = Order(act, str(self.repository.root), arguments, kill_at=moment)
@@ -208,7 +210,7 @@ class Lives(RuleBasedStateMachine):
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(sorted(self.expected)))
-        assert restored(self.repository, self.repository.get(chosen), self.base) == self.expected[chosen]
+        assert restore_files(self.repository, self.repository.get(chosen), self.base) == self.expected[chosen]
 
     @invariant()
     def all_are_listed(self) -> None:
@@ -237,25 +239,25 @@ def test_more_files_and_frames_than_are_worked_on_at_once(tmp_path: Path) -> Non
     files = {f"core-{number}.img": b"%d" % number * 40 for number in range(300)}
     ghost = {"ghost-file-1.img": b"".join(map(page, range(900, 0, -1))) + b"the end"}
     images = ImageSet({"pagemap-100.img": [area(10, *numbers)]}, {**files, **ghost})
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, images)
-    assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
+    assert restore_files(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
     assert checkpoint.statistics.new_bytes < 4096 * (1500 + 300 + 50)
 
 
 def test_areas_that_overlap_keep_both_contents(tmp_path: Path) -> None:
     images = ImageSet({"pagemap-100.img": [area(10, 1, 2, 3), area(11, 4, 5)]})
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first, second = store(repository, tmp_path, images), store(repository, tmp_path, images)
     assert (
-        restored(repository, first, tmp_path)
-        == restored(repository, second, tmp_path)
+        restore_files(repository, first, tmp_path)
+        == restore_files(repository, second, tmp_path)
         == files_of(tmp_path / "images-0")
     )
 
 
 def test_zeros_are_holes(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(0, *[0] * 2000, 1)]}))
     directory = tmp_path / "out"
     directory.mkdir()
@@ -266,7 +268,7 @@ def test_zeros_are_holes(tmp_path: Path) -> None:
 
 
 def test_files_are_private_and_never_written_over(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     directory = tmp_path / "out"
     directory.mkdir()
@@ -277,7 +279,7 @@ def test_files_are_private_and_never_written_over(tmp_path: Path) -> None:
 
 
 def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     images = write_set(tmp_path / "images", ImageSet({"pagemap-1.img": [area(0, *range(5000))]}, {"a.img": b"a" * 5}))
     told: list[tuple[int, int]] = []
     checkpoint = ingest(repository, images, described(), progress=lambda done, total: told.append((done, total)))
@@ -293,13 +295,13 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
 def test_real_images_come_back(tmp_path: Path) -> None:
     real = TESTS / "data/images/tree"
     images = {path.name: path.read_bytes() for path in real.iterdir() if not path.name.startswith("pagemap-")}
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files=images))
-    assert restored(repository, checkpoint, tmp_path) == images
+    assert restore_files(repository, checkpoint, tmp_path) == images
 
 
 def test_an_area_can_be_empty(tmp_path: Path) -> None:
     images = ImageSet({"pagemap-100.img": [Area(4096, ()), area(2, 3)], "pagemap-shmem-1.img": []})
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, images)
-    assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
+    assert restore_files(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")

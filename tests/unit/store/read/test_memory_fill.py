@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_sets import Area, ImageSet, area, flip, opened, packs, page, store
+from image_sets import Area, ImageSet, area, flip, open_store, packs, page, store
 from smaller_bounds import smaller_bounds
 
 from crckpt.errors import IntegrityError
@@ -113,7 +113,7 @@ def test_every_page_is_placed_or_left(
 ) -> None:
     """Of several processes, whose pages are the same or lie in older packs, with little room to unpack ahead."""
     base = tmp_path_factory.mktemp("placed")
-    repository = opened(base)
+    repository = open_store(base)
     store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
     few = smaller_bounds(
         memory_fill, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
@@ -155,7 +155,7 @@ def test_every_page_is_placed_or_left(
 def checkpoint(tmp_path: Path) -> Iterator[tuple[Repository, Checkpoint, Memory]]:
     """Many pages, all of one process."""
     with processes(1) as (memory,):
-        repository = opened(tmp_path)
+        repository = open_store(tmp_path)
         yield repository, store(repository, tmp_path, ImageSet({NAME: [area(memory.first, *range(1, PAGES))]})), memory
 
 

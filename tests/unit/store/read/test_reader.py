@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from image_sets import ImageSet, area, files_of, flip, opened, packs, page, restored, store
-from series import chain, series, started
+from image_sets import ImageSet, area, files_of, flip, open_store, packs, page, restore_files, store
+from series import chain, series, start_program
 from smaller_bounds import smaller_bounds
 
 from crckpt.errors import IntegrityError
@@ -75,7 +75,7 @@ def test_any_order_in_little_memory(
 ) -> None:
     """Pages that stand in many places, in an order that no memory is large enough for, while pipes refer to some."""
     base = tmp_path_factory.mktemp("any")
-    repository = opened(base)
+    repository = open_store(base)
     scattered = sorted(pages)
     random.Random(0).shuffle(scattered)
     store(repository, base, ImageSet({"pagemap-1.img": [area(0, *scattered)]}))
@@ -91,7 +91,7 @@ def test_any_order_in_little_memory(
         PIPE_SIZE=lent * PAGE_SIZE,
     ):
         assert image(repository, checkpoint, "pages-1.img", late=lent * PAGE_SIZE) == b"".join(map(page, pages))
-        assert restored(repository, checkpoint, base) == files_of(base / "images-1")
+        assert restore_files(repository, checkpoint, base) == files_of(base / "images-1")
 
 
 class NoRoom:
@@ -107,8 +107,8 @@ class NoRoom:
 def test_what_was_stored_together_is_given_where_it_was_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 4000)
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 4000)
     memory = (program.directory / "pages-1.img").read_bytes()
     whole, scattered = series(repository, program, 2, 0.2)
     # A copy has the same bytes: that there is none shows only where there is no room for it.
@@ -120,8 +120,8 @@ def test_what_was_stored_together_is_given_where_it_was_unpacked(
 
 def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """Even of a checkpoint whose pages lie scattered over the packs of many."""
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 4000)
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 4000)
     *_, last = series(repository, program, 30, 0.03)
     assert contents_of(repository, last).index.files
     unpacked.clear()
@@ -133,8 +133,8 @@ def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str
 
 def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """64 MiB of which 1 % is rewritten a hundred times, and only that dumped: also with one in the middle removed."""
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 64 << 8)
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 64 << 8)
     kept = list(chain(repository, program, 100, 0.01))
     first, middle, last = kept[0], kept[50], kept[-1]
     memory = (program.directory / "pages-1.img").read_bytes()
@@ -173,8 +173,8 @@ class CountingWorkers(Workers):
 
 def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
     """Where pages are scattered, a task for each frame would cost a good part of what it does."""
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 4000)
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 4000)
     *_, last = chain(repository, program, 30, 0.03)
     with repository.shared(), CountingWorkers(2) as pool:
         parts = reader.Reader(contents_of(repository, last), pool).image("pages-1.img")
@@ -186,7 +186,7 @@ def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
 
 def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """A page that stands everywhere stays in memory while all around it comes and goes."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *often)]}))
     with smaller_bounds(reader, _MOST_FRAMES=8, _FEWEST_FRAMES=8):
@@ -197,7 +197,7 @@ def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacke
 
 
 def test_files_are_read_side_by_side(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     maps = {f"pagemap-{number}.img": [area(0, *range(number * 100, number * 100 + 300))] for number in range(1, 9)}
     checkpoint = store(repository, tmp_path, ImageSet(maps, {"core.img": b"registers" * 1000}))
     expected = files_of(tmp_path / "images-0")
@@ -219,16 +219,16 @@ def test_files_are_read_side_by_side(tmp_path: Path, unpacked: Counter[tuple[str
 
 
 def test_zeros_of_a_large_file_become_holes(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     pages = [1, *[0] * 1000, 2, *[0] * 1000]
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
     assert image(repository, checkpoint, "pages-1.img") == b"".join(map(page, pages))
-    assert restored(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
+    assert restore_files(repository, checkpoint, tmp_path) == files_of(tmp_path / "images-0")
     assert (tmp_path / "out-0/pages-1.img").stat().st_blocks * 512 < 10 * PAGE_SIZE
 
 
 def test_damage_is_met_before_its_pages_are_given(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     pages = range(1, 2000)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *pages)]}))
     (pack,) = packs(repository)

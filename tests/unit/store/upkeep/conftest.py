@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from image_sets import ONE_PROCESS, ImageSet, area, described, opened, store
+from image_sets import ONE_PROCESS, ImageSet, area, described, open_store, store
 
 from crckpt.store import Checkpoint, Repository
 
@@ -12,7 +12,7 @@ from crckpt.store import Checkpoint, Repository
 def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint]:
     """A store with one checkpoint in one pack of two frames; every test puts back what it damages."""
     base = tmp_path_factory.mktemp("whole")
-    repository = opened(base)
+    repository = open_store(base)
     return repository, store(repository, base, ONE_PROCESS)
 
 
@@ -20,7 +20,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
 def series(tmp_path_factory: pytest.TempPathFactory) -> Repository:
     """Four checkpoints that share some of their packs, and no frame that nobody needs."""
     base = tmp_path_factory.mktemp("series")
-    repository = opened(base)
+    repository = open_store(base)
     for number in range(3):
         pages = [*range(1, 150), *range(1000 * number, 1000 * number + 60)]
         store(repository, base, ImageSet({"pagemap-1.img": [area(0, *pages)]}))

@@ -15,11 +15,11 @@ from image_sets import (
     area,
     described,
     flip,
-    opened,
+    open_store,
     pack_path,
     packs,
-    restored,
-    sealed,
+    restore_files,
+    seal_manifest,
     store,
     with_changed_manifest,
 )
@@ -41,7 +41,7 @@ def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, b
         assert [(damage.kind, damage.name) for damage in found.damages] == [("pack", checkpoint.packs[0].digest)]
         assert found.lost == (checkpoint.id,)
         with pytest.raises(IntegrityError, match=f"checkpoint {checkpoint.short_id} is damaged: pack {pack.stem[:12]}"):
-            restored(Repository.open(repository.root), checkpoint, repository.root.parent)
+            restore_files(Repository.open(repository.root), checkpoint, repository.root.parent)
     finally:
         flip(pack, offset, bit)
         for left in repository.root.parent.glob("out-*"):
@@ -116,7 +116,7 @@ def test_a_pack_that_is_gone_or_longer(whole: tuple[Repository, Checkpoint], tmp
 
 
 def test_a_whole_pack_of_another_name(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     one = store(repository, tmp_path, ONE_PROCESS, described("one", details=b"1"))
     two = store(repository, tmp_path, ONE_PROCESS, described("two", details=b"2"))
     path = pack_path(repository, one.packs[0].digest)
@@ -127,7 +127,7 @@ def test_a_whole_pack_of_another_name(tmp_path: Path) -> None:
 
 
 def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     big = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 400))]}))
     few = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(300, 400))]}))
     assert big.packs[0].digest == few.packs[0].digest
@@ -137,13 +137,13 @@ def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -
     assert [damage.checkpoints for damage in found.damages] == [(big.id,)]
     assert "frame 0: its SHA-256 does not match" in found.damages[0].what
     with pytest.raises(IntegrityError, match="frame 0: its SHA-256 does not match"):
-        restored(repository, big, tmp_path)
-    assert len(restored(repository, few, tmp_path)["pages-1.img"]) == 100 * 4096
+        restore_files(repository, big, tmp_path)
+    assert len(restore_files(repository, few, tmp_path)["pages-1.img"]) == 100 * 4096
     assert verify(repository, [few.id]).lost == ()
 
 
 def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     newer = with_changed_manifest(repository, store(repository, tmp_path, ONE_PROCESS), schema=2)
     with pytest.raises(StoreUnusable, match="has schema 2; this crckpt knows schema 1"):
         repository.get(newer)
@@ -152,6 +152,6 @@ def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("manifest", [b"[]", b"{}", b'{"schema": 1}', b'{"schema": 1, "job": "x", "index": 3}'])
 def test_a_manifest_of_another_make_is_not_misread(manifest: bytes, tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with pytest.raises(StoreUnusable, match="another version of crckpt"):
-        repository.get(sealed(repository, manifest))
+        repository.get(seal_manifest(repository, manifest))

@@ -14,9 +14,9 @@ from image_sets import (
     flip,
     manifest_path,
     of_pages,
-    opened,
+    open_store,
     packs,
-    restored,
+    restore_files,
     store,
 )
 from msgspec.structs import replace
@@ -30,19 +30,19 @@ def test_any_checkpoint_can_go_without_the_others_noticing(tmp_path: Path) -> No
     for doomed in range(3):
         base = tmp_path / str(doomed)
         base.mkdir()
-        repository = opened(base)
+        repository = open_store(base)
         kept = [store(repository, base, of_pages(*range(1, 200), number)) for number in (300, 301, 302)]
-        before = [restored(repository, checkpoint, base) for checkpoint in kept]
+        before = [restore_files(repository, checkpoint, base) for checkpoint in kept]
         repository.remove([kept.pop(doomed).id])
         before.pop(doomed)
         collect_garbage(repository)
-        assert [restored(repository, checkpoint, base) for checkpoint in kept] == before
+        assert [restore_files(repository, checkpoint, base) for checkpoint in kept] == before
         assert repository.checkpoints() == tuple(kept)
         assert verify(repository).damages == ()
 
 
 def test_gc_removes_the_packs_that_nobody_names(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*range(1, 100)), described("one"))
     second = store(repository, tmp_path, of_pages(*range(100, 200)), described("two"))
     assert collect_garbage(repository) == GarbageResult((), (), 0)
@@ -59,7 +59,7 @@ def test_gc_removes_the_packs_that_nobody_names(tmp_path: Path) -> None:
 
 
 def test_gc_removes_nothing_while_a_manifest_is_unreadable(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(1), described("one"))
     second = store(repository, tmp_path, of_pages(2), described("two"))
     repository.remove([first.id])
@@ -73,7 +73,7 @@ def test_gc_removes_nothing_while_a_manifest_is_unreadable(tmp_path: Path) -> No
 
 
 def test_gc_does_not_advise_to_give_up_what_is_only_newer(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1))
     manifest = repository.root / "checkpoints" / checkpoint.id / "manifest.json"
     newer = json.dumps({**json.loads(manifest.read_bytes()), "schema": 2}).encode()
@@ -94,7 +94,7 @@ def _transaction(repository: Repository, name: str, owner: bytes | None) -> Path
 
 
 def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     ours = identify_process(0.0)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         ended.wait()
@@ -112,7 +112,7 @@ def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
 
 
 def test_gc_leaves_what_is_not_ours(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(1))
     strange = [
         repository.root / "packs" / "ab" / "backup.pack",
@@ -128,7 +128,7 @@ def test_gc_leaves_what_is_not_ours(tmp_path: Path) -> None:
 
 
 def test_gc_removes_half_written_tags(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1))
     repository.tag(checkpoint.id, "good")
     half = repository.root / "refs/tags/job/.good.123"
@@ -141,7 +141,7 @@ def test_gc_removes_half_written_tags(tmp_path: Path) -> None:
 
 def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> None:
     """It came and goes with its directory: something else has lost it. Its packs stay as long as it is not given up."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     lost = store(repository, tmp_path, of_pages(1))
     other = store(repository, tmp_path, of_pages(2), described("other"))
     manifest_path(repository, lost.id).unlink()

@@ -21,10 +21,10 @@ from image_sets import (
     files_of,
     flip,
     manifest_path,
-    opened,
+    open_store,
     pack_path,
     packs,
-    restored,
+    restore_files,
     store,
 )
 
@@ -39,7 +39,7 @@ MORE = ImageSet({"pagemap-1.img": [area(0, *range(1, 250), *range(1000, 1100))]}
 @pytest.fixture
 def stores(tmp_path: Path) -> tuple[Repository, Repository]:
     """A store with two checkpoints of one job and one of another, and a copy of it."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     store(repository, tmp_path, FRAMES)
     store(repository, tmp_path, MORE)
     store(repository, tmp_path, ImageSet(files={"core-1.img": b"x" * 9000}), described("other"))
@@ -127,7 +127,7 @@ def test_each_frame_comes_from_the_store_that_has_it_whole(
     assert repair(repository, source=copy).now.damages == ()
     assert here.read_bytes() == whole
     assert there.read_bytes() == spoilt, "the other store is left as it is"
-    assert restored(repository, first, tmp_path) == files_of(tmp_path / "images-0")
+    assert restore_files(repository, first, tmp_path) == files_of(tmp_path / "images-0")
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_a_store_for_reading_only_is_read(stores: tuple[Repository, Repository],
         subprocess.run(["mount", "-o", "remount,ro,bind", copy.root], check=True)
         found = Repository.open(copy.root)
         assert verify(found).damages == ()
-        assert restored(found, second, tmp_path) == files_of(tmp_path / "images-1")
+        assert restore_files(found, second, tmp_path) == files_of(tmp_path / "images-1")
         with pytest.raises(OSError, match="Read-only file system"):
             collect_garbage(found)
     finally:
@@ -322,6 +322,6 @@ def test_a_restore_after_a_repair(stores: tuple[Repository, Repository], tmp_pat
     second = repository.checkpoints()[1]
     _spoil_everything(repository.root)
     with pytest.raises(IntegrityError):
-        restored(Repository.open(repository.root), second, tmp_path)
+        restore_files(Repository.open(repository.root), second, tmp_path)
     repair(repository, source=copy)
-    assert restored(repository, second, tmp_path) == files_of(tmp_path / "images-1")
+    assert restore_files(repository, second, tmp_path) == files_of(tmp_path / "images-1")

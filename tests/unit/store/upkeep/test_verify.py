@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from image_sets import ONE_PROCESS, flip, opened, packs, store
+from image_sets import ONE_PROCESS, flip, open_store, packs, store
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint
 from crckpt.model import CheckpointId
@@ -49,7 +49,7 @@ def _refusal(root: Path, identity: CheckpointId) -> IntegrityError | None:
 
 
 def test_a_pack_is_read_once_however_many_checkpoints_use_it(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     kept = [store(repository, tmp_path, ONE_PROCESS) for _ in range(3)]
     told: list[tuple[int, int]] = []
     found = verify(repository, progress=lambda done, total: told.append((done, total)))
@@ -58,7 +58,7 @@ def test_a_pack_is_read_once_however_many_checkpoints_use_it(tmp_path: Path) -> 
 
 
 def test_packs_that_nobody_names_are_no_damage(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ONE_PROCESS)
     repository.remove([checkpoint.id])
     flip(packs(repository)[0], 100)
@@ -67,4 +67,4 @@ def test_packs_that_nobody_names_are_no_damage(tmp_path: Path) -> None:
 
 def test_verify_of_what_does_not_exist(tmp_path: Path) -> None:
     with pytest.raises(NoSuchCheckpoint):
-        verify(opened(tmp_path), [CheckpointId("0" * 64)])
+        verify(open_store(tmp_path), [CheckpointId("0" * 64)])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from image_sets import ImageSet, area, described, files_of, opened, pack_path, packs, restored, store
-from series import cost, disk, series, some_pages, started
+from image_sets import ImageSet, area, described, files_of, open_store, pack_path, packs, restore_files, store
+from series import cost, disk, series, some_pages, start_program
 
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
@@ -26,8 +26,8 @@ from crckpt.store.write.new_packs import pages_in_a_pack
 
 def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> None:
     """64 MiB of which 1 % is rewritten each time: bytes written, read by the last restore, and left after rm and gc."""
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 64 << 8)
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 64 << 8)
     kept = list(series(repository, program, 100, 0.01))
     first, last = cost(repository, kept[0]), cost(repository, kept[-1])
     one = kept[0].statistics.stored_bytes
@@ -38,24 +38,24 @@ def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> 
     assert last.raw <= 1.2 * first.raw
     assert last.stored <= 1.22 * first.stored
     assert last.frames <= 1.25 * first.frames, "frames at the ends of packs are smaller"
-    assert restored(repository, kept[-1], tmp_path) == files_of(program.directory)
+    assert restore_files(repository, kept[-1], tmp_path) == files_of(program.directory)
     repository.remove([checkpoint.id for checkpoint in kept[:-5]])
     collect_garbage(repository)
     assert disk(repository) <= 1.6 * one
     assert verify(repository).damages == ()
-    assert restored(repository, kept[-1], tmp_path) == files_of(program.directory)
+    assert restore_files(repository, kept[-1], tmp_path) == files_of(program.directory)
 
 
 def test_ten_checkpoints_under_light_load_copy_nothing(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    kept = list(series(repository, started(tmp_path / "images", 2000), 10, 0.02))
+    repository = open_store(tmp_path)
+    kept = list(series(repository, start_program(tmp_path / "images", 2000), 10, 0.02))
     assert [checkpoint.statistics.copied_bytes for checkpoint in kept] == [0] * 10
 
 
 def test_a_pack_that_is_little_used_does_no_harm_beside_others(tmp_path: Path) -> None:
     """Where a program writes to one place again and again, packs die of themselves, and nothing is to be copied."""
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 4 * pages_in_a_pack(0))
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 4 * pages_in_a_pack(0))
     first = last = ingest(repository, program.directory, described())
     tenth = pages_in_a_pack(0) // 10
     for number in range(9):
@@ -68,16 +68,16 @@ def test_a_pack_that_is_little_used_does_no_harm_beside_others(tmp_path: Path) -
 
 
 def test_no_checkpoint_writes_much_more_than_what_is_new(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    kept = list(series(repository, started(tmp_path / "images", 2000), 40, 0.05))
+    repository = open_store(tmp_path)
+    kept = list(series(repository, start_program(tmp_path / "images", 2000), 40, 0.05))
     copied = [checkpoint.statistics.copied_bytes for checkpoint in kept]
     assert any(copied)
     assert all(part <= PER_NEW * checkpoint.statistics.new_bytes for part, checkpoint in zip(copied, kept, strict=True))
 
 
 def test_a_series_of_much_that_is_new_writes_little_more_than_that(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    first, *kept = series(repository, started(tmp_path / "images", 2000), 20, 0.2)
+    repository = open_store(tmp_path)
+    first, *kept = series(repository, start_program(tmp_path / "images", 2000), 20, 0.2)
     copied = [checkpoint.statistics.copied_bytes for checkpoint in kept]
     assert any(copied)
     new = [checkpoint.statistics.new_bytes for checkpoint in kept]
@@ -87,28 +87,28 @@ def test_a_series_of_much_that_is_new_writes_little_more_than_that(tmp_path: Pat
 
 def test_an_old_pack_dies(tmp_path: Path) -> None:
     """The pages that nobody rewrites move on, so that the first pack can go, with the checkpoints that need it."""
-    repository = opened(tmp_path)
-    kept = list(series(repository, started(tmp_path / "images", 500), 40, 0.1))
+    repository = open_store(tmp_path)
+    kept = list(series(repository, start_program(tmp_path / "images", 500), 40, 0.1))
     assert not {use.digest for use in kept[0].packs} & {use.digest for use in kept[-1].packs}
     repository.remove([checkpoint.id for checkpoint in kept[:-1]])
     assert kept[0].packs[0].digest in collect_garbage(repository).packs
 
 
 def test_a_large_checkpoint_is_in_several_packs(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 3 * pages_in_a_pack(0))
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 3 * pages_in_a_pack(0))
     (checkpoint,) = series(repository, program, 1, 0)
     # Three are full; page map, registers, details and index are in the last one.
     assert [use.pages for use in checkpoint.packs[:-1]] == [pages_in_a_pack(0)] * 3
     assert len(packs(repository)) == len(checkpoint.packs) == 4
-    assert restored(repository, checkpoint, tmp_path) == files_of(program.directory)
+    assert restore_files(repository, checkpoint, tmp_path) == files_of(program.directory)
     assert (pages_in_a_pack(16 << 30), pages_in_a_pack((16 << 30) + 1)) == (1 << 18, (1 << 18) + 64)
 
 
 def test_pages_of_a_damaged_frame_are_copied_from_the_images(tmp_path: Path) -> None:
     """Copies do not come from old packs: what is copied is whole whatever became of them."""
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 300)
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 300)
     (first,) = series(repository, program, 1, 0)
     with pack_path(repository, first.packs[0].digest).open("r+b") as file:
         file.seek(100)
@@ -116,14 +116,14 @@ def test_pages_of_a_damaged_frame_are_copied_from_the_images(tmp_path: Path) -> 
     for _ in range(40):
         program.rewrite(0.1)
         checkpoint = ingest(repository, program.directory, described())
-    assert restored(repository, checkpoint, tmp_path) == files_of(program.directory)
+    assert restore_files(repository, checkpoint, tmp_path) == files_of(program.directory)
     assert verify(repository, [checkpoint.id]).damages == ()
 
 
 def test_images_that_change_while_they_are_stored(tmp_path: Path) -> None:
     """What is read again for a copy must be what was compared before: else its fingerprint would lie."""
-    repository = opened(tmp_path)
-    program = started(tmp_path / "images", 100)
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 100)
     list(series(repository, program, 1, 0))
     program.rewrite(0.5)
     pages = program.directory / "pages-1.img"
@@ -138,7 +138,7 @@ def test_images_that_change_while_they_are_stored(tmp_path: Path) -> None:
 
 
 def test_pages_that_several_objects_share_are_copied_once(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 101))]}))
     shared = ImageSet(
         {
@@ -150,7 +150,7 @@ def test_pages_that_several_objects_share_are_copied_once(tmp_path: Path) -> Non
     # Ten pages of memory, and the details.
     assert second.statistics.copied_bytes == 11 * PAGE_SIZE
     assert len(second.packs) == 1
-    assert restored(repository, second, tmp_path) == files_of(tmp_path / "images-1")
+    assert restore_files(repository, second, tmp_path) == files_of(tmp_path / "images-1")
 
 
 def _used(*packs: tuple[int, int]) -> tuple[Mask, np.ndarray[tuple[int], np.dtype[np.int64]]]:
@@ -197,8 +197,8 @@ def test_many_small_packs_become_one() -> None:
 
 def test_the_number_of_packs_stays_bounded(tmp_path: Path) -> None:
     """A program that hardly writes would else have one more pack to open after each checkpoint."""
-    repository = opened(tmp_path)
-    *_, last = series(repository, started(tmp_path / "images", 5000), MOST_PACKS + 20, 0.0005)
+    repository = open_store(tmp_path)
+    *_, last = series(repository, start_program(tmp_path / "images", 5000), MOST_PACKS + 20, 0.0005)
     assert MOST_PACKS // 3 < len(last.packs) <= MOST_PACKS + 1
 
 

@@ -6,7 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, described, files_of, inherited, opened, packs, page, restored, write_set
+from image_sets import (
+    ImageSet,
+    area,
+    described,
+    files_of,
+    open_store,
+    packs,
+    page,
+    parent_area,
+    restore_files,
+    write_set,
+)
 
 from crckpt.errors import IntegrityError
 from crckpt.images.pagemap import PRESENT, Entry, PageMap, read_pagemap, write_pagemap
@@ -21,14 +32,14 @@ def test_pages_of_the_sets_before_are_found(tmp_path: Path) -> None:
         tmp_path / "1", ImageSet({MAP: [area(10, *range(1, 9)), area(100, 20)], "pagemap-shmem-3.img": [area(0, 7)]})
     )
     middle = ImageSet(
-        {"pagemap-shmem-3.img": [inherited(0, 1)], MAP: [inherited(10, 4), area(14, 50, 51), inherited(16, 2)]}
+        {"pagemap-shmem-3.img": [parent_area(0, 1)], MAP: [parent_area(10, 4), area(14, 50, 51), parent_area(16, 2)]}
     )
     write_set(tmp_path / "2", middle, "../1")
-    last = ImageSet({MAP: [area(9, 60), inherited(11, 6), area(17, 0)], "pagemap-shmem-3.img": [inherited(0, 1)]})
+    last = ImageSet({MAP: [area(9, 60), parent_area(11, 6), area(17, 0)], "pagemap-shmem-3.img": [parent_area(0, 1)]})
     write_set(tmp_path / "3", last, "../2")
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     checkpoint = ingest(repository, tmp_path / "3", described())
-    files = restored(repository, checkpoint, tmp_path)
+    files = restore_files(repository, checkpoint, tmp_path)
     assert files["pages-1.img"] == b"".join(map(page, (60, 2, 3, 4, 50, 51, 7, 0)))
     assert files["pages-2.img"] == page(7)
     entries = read_pagemap(files[MAP]).entries
@@ -40,10 +51,10 @@ def test_pages_of_the_sets_before_are_found(tmp_path: Path) -> None:
 def test_pages_are_found_in_sets_of_many_batches(tmp_path: Path) -> None:
     before = [area(10, *range(1, 2501)), area(9000, *range(3001, 5501))]
     write_set(tmp_path / "1", ImageSet({MAP: before}))
-    after = [area(9, 60), inherited(11, 2499), area(6000, *range(6000, 6100)), inherited(9001, 2499)]
+    after = [area(9, 60), parent_area(11, 2499), area(6000, *range(6000, 6100)), parent_area(9001, 2499)]
     write_set(tmp_path / "2", ImageSet({MAP: after, "pagemap-shmem-3.img": [area(0, *range(1, 50))]}), "../1")
-    repository = opened(tmp_path)
-    files = restored(repository, ingest(repository, tmp_path / "2", described()), tmp_path)
+    repository = open_store(tmp_path)
+    files = restore_files(repository, ingest(repository, tmp_path / "2", described()), tmp_path)
     expected = (60, *range(2, 2501), *range(6000, 6100), *range(3002, 5501))
     assert files["pages-1.img"] == b"".join(map(page, expected))
     assert files["pages-2.img"] == b"".join(map(page, range(1, 50)))
@@ -51,44 +62,44 @@ def test_pages_are_found_in_sets_of_many_batches(tmp_path: Path) -> None:
 
 def test_a_set_that_needs_nothing_of_its_parent_does_not_need_it(tmp_path: Path) -> None:
     images = write_set(tmp_path / "2", ImageSet({MAP: [area(1, 1)]}), "../gone")
-    repository = opened(tmp_path)
-    assert restored(repository, ingest(repository, images, described()), tmp_path) == files_of(images)
+    repository = open_store(tmp_path)
+    assert restore_files(repository, ingest(repository, images, described()), tmp_path) == files_of(images)
 
 
 def test_of_pages_with_one_address_the_first_counts_as_in_criu(tmp_path: Path) -> None:
     write_set(tmp_path / "1", ImageSet({MAP: [area(10, 1, 2), area(11, 3, 4)]}))
-    write_set(tmp_path / "2", ImageSet({MAP: [inherited(10, 3)]}), "../1")
-    repository = opened(tmp_path)
+    write_set(tmp_path / "2", ImageSet({MAP: [parent_area(10, 3)]}), "../1")
+    repository = open_store(tmp_path)
     checkpoint = ingest(repository, tmp_path / "2", described())
-    assert restored(repository, checkpoint, tmp_path)["pages-1.img"] == page(1) + page(2) + page(4)
+    assert restore_files(repository, checkpoint, tmp_path)["pages-1.img"] == page(1) + page(2) + page(4)
 
 
 def _parent_gone(base: Path) -> Path:
-    return write_set(base / "2", ImageSet({MAP: [inherited(1, 1)]}), "../gone")
+    return write_set(base / "2", ImageSet({MAP: [parent_area(1, 1)]}), "../gone")
 
 
 def _no_parent(base: Path) -> Path:
-    return write_set(base / "2", ImageSet({MAP: [inherited(1, 1)]}))
+    return write_set(base / "2", ImageSet({MAP: [parent_area(1, 1)]}))
 
 
 def _loop(base: Path) -> Path:
-    write_set(base / "1", ImageSet({MAP: [inherited(1, 1)]}), "../2")
-    return write_set(base / "2", ImageSet({MAP: [inherited(1, 1)]}), "../1")
+    write_set(base / "1", ImageSet({MAP: [parent_area(1, 1)]}), "../2")
+    return write_set(base / "2", ImageSet({MAP: [parent_area(1, 1)]}), "../1")
 
 
 def _not_in_parent(base: Path) -> Path:
     write_set(base / "1", ImageSet({MAP: [area(1, 1, 2)]}))
-    return write_set(base / "2", ImageSet({MAP: [inherited(2, 2)]}), "../1")
+    return write_set(base / "2", ImageSet({MAP: [parent_area(2, 2)]}), "../1")
 
 
 def _more_than_parent(base: Path) -> Path:
     write_set(base / "1", ImageSet({MAP: [area(1, 1, 2)]}))
-    return write_set(base / "2", ImageSet({MAP: [inherited(1, 1 << 40)]}), "../1")
+    return write_set(base / "2", ImageSet({MAP: [parent_area(1, 1 << 40)]}), "../1")
 
 
 def _process_not_in_parent(base: Path) -> Path:
     write_set(base / "1", ImageSet({"pagemap-7.img": [area(1, 1)]}))
-    return write_set(base / "2", ImageSet({MAP: [inherited(1, 1)]}), "../1")
+    return write_set(base / "2", ImageSet({MAP: [parent_area(1, 1)]}), "../1")
 
 
 def _short(base: Path) -> Path:
@@ -161,7 +172,7 @@ def _link(base: Path) -> Path:
     ],
 )
 def test_contradictions_are_refused_and_nothing_stays(make: Callable[[Path], Path], words: str, tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with pytest.raises(IntegrityError, match=words):
         ingest(repository, make(tmp_path), described())
     assert repository.checkpoints() == ()

@@ -16,11 +16,11 @@ from image_sets import (
     described,
     files_of,
     flip,
-    inherited,
-    opened,
+    open_store,
     packs,
     page,
-    restored,
+    parent_area,
+    restore_files,
     write_set,
 )
 from msgspec.structs import replace
@@ -54,7 +54,7 @@ def stored(
 
 def _areas(pages: Memory, written: set[int] | None) -> list[Area]:
     if written is not None:
-        return [area(at, pages[at]) if at in written else inherited(at, 1) for at in sorted(pages)]
+        return [area(at, pages[at]) if at in written else parent_area(at, 1) for at in sorted(pages)]
     return [area(run[0], *(pages[at] for at in run)) for run in _runs(sorted(pages))]
 
 
@@ -70,7 +70,7 @@ def _runs(addresses: list[int]) -> list[list[int]]:
 
 def held(repository: Repository, checkpoint: Checkpoint, base: Path) -> dict[str, dict[int, bytes]]:
     """What the stored images say is in each page map."""
-    files = restored(repository, checkpoint, base)
+    files = restore_files(repository, checkpoint, base)
     return {name: _pages(read_pagemap(content), files) for name, content in files.items() if name in NAMES}
 
 
@@ -100,7 +100,7 @@ def test_each_of_a_series_is_complete(
     """Pages are written, appear and go away; afterwards any one of the series is left alone in the store."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
-        repository = opened(base)
+        repository = open_store(base)
         memory = {NAMES[0]: dict(first), NAMES[1]: dict(other)}
         kept = [(stored(repository, base, memory), expected(memory))]
         for one, two, gone in series:
@@ -127,7 +127,7 @@ def test_rounds_before_a_dump_are_gathered(
     """Each set leaves what was not written since to the one before, the first of them to a checkpoint, or to nobody."""
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
-        repository = opened(base)
+        repository = open_store(base)
         memory = dict(first) if on_base else {}
         parent = stored(repository, base, {NAMES[0]: memory}).id if on_base else None
         images, link = base / "gone", "../gone"
@@ -152,11 +152,11 @@ def test_what_is_stored_is_what_a_full_dump_would_be(tmp_path: Path) -> None:
     before = memory | {address: 5000 + address for address in range(120, 130)}
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    whole, parts = opened(tmp_path / "one"), opened(tmp_path / "two")
+    whole, parts = open_store(tmp_path / "one"), open_store(tmp_path / "two")
     full = stored(whole, tmp_path / "one", {NAMES[0]: memory})
     stored(parts, tmp_path / "two", {NAMES[0]: before})
     made = stored(parts, tmp_path / "two", {NAMES[0]: memory}, {NAMES[0]: set(range(120, 130))})
-    assert restored(parts, made, tmp_path / "two") == restored(whole, full, tmp_path / "one")
+    assert restore_files(parts, made, tmp_path / "two") == restore_files(whole, full, tmp_path / "one")
     numbers = made.statistics
     assert (numbers.pages, numbers.zero_pages, numbers.raw_bytes) == (
         full.statistics.pages,
@@ -169,7 +169,7 @@ def test_what_is_stored_is_what_a_full_dump_would_be(tmp_path: Path) -> None:
 
 def test_no_page_of_the_parent_is_read(tmp_path: Path) -> None:
     """They may even be damaged: it is the parent that has them, and `verify` that says so."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 301)))
     stored(repository, tmp_path, {NAMES[0]: memory})
     (pack,) = packs(repository)
@@ -181,7 +181,7 @@ def test_no_page_of_the_parent_is_read(tmp_path: Path) -> None:
 
 def test_a_long_series_is_read_as_fast_as_one(tmp_path: Path) -> None:
     """Pages that nobody writes are copied out of old packs, although no images have them: so those can die."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 1501)))
     first = stored(repository, tmp_path, {NAMES[0]: memory})
     for number in range(1, 80):
@@ -199,7 +199,7 @@ def test_a_long_series_is_read_as_fast_as_one(tmp_path: Path) -> None:
 
 def test_damage_that_is_met_when_pages_are_copied_ends_it(tmp_path: Path) -> None:
     """What depends on it is not announced; the next one, which has all its pages, does not."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 301)))
     stored(repository, tmp_path, {NAMES[0]: memory})
     (pack,) = packs(repository)
@@ -220,13 +220,13 @@ def test_damage_that_is_met_when_pages_are_copied_ends_it(tmp_path: Path) -> Non
 
 
 def test_a_checkpoint_becomes_a_base_for_criu(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     memory = {NAMES[0]: {1: 1, 2: 2, 9: 0}, NAMES[1]: {3: 3}}
     checkpoint = stored(repository, tmp_path, memory)
     base = tmp_path / "base"
     base.mkdir()
     materialise_base(repository, checkpoint, base)
-    whole = restored(repository, checkpoint, tmp_path)
+    whole = restore_files(repository, checkpoint, tmp_path)
     assert files_of(base) == {name: whole[name] for name in ("inventory.img", *NAMES)}
 
 
@@ -250,13 +250,13 @@ def _pack_gone(repository: Repository, base: Path) -> None:
 
 def _out_of_order(repository: Repository, base: Path) -> None:
     parent = stored(repository, base, {NAMES[0]: {1: 1, 2: 2}})
-    images = write_set(base / "set", ImageSet({NAMES[0]: [inherited(2, 1), area(1, 5)]}), "../gone")
+    images = write_set(base / "set", ImageSet({NAMES[0]: [parent_area(2, 1), area(1, 5)]}), "../gone")
     ingest(repository, images, replace(described(), parent=parent.id, base=base / "gone"))
 
 
 def _endless(repository: Repository, base: Path) -> None:
     parent = stored(repository, base, {NAMES[0]: {1: 1, 2: 2}})
-    images = write_set(base / "set", ImageSet({NAMES[0]: [inherited(1, 1 << 40)]}), "../gone")
+    images = write_set(base / "set", ImageSet({NAMES[0]: [parent_area(1, 1 << 40)]}), "../gone")
     ingest(repository, images, replace(described(), parent=parent.id, base=base / "gone"))
 
 
@@ -273,7 +273,7 @@ def _endless(repository: Repository, base: Path) -> None:
 def test_a_page_that_is_nowhere_is_refused(
     make: Callable[[Repository, Path], None], words: str, tmp_path: Path
 ) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     with pytest.raises(IntegrityError, match=words):
         make(repository, tmp_path)
     assert list((repository.root / "tmp").iterdir()) == []

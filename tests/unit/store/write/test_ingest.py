@@ -14,7 +14,7 @@ import pytest
 from image_sets import (
     described,
     of_pages,
-    opened,
+    open_store,
     packs,
     write_set,
 )
@@ -74,7 +74,7 @@ def _peaks(repository: Repository, images: Path) -> tuple[int, int]:
 
 @pytest.mark.parametrize(("real", "sparse"), [(40_000, 0), (8_000, 150_000)])
 def test_memory_hardly_grows_with_the_images(real: int, sparse: int, tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     ingest(repository, _written(tmp_path / "warm-up", 10, 0), described("warm-up"))
     small = _peaks(repository, _written(tmp_path / "small", 8_000, 0))
     large = _peaks(repository, _written(tmp_path / "large", real, sparse))
@@ -84,7 +84,7 @@ def test_memory_hardly_grows_with_the_images(real: int, sparse: int, tmp_path: P
 
 
 def test_a_disk_that_takes_no_more_leaves_no_checkpoint(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     images = write_set(tmp_path / "images", of_pages(*range(1, 2000)))
     command = [sys.executable, "-c", FULL, str(repository.root), str(images), str(SUPPORT)]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)

@@ -14,10 +14,10 @@ from image_sets import (
     described,
     files_of,
     flip,
-    opened,
+    open_store,
     packs,
     page,
-    restored,
+    restore_files,
     store,
     write_set,
 )
@@ -32,25 +32,25 @@ def test_equal_pages_of_one_checkpoint_are_stored_once(tmp_path: Path) -> None:
     images = ImageSet(
         {"pagemap-100.img": [area(10, 1, 2, 1)], "pagemap-102.img": [area(50, 2, 1)]}, {"ghost-file-1.img": page(2)}
     )
-    statistics = store(opened(tmp_path), tmp_path, images).statistics
+    statistics = store(open_store(tmp_path), tmp_path, images).statistics
     # Two pages of memory, two page maps, details and index.
     assert statistics.new_bytes == (2 + 2 + 1 + 1) * PAGE_SIZE
     assert statistics.shared_pages == 4
 
 
 def test_without_dedup_all_but_zero_pages_are_stored(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     directory = write_set(tmp_path / "set", ImageSet({"pagemap-100.img": [area(10, 1, 0, 1, 2)]}))
     ingest(repository, directory, described())
     again = ingest(repository, directory, described(), dedup=False)
     # Three pages of memory, page map, details and index.
     assert again.statistics.new_bytes == (3 + 1 + 1 + 1) * PAGE_SIZE
     assert again.statistics.shared_pages == 0
-    assert restored(repository, again, tmp_path) == files_of(directory)
+    assert restore_files(repository, again, tmp_path) == files_of(directory)
 
 
 def test_zero_pages_are_not_stored(tmp_path: Path) -> None:
-    statistics = store(opened(tmp_path), tmp_path, ImageSet({"pagemap-100.img": [area(10, 0, 0, 1, 0)]})).statistics
+    statistics = store(open_store(tmp_path), tmp_path, ImageSet({"pagemap-100.img": [area(10, 0, 0, 1, 0)]})).statistics
     assert (statistics.zero_pages, statistics.pages) == (3, 6)
     assert statistics.new_bytes == (1 + 1 + 1 + 1) * PAGE_SIZE
 
@@ -59,14 +59,14 @@ def test_a_page_with_a_single_byte_is_stored_wherever_that_is(tmp_path: Path) ->
     places = (0, 7, 8, 63 * 8 + 5, 64 * 8 - 1, 64 * 8, 65 * 8, 2001, PAGE_SIZE - 1)
     pages = tuple(bytes(place) + b"1" + bytes(PAGE_SIZE - place - 1) for place in places)
     directory = write_set(tmp_path / "set", ImageSet({"pagemap-100.img": [Area(10 * PAGE_SIZE, pages)]}))
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     saved = ingest(repository, directory, described())
     assert saved.statistics.zero_pages == 0
-    assert restored(repository, saved, tmp_path) == files_of(directory)
+    assert restore_files(repository, saved, tmp_path) == files_of(directory)
 
 
 def test_a_checkpoint_without_news_has_no_pack(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(500))]}, {"core-100.img": b"registers"})
     first = store(repository, tmp_path, images)
     before = packs(repository)
@@ -79,7 +79,7 @@ def test_a_checkpoint_without_news_has_no_pack(tmp_path: Path) -> None:
 
 
 def test_only_what_changed_is_stored_wherever_it_moved(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 2001))]}))
     changed = [*range(1, 1000), 9999, *range(1001, 2001)]
     at_the_same_place = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *changed)]}))
@@ -87,11 +87,11 @@ def test_only_what_changed_is_stored_wherever_it_moved(tmp_path: Path) -> None:
     # One page, and the index; then page map and index.
     assert at_the_same_place.statistics.new_bytes == 2 * PAGE_SIZE
     assert moved.statistics.new_bytes == 2 * PAGE_SIZE
-    assert restored(repository, moved, tmp_path)["pages-1.img"] == b"".join(map(page, changed))
+    assert restore_files(repository, moved, tmp_path)["pages-1.img"] == b"".join(map(page, changed))
 
 
 def test_nothing_new_depends_on_a_damaged_pack(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]})
     first = store(repository, tmp_path, images)
     flip(packs(repository)[0], packs(repository)[0].stat().st_size - 40)
@@ -99,12 +99,12 @@ def test_nothing_new_depends_on_a_damaged_pack(tmp_path: Path) -> None:
     second = store(repository, tmp_path, more)
     assert not {use.digest for use in first.packs} & {use.digest for use in second.packs}
     assert verify(repository).lost == (first.id,)
-    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+    assert restore_files(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
 def _reads(repository: Repository, checkpoint: Checkpoint, base: Path) -> None:
     with pytest.raises(IntegrityError):
-        restored(repository, checkpoint, base)
+        restore_files(repository, checkpoint, base)
 
 
 def _verifies(repository: Repository, checkpoint: Checkpoint, _base: Path) -> None:
@@ -116,26 +116,26 @@ def test_a_sector_that_cannot_be_read_is_damage(
     tmp_path: Path, finds: Callable[[Repository, Checkpoint, Path], None]
 ) -> None:
     """Whatever was found before: the next one is stored, and whole."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
     repository = failing(repository, path, 1000)
     finds(repository, first, tmp_path)
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     assert verify(repository).lost == (first.id,)
-    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+    assert restore_files(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
 def test_what_cannot_be_opened_is_damage(tmp_path: Path) -> None:
     """A pack whose inode is damaged: what is stored next does without it."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
     repository = failing(repository, path)
     _reads(repository, first, tmp_path)
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     assert verify(repository).lost == (first.id,)
-    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+    assert restore_files(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
 def _does_nothing(_repository: Repository, _checkpoint: Checkpoint, _base: Path) -> None:
@@ -149,18 +149,18 @@ def test_nothing_new_depends_on_a_damaged_frame(
     tmp_path: Path, frame: int, finds: Callable[[Repository, Checkpoint, Path], None]
 ) -> None:
     """Its pack is as it should be but for that frame, which nobody reads to store the same pages again."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
     flip(path, int(open_pack(repository.backend, path.stem).table["offset"][frame]))
     finds(repository, first, tmp_path)
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     assert verify(repository).lost == (first.id,)
-    assert restored(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
+    assert restore_files(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
 def test_a_damaged_pack_is_mended_by_the_same_images(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]})
     first = store(repository, tmp_path, images)
     flip(packs(repository)[0], packs(repository)[0].stat().st_size - 40)
@@ -170,7 +170,7 @@ def test_a_damaged_pack_is_mended_by_the_same_images(tmp_path: Path) -> None:
 
 
 def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 66), 500)]}))
     old, new = second.packs
@@ -182,7 +182,7 @@ def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
 
 
 def test_pages_are_copied_forward_wherever_they_lie_in_a_process(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     content = [number.to_bytes(8, "little") * 512 for number in range(1, 20_001)]
     # The last of five packs, which begins with page 16,383, keeps a twentieth of its pages, and the details.
     changed = [each if at < 16_400 or at % 20 == 0 else each[::-1] for at, each in enumerate(content)]
@@ -190,4 +190,4 @@ def test_pages_are_copied_forward_wherever_they_lie_in_a_process(tmp_path: Path)
         images = ImageSet({"pagemap-100.img": [Area(PAGE_SIZE, tuple(some))]})
         checkpoint = store(repository, tmp_path, images)
     assert checkpoint.statistics.copied_bytes == (16_400 - 16_383 + 180 + 1) * PAGE_SIZE
-    assert restored(repository, checkpoint, tmp_path)["pages-1.img"] == b"".join(changed)
+    assert restore_files(repository, checkpoint, tmp_path)["pages-1.img"] == b"".join(changed)

@@ -10,8 +10,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from image_sets import Area, ImageSet, area, described, files_of, inherited, opened, page, restored, write_set
-from series import ADDRESS, some_pages, started
+from image_sets import (
+    Area,
+    ImageSet,
+    area,
+    described,
+    files_of,
+    open_store,
+    page,
+    parent_area,
+    restore_files,
+    write_set,
+)
+from series import ADDRESS, some_pages, start_program
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Preparation, ingest
@@ -43,8 +54,8 @@ def wait_until_examined(preparation: Preparation, start: int) -> None:
 @needs_two_cores
 def test_an_image_that_grows(tmp_path: Path) -> None:
     """It is stored whole, and a second checkpoint, for which nothing was prepared, finds all of its pages."""
-    repository = opened(tmp_path)
-    images = started(tmp_path / "images", 2 * BATCH_PAGES + 100).directory
+    repository = open_store(tmp_path)
+    images = start_program(tmp_path / "images", 2 * BATCH_PAGES + 100).directory
     content = bytearray((images / PAGES).read_bytes())
     content[5 * PAGE_SIZE : 9 * PAGE_SIZE] = bytes(4 * PAGE_SIZE)
     content[-PAGE_SIZE:] = content[:PAGE_SIZE]
@@ -59,23 +70,23 @@ def test_an_image_that_grows(tmp_path: Path) -> None:
         wait_until_examined(preparation, BATCH_PAGES)
     checkpoint = ingest(repository, images, described(), preparation=preparation)
     assert (checkpoint.statistics.zero_pages, checkpoint.statistics.shared_pages) == (4, 1)
-    assert restored(repository, checkpoint, tmp_path) == files_of(images)
+    assert restore_files(repository, checkpoint, tmp_path) == files_of(images)
     assert ingest(repository, images, described()).statistics.new_bytes == 0
 
 
 @needs_two_cores
 def test_an_image_that_lacks_pages_of_the_set_before(tmp_path: Path) -> None:
     """Its pages have other numbers in the file than in the memory of the process."""
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     write_set(tmp_path / "1", ImageSet({"pagemap-1.img": [area(ADDRESS // PAGE_SIZE, 1, 2, 3)]}))
-    own = Area(ADDRESS + 3 * PAGE_SIZE, tuple(some_pages(started(tmp_path / "x", 1).rng, BATCH_PAGES)))
+    own = Area(ADDRESS + 3 * PAGE_SIZE, tuple(some_pages(start_program(tmp_path / "x", 1).rng, BATCH_PAGES)))
     later = Area(own.address + BATCH_PAGES * PAGE_SIZE, (page(7),))
-    maps = {"pagemap-1.img": [inherited(ADDRESS // PAGE_SIZE, 3), own, later]}
+    maps = {"pagemap-1.img": [parent_area(ADDRESS // PAGE_SIZE, 3), own, later]}
     images = write_set(tmp_path / "2", ImageSet(maps), "../1")
     preparation = Preparation(repository, images)
     with running(preparation):
         wait_until_examined(preparation, 0)
     checkpoint = ingest(repository, images, described(), preparation=preparation)
-    whole = restored(repository, checkpoint, tmp_path)[PAGES]
+    whole = restore_files(repository, checkpoint, tmp_path)[PAGES]
     assert whole == b"".join((page(1), page(2), page(3), *own.pages, page(7)))
     assert ingest(repository, images, described()).statistics.new_bytes == 0

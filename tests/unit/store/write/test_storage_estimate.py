@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from image_sets import ImageSet, area, opened, page, store
+from image_sets import ImageSet, area, open_store, page, store
 
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository
@@ -31,7 +31,7 @@ def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint |
 
 
 def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     tried = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(0, 0))
     assert repository.checkpoints() == ()
     assert not list((repository.root / "packs").iterdir())
@@ -41,7 +41,7 @@ def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) ->
 
 
 def test_what_the_parent_has_is_known_wherever_it_lies(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     parent = store(repository, tmp_path, IMAGES)
     known = run(*NUMBERS), run(7, 8), run(9)
     assert stored_on_trial(tmp_path, repository, parent, *known).stored == 0
@@ -49,7 +49,7 @@ def test_what_the_parent_has_is_known_wherever_it_lies(tmp_path: Path) -> None:
 
 
 def test_what_two_processes_have_counts_once(tmp_path: Path) -> None:
-    repository = opened(tmp_path)
+    repository = open_store(tmp_path)
     alone = stored_on_trial(tmp_path, repository, None, run(*NUMBERS))
     both = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(*NUMBERS))
     assert both.stored == alone.stored
