@@ -122,7 +122,7 @@ def _dump_and_resume(
     target, answers = ask_processes(target)
     details, began = read_details(target, answers), time.monotonic()
     rights: dict[int, Rights] = {}
-    preparation = _prepare(target, workspace)
+    preparation = Preparation(workspace.repository, workspace.images)
     outcome = dump_held(target, workspace, waiting, preparation, lambda tree: rights.update(tree.read_rights()))
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
@@ -147,7 +147,7 @@ def _dump_and_resume(
 def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None) -> DumpResult:
     """CRIU holds the tree frozen until its checkpoint is committed, and only then ends it."""
     target, answers = ask_processes(target)
-    preparation, began = _prepare(target, workspace), time.monotonic()
+    preparation, began = Preparation(workspace.repository, workspace.images), time.monotonic()
     made: list[Checkpoint] = []
 
     def commit(tree: HeldTree) -> None:
@@ -167,12 +167,6 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
     outcome = dump_held(target, workspace, waiting, preparation, commit)
     result = _make_result(target, outcome.argv)
     return replace(result, checkpoint=made[0], lineage=_summarise_lineage(target, workspace))
-
-
-def _prepare(target: DumpTarget, workspace: Workspace) -> Preparation:
-    # A CRIU that runs as the tree's user leaves its images to that user, who could change them after they are examined.
-    is_ours = target.plan.as_user is None
-    return Preparation(workspace.repository, workspace.images if is_ours else None)
 
 
 def _summarise_lineage(target: DumpTarget, workspace: Workspace) -> LineageSummary | None:

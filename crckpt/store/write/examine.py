@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import MutableMapping
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
+from crckpt.host.disk.checked_files import open_checked
 from crckpt.model import PAGE_SIZE
 from crckpt.store.fingerprints import compute_fingerprints
 from crckpt.store.format.extents import Bytes, Mask, Numbers, Positions
-from crckpt.store.write.image_files import opened_image
 from crckpt.store.write.imageset import BATCH_PAGES, read_into
 
 # One of so many words of 8 bytes is tested first.
@@ -48,7 +49,7 @@ def examine_growing_images(
 
     `found` gets what is known of each batch, by the name of the image and the number of the batch's first page.
 
-    Raises OSError, IntegrityError.
+    Raises OSError, IntegrityError: for images of another user, too.
     """
     buffer = np.empty((BATCH_PAGES, PAGE_SIZE), np.uint8)
     reached: dict[str, int] = {}
@@ -60,8 +61,13 @@ def examine_growing_images(
             is_over.wait(_LOOK_S)
             continue
         start = reached.get(path.name, 0)
-        with opened_image(path) as descriptor:
+        # Of root or ours only. A CRIU that runs as the tree's user leaves its images to that user, who could change
+        # them before they are read again. Then these fingerprints would make different pages equal.
+        descriptor = open_checked(path, None)
+        try:
             read_into(descriptor, path.name, start * PAGE_SIZE, buffer.reshape(-1).data)
+        finally:
+            os.close(descriptor)
         found[path.name, start] = examine_pages(buffer, key)
         reached[path.name] = start + BATCH_PAGES
 

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 class Preparation:
     """Imports what `ingest` needs, then examines the pages that CRIU has already written. For one set of images only.
 
-    `ingest` reads the pages again. So nobody but us and CRIU may be able to write to `images`: fingerprints of other
-    contents would make different pages equal, in this checkpoint and in later ones.
+    `ingest` reads the pages again. So it leaves alone images that another user could change.
     """
 
     def __init__(self, repository: Repository, images: Path | None = None) -> None:

@@ -30,6 +30,7 @@ from crckpt.store.write.imageset import BATCH_PAGES
 
 needs_two_cores = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="with one core nothing is examined early")
 PAGES = "pages-1.img"
+NOBODY = 65534
 WITHIN_S = 60.0
 
 
@@ -90,3 +91,15 @@ def test_an_image_that_lacks_pages_of_the_set_before(tmp_path: Path) -> None:
     whole = restore_files(repository, checkpoint, tmp_path)[PAGES]
     assert whole == b"".join((page(1), page(2), page(3), *own.pages, page(7)))
     assert ingest(repository, images, described()).statistics.new_bytes == 0
+
+
+@needs_two_cores
+def test_images_of_another_user_are_left_alone(tmp_path: Path) -> None:
+    """That user could change them before they are stored, and make different pages equal for the store."""
+    images = start_program(tmp_path / "images", BATCH_PAGES).directory
+    for path in images.iterdir():
+        os.chown(path, NOBODY, NOBODY)
+    preparation = Preparation(open_store(tmp_path), images)
+    # It returns by itself.
+    preparation.run()
+    assert preparation.find(PAGES, 0) is None
