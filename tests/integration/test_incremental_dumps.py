@@ -241,9 +241,8 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     is_whole(crckpt, result["checkpoint"]["id"], target)
     unanswered = crckpt.run("trackers", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]["unanswered"]
     assert any(said.startswith(why) for said in unanswered)
-    error = crckpt.run("trackers", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S).document[
-        "error"
-    ]
+    ended = crckpt.run("trackers", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S)
+    error = ended.document["error"]
     assert error["message"] == why
     assert f"kill -KILL {kept}" in error["hint"]
     os.kill(kept, signal.SIGKILL)

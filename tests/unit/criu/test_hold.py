@@ -343,12 +343,12 @@ def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(kind: Ki
 def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(kind: Kind, tmp_path: Path) -> None:
     """A disk that does not answer, say: it uses no time of a processor. Elsewhere it may wait as long as CRIU takes."""
     with (
-        smaller_bounds(hold_module, STUCK_S=1.5),
-        kind.holds_at(tmp_path / "hold", "post-dump", patience_s=2) as (hold,),
+        smaller_bounds(hold_module, STUCK_S=0.8),
+        kind.holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,),
     ):
         script = kind.ask(tmp_path / "hold", "post-dump")
         with pytest.raises(subprocess.TimeoutExpired):
-            script.wait(5)
+            script.wait(2.5)
         hold.work_began = time.monotonic()
         # Without a limit: to look again and again takes time of a processor.
         assert script.wait() != 0
