@@ -1,0 +1,61 @@
+"""Namespaces of processes that belong to another user namespace than ours."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from small_programs import read
+
+from crckpt.host import proc
+from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
+
+
+@contextmanager
+def unshared(*kinds: str) -> Iterator[proc.Process]:
+    """A shell in namespaces of its own."""
+    argv = ["unshare", *(f"--{kind}" for kind in kinds), "sh", "-c", "echo ready; read line"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL) as shell:
+        assert shell.stdout is not None
+        if not shell.stdout.readline():
+            pytest.skip(f"no namespaces of these kinds can be made here: {kinds}")
+        yield read(shell.pid)
+        shell.communicate()
+
+
+def test_our_own_and_those_that_we_made_are_not_foreign(waiting: subprocess.Popen[bytes]) -> None:
+    own = read(os.getpid())
+    assert find_foreign_namespaces([own, read(waiting.pid)], own) == ()
+    with unshared("uts", "ipc") as shell:
+        assert find_foreign_namespaces([own, shell], own) == ()
+
+
+def test_a_process_in_a_user_namespace_is_told_once() -> None:
+    own = read(os.getpid())
+    with unshared("user", "uts") as shell:
+        assert find_foreign_namespaces([own, shell], own) == (ForeignNamespace(shell.pid, shell.comm, "user"),)
+
+
+def test_a_namespace_that_a_user_namespace_owns() -> None:
+    """A process of ours may have joined it: who made it controls it."""
+    own = read(os.getpid())
+    with unshared("user", "uts") as shell:
+        argv = ["nsenter", "--target", str(shell.pid), "--uts", "sh", "-c", "echo ready; read line"]
+        with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as joined:
+            assert joined.stdout is not None
+            if not joined.stdout.readline():
+                pytest.skip("needs root, to join a namespace")
+            found = find_foreign_namespaces([read(joined.pid)], own)
+            assert found == (ForeignNamespace(joined.pid, read(joined.pid).comm, "uts"),)
+            joined.communicate()
+
+
+def test_a_process_that_has_ended_is_skipped() -> None:
+    own = read(os.getpid())
+    with unshared("uts") as shell:
+        pass
+    assert find_foreign_namespaces([shell], own) == ()
