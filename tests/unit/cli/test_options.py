@@ -1,0 +1,75 @@
+"""Options that commands share, and where their defaults come from."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from other_user import as_user
+from trees import open_workdir
+
+from crckpt.cli.options import default_store, make_context, parse_milliseconds, require_root
+from crckpt.errors import HostCannot, UsageError
+
+
+@pytest.mark.parametrize(("text", "ms"), [("100ms", 100), ("0.5s", 500), ("2s", 2000), ("1.5ms", 1.5)])
+def test_times(text: str, ms: float) -> None:
+    assert parse_milliseconds(text, "--max-freeze") == ms
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1e3ms", ".5s", "1m", "1s\n"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(UsageError, match=r"^--max-freeze") as caught:
+        parse_milliseconds(text, "--max-freeze")
+    assert "--max-freeze 100ms" in caught.value.hint
+
+
+def test_options_win_over_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tmp_path / "crckpt.yaml"
+    config.write_text("store: /srv/configured\ncriu: /srv/criu\nstaging: /srv/staging\n")
+    monkeypatch.chdir(tmp_path)
+    context = make_context(None, config=config)
+    assert (context.store, context.criu_configured, context.staging) == (
+        Path("/srv/configured"),
+        Path("/srv/criu"),
+        Path("/srv/staging"),
+    )
+    context = make_context(Path("named"), config=config, staging=Path("here"), criu=Path("/other/criu"))
+    assert (context.store, context.staging) == (tmp_path / "named", tmp_path / "here")
+    assert (context.criu_option, context.criu_configured) == (Path("/other/criu"), Path("/srv/criu"))
+    assert context.config_digest
+
+
+def test_a_configuration_behind_a_link_is_read(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text("store: /srv/linked\n")
+    (tmp_path / "crckpt.yaml").symlink_to("real.yaml")
+    assert make_context(None, config=tmp_path / "crckpt.yaml").store == Path("/srv/linked")
+
+
+def test_a_configuration_that_is_named_must_be_there_and_be_readable(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no configuration file"):
+        make_context(None, config=tmp_path / "none.yaml")
+    (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match="cannot read the configuration"):
+        make_context(None, config=tmp_path / "bad.yaml")
+    with pytest.raises(UsageError, match="cannot read the configuration"):
+        make_context(None, config=tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_another_user_than_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert default_store() == Path("/var/lib/crckpt")
+    require_root("to do this")
+    with open_workdir() as workdir:
+        monkeypatch.setenv("HOME", str(workdir))
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(workdir))
+        monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+
+        def check() -> None:
+            assert default_store() == workdir / ".local/share/crckpt"
+            assert make_context(None).store == default_store()
+            with pytest.raises(HostCannot, match="root is needed to do this"):
+                require_root("to do this")
+
+        as_user(check)
