@@ -115,7 +115,8 @@ def find_unused_transactions(directory: Path) -> tuple[Path, ...]:
     # connections of the tree blocked.
     used = [Path(proc.working_directory(pid)) for pid in pids()] if dead else []
     places = frozenset(place for directory in used for place in (directory, *directory.parents))
-    return tuple(path for path in dead if path.resolve() not in places)
+    # Only the directory is resolved: an entry that is a link is no transaction, wherever it leads.
+    return tuple(path for path in dead if directory.resolve() / path.name not in places)
 
 
 def find_dead_transactions(directory: Path) -> tuple[Path, ...]:

@@ -65,3 +65,8 @@ def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         fail()
     assert list((repository.root / "tmp").iterdir()) == []
+
+
+def test_a_link_to_where_a_process_works_is_not_in_use(tmp_path: Path) -> None:
+    (tmp_path / "planted").symlink_to(Path.cwd())
+    assert [path.name for path in find_unused_transactions(tmp_path)] == ["planted"]
