@@ -73,7 +73,7 @@ def staged(directory: Path) -> Iterator[Path]:
     """Make a private directory outside the store; at the end of the block it is removed with all that is in it."""
     # What killed crckpts have left there is removed first.
     for path in directory.glob(f"{_STAGED}*"):
-        if _is_abandoned(path):
+        if _is_abandoned(path) and not _is_named_by_a_command(path):
             _remove(path)
     with transaction(directory, _STAGED) as begun:
         yield begun.path
@@ -106,6 +106,13 @@ def _is_abandoned(path: Path) -> bool:
     owner = read_identity(path / _OWNER)
     # Whether a process of another host lives cannot be known here.
     return owner is not None and owner.host == platform.node() and not owner.is_alive
+
+
+def _is_named_by_a_command(path: Path) -> bool:
+    """Whether a process of root or of this user was started with a path in it, like a CRIU that has lost its crckpt."""
+    found = (pid for pid in pids() if any(Path(word).is_relative_to(path) for word in proc.command_line(pid)))
+    users = (0, os.geteuid())
+    return any((process := proc.read_process(pid)) is not None and process.uids[1] in users for pid in found)
 
 
 def find_unused_transactions(directory: Path) -> tuple[Path, ...]:

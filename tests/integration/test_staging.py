@@ -86,7 +86,7 @@ def test_what_would_not_fit_is_refused_with_the_numbers(crckpt: Crckpt, tree: Tr
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
     with _mounted(elsewhere, "2m"):
         error = crckpt.run(*words, "--json", status=REFUSED).document["error"]
-        assert f"{elsewhere} has 2.0 MiB free" in error["message"]
+        assert f"{elsewhere} has only 2.0 MiB free" in error["message"]
         assert "--staging" in error["hint"]
         assert not list(elsewhere.iterdir())
         assert not crckpt.store.exists()

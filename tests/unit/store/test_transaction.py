@@ -12,7 +12,7 @@ from image_sets import open_store
 from crckpt.errors import HostCannot
 from crckpt.store import handed_over
 from crckpt.store.process_identity import read_identity
-from crckpt.store.transaction import find_unused_transactions
+from crckpt.store.transaction import find_unused_transactions, staged
 
 
 def test_it_has_an_owner(tmp_path: Path) -> None:
@@ -70,3 +70,20 @@ def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
 def test_a_link_to_where_a_process_works_is_not_in_use(tmp_path: Path) -> None:
     (tmp_path / "planted").symlink_to(Path.cwd())
     assert [path.name for path in find_unused_transactions(tmp_path)] == ["planted"]
+
+
+def test_a_staging_directory_stays_as_long_as_a_command_names_it(tmp_path: Path) -> None:
+    """As a CRIU that has outlived its crckpt, which still writes its images there."""
+    with subprocess.Popen(["sleep", "60"]) as crckpt:
+        with handed_over(tmp_path, crckpt.pid, outside=True) as path:
+            pass
+        crckpt.kill()
+    argv = ["sh", "-c", "echo ready; read line", "criu", f"{path}/images"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as criu:
+        assert criu.stdout is not None
+        criu.stdout.readline()  # just after exec the kernel shows no words yet
+        with staged(tmp_path):
+            assert path.exists()
+        criu.communicate()
+    with staged(tmp_path):
+        assert not path.exists()
