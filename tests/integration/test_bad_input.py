@@ -11,9 +11,10 @@ from typing import Any, Final
 
 import psutil
 import pytest
+from cases import CASES
 from command import PROGRAM, Crckpt
 from moments import assert_runs_on, manifests
-from trees import CASES, PROGRAMS, started, wait_for
+from trees import PROGRAMS, started, wait_for
 
 USAGE, STORE, UNKNOWN, HOST, REFUSED = 2, 10, 12, 20, 24
 COUNTER: Final = next(case for case in CASES if case.name == "counter")

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from cases import CASES
 from command import Crckpt
 from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, orphans_of, wait_ended, wait_for_moment
-from trees import CASES, Tree, started, wait_for
+from trees import Tree, started, wait_for
 
 from crckpt.errors import DumpFailed, PreflightRefused
 from crckpt.store import Repository

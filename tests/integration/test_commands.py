@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cases import CASES
 from command import Crckpt
-from trees import CASES, Tree, started, wait_for
+from trees import Tree, started, wait_for
 
 CRIU = "/usr/local/lib/crckpt/criu/criu"
 

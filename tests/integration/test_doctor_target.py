@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from cases import CASES
 from command import PROGRAM, Crckpt
 from stopped import BY_NAME
-from trees import CASES, PROGRAMS, PYTHON, Case, started
+from trees import PROGRAMS, PYTHON, Case, started
 
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import examine

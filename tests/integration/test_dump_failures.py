@@ -16,6 +16,7 @@ from typing import Final
 
 import psutil
 import pytest
+from cases import CASES
 from command import Crckpt, network_locks
 from moments import (
     ENDS_WITHIN_S,
@@ -27,7 +28,7 @@ from moments import (
     wait_ended,
     wait_for_moment,
 )
-from trees import CASES, PROGRAMS, PYTHON, Case, Tree, open_workdir, runs, started, wait_for
+from trees import PROGRAMS, PYTHON, Case, Tree, open_workdir, runs, started, wait_for
 
 from crckpt.store import Repository, collect_garbage
 

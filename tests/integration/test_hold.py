@@ -12,10 +12,11 @@ from typing import Final
 
 import psutil
 import pytest
+from cases import CASES
 from command import Crckpt, network_locks
 from entering import halted
 from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, is_traced, manifests, wait_for_moment
-from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
+from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import CriuResult, run_criu

@@ -6,8 +6,9 @@ import dataclasses
 import re
 import sys
 
+from cases import CASES
 from command import Crckpt
-from trees import CASES, started
+from trees import started
 
 NEVER = {"psutil", "ptrace"}
 IMPORTED = re.compile(r"^import time:.*\|\s*(\w+)[\w.]*$", re.MULTILINE)

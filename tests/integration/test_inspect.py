@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import CASES
 from command import Crckpt
 from entering import running, state
-from trees import CASES, PROGRAMS, PYTHON, Case, started, wait_for
+from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 VARIABLE = "CRCKPT_TEST_SECRET=swordfish = two words"

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from cases import CASES, TRAINING
 from command import Crckpt
-from trees import CASES, TRAINING, Case, Tree, started
+from trees import Case, Tree, started
 
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import examine

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+from cases import CASES
 from command import Crckpt
 from places import PROJECT
-from trees import CASES, PYTHON, runs, wait_for
+from trees import PYTHON, runs, wait_for
 
 from crckpt.preflight.dump.tested_kinds import TESTED
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Final
 
 import psutil
+from cases import CASES
 from command import PROGRAM, Crckpt
 from places import TESTS
-from trees import CASES, PYTHON, Case, NamespaceInits, Tree, runs, started, wait_for
+from trees import PYTHON, Case, NamespaceInits, Tree, runs, started, wait_for
 
 BY_NAME: Final = {case.name: case for case in CASES}
 JOB: Final = "job"
