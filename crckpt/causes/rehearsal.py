@@ -1,4 +1,4 @@
-"""What prevents a rehearsal, and how it differs from a restore. Pure."""
+"""The obstacles to a rehearsal, and how it differs from a restore. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this host and single processes use, for people: psutil's figures.
+"""Read what this host and single processes use, for people: psutil's figures.
 
 Dumps and restores read what they need themselves (`host.disk.space`, `host.proc`): psutil takes 12 to 60 ms to import.
 """
@@ -24,7 +24,7 @@ _MODULE: Final = re.compile(r"crckpt(?:\.[a-z_]{1,40}){0,4}")
 
 
 class ProcessUsage(Struct, frozen=True):
-    """What a process uses: resident memory in bytes, and CPU time in seconds since it was started."""
+    """The usage of a process: resident memory in bytes, and CPU time in seconds since it was started."""
 
     memory_bytes: int
     cpu_s: float
@@ -66,14 +66,14 @@ class HostUsage(Struct, frozen=True):
 
 
 def read_process_usage(pid: int) -> ProcessUsage | None:
-    """What a process uses; None if it has ended."""
+    """Read what a process uses; None if it has ended."""
     with suppress(psutil.Error):
         return _process_usage(psutil.Process(pid))
     return None
 
 
 def read_host_usage(directories: Iterable[Path]) -> HostUsage:
-    """What this host has and uses, with the disks of these directories."""
+    """Read what this host has and uses, with the disks of these directories."""
     memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     return HostUsage(
         memory_total=memory.total,

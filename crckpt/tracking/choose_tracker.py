@@ -32,7 +32,7 @@ class Choice(Struct, frozen=True):
 
 
 class Trials(Struct, frozen=True):
-    """What the order of the methods depends on: trials of the kernel, and why a CRIU cannot use a method."""
+    """The trials that decide the order of the methods: trials of the kernel, and why a CRIU cannot use a method."""
 
     tracks_by_soft_dirty: Callable[[], bool] = memory_trials.tracks_by_soft_dirty
     soft_dirty_misses_joined: Callable[[], bool] = memory_trials.soft_dirty_misses_joined

@@ -86,7 +86,7 @@ def _find_freeze(checkpoint: dict[str, Any]) -> tuple[float, float]:
 
 
 class _Done(NamedTuple):
-    """What the target did per second: units of work, and seconds of CPU time that it had for them."""
+    """The work of the target per second: units of work, and seconds of CPU time that it had for them."""
 
     work: float
     own: float

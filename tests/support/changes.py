@@ -47,7 +47,7 @@ def step_names(primitives: str, sources: Iterable[str]) -> frozenset[str]:
 
 
 def _suffixes(functions: list[ast.FunctionDef]) -> Mapping[str, set[str]]:
-    """What each function with a parameter `what` appends to it: its own steps, and those of what it calls."""
+    """Find what each function with a parameter `what` appends to it: its own steps, and those of what it calls."""
     named = [function for function in functions if any(argument.arg == "what" for argument in function.args.args)]
     found: dict[str, set[str]] = {_name(function): set() for function in named}
     for function in named:
@@ -76,7 +76,7 @@ def _suffix(call: ast.Call) -> str:
 
 
 def _find_passed_on(call: ast.Call) -> str | None:
-    """What is appended to `what` where that is passed on; None where it is not."""
+    """Find what is appended to `what` where that is passed on; None where it is not."""
     match call.args[-1:]:
         case [ast.Name(id="what")]:
             return ""

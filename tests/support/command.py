@@ -24,7 +24,7 @@ WITHOUT_CRIU = (
 
 @dataclass(frozen=True)
 class Said:
-    """How a command ended, and what it said."""
+    """The end of a command, and its output."""
 
     status: int
     out: str
@@ -50,7 +50,7 @@ class Crckpt:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the command is started with."""
+        """The environment of the command."""
         return os.environ | {"CRCKPT_STORE": str(self.store)}
 
     def run(self, *words: str, status: int = 0, **environment: str) -> Said:

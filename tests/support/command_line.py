@@ -14,13 +14,13 @@ from crckpt.store import Repository
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What is typed is run with this store."""
+    """A command line that runs with this store."""
 
     repository: Repository
     capture: pytest.CaptureFixture[str]
 
     def say(self, *words: str, status: int = 0) -> str:
-        """What it prints on stdout; on stderr if it fails."""
+        """Run a command; return what it prints on stdout, or on stderr if it fails."""
         self.capture.readouterr()
         assert run([*words, "--store", str(self.repository.root)]) == status
         captured = self.capture.readouterr()

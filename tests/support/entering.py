@@ -141,7 +141,7 @@ def running(*argv: str, ready: str = "ready", **options: object) -> Iterator[sub
 
 
 class Freezer(NamedTuple):
-    """How a version of control groups freezes: what is written where, and what says then that it is done."""
+    """The way in which a version of control groups freezes: what is written where, and what reports that it is done."""
 
     mounts: tuple[str, ...]
     switch: str
@@ -187,13 +187,13 @@ def state(pid: int) -> str:
 
 
 def tracer(pid: int) -> int:
-    """Who traces it, or 0."""
+    """The PID of its tracer, or 0."""
     (line,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("TracerPid"))
     return int(line.split()[1])
 
 
 def list_descriptors(pid: int) -> list[str]:
-    """What its descriptors name."""
+    """The targets of its descriptors."""
     return [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
 
 

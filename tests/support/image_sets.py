@@ -36,7 +36,7 @@ class Area:
 
 @dataclass(frozen=True)
 class ImageSet:
-    """What a dump leaves: page maps by their names with the areas of each, and other files."""
+    """The images of a dump: page maps by their names with the areas of each, and other files."""
 
     maps: Mapping[str, Sequence[Area]] = field(default_factory=dict)
     files: Mapping[str, bytes] = field(default_factory=dict)
@@ -125,12 +125,12 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 
 def pack_path(repository: Repository, digest: str) -> Path:
-    """Where the pack of that digest lies."""
+    """The path of the pack of that digest."""
     return repository.root / pack_name(digest)
 
 
 def manifest_path(repository: Repository, checkpoint_id: str) -> Path:
-    """Where the manifest of that checkpoint lies."""
+    """The path of the manifest of that checkpoint."""
     return repository.root / manifest_name(checkpoint_id)
 
 

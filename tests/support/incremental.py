@@ -1,4 +1,6 @@
-"""What tests of incremental dumps share: dumping, asking the tracker, and holding a checkpoint against memory."""
+"""The parts that tests of incremental dumps share: dumping, asking the tracker, and holding a checkpoint against
+memory.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ MIB = 1 << 20
 
 
 def find_refusal() -> str:
-    """Why this kernel tracks in no way, or nothing."""
+    """Find why this kernel tracks in no way, or nothing."""
     try:
         if memory_trials.tracks_by_soft_dirty():
             return find_criu_refusal(find(None, None).path, SoftDirty.name)

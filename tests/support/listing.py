@@ -1,4 +1,4 @@
-"""What a directory holds."""
+"""List what a directory holds."""
 
 from __future__ import annotations
 

@@ -84,5 +84,5 @@ def checkpoints(crckpt: Crckpt) -> tuple[str, ...]:
 
 
 def manifests(store: Path) -> int:
-    """How many checkpoints there are, without asking crckpt."""
+    """Count the checkpoints without asking crckpt."""
     return len(list(store.glob("checkpoints/*/manifest.json")))

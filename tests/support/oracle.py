@@ -1,4 +1,4 @@
-"""What the oracle is made of: a tree that churns, what it had while it was frozen, and what images hold of it."""
+"""The parts of the oracle: a tree that churns, what it had while it was frozen, and what images hold of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _NOTHING = bytes(PAGE)
 
 
 def wrong_pages(images: Path, seen: Path) -> list[str]:
-    """Where the frozen tree had another page, and how many of its bytes were others, between which."""
+    """Find where the frozen tree had another page, and how many of its bytes were others, between which."""
     wrong = []
     for path in seen.iterdir():
         maps, had, beneath = pickle.loads(path.read_bytes())  # noqa: S301 (our own script wrote it)
@@ -72,7 +72,7 @@ def _pages_of(images: Path, pid: int) -> dict[int, bytes]:
 
 
 def pages_in_parent(images: Path) -> int:
-    """How many pages these images leave to their parent."""
+    """Count the pages that these images leave to their parent."""
     maps = (read_pagemap(path.read_bytes()) for path in images.glob("pagemap-[0-9]*.img"))
     return sum(entry.pages for found in maps for entry in found.entries if entry.flags & IN_PARENT)
 

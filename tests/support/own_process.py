@@ -1,4 +1,4 @@
-"""What the test's own process has, which code under test is to leave as it was."""
+"""The state of the test's own process, which code under test is to leave as it was."""
 
 from __future__ import annotations
 

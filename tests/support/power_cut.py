@@ -1,7 +1,7 @@
-"""What a disk holds after a power cut: a file system in memory that loses whatever was not synced.
+"""The content of a disk after a power cut: a file system in memory that loses whatever was not synced.
 
-It promises only what POSIX does: a file's content is safe once the file is synced, a name once its directory is.
-A rename is safe once the directory of the new name is synced; if only that of the old one is, the file may be lost.
+It promises only what POSIX does: a file's content is safe once the file is synced, a name once its directory is. A
+rename is safe once the directory of the new name is synced; if only that of the old one is, the file may be lost.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def cut_short(safe: bytes, unsafe: bytes, chance: Random) -> bytes:
 
 
 class Disk:
-    """What is on it, and what is only in memory. Paths are relative to the directory that it begins as."""
+    """A disk, and what of it is only in memory. Paths are relative to the directory that it begins as."""
 
     def __init__(self, directory: Path) -> None:
         """Everything in `directory` is safe."""
@@ -88,7 +88,9 @@ class Disk:
             _VERBS[entry.verb](self, places, entry.content)
 
     def after_cut(self, seed: int, kept: Kept, torn: Torn) -> Mapping[Path, bytes | None]:
-        """What is found: files with their content, directories with None. What is not safe is `kept` and `torn`."""
+        """The files that are found, with their content, directories with None. What is not safe is `kept` and
+        `torn`.
+        """
         chance = Random(seed)
         unsafe = self._unsafe()
         lost = {id(found) for number, found in enumerate(unsafe) if not kept(number, len(unsafe), chance)}
@@ -99,7 +101,7 @@ class Disk:
 
     @property
     def unsafe(self) -> int:
-        """How many changes of names are not safe."""
+        """The number of changes of names that are not safe."""
         return len(self._unsafe())
 
     def _unsafe(self) -> list[Renaming]:

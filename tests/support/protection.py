@@ -27,7 +27,7 @@ def protected(pid: int, features: int = ASYNC_WRITE_PROTECTION) -> WriteProtecti
 
 
 def pages(pid: int, place: int, count: int = PAGES) -> set[int]:
-    """Which of `count` pages from `place` on are written."""
+    """Find which of `count` pages from `place` on are written."""
     rows = find_written(pid, private_anonymous(pid))
     numbers = {page for start, end in rows.tolist() for page in range(start, end, mmap.PAGESIZE)}
     return {page for page in range(count) if place + page * mmap.PAGESIZE in numbers}

@@ -38,7 +38,7 @@ class Remote:
         self._asked += 1
 
     def answer(self) -> object:
-        """What became of the last order; AssertionError with the traceback if it raised something."""
+        """The result of the last order; AssertionError with the traceback if it raised something."""
         path = self.workdir / f"{self._asked - 1}.txt"
         wait_for(path.exists, WITHIN_S, "an answer")
         try:
@@ -47,7 +47,7 @@ class Remote:
             raise AssertionError(path.read_text()) from None
 
     def ask(self, code: str) -> object:
-        """What `answer` is after this code."""
+        """Run this code, and return its result."""
         self.tell(code)
         return self.answer()
 

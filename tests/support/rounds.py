@@ -61,7 +61,7 @@ class Target:
         _, self.area, self.sparse = self.told()
 
     def written(self) -> set[int]:
-        """Which pages of its area the last `write` wrote."""
+        """The pages of its area that the last `write` wrote."""
         return set(range(self.number % 100, PAGES, 100))
 
     def end(self) -> None:

@@ -95,7 +95,9 @@ def _write_incremental(directory: Path, program: Program, rewritten: Mask) -> No
 
 @dataclass(frozen=True)
 class Cost:
-    """What a restore reads and unpacks: frames, their bytes stored and raw; in how many pieces it all lies."""
+    """The cost of a restore: frames that it reads and unpacks, their bytes stored and raw; in how many pieces it all
+    lies.
+    """
 
     frames: int
     stored: int
@@ -104,7 +106,7 @@ class Cost:
 
 
 def cost(repository: Repository, checkpoint: Checkpoint) -> Cost:
-    """What a restore of the checkpoint costs."""
+    """Count what a restore of the checkpoint costs."""
     files = contents_of(repository, checkpoint).index.files
     extents = np.concatenate([file.extents for file in files])
     frames = stored = raw = 0

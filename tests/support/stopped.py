@@ -1,4 +1,4 @@
-"""What tests of restores begin with: trees that were checkpointed and ended, and a CRIU that can be made to fail."""
+"""The start of tests of restores: trees that were checkpointed and ended, and a CRIU that can be made to fail."""
 
 import ctypes
 import os
@@ -77,7 +77,7 @@ def foreground(crckpt: Crckpt, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 @contextmanager
 def hang_ups_ignored() -> Iterator[None]:
-    """What is started in this block is started as by nohup."""
+    """Start what is started in this block as by nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
@@ -133,7 +133,7 @@ def restored_by(crckpt: Crckpt, how: str) -> Iterator[list[str]]:
 
 
 def staging(crckpt: Crckpt) -> tuple[str, ...]:
-    """What lies in the store's directory for things in flight."""
+    """List the store's directory for things in flight."""
     return tuple(sorted(path.name for path in (crckpt.store / "tmp").iterdir()))
 
 

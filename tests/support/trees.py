@@ -30,7 +30,7 @@ NOBODY: Final = 65534
 
 @dataclass(frozen=True)
 class Part:
-    """What one process of a tree says about itself; `facts` must never change."""
+    """The report of one process of a tree about itself; `facts` must never change."""
 
     pid: int
     counter: int
@@ -105,7 +105,7 @@ class Tree:
         return self._all
 
     def parts(self) -> Mapping[str, Part]:
-        """What each process says now; the root's part is the empty name."""
+        """The reports of all processes; the root's part is the empty name."""
         return self.case.observe(self.workdir)
 
     def counters(self) -> dict[str, int]:

@@ -30,7 +30,7 @@ LATER = datetime(2040, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Order:
-    """What a writer does to the store at `root`: an act and its arguments; all paths are absolute."""
+    """An order to a writer for the store at `root`: an act and its arguments; all paths are absolute."""
 
     act: str
     root: str
@@ -49,7 +49,7 @@ class Entry:
 
     @property
     def verb(self) -> str:
-        """What is done, whatever it is done to."""
+        """The act, whatever it is done to."""
         return self.name.rpartition(".")[2]
 
 
@@ -61,7 +61,7 @@ class Writers:
         self._process = process
 
     def status(self, order: Order) -> int:
-        """How a writer ended: its exit status, or minus the signal. Raises AssertionError if it failed."""
+        """The end of a writer: its exit status, or minus the signal. Raises AssertionError if it failed."""
         assert self._process.stdin
         assert self._process.stdout
         self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
@@ -81,7 +81,7 @@ class Writers:
 
 @contextmanager
 def writers() -> Iterator[Writers]:
-    """What forks writers, while the block runs."""
+    """Run a process that forks writers, while the block runs."""
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, __file__]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:

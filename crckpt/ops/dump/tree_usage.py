@@ -1,4 +1,4 @@
-"""What the processes of a tree use now, for `doctor TARGET`: is it the program that the user means?"""
+"""Read what the processes of a tree use now, for `doctor TARGET`: is it the program that the user means?"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UsingProcess(Struct, frozen=True):
 
 
 def read_tree_usage(examination: Examination) -> tuple[UsingProcess, ...]:
-    """What each process of an examined tree uses, the root first. Processes that have ended are left out."""
+    """Read what each process of an examined tree uses, the root first. Processes that have ended are left out."""
     return tuple(_processes(examination.observed.tree))
 
 

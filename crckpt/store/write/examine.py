@@ -30,7 +30,7 @@ _MOST_BATCHES: Final = 512
 
 
 class ExaminedPages(Struct, frozen=True):
-    """Which pages of a batch are not zero, and the fingerprints of those."""
+    """The pages of a batch that are not zero, and the fingerprints of those."""
 
     filled: Positions
     prints: Numbers

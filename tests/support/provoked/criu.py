@@ -140,7 +140,7 @@ def end_restored(pid: int) -> None:
 
 
 def explain_log(log: str) -> dict[str, Any]:
-    """What `crckpt explain` says of a log, as its document says it."""
+    """Run `crckpt explain` on a log, and return its document."""
     said = subprocess.run(
         [str(PROGRAM), "explain", "-", "--json"], input=log, capture_output=True, text=True, check=True
     ).stdout

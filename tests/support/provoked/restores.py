@@ -27,7 +27,7 @@ ABOVE_LIMIT: Final = 5_000_000
 
 @dataclass(frozen=True)
 class World:
-    """What a checkpoint finds at its restore: a copy of its images, and the program's directory as it was."""
+    """The world that a checkpoint finds at its restore: a copy of its images, and the program's directory as it was."""
 
     pid: int
     threads: tuple[int, ...]

@@ -35,7 +35,9 @@ class Checkpoint:
 
 
 class Workshop:
-    """What no refusal harms is used by many tests of the module: programs, and checkpoints of such that have ended."""
+    """The programs that no refusal harms, for many tests of the module: programs, and checkpoints of such that have
+    ended.
+    """
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
