@@ -17,8 +17,6 @@ import pytest
 from command import AS_NOBODY, PROGRAM, WITHOUT_CRIU, Crckpt
 from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
-from crckpt.ops.context import Context
-from crckpt.ops.report import ReportRequest, report
 from crckpt.store.process_identity import write_identity
 
 INTERRUPTED = 130
@@ -224,19 +222,6 @@ def test_without_root_and_without_criu(crckpt: Crckpt) -> None:
     hidden = (*WITHOUT_CRIU, str(PROGRAM), "report", "--criu", "/bin/false", "--output", "no-criu.tar.gz")
     subprocess.run(hidden, env=crckpt.environment, check=True, capture_output=True)
     assert json.loads(_members(Path("no-criu.tar.gz"))["doctor.json"])["able"] is False
-
-
-def test_what_crckpt_did_not_expect_is_said_without_its_words(tmp_path: Path) -> None:
-    """They may quote what was read."""
-
-    def read_log() -> bytes:
-        raise RuntimeError(IN_MEMORY.hex())
-
-    result = report(Context(tmp_path / "store"), ReportRequest(tmp_path / "it.tar.gz", read_log=read_log))
-    (told,) = (failed.why for failed in result.failed if failed.part == "log")
-    assert "RuntimeError" in told
-    assert "test_report.py" in told
-    assert IN_MEMORY.hex() not in told
 
 
 def test_nothing_is_left_when_it_is_interrupted(crckpt: Crckpt) -> None:

@@ -1,0 +1,46 @@
+"""A part of a report that cannot be made is named, and the others are made."""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from crckpt.errors import Interrupted, UsageError
+from crckpt.ops.context import Context
+from crckpt.ops.report import ReportRequest, report
+
+
+def fails(error: Exception) -> bytes:
+    raise error
+
+
+def test_what_crckpt_did_not_expect_is_said_without_its_words(tmp_path: Path) -> None:
+    """They may quote what was read."""
+    content = "swordfish"
+    request = ReportRequest(tmp_path / "it.tar.gz", read_log=lambda: fails(RuntimeError(content)))
+    result = report(Context(tmp_path / "store"), request)
+    (told,) = (failed.why for failed in result.failed if failed.part == "log")
+    assert "RuntimeError" in told
+    assert "test_report.py" in told
+    assert content not in told
+    with tarfile.open(tmp_path / "it.tar.gz") as archive:
+        assert [name.removeprefix("crckpt-report/") for name in archive.getnames()] == [
+            member.name for member in result.members
+        ]
+    assert result.bytes == (tmp_path / "it.tar.gz").stat().st_size
+
+
+def test_an_interruption_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+    request = ReportRequest(tmp_path / "it.tar.gz", read_log=lambda: fails(Interrupted("interrupted by SIGINT")))
+    with pytest.raises(Interrupted):
+        report(Context(tmp_path / "store"), request)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "it.tar.gz").write_text("something else")
+    with pytest.raises(UsageError, match="exists already"):
+        report(Context(tmp_path / "store"), ReportRequest(tmp_path / "it.tar.gz"))
+    assert (tmp_path / "it.tar.gz").read_text() == "something else"
