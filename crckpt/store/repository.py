@@ -205,6 +205,7 @@ class Repository:
             try:
                 found.append(self.get(checkpoint_id))
             except NoSuchCheckpoint:
+                # Removed since it was listed.
                 continue
             except (IntegrityError, StoreUnusable) as error:
                 remedy = error.hint or f"remove it: crckpt rm {checkpoint_id[:SHORT]}"

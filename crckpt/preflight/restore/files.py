@@ -80,6 +80,7 @@ def find_needed_files(tree: ImageTree) -> tuple[RegularFile, ...]:
     needed: dict[str, RegularFile] = {}
     for file in tree.regular_files:
         path = find_needed_path(file)
+        # CRIU records no size of a file that is open for appending: prefer an open file that has one.
         if path and (path not in needed or needed[path].size is None):
             needed[path] = file
     return tuple(needed.values())
@@ -205,6 +206,7 @@ def _find_resized_key(
     """Return the key of the cause that applies to a file that had `size` bytes."""
     if now.size < size:
         return "file-shrunk"
+    # A longer program or library is another build, even if it has no build-id.
     if find_needed_path(file) in programs:
         return "program-grown"
     if planned.grown == "rewind":
@@ -215,7 +217,7 @@ def _find_resized_key(
 
 
 def _programs(tree: ImageTree) -> frozenset[str]:
-    """Return the paths of what the tree executes: a longer file is another build, even without a build-id."""
+    """Return the paths of what the tree executes."""
     paths = {file.id: find_needed_path(file) for file in tree.regular_files}
     programs = set()
     for process in tree.processes:

@@ -100,6 +100,7 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
         files = contents.index.files
         needed = np.concatenate([place, *(file.extents for file in files)])
         _check_range(checkpoint, packs, needed)
+        # Page maps are read from the packs: the damage of these is reported already.
         if not packs.note_damage(checkpoint, needed):
             _check_pagemaps(contents)
     except CrckptError as error:
