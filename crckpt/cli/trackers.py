@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from crckpt.cli import options
 from crckpt.cli.format import align, duration, local_time, short_id, size
 from crckpt.cli.output import Output, emit
-from crckpt.ops.trackers import Tracker, Trackers
+from crckpt.ops.trackers import KeeperUsage, Trackers
 from crckpt.ops.trackers import trackers as perform
 from crckpt.tracking.dump_basis import Base, RoundBase
 
@@ -51,7 +51,7 @@ def _lines(result: Trackers) -> Iterator[str]:
         yield "crckpt no longer tracks these trees\n"
 
 
-def _row(tracker: Tracker) -> tuple[str, ...]:
+def _row(tracker: KeeperUsage) -> tuple[str, ...]:
     keeper, usage = tracker.keeper, tracker.usage
     used = ("", "", "")
     if usage is not None:

@@ -11,7 +11,7 @@ from crckpt.tracking.keeper.client import Unanswered, forget_killed, keepers
 from crckpt.tracking.keeper.protocol import Keeper
 
 
-class Tracker(Struct, frozen=True):
+class KeeperUsage(Struct, frozen=True):
     """A keeper, and what it uses; None if it has just ended."""
 
     keeper: Keeper
@@ -21,7 +21,7 @@ class Tracker(Struct, frozen=True):
 class Trackers(Struct, frozen=True):
     """The keepers; with `ended`, those that were ended. `unanswered`: for each that does not answer, what to do."""
 
-    trackers: tuple[Tracker, ...]
+    trackers: tuple[KeeperUsage, ...]
     ended: bool = False
     unanswered: tuple[str, ...] = ()
 
@@ -32,14 +32,14 @@ def trackers(end: str | None = None) -> Trackers:
     Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
     """
     root = resolve.resolve(end) if end not in (None, "all") else None
-    found: list[Tracker] = []
+    found: list[KeeperUsage] = []
     late: list[Unanswered] = []
     for one in keepers(root):
         if isinstance(one, Unanswered):
             late.append(one)
             continue
         keeper, session = one
-        found.append(Tracker(keeper, read_process_usage(keeper.pid)))
+        found.append(KeeperUsage(keeper, read_process_usage(keeper.pid)))
         if end is not None:
             session.end()
         session.close()

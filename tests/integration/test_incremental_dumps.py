@@ -274,7 +274,7 @@ def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Tar
 
 def test_a_forked_child_is_dumped_whole_and_then_followed(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
-    target.signalled(signal.SIGWINCH)
+    target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] == first
@@ -398,13 +398,13 @@ def test_a_base_that_verify_finds_damaged_makes_the_dump_full(crckpt: Crckpt, ta
 
 def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
-    target.signalled(signal.SIGURG)
+    target.send_signal(signal.SIGURG)
     for _ in range(2):
         result = dump_incrementally(crckpt, target)
         assert result["tracked"]["base"] is None
         assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"]
         is_whole(crckpt, result["checkpoint"]["id"], target)
-    target.signalled(signal.SIGURG)
+    target.send_signal(signal.SIGURG)
     result = dump_incrementally(crckpt, target)
     assert "has an O_DIRECT descriptor" in result["tracked"]["why_full"], "the dump before could not be a base"
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
@@ -412,7 +412,7 @@ def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Tar
 
 def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """Another keeper has it; a dump of a process within the tree finds that out."""
-    target.signalled(signal.SIGWINCH)
+    target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
     dump_incrementally(crckpt, target)
     result = crckpt.run("dump", str(child), "child", "--incremental", "--json").document["result"]

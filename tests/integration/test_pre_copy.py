@@ -322,7 +322,7 @@ def test_a_round_that_is_damaged_makes_the_next_dump_full(crckpt: Crckpt, target
 
 
 def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -> None:
-    target.signalled(signal.SIGURG)
+    target.send_signal(signal.SIGURG)
     said = crckpt.run("pre-dump", str(target.pid), "job", "--json", status=20).document["error"]
     assert re.match(rf"nothing was copied: PID {target.pid} has an O_DIRECT descriptor", said["message"])
     assert said["hint"] == f"crckpt dump {target.pid} job makes a full checkpoint"
@@ -376,7 +376,7 @@ def test_another_store_gets_it_whole(crckpt: Crckpt, target: Target, tmp_path: P
 
 def test_a_process_that_comes_between_rounds(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
-    target.signalled(signal.SIGWINCH)
+    target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
     assert copied(crckpt, target)["tracked"]["whole"] == [f"PID {child}: the process is new"]
     target.write()
@@ -409,7 +409,7 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
 
 def test_what_a_tree_shares_since_a_fork_it_shares_after_a_round(crckpt: Crckpt, target: Target) -> None:
     """To read it could give each process a copy of its own, for good: more memory than there may be."""
-    target.signalled(signal.SIGWINCH)
+    target.send_signal(signal.SIGWINCH)
     (child,) = psutil.Process(target.pid).children()
     wait_for(lambda: of_its_own(child.pid) > 0, 10, "the child to write its page")
     before = [of_its_own(pid) for pid in (target.pid, child.pid)]
@@ -433,7 +433,7 @@ def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, targ
 
     But where the kernel's own bits track, rounds copy while the tree stands still, and CRIU makes it readable then.
     """
-    target.signalled(signal.SIGIO)
+    target.send_signal(signal.SIGIO)
     round_ = copied(crckpt, target)
     is_left = round_["tracked"]["tracker"] == UffdWp.name
     assert (round_["copied"]["pages"] <= FEW) == is_left
@@ -441,7 +441,7 @@ def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, targ
     assert result["tracked"]["rounds"] == 1
     is_whole(crckpt, result["checkpoint"]["id"], target)
     copied(crckpt, target)
-    checksum = target.signalled(signal.SIGIO)
+    checksum = target.send_signal(signal.SIGIO)
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == (0 if is_left else 1)
     assert ("does not match what was copied before" in result["tracked"]["why_full"]) == is_left

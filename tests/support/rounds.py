@@ -40,13 +40,13 @@ class Target:
 
     def write(self) -> str:
         """Let it write one page in a hundred."""
-        return self.signalled(signal.SIGUSR1)
+        return self.send_signal(signal.SIGUSR1)
 
     def look(self) -> str:
         """The checksum of what it has now."""
-        return self.signalled(signal.SIGUSR2)
+        return self.send_signal(signal.SIGUSR2)
 
-    def signalled(self, number: signal.Signals) -> str:
+    def send_signal(self, number: signal.Signals) -> str:
         """Send it this signal, and wait for what it says then."""
         self.number += 1
         (self.work / f"sum-{self.number}").unlink(missing_ok=True)

@@ -183,11 +183,11 @@ def no_image(name: str) -> Change:
 def cut(name: str) -> Change:
     """That image is cut short."""
 
-    def shortened(world: World) -> None:
+    def shorten(world: World) -> None:
         os.truncate(world.image(name), 60)
 
-    shortened.__name__ = f"cut_{name}"
-    return shortened
+    shorten.__name__ = f"cut_{name}"
+    return shorten
 
 
 def other_magic(world: World) -> None:
