@@ -42,10 +42,13 @@ if child == 0:
     posix.read(reading, 1)
     posix._exit(0)
 posix.read(told, 1)
-_signal.signal(_signal.SIGTERM, lambda *_: posix.close(writing))
+# Wait without a handler: CRIU restarts the call that waits, and a signal just before that would not end it.
+_signal.pthread_sigmask(_signal.SIG_BLOCK, [_signal.SIGTERM])
 with open("ready.new", "w") as file:
     file.write(str(child))
 posix.rename("ready.new", "ready")
+_signal.sigwait([_signal.SIGTERM])
+posix.close(writing)
 posix.waitpid(child, 0)
 """
 
