@@ -18,8 +18,8 @@ from trees import Tree
 pytestmark = pytest.mark.usefixtures("adopted")
 
 FAILED = 23
-QUIET_S = 8
-WITHIN_S = QUIET_S + 30
+QUIET_S = 5
+WITHIN_S = QUIET_S + 33
 
 
 @pytest.fixture(autouse=True)
