@@ -284,7 +284,7 @@ def test_a_limit_that_is_gone_is_said(crckpt: Crckpt) -> None:
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(before)
-        assert f"the control group /{group.name}, and crckpt runs in one without its limits of pids" in " ".join(
+        assert f"the control group /{group.name}, but crckpt runs in a group without its limits of pids" in " ".join(
             said["warnings"]
         )
 
@@ -294,7 +294,7 @@ def test_rules_on_devices_that_are_gone_are_refused(crckpt: Crckpt) -> None:
         _remove(group)
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"the control group /{group.name}, and crckpt runs in one without its rules on devices" in said.err
+        assert f"the control group /{group.name}, but crckpt runs in a group without its rules on devices" in said.err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
         assert "without its rules on devices" in " ".join(restored["warnings"])
         tree.wait_growth(before)

@@ -46,9 +46,8 @@ def test_a_program_does_not_choose_into_whose_series_it_comes(crckpt: Crckpt) ->
             crckpt.run("dump", str(ours))
         before = manifests(crckpt.store)
         names = (
-            f"process {theirs} calls itself sleep",
-            f"user {NOBODY}",
-            "the job sleep belongs to a program of user 0",
+            f"process {theirs} (sleep) belongs to user {NOBODY}",
+            "the job sleep has checkpoints of a program of user 0",
         )
         _refused(crckpt, USAGE, "dump", str(theirs), names=names)
         assert manifests(crckpt.store) == before
@@ -85,7 +84,7 @@ def test_a_zombie(crckpt: Crckpt) -> None:
     ended = subprocess.Popen(["true"])
     try:
         wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 5, "it to end")
-        names = (f"process {ended.pid} (true)", "has ended", f"parent {os.getpid()}")
+        names = (f"process {ended.pid} (true)", "has ended", f"zombie of process {os.getpid()}")
         _refused(crckpt, REFUSED, "dump", str(ended.pid), names=names)
     finally:
         ended.wait()

@@ -328,7 +328,7 @@ def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -
     assert said["hint"] == f"crckpt dump {target.pid} job makes a full checkpoint"
     words = ("dump", str(target.pid), "job", "--pre-copy", "--json")
     error = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", status=24).document["error"]
-    assert "; nothing was copied before the freeze: PID" in error["message"]
+    assert "; no rounds were copied: PID" in error["message"]
     assert "copied rounds" not in error["hint"]
     result = crckpt.run(*words).document["result"]
     assert result["copying"]["rounds"] == []
@@ -546,7 +546,7 @@ def test_rounds_keep_within_the_limit_of_descriptors(crckpt: Crckpt, limits: str
         if status:
             (cause,) = said.document["error"]["causes"]
             assert re.search(
-                r"CRIU needs about \d+ descriptors to copy the tree while it runs, and may open 128", cause
+                r"CRIU needs about \d+ descriptors to copy the tree while it runs, but may open only 128", cause
             )
             assert "LimitNOFILE=" in said.document["error"]["hint"]
             assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []

@@ -35,8 +35,8 @@ from crckpt.store.format.extents import (
 from crckpt.store.format.index import DETAILS, PAGES, StoredFile
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
-from crckpt.store.read.memory_fill import MemoryFill
 from crckpt.store.read.pieces import Pieces, pieces_of, unpack
+from crckpt.store.read.write_to_memory import MemoryFill
 from crckpt.store.workers import Workers, wait_for_result
 
 # Files up to this size are read as a whole.

@@ -12,7 +12,7 @@ from crckpt.errors import IntegrityError
 from crckpt.store.repository import Repository
 
 if TYPE_CHECKING:
-    from crckpt.store.write.examine import ExaminedPages
+    from crckpt.store.write.examine_pages import ExaminedPages
 
 
 class Preparation:
@@ -35,7 +35,7 @@ class Preparation:
             self.load()
             if self._images is not None:
                 from crckpt.store.fingerprints import read_key
-                from crckpt.store.write.examine import examine_growing_images
+                from crckpt.store.write.examine_pages import examine_growing_images
 
                 examine_growing_images(self._images, read_key(self._backend), self._is_over, self._examined)
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes, Numbers
 from crckpt.store.workers import wait_for_result
-from crckpt.store.write.examine import ExaminedPages, examine_pages
+from crckpt.store.write.examine_pages import ExaminedPages, examine_pages
 from crckpt.store.write.imageset import BATCH_PAGES, Source
 
 # One to work on, and one more for each of two threads.

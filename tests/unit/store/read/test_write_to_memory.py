@@ -23,7 +23,7 @@ from crckpt.images.pagemap import PageMap, read_pagemap
 from crckpt.images.private_memory import MemoryRange
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, open_reader
-from crckpt.store.read import memory_fill
+from crckpt.store.read import write_to_memory
 from crckpt.store.read.reader import Reader
 
 PAGES = 600
@@ -98,8 +98,8 @@ def test_this_kernel_can() -> None:
 
 
 def test_no_more_is_written_at_once_than_the_kernel_takes() -> None:
-    assert memory_fill._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
-    assert memory_fill._RUNS_AT_ONCE * memory_fill._PAGES_AT_ONCE * PAGE_SIZE <= MOST_BYTES  # noqa: SLF001
+    assert write_to_memory._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
+    assert write_to_memory._RUNS_AT_ONCE * write_to_memory._PAGES_AT_ONCE * PAGE_SIZE <= MOST_BYTES  # noqa: SLF001
 
 
 numbers = st.lists(st.one_of(st.none(), st.just(0), st.integers(1, 300)), min_size=1, max_size=PAGES)
@@ -116,7 +116,7 @@ def test_every_page_is_placed_or_left(
     repository = open_store(base)
     store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
     few = smaller_bounds(
-        memory_fill, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
+        write_to_memory, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
     )
     with processes(len(contents)) as memories, few:
         names = [f"pagemap-{number}.img" for number in range(1, len(contents) + 1)]
