@@ -62,8 +62,8 @@ def ingest(
     manifest is written, and may raise. `preparation` has run for these images. After a failure there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
-    page, and some 300 bytes for each extent: some 450 MiB for 64 GiB in few pieces. The fingerprints of the parent's
-    pages are mapped from files, 16 bytes a page: the kernel can take that memory back.
+    page, some 300 bytes for each extent, and up to 25 MiB of a preparation: some 475 MiB for 64 GiB in few pieces. The
+    fingerprints of the parent's pages are mapped from files, 16 bytes a page: the kernel can take that memory back.
 
     Raises IntegrityError if the images contradict each other, or leave pages to the parent that it lacks, UsageError
     for a bad job name, OSError if the disk is full.
