@@ -79,7 +79,7 @@ def test_criu_is_killed_between_the_reset_and_the_commit(crckpt: Crckpt, target:
     target.write()
     is_to_kill.touch()
     message = refused(crckpt, target.pid, 21, "--criu", str(criu))
-    assert message == f"the dump failed: CRIU ended with signal 9 and said nothing; {RUNS_ON}"
+    assert message == f"the dump failed: CRIU ended with signal 9 and printed no error; {RUNS_ON}"
     is_to_kill.unlink()
     checksum = target.look()
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
@@ -293,7 +293,7 @@ def test_huge_pages_that_somebody_else_has(crckpt: Crckpt, program: Path, tmp_pa
             for words in (("restore", "job", "--detach"), ("rehearse", "job")):
                 said = crckpt.run(*words, "--json", status=24)
                 message = said.document["error"]["message"]
-                assert "needs 1 reserved huge pages (2.0 MiB each), and 0 are free" in message
+                assert "needs 1 reserved huge pages (2.0 MiB each), but only 0 are free" in message
         crckpt.run("restore", "job", "--detach")
         assert target.look() == checksum
 

@@ -111,9 +111,7 @@ def missing(family: Family, tmp_path: Path) -> Path:
     return once(family, tmp_path, f'{words}; [ -z "$base" ] || {cut}')
 
 
-MISFIT = (
-    "does not match what was copied before: the parent of this incremental checkpoint is missing, damaged, or another"
-)
+MISFIT = "does not match what was copied before: the parent of this incremental checkpoint is missing, damaged, or "
 STOP = pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop"])
 
 
