@@ -23,6 +23,9 @@ _LINE: Final = re.compile(
     r"\d+: (?P<kind>FLOCK|POSIX|OFDLCK) +\S+ +(?P<mode>\S+) +(?P<pid>-?\d+) (?P<file>\S+) (?P<start>\d+) (?P<end>\S+)"
 )
 
+# The kernel answers a read with a page at most, all of it of one moment.
+_READ_AT_ONCE: Final = 4096
+
 
 class HeldLock(Struct, frozen=True):
     """A lock that process `pid` (`comm`) holds on the bytes from `start` to `end`, inclusive; None is the file's end.
@@ -44,7 +47,7 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
     if not wanted:
         # Reading /proc/locks is slow: the kernel waits for every CPU.
         return {}
-    lines = [line for line in map(_LINE.match, Path("/proc/locks").read_text().splitlines()) if line]
+    lines = [line for line in map(_LINE.match, _read_lines()) if line]
     found = {path: _file(path) for path in wanted} if lines else {}
     holders = _Holders()
     of_files = {
@@ -52,6 +55,19 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
         for path, file in found.items()
     }
     return {path: held for path, held in of_files.items() if held}
+
+
+def _read_lines() -> Iterable[str]:
+    """Read the lines of /proc/locks, each once."""
+    lines = procfs.lines("/proc/locks")
+    if sum(map(len, lines)) > _READ_AT_ONCE:
+        # A lock that comes or goes between two reads repeats or hides another. Two looks hardly miss the same one.
+        lines += procfs.lines("/proc/locks")
+    return {_without_number(line): line for line in lines}.values()
+
+
+def _without_number(line: str) -> str:
+    return line.partition(": ")[2]
 
 
 def _file(path: str) -> str:
@@ -94,7 +110,7 @@ class _Holders:
     def of(self, line: re.Match[str]) -> tuple[int, str]:
         """PID and title of the holder."""
         # The PID in the line may be of a process that has ended; OFD locks have none.
-        what = line[0].partition(": ")[2]
+        what = _without_number(line[0])
         self._look_at(int(line["pid"]))
         if what not in self._found and not self._is_all_seen:
             self._is_all_seen = True

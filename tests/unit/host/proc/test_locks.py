@@ -42,3 +42,36 @@ def test_a_program_with_many_locks_is_looked_at_once(tmp_path: Path) -> None:
         assert [each.comm != "?" for each in held if each.kind == "flock"] == [True]
         assert took < 2
         process.communicate()
+
+
+RELEASES: Final = """
+import fcntl, sys
+files = [open(sys.argv[1] + str(number), "w") for number in range(20)]
+print(flush=True)
+while True:
+    for file in files:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    for file in files:
+        fcntl.flock(file, fcntl.LOCK_UN)
+"""
+
+
+def test_locks_that_come_and_go_hide_no_other(tmp_path: Path) -> None:
+    """The kernel gives a long list in parts, and counts lines from one to the next."""
+    file = tmp_path / "file"
+    file.touch()
+    busy = [sys.executable, "-c", RELEASES, str(tmp_path / "busy")]
+    with (
+        subprocess.Popen(
+            [sys.executable, "-c", TAKES, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as one,
+        subprocess.Popen(busy, stdout=subprocess.PIPE) as other,
+    ):
+        try:
+            for process in (one, other):
+                assert process.stdout is not None
+                process.stdout.readline()
+            assert [len(read_held_locks([str(file)])[str(file)]) for _ in range(20)] == [MANY] * 20
+        finally:
+            other.kill()
+            one.communicate()
