@@ -243,7 +243,11 @@ TASKS = (
         "crckpt runs in the tree of process {pid} ({comm}) and would freeze itself",
         "start crckpt from another terminal, or with: setsid --fork crckpt dump {pid} ...",
     ),
-    Cause("kernel-thread", "process {pid} ({comm}) is a kernel thread", "name a program that is not a kernel thread"),
+    Cause(
+        "kernel-thread",
+        "process {pid} ({comm}) is a kernel thread",
+        "name a program: only programs can be checkpointed",
+    ),
     Cause(
         "init",
         "PID 1 is the init process of this system, which cannot be checkpointed",

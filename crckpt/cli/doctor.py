@@ -144,7 +144,7 @@ def _draw(console: Console, result: Diagnosis) -> None:
         console.print("this host cannot checkpoint")
         return
     if any(fact.state != "ok" for fact in result.facts):
-        console.print("facts that are limited or missing prevent only what their effect says")
+        console.print("what is limited or missing matters only if you need what its effect says")
     console.print("this host can checkpoint and restore programs")
 
 

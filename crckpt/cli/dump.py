@@ -35,15 +35,16 @@ def dump(
         bool,
         typer.Option(
             "--force",
-            help="With --stop: end the tree even if it uses something whose restore is untested, or that a restore "
-            "refuses without --allow-weaker.",
+            help="With --stop: end the tree although it may be impossible to restore: it uses something whose restore "
+            "is untested, or that crckpt restore accepts only with --allow-weaker.",
         ),
     ] = False,
     tcp: Annotated[
         options.TcpConnections | None,
         typer.Option(
             "--tcp",
-            help="Established TCP connections: **keep** them (they go on after the restore) or **close** them.",
+            help="Established TCP connections: **keep** them (they go on after the restore; with --stop, a firewall "
+            "rule blocks them until you restore or remove the checkpoint) or **close** them.",
             show_default="refuse if there are any",
         ),
     ] = None,
@@ -95,13 +96,17 @@ def dump(
         str | None,
         typer.Option(
             "--max-freeze",
-            help="Repeat rounds until the estimated freeze is this short: 100ms, 0.5s.",
+            help="Repeat rounds until the estimated freeze is this short: 100ms, 0.5s. The freeze may still be longer: "
+            "add --abort-over to make no checkpoint then.",
             show_default="until little is left",
             metavar="TIME",
         ),
     ] = None,
     max_rounds: Annotated[
-        int | None, typer.Option("--max-rounds", min=1, help="Stop after this many rounds.", show_default="8")
+        int | None,
+        typer.Option(
+            "--max-rounds", min=1, help="Copy this many rounds at most, then freeze the tree.", show_default="8"
+        ),
     ] = None,
     abort_over: Annotated[
         bool,
@@ -232,7 +237,8 @@ def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[st
         f"the store grew by {size(numbers.stored_bytes)}\n"
     )
     state = "the tree has ended" if result.stop else _tree_state(result)
-    yield f"{state}; bring it back with: crckpt restore {checkpoint.job}\n"
+    when = "" if result.stop or result.root_ended else "once it has ended, "
+    yield f"{state}; {when}bring it back with: crckpt restore {checkpoint.job}\n"
     if result.unreaped:
         pids = ", ".join(str(pid) for pid in result.unreaped)
         yield f"these PIDs are not free yet, because their parent has not reaped them: {pids}\n"

@@ -44,7 +44,7 @@ Target = Annotated[
 Job = Annotated[
     str | None,
     typer.Argument(
-        help="The name under which checkpoints of this program are kept.",
+        help="The name under which checkpoints of this program are kept. Give one if several programs have one name.",
         metavar="JOB",
         show_default="the program's name",
     ),

@@ -43,11 +43,11 @@ def rehearse(
 ) -> None:
     """Try out a restore: restore a checkpoint in isolation, let it run for a while, end it, and report.
 
-    The tree gets its own PIDs, mounts, IPC and memory, and a network without links. What it writes is discarded, and
-    the program itself may run on this host at the same time. TCP connections are closed, because the other side is not
-    there. Devices, the clock, and sockets of other programs that the tree was connected to are not isolated; crckpt
-    names those sockets. Exits with 25 if the tree does not start, if a signal ends one of its processes, or if its root
-    or the probe exits with another status than 0.
+    The tree gets its own PIDs, mounts, IPC and memory, and a network that leads nowhere. What it writes is discarded,
+    and the program itself may run on this host at the same time. TCP connections are closed, because the other side is
+    not there. Not isolated are devices, the clock, and sockets of other programs: the tree can really change these.
+    crckpt names the sockets. Exits with 25 if the tree does not start, if a signal ends one of its processes, or if its
+    root or the probe exits with a nonzero status.
 
     `crckpt rehearse trainer` · `crckpt rehearse web --seconds 5 --probe 'curl -fsS http://127.0.0.1:8080/'`
     """

@@ -26,7 +26,9 @@ def verify(
     everything: Annotated[bool, typer.Option("--all", help="Verify every checkpoint.")] = False,
     repair: Annotated[
         bool,
-        typer.Option("--repair", help="Show what can still be restored; with --from, repair what is damaged."),
+        typer.Option(
+            "--repair", help="Without --from, only show what can still be restored; with it, repair what is damaged."
+        ),
     ] = False,
     source: Annotated[
         Path | None,
@@ -39,7 +41,7 @@ def verify(
     """Check every byte of a checkpoint, or of the whole store, against its digest.
 
     Exits with 13 if anything is damaged, and names the damage and the checkpoints that it affects. A repair replaces
-    damaged files by undamaged copies only; it exits with 13 if some damage is left.
+    damaged files with good copies only. It exits with 13 if some damage is left.
     """
     if everything and ref is not None:
         raise UsageError(f"--all and {ref} cannot be combined", hint=f"crckpt verify --all, or crckpt verify {ref}")
