@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from entering import wait_for
 from small_programs import WAITS, free_pid, program, said
 
 from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done
@@ -68,7 +69,7 @@ def test_a_process_that_waits_for_input_waits_for_no_disk(waiting: subprocess.Po
 
 
 def test_one_that_waits_in_a_call_of_the_kernel(waiting: subprocess.Popen[bytes]) -> None:
-    """It reads from a pipe."""
+    """It reads from a pipe, soon after it has said that it is there."""
     if os.geteuid() != 0:
         pytest.skip("only root reads the stacks of the kernel")
-    assert waits_for_a_program([waiting.pid], ("pipe_read",))
+    wait_for(lambda: waits_for_a_program([waiting.pid], ("pipe_read",)), "it to read")
