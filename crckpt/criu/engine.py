@@ -197,9 +197,9 @@ def run_criu(
     does ^Z.
 
     `terminal` is a descriptor that CRIU gets as stdin. Then CRIU stays in our session, where the tree is to live, and
-    ^Z stops both. `keep` are descriptors that CRIU hands to the tree. `meanwhile` is done in a thread while
-    CRIU runs. A `limited` CRIU, as in every restore, is ended with all that it made once it makes no
-    progress. `tree` is the PID of the root of the tree that it dumps.
+    ^Z stops both. `keep` are descriptors that CRIU hands to the tree. `meanwhile` is done in a thread while CRIU
+    runs. A `limited` CRIU, as in every restore, is ended with all that it made once it makes no progress. `tree` is the
+    PID of the root of the tree that it dumps.
     """
     with interrupts_deferred(), _stops(terminal):
         holds = (hold,) if hold is not None else ()

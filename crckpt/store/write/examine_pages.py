@@ -55,12 +55,11 @@ def examine_growing_images(
     reached: dict[str, int] = {}
     while not is_over.is_set() and len(found) < _MOST_BATCHES:
         # CRIU appends to one image at a time, and never changes what it has written.
-        grown = (path for path in images.glob("pages-*.img") if _has_batch(path, reached.get(path.name, 0)))
-        path = next(grown, None)
+        starts = ((path, reached.get(path.name, 0)) for path in images.glob("pages-*.img"))
+        path, start = next((some for some in starts if _has_batch(*some)), (None, 0))
         if path is None:
             is_over.wait(_LOOK_S)
             continue
-        start = reached.get(path.name, 0)
         # Of root or ours only. A CRIU that runs as the tree's user leaves its images to that user, who could change
         # them before they are read again. Then these fingerprints would make different pages equal.
         descriptor = open_checked(path, None)

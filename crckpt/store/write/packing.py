@@ -100,8 +100,8 @@ def pack_images(
     images: Path,
     details: bytes,
     target: PackOptions,
-    base: Path | None = None,
-    find: FindExamined = lambda _image, _start: None,
+    base: Path | None,
+    find: FindExamined,
 ) -> PackedImages:
     """Store the new pages of an image directory in new packs. The parent has the pages left to the set in `base`.
 
