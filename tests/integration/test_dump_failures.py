@@ -68,7 +68,7 @@ def test_gc_may_come_while_an_orphaned_criu_is_still_at_it(crckpt: Crckpt) -> No
     """CRIU gives up and resumes the tree; what it has written goes the next time."""
     with started(LARGE) as tree:
         for _ in range(2):
-            orphans = _orphaned_amid_images(crckpt, tree)
+            orphans = _orphan_criu_amid_images(crckpt, tree)
             collect_garbage(Repository.open(crckpt.store))
             wait_ended(orphans)
             assert_runs_on(tree, frozenset())
@@ -350,7 +350,7 @@ def _dump(crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> subprocess.Popen
     return crckpt.start("dump", str(tree.pid), "job", *tcp, *mode)
 
 
-def _orphaned_amid_images(crckpt: Crckpt, tree: Tree) -> tuple[int, ...]:
+def _orphan_criu_amid_images(crckpt: Crckpt, tree: Tree) -> tuple[int, ...]:
     """A CRIU that writes images and has lost its crckpt. It may be faster than we are: then once more."""
     for _ in range(5):
         # crckpt stops by itself when CRIU has ended: it makes no checkpoint, even if we come too late.

@@ -14,7 +14,7 @@ NEVER = {"psutil", "ptrace"}
 IMPORTED = re.compile(r"^import time:.*\|\s*(\w+)[\w.]*$", re.MULTILINE)
 
 
-def imported_by(crckpt: Crckpt, *words: str) -> set[str]:
+def find_imports(crckpt: Crckpt, *words: str) -> set[str]:
     """The top-level modules that a command imports. Its helper processes import their own."""
     reporting = dataclasses.replace(crckpt, before=(sys.executable, "-X", "importtime"))
     return set(IMPORTED.findall(reporting.run(*words).err))
@@ -23,17 +23,17 @@ def imported_by(crckpt: Crckpt, *words: str) -> set[str]:
 def test_dumps_and_restores_need_neither(crckpt: Crckpt) -> None:
     with started(next(case for case in CASES if case.name == "threads")) as tree:
         pid = str(tree.pid)
-        first = imported_by(crckpt, "dump", pid, "job")
+        first = find_imports(crckpt, "dump", pid, "job")
         assert "msgspec" in first, "imports are listed"
-        tracked = imported_by(crckpt, "dump", pid, "job", "--incremental")
-        stopped = imported_by(crckpt, "dump", pid, "job", "--stop")
+        tracked = find_imports(crckpt, "dump", pid, "job", "--incremental")
+        stopped = find_imports(crckpt, "dump", pid, "job", "--stop")
         tree.wait_gone()
-        restored = imported_by(crckpt, "restore", "job", "--detach")
-    shown = imported_by(crckpt, "show", "job", "--files", "--maps")
+        restored = find_imports(crckpt, "restore", "job", "--detach")
+    shown = find_imports(crckpt, "show", "job", "--files", "--maps")
     assert [words & NEVER for words in (first, tracked, stopped, restored, shown)] == [set()] * 5
 
 
 def test_system_calls_are_named_by_ptrace(crckpt: Crckpt) -> None:
     with started(next(case for case in CASES if case.name == "threads")) as tree:
         crckpt.run("dump", str(tree.pid), "job")
-    assert imported_by(crckpt, "show", "job", "--ps") & NEVER == {"ptrace"}
+    assert find_imports(crckpt, "show", "job", "--ps") & NEVER == {"ptrace"}

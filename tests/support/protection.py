@@ -18,7 +18,7 @@ def taken_from(pid: int, features: int = ASYNC_WRITE_PROTECTION) -> WriteProtect
     return WriteProtection(taken.descriptor, features)
 
 
-def protected(pid: int, features: int = ASYNC_WRITE_PROTECTION) -> WriteProtection:
+def protect_all_maps(pid: int, features: int = ASYNC_WRITE_PROTECTION) -> WriteProtection:
     """Every map registered."""
     protection = taken_from(pid, features)
     for one in private_anonymous(pid):

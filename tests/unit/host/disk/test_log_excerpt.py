@@ -63,7 +63,7 @@ def test_what_is_no_file_is_named_and_blocks_nobody(tmp_path: Path, kind: str, s
     assert caught.value.strerror == said
 
 
-def streamed(chunks: Iterator[bytes]) -> int:
+def stream(chunks: Iterator[bytes]) -> int:
     """A pipe into which all of that is written; its end to read from."""
     reading, writing = os.pipe()
 
@@ -82,7 +82,7 @@ def streamed(chunks: Iterator[bytes]) -> int:
 def test_a_stream_is_read_like_a_file() -> None:
     for size in (0, 100, MOST, 3 * MOST):
         content = os.urandom(size)
-        reading = streamed(iter([content]))
+        reading = stream(iter([content]))
         read = read_stream_ends(reading, MOST)
         os.close(reading)
         if size <= MOST:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from entering import Told, is_registered, reset
-from protection import PAGES, pages, protected
+from protection import PAGES, pages, protect_all_maps
 from smaller_bounds import smaller_bounds
 
 from crckpt.errors import HostCannot
@@ -40,7 +40,7 @@ def _kernel_can() -> None:
 
 def test_just_what_was_written(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range(32))")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     assert is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(32)), "before the first reset all that is there"
     reset(target.pid)
@@ -54,7 +54,7 @@ def test_just_what_was_written(target: Told) -> None:
 def test_what_the_kernel_writes_counts_too(target: Told, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * PAGE)
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"file = open({str(tmp_path / 'file')!r}, 'rb')")
     target.do("LIBC.read(file.fileno(), ctypes.c_void_p(told + 5 * PAGE), 100)")
@@ -64,7 +64,7 @@ def test_what_the_kernel_writes_counts_too(target: Told, tmp_path: Path) -> None
 
 def test_more_regions_than_fit_in_one_answer(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"write(told, range(0, {PAGES}, 2))")
     with smaller_bounds(pagemap, _REGIONS_AT_ONCE=3, _PIECE=16 * PAGE):
@@ -76,7 +76,7 @@ def test_more_regions_than_fit_in_one_answer(target: Told) -> None:
 def test_no_page_is_told_twice(target: Told, count: int) -> None:
     """The kernel answers in passes, and may say that it went less far than it did."""
     place = target.do(f"told = area({2 * count}); write(told, range({2 * count}))")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"write(told, range(0, {2 * count}, 2))")
     found = find_written(target.pid, (AddressRange(place, place + 2 * count * PAGE),))
@@ -86,7 +86,7 @@ def test_no_page_is_told_twice(target: Told, count: int) -> None:
 
 def test_dropped_pages_are_not_there_and_new_ones_are_written(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"drop(told, {PAGES})")
     assert pages(target.pid, place) == set()
@@ -96,7 +96,7 @@ def test_dropped_pages_are_not_there_and_new_ones_are_written(target: Told) -> N
 
 
 def test_a_new_map_is_not_registered_and_all_of_it_is_written(target: Told) -> None:
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     place = target.do(f"told = area({PAGES}); write(told, range(9))")
     reset(target.pid)
@@ -111,7 +111,7 @@ def test_a_new_map_is_not_registered_and_all_of_it_is_written(target: Told) -> N
 
 def test_pages_that_were_moved_are_written(target: Told) -> None:
     target.do(f"old = area({PAGES}); write(old, range({PAGES})); new = area({PAGES}); write(new, range({PAGES}), 2)")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     place = target.do(f"told = moved(old, {PAGES}, new)")
     assert pages(target.pid, place) == set(range(PAGES))
@@ -123,12 +123,12 @@ def test_pages_that_were_moved_are_written(target: Told) -> None:
 
 def test_a_forked_child_is_not_tracked(target: Told) -> None:
     place = target.do(f"place = told = area({PAGES}); write(told, range({PAGES}))")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
     assert not is_registered(child, place)
     assert pages(child, place) == set(range(PAGES))
-    second = protected(child)
+    second = protect_all_maps(child)
     assert pages(child, place) == set(range(PAGES))
     reset(child)
     assert pages(child, place) == set()
@@ -141,7 +141,7 @@ def test_a_forked_child_is_not_tracked(target: Told) -> None:
 
 
 def test_after_exec_an_old_descriptor_answers_with_nothing(target: Told) -> None:
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     with Path(f"/proc/{target.pid}/pagemap").open("rb", buffering=0) as old:
         assert target.process.stdin is not None
@@ -161,16 +161,16 @@ def test_after_exec_an_old_descriptor_answers_with_nothing(target: Told) -> None
 
 
 def test_a_second_userfaultfd_is_told(target: Told) -> None:
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     with pytest.raises(OSError, match="busy"):
-        protected(target.pid)
+        protect_all_maps(target.pid)
     with_it.close()
-    protected(target.pid).close()
+    protect_all_maps(target.pid).close()
 
 
 def test_without_the_tracker_every_page_is_written_again(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     assert pages(target.pid, place) == set()
     with_it.close()
@@ -182,7 +182,7 @@ def test_without_the_tracker_every_page_is_written_again(target: Told) -> None:
 def test_a_huge_page_is_written_in_parts(target: Told) -> None:
     place = target.do("told = (area(2048) + (1 << 21) - 1) & -(1 << 21)")
     target.do(f"LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(1 << 21), {MADV_HUGEPAGE}); write(told, [0])")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     target.do("write(told, [100])")
     found = pages(target.pid, place, 512)
@@ -196,7 +196,7 @@ def test_guard_pages_stay_guards(target: Told) -> None:
     target.do(f"guard = LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_INSTALL})")
     if target.do("told = guard") != 0:
         pytest.skip("this kernel has no guard pages in a map (6.13)")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     reset(target.pid)
     for one in private_anonymous(target.pid):
         with_it.register(one)
@@ -211,7 +211,7 @@ def test_guard_pages_stay_guards(target: Told) -> None:
 
 def test_hugetlb_is_never_among_the_maps(target: Told) -> None:
     place = target.do(f"told = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
-    with_it = protected(target.pid)
+    with_it = protect_all_maps(target.pid)
     assert not is_registered(target.pid, place)
     reset(target.pid)
     with_it.close()

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, wait_for
-from protection import pages, protected
+from protection import pages, protect_all_maps
 
 from crckpt.criu.hold import Hold, gate
 from crckpt.host.process.take_userfaultfd import take_userfaultfds
@@ -151,7 +151,7 @@ def test_a_preload_library_that_lacks_a_guard_answers_otherwise(
 def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) -> None:
     """Before 6.13 pages that were moved (mremap) kept their marks: registered again they would have been clean."""
     place = target.do("told = area(64); write(told, range(64))")
-    protection = protected(target.pid)
+    protection = protect_all_maps(target.pid)
     reset(target.pid)
     (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
     protection.register(one, is_new=False)
@@ -163,7 +163,7 @@ def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) 
 
 def test_to_be_told_of_forks_would_hang_them(target: Told) -> None:
     assert not userfaultfd.ASYNC_WRITE_PROTECTION & _EVENT_FORK
-    protection = protected(target.pid, userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
+    protection = protect_all_maps(target.pid, userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
     assert target.process.stdin is not None
     assert target.process.stdout is not None
     target.process.stdin.write("told = os.fork() or os._exit(0)\n")
