@@ -9,7 +9,16 @@ import psutil
 import pytest
 from cases import CASES
 from command import Crckpt
-from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, orphans_of, wait_ended, wait_for_moment
+from moments import (
+    ENDS_WITHIN_S,
+    MOMENTS,
+    assert_runs_on,
+    checkpoints,
+    kill_below,
+    orphans_of,
+    wait_ended,
+    wait_for_moment,
+)
 from trees import Tree, started, wait_for
 
 from crckpt.errors import DumpFailed, PreflightRefused
@@ -87,8 +96,7 @@ def test_an_unexpected_end_before_the_freeze_is_explained(crckpt: Crckpt, counte
     """CRIU is ended while it waits."""
     dump = crckpt.start("dump", str(counter.pid), "job", CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: _waits(dump.pid), ENDS_WITHIN_S, "CRIU to wait")
-    for child in psutil.Process(dump.pid).children(recursive=True):
-        child.kill()
+    kill_below(dump.pid)
     dump.send_signal(signal.SIGCONT)
     _, said = dump.communicate()
     assert dump.returncode == DumpFailed.exit_code

@@ -23,6 +23,7 @@ from moments import (
     MOMENTS,
     assert_runs_on,
     checkpoints,
+    kill_below,
     manifests,
     orphans_of,
     wait_ended,
@@ -197,9 +198,7 @@ def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_t
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop")
         assert wait_for_moment(MOMENTS["packing"], crckpt.store, tree, dump), "too late"
         dump.send_signal(signal.SIGSTOP)
-        criu = psutil.Process(dump.pid).children(recursive=True)
-        for process in criu:
-            process.kill()
+        kill_below(dump.pid)
         dump.send_signal(signal.SIGCONT)
         _, said = dump.communicate(timeout=ENDS_WITHIN_S)
         assert dump.returncode == 21, said
@@ -298,8 +297,7 @@ def _with_criu_killed_at(name: str, crckpt: Crckpt, tree: Tree) -> tuple[int, st
     for _ in range(5):
         dump = crckpt.start("dump", str(tree.pid), "job")
         assert wait_for_moment(MOMENTS[name], crckpt.store, tree, dump)
-        for child in psutil.Process(dump.pid).children():
-            child.kill()
+        kill_below(dump.pid)
         _, said = dump.communicate(timeout=ENDS_WITHIN_S)
         if dump.returncode != 0:
             return dump.returncode, said

@@ -15,7 +15,16 @@ import pytest
 from cases import CASES
 from command import Crckpt, network_locks
 from entering import halted
-from moments import ENDS_WITHIN_S, MOMENTS, assert_runs_on, checkpoints, is_traced, manifests, wait_for_moment
+from moments import (
+    ENDS_WITHIN_S,
+    MOMENTS,
+    assert_runs_on,
+    checkpoints,
+    find_below,
+    is_traced,
+    manifests,
+    wait_for_moment,
+)
 from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
 from crckpt.criu.command import Paths, dump_command
@@ -134,7 +143,7 @@ def test_a_criu_that_is_stopped_goes_on(crckpt: Crckpt, which: str) -> None:
     with started(COUNTER) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", CRCKPT_STOP_AT="hold.commit")
         wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 20, "crckpt to be in the hold")
-        (criu,) = (child for child in psutil.Process(dump.pid).children() if "dump" in child.cmdline())
+        (criu,) = find_below(dump.pid, "--images-dir")
         stopped = criu if which == "criu" else criu.children(recursive=True)[-1]
         os.kill(stopped.pid, signal.SIGSTOP)
         dump.send_signal(signal.SIGCONT)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 from command import Crckpt
-from moments import ENDS_WITHIN_S
+from moments import ENDS_WITHIN_S, kill_below
 from remote import Remote, remote
 from stopped import JOB
 from trees import wait_for
@@ -51,8 +51,7 @@ def test_the_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, na
     dump = crckpt.start("dump", str(program.pid), JOB, "--stop", CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "the hold")
     assert "CRIU-" in _locks(name)
-    for process in psutil.Process(dump.pid).children(recursive=True):
-        process.kill()
+    kill_below(dump.pid)
     dump.send_signal(signal.SIGCONT)
     _, said = dump.communicate(timeout=ENDS_WITHIN_S)
     assert dump.returncode == 21, said

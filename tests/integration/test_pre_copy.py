@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from incremental import (
     restore_and_ask,
     trackers,
 )
-from moments import orphans_of, wait_ended
+from moments import kill_below, orphans_of, wait_ended
 from places import TESTS
 from remote import remote
 from rounds import FEW, PAGE, PAGES, Target
@@ -491,9 +491,7 @@ def test_a_round_that_is_cut_short(crckpt: Crckpt, target: Target, who: str) -> 
     if who == "crckpt":
         wait_ended(orphans_of(process))
     else:
-        for criu in psutil.Process(process.pid).children():
-            with suppress(psutil.NoSuchProcess):  # as below
-                criu.kill()
+        kill_below(process.pid)
         told, _ = process.communicate()
         # It may have been quicker.
         assert process.returncode in (0, 21), told

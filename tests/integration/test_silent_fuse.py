@@ -14,7 +14,7 @@ from typing import Final
 import psutil
 import pytest
 from command import Crckpt
-from moments import ENDS_WITHIN_S, assert_runs_on, is_traced, manifests, wait_ended
+from moments import ENDS_WITHIN_S, assert_runs_on, find_below, is_traced, manifests, wait_ended
 from trees import PYTHON, Case, Tree, started, wait_for
 
 CLONE_FS: Final = 0x200
@@ -81,9 +81,12 @@ def silent_in_dump(crckpt: Crckpt, tree: Tree, how: str, *words: str) -> Iterato
 
 def _stopped(pid: int) -> list[psutil.Process]:
     """With --async it is a child that dumps."""
-    process = psutil.Process(pid)
-    found = (process, *process.children())
-    return [each for each in found if each.status() == psutil.STATUS_STOPPED and "crckpt" in " ".join(each.cmdline())]
+    stopped = []
+    for process in (psutil.Process(pid), *find_below(pid, "crckpt")):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() == psutil.STATUS_STOPPED:
+                stopped.append(process)
+    return stopped
 
 
 @pytest.mark.parametrize("words", [(), ("--stop",), ("--async",), ("--pre-copy",)], ids=" ".join)
@@ -159,8 +162,7 @@ def test_memory_that_nobody_serves(crckpt: Crckpt, words: tuple[str, ...]) -> No
 
 def running_criu(pid: int) -> list[int]:
     """PIDs of the CRIU that this crckpt has started: there may be a keeper, too, which stays with the tree."""
-    found = psutil.Process(pid).children(recursive=True)
-    return [process.pid for process in found if "--images-dir" in process.cmdline()]
+    return [process.pid for process in find_below(pid, "--images-dir")]
 
 
 def assert_undone(crckpt: Crckpt, tree: Tree, criu: list[int]) -> None:

@@ -14,6 +14,7 @@ from typing import Final, Self
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
+from moments import find_below
 from stopped import JOB, ObstructedCriu, program, staging
 from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, started, statuses, wait_for
 
@@ -273,8 +274,7 @@ def test_in_pids_of_its_own_a_stop_gives_the_shell_the_terminal(
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
         terminal.type(f"{PROGRAM} restore {JOB} --new-pid-namespace\n".encode())
         wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
-        below = psutil.Process(terminal.process.pid).children(recursive=True)
-        (program,) = (found for found in below if "talker.py" in " ".join(found.cmdline()))
+        (program,) = find_below(terminal.process.pid, "talker.py")
         assert program.pid != stopped_job
         if how == "typed":
             terminal.type(STOP)

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -51,6 +52,23 @@ def wait_for_moment(moment: Moment, store: Path, tree: Tree, dump: subprocess.Po
 def is_traced(tree: Tree) -> bool:
     """Return whether somebody, which must be CRIU, holds the root."""
     return "\nTracerPid:\t0\n" not in Path(f"/proc/{tree.pid}/status").read_text()
+
+
+def find_below(pid: int, word: str) -> list[psutil.Process]:
+    """Find the processes below this one that have the word in their command lines. Others may end while we look."""
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
+            if any(word in part for part in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def kill_below(pid: int) -> None:
+    """SIGKILL whatever still runs below this process."""
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def orphans_of(dump: subprocess.Popen[str]) -> tuple[int, ...]:
