@@ -34,6 +34,7 @@ KINDS: Final = {
     "detached": "mount-lookup",
     "device_map": "device-map",
     "epoll_of_closed": "epoll-closed",
+    "epoll_of_reused": "epoll-closed",
     "foreign_namespace": "namespace-outside",
     "foreign_socket": "socket-namespace",
     "foreign_unix_socket": "socket-namespace",

@@ -118,6 +118,16 @@ def epoll_of_closed(workdir: Path) -> object:
     return watching, other
 
 
+def epoll_of_reused(workdir: Path) -> object:
+    """An epoll that watches a closed descriptor whose number is now that of another file."""
+    watched = os.eventfd(0)
+    watching = select.epoll()
+    watching.register(watched, select.EPOLLIN)
+    outside(workdir, lambda: watched)
+    os.dup2(os.eventfd(0), watched)
+    return watching
+
+
 def foreign_namespace(workdir: Path) -> int:
     """A descriptor of another process's namespace."""
     return os.open(f"/proc/{outside(workdir, lambda: unshared(CLONE_NEWNET))}/ns/net", os.O_RDONLY)
@@ -439,7 +449,8 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
     kind.__name__: kind
     for kind in (
         *(bpf_array, bpf_filter, bpf_queue),
-        *(block_device, character_device, corked, detached, device_map, epoll_of_closed, foreign_namespace),
+        *(block_device, character_device, corked, detached, device_map),
+        *(epoll_of_closed, epoll_of_reused, foreign_namespace),
         *(foreign_datagrams, foreign_socket, foreign_unix_socket),
         *(
             harmless,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import itertools
 import os
 import re
 import struct
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, NamedTuple
 
 from crckpt.host.proc import Descriptor, procfs
 from crckpt.host.proc.fd import read_targets
@@ -19,7 +21,15 @@ from crckpt.host.syscalls.libc import syscall
 _KCMP_FILE: Final = 0
 _KCMP_VM: Final = 1
 _KCMP_EPOLL_TFD: Final = 7
-_TARGET: Final = re.compile(r"^tfd:\s*(\d+)", re.MULTILINE)
+_TARGET: Final = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:([\da-f]+))?", re.MULTILINE)
+
+
+class _Watched(NamedTuple):
+    """A file that an epoll watches. `fd` is the number by which it was added, `at` counts those of that number."""
+
+    fd: int
+    at: int
+    inode: int
 
 
 def is_sharing_memory(one: int, other: int) -> bool:
@@ -34,19 +44,19 @@ def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
 
 def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor, ...]:
     """Find epolls that watch a file which their process has closed, each in the first process that has it."""
-    by_process: dict[int, list[int]] = {}
-    for found in descriptors:
-        by_process.setdefault(found.pid, []).append(found.fd)
+    by_number = {(found.pid, found.fd): found for found in descriptors}
     epolls = [found for found in descriptors if found.target == "anon_inode:[eventpoll]"]
-    suspects = [found for found in epolls if not set(_targets(found)) <= set(by_process[found.pid])]
+    suspects = {
+        epoll: suspected
+        for epoll in epolls
+        if (suspected := [watched for watched in _find_watched(epoll) if not _has_number(epoll, watched, by_number)])
+    }
     return tuple(
-        found
-        for found in suspects
-        if not any(_is_same(found.pid, other.pid, _KCMP_FILE, found.fd, other.fd) for other in _before(found, epolls))
-        and any(
-            not any(_is_watching(found, target, at, fd) for fd in by_process[found.pid])
-            for target, at in _number_equals(_targets(found))
-        )
+        epoll
+        for epoll, suspected in suspects.items()
+        if not any(_is_same(epoll.pid, other.pid, _KCMP_FILE, epoll.fd, other.fd) for other in _before(epoll, epolls))
+        # Twice: while the descriptors are compared, a server may close a connection and accept one by the same number.
+        and any(_is_escaped(epoll, watched) and _is_escaped(epoll, watched) for watched in suspected)
     )
 
 
@@ -66,22 +76,55 @@ def _find_descriptors(pid: int, target: str) -> Iterator[int]:
         yield from (fd for fd, found in read_targets(pid) if found == target)
 
 
-def _targets(epoll: Descriptor) -> list[int]:
-    return [int(target) for target in _TARGET.findall(epoll.info)]
+def _find_watched(epoll: Descriptor) -> Iterator[_Watched]:
+    """Find what an epoll watches. One number may have been several files."""
+    counts: Counter[int] = Counter()
+    for number, inode in _TARGET.findall(epoll.info):
+        fd = int(number)
+        yield _Watched(fd, counts[fd], int(inode or "0", 16))
+        counts[fd] += 1
 
 
-def _number_equals(targets: list[int]) -> Iterator[tuple[int, int]]:
-    """Number equal targets: one descriptor number may have been several files."""
-    return ((target, targets[:at].count(target)) for at, target in enumerate(targets))
+def _has_number(epoll: Descriptor, watched: _Watched, by_number: dict[tuple[int, int], Descriptor]) -> bool:
+    """Return whether the watched file still has the number by which it was added, or is watched no longer."""
+    found = by_number.get((epoll.pid, watched.fd))
+    if found is None:
+        return False
+    # The number may be of another file now. A server watches thousands of sockets: their inodes are faster to compare.
+    if found.socket_inode and found.socket_inode == watched.inode:
+        return True
+    try:
+        return _compare(epoll, watched, found.fd) == 0
+    except OSError:
+        return True
+
+
+def _is_escaped(epoll: Descriptor, watched: _Watched) -> bool:
+    """Return whether the epoll watches the file, and its process has no descriptor of it."""
+    # ENOENT: the epoll watches it no longer.
+    with suppress(OSError):
+        answers = {_compare(epoll, watched, fd) for fd, _ in read_targets(epoll.pid)}
+        # All None: the epoll itself has been closed.
+        return 0 not in answers and answers != {None}
+    return False
 
 
 def _before(found: Descriptor, epolls: list[Descriptor]) -> Iterator[Descriptor]:
     return (other for other in itertools.takewhile(lambda one: one is not found, epolls))
 
 
-def _is_watching(epoll: Descriptor, target: int, at: int, fd: int) -> bool:
-    slot = struct.pack("=III", epoll.fd, target, at)
-    return _is_same(epoll.pid, epoll.pid, _KCMP_EPOLL_TFD, fd, ctypes.create_string_buffer(slot))
+def _compare(epoll: Descriptor, watched: _Watched, fd: int) -> int | None:
+    """Compare a descriptor with a watched file: 0 if they are the same open file, None if the descriptor was closed.
+
+    Raises OSError.
+    """
+    slot = struct.pack("=III", epoll.fd, watched.fd, watched.at)
+    try:
+        return syscall("kcmp", epoll.pid, epoll.pid, _KCMP_EPOLL_TFD, fd, ctypes.create_string_buffer(slot))
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            raise
+        return None
 
 
 def _is_same(one: int, other: int, kind: int, this: object, that: object) -> bool:
