@@ -13,6 +13,7 @@ from typing import Final
 import typer
 
 from crckpt.cli import find_command
+from crckpt.cli.help import HelpfulCommand, HelpfulGroup
 from crckpt.cli.output import discard, error_document, error_text
 from crckpt.errors import CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
@@ -42,6 +43,17 @@ COMMANDS: Final = {
 """Where each command is (module:function), and what the list of commands says of it."""
 
 
+class Commands(HelpfulGroup):
+    """The list of all commands, as the help shows it."""
+
+    groups = {  # noqa: RUF012 the base says that it is read only
+        "Checkpoint and restore": ("dump", "restore", "rehearse", "pre-dump", "trackers"),
+        "Look into checkpoints": ("list", "show", "diff", "core"),
+        "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
+        "Find out what is wrong": ("doctor", "explain", "report"),
+    }
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         # `__main__` answers `crckpt --version` alone before typer is loaded, so this is rare.
@@ -59,24 +71,26 @@ def _options(
     """Options before the command."""
 
 
-def _app(command: str) -> typer.Typer:
+def make_app(command: str) -> typer.Typer:
     """Make the parser of the command line. It has this command alone, or all of them for the help."""
     app = typer.Typer(
         name="crckpt",
-        no_args_is_help=True,
+        cls=Commands,
         add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="markdown",
-        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
         help="Checkpoint running Linux process trees and restore them later, on this host or on another.",
-        epilog="Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`.",
+        epilog="Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`.\n\n"
+        "`crckpt help COMMAND` explains a command and its options.",
     )
     app.callback()(_options)
     if command in COMMANDS:
         # Loading all the commands would take longer than most of them run.
         place, summary = COMMANDS[command]
         module, _, function = place.partition(":")
-        app.command(command, short_help=summary)(getattr(importlib.import_module(f"crckpt.cli.{module}"), function))
+        run_command = getattr(importlib.import_module(f"crckpt.cli.{module}"), function)
+        app.command(command, cls=HelpfulCommand, short_help=summary)(run_command)
         return app
     for name, (_, summary) in COMMANDS.items():
         app.command(name, short_help=summary)(_never_run)
@@ -93,11 +107,17 @@ _InvalidCommandLine: type[Exception] = typer.BadParameter.__bases__[0]
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command line, and return its exit code."""
+    if not arguments:
+        run(["--help"])
+        return UsageError.exit_code
+    if arguments[0] == "help":
+        # With no name, or after it: the help of all, or of the command.
+        arguments = [*arguments[1:], "--help"]
     as_json = "--json" in arguments
     command = find_command(arguments)
     try:
         with interrupts_deferred():
-            app = _app(command)
+            app = make_app(command)
         code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
         sys.stdout.flush()
         if command in COMMANDS:
@@ -106,8 +126,6 @@ def run(arguments: Sequence[str]) -> int:
         return _report(command, error, as_json=as_json)
     except _InvalidCommandLine as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
-        if not message:
-            return UsageError.exit_code  # `crckpt` alone, which has printed its help
         hint = f"crckpt {command} --help" if command in COMMANDS else "crckpt --help"
         return _report(command, UsageError(message, hint=hint), as_json=as_json)
     except (BrokenPipeError, SystemExit):  # while typer wrote a help text

@@ -20,7 +20,7 @@ from crckpt.ops.inspect.core import core as perform
 def core(
     ref: options.Ref,
     pid: Annotated[
-        int | None, typer.Argument(help="A process of the checkpoint.", metavar="[PID]", show_default="the root")
+        int | None, typer.Argument(help="A process of the checkpoint.", metavar="PID", show_default="the root")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The file to write.", metavar="FILE", show_default="core.PID")

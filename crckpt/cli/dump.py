@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from crckpt.cli import options
 from crckpt.cli.format import count, duration, note_lines, round_line, short_id, size
+from crckpt.cli.help import ADVANCED, INCREMENTAL
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.config import COMPRESS_LEVELS
@@ -35,8 +36,9 @@ def dump(
         bool,
         typer.Option(
             "--force",
-            help="With --stop: end the tree although it may be impossible to restore: it uses something whose restore "
-            "is untested, or that crckpt restore accepts only with --allow-weaker.",
+            help="With --stop: end the tree even if it uses something whose restore is untested, or needs "
+            "--allow-weaker. You may be unable to restore it.",
+            rich_help_panel=ADVANCED,
         ),
     ] = False,
     tcp: Annotated[
@@ -45,6 +47,7 @@ def dump(
             "--tcp",
             help="Established TCP connections: **keep** them (they go on after the restore; with --stop, a firewall "
             "rule blocks them until you restore or remove the checkpoint) or **close** them.",
+            metavar="keep|close",
             show_default="refuse if there are any",
         ),
     ] = None,
@@ -54,18 +57,25 @@ def dump(
             "--skip-in-flight",
             help="Leave out TCP connections that the program has not accepted yet. They are gone after a restore; "
             "with --stop the other side gets a reset.",
+            rich_help_panel=ADVANCED,
         ),
     ] = False,
-    tag: Annotated[str | None, typer.Option("--tag", help="Give the checkpoint a tag: JOB:TAG then names it.")] = None,
-    note: Annotated[str | None, typer.Option("--note", help="A line of text to remember it by.")] = None,
+    tag: Annotated[
+        str | None, typer.Option("--tag", metavar="TAG", help="Give the checkpoint a tag: JOB:TAG then names it.")
+    ] = None,
+    note: Annotated[
+        str | None, typer.Option("--note", metavar="TEXT", help="A line of text to remember it by.")
+    ] = None,
     compress: Annotated[
         int | None,
         typer.Option(
             "--compress",
             min=COMPRESS_LEVELS[0],
             max=COMPRESS_LEVELS[-1],
-            help="The zstd level.",
+            help=f"The zstd level, from {COMPRESS_LEVELS[0]} (fast) to {COMPRESS_LEVELS[-1]} (small).",
+            metavar="LEVEL",
             show_default="-1 or 1, by the data",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
     asynchronous: Annotated[
@@ -73,6 +83,7 @@ def dump(
         typer.Option(
             "--async",
             help="Return as soon as the tree runs on; `crckpt list` shows when the checkpoint is safe on disk.",
+            rich_help_panel=ADVANCED,
         ),
     ] = False,
     incremental: Annotated[
@@ -82,6 +93,7 @@ def dump(
             help="Dump only what was written since the last checkpoint. The first such dump is full, and starts a "
             "tracker.",
             show_default="yes if the tree is tracked, see crckpt trackers",
+            rich_help_panel=INCREMENTAL,
         ),
     ] = None,
     pre_copy: Annotated[
@@ -90,27 +102,38 @@ def dump(
             "--pre-copy",
             help="Copy memory in rounds while the tree runs; then freeze it only for what was written during the last "
             "round.",
+            rich_help_panel=INCREMENTAL,
         ),
     ] = False,
     max_freeze: Annotated[
         str | None,
         typer.Option(
             "--max-freeze",
-            help="Repeat rounds until the estimated freeze is this short: 100ms, 0.5s. The freeze may still be longer: "
-            "add --abort-over to make no checkpoint then.",
+            help="With --pre-copy: repeat rounds until the estimated freeze is this short: 100ms, 0.5s. The freeze may "
+            "still be longer: add --abort-over to make no checkpoint then.",
             show_default="until little is left",
             metavar="TIME",
+            rich_help_panel=INCREMENTAL,
         ),
     ] = None,
     max_rounds: Annotated[
         int | None,
         typer.Option(
-            "--max-rounds", min=1, help="Copy this many rounds at most, then freeze the tree.", show_default="8"
+            "--max-rounds",
+            min=1,
+            help="With --pre-copy: copy this many rounds at most, then freeze the tree.",
+            metavar="N",
+            show_default=str(_MOST_ROUNDS),
+            rich_help_panel=INCREMENTAL,
         ),
     ] = None,
     abort_over: Annotated[
         bool,
-        typer.Option("--abort-over", help="Make no checkpoint if the estimated freeze is longer than --max-freeze."),
+        typer.Option(
+            "--abort-over",
+            help="Make no checkpoint if the estimated freeze is longer than --max-freeze.",
+            rich_help_panel=INCREMENTAL,
+        ),
     ] = False,
     staging: options.Staging = None,
     no_preflight: options.NoPreflight = False,
@@ -126,7 +149,11 @@ def dump(
     The tree stands still while CRIU copies its memory. Then it runs on, or ends with **--stop**. If the dump fails or
     is interrupted, nothing is lost: the tree runs on.
 
-    `crckpt dump 812 trainer` · `crckpt dump unit:redis --stop --tcp close` · `crckpt dump pidfile:/run/app.pid`
+    For example:
+
+        crckpt dump 812 trainer
+        crckpt dump unit:redis --stop --tcp close
+        crckpt dump pidfile:/run/app.pid
     """
     # Fork before much is loaded: the kernel copies each page that the child changes, if only a count of references.
     release = continue_in_background() if asynchronous and not dry_run else None

@@ -21,7 +21,10 @@ def explain(
 ) -> None:
     """Explain from CRIU's log why it failed, and what to do about it.
 
-    `crckpt explain /tmp/images/dump.log` · `criu restore -D images -v4 2>&1 | crckpt explain -`
+    For example:
+
+        crckpt explain /tmp/images/dump.log
+        criu restore -D images -v4 2>&1 | crckpt explain -
     """
     explanation = perform(log)
     finding = explanation.finding

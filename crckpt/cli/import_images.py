@@ -17,7 +17,9 @@ from crckpt.ops.import_images import import_images as perform
 def import_images(
     directory: Annotated[Path, typer.Argument(help="A directory of CRIU images.", metavar="DIR")],
     job: Annotated[str, typer.Argument(help="The job that gets the checkpoint.", metavar="JOB")],
-    note: Annotated[str | None, typer.Option("--note", help="A line of text to remember it by.")] = None,
+    note: Annotated[
+        str | None, typer.Option("--note", metavar="TEXT", help="A line of text to remember it by.")
+    ] = None,
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,

@@ -29,7 +29,7 @@ def list_checkpoints(
 
     Columns: **frozen** is how long the tree stood still, **raw** the size of CRIU's images, **new** the data that the
     store did not have before, **stored** how much the store grew. A checkpoint whose date is later than now is marked
-    *in the future*: the clock was wrong then, or is wrong now.
+    "in the future": the clock was wrong then, or is wrong now.
     """
     listing = perform(options.make_context(store, config=config), job)
     document = {

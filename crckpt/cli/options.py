@@ -10,6 +10,7 @@ from typing import Annotated, Final
 
 import typer
 
+from crckpt.cli.help import ADVANCED, WHERE
 from crckpt.config import Config, parse
 from crckpt.errors import HostCannot, IntegrityError, UsageError
 from crckpt.host.disk.checked_files import read_checked
@@ -23,19 +24,32 @@ Store = Annotated[
         envvar="CRCKPT_STORE",
         readable=False,
         help="Where checkpoints are kept.",
-        show_default="/var/lib/crckpt; for other users than root ~/.local/share/crckpt",
+        metavar="DIR",
+        show_default="/var/lib/crckpt; unless you are root, ~/.local/share/crckpt",
+        rich_help_panel=WHERE,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
 CriuPath = Annotated[
     Path | None,
     typer.Option(
-        "--criu", help="Path of the CRIU to try first, before $CRCKPT_CRIU.", show_default="one that works here"
+        "--criu",
+        help="The CRIU to try first, before $CRCKPT_CRIU.",
+        metavar="FILE",
+        show_default="one that works here",
+        rich_help_panel=WHERE,
     ),
 ]
 ConfigPath = Annotated[
     Path | None,
-    typer.Option("--config", envvar="CRCKPT_CONFIG", help="The configuration file.", show_default="/etc/crckpt.yaml"),
+    typer.Option(
+        "--config",
+        envvar="CRCKPT_CONFIG",
+        help="The configuration file.",
+        metavar="FILE",
+        show_default="/etc/crckpt.yaml; unless you are root, ~/.config/crckpt.yaml",
+        rich_help_panel=WHERE,
+    ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show which options CRIU got, and why.")]
 Target = Annotated[
@@ -44,22 +58,34 @@ Target = Annotated[
 Job = Annotated[
     str | None,
     typer.Argument(
-        help="The name under which checkpoints of this program are kept. Give one if several programs have one name.",
+        help="The name under which checkpoints of this program are kept. Choose one if several programs have the same "
+        "name.",
         metavar="JOB",
         show_default="the program's name",
     ),
 ]
 Staging = Annotated[
     Path | None,
-    typer.Option("--staging", help="A directory for CRIU's images until they are stored.", show_default="in the store"),
+    typer.Option(
+        "--staging",
+        help="A directory for CRIU's images until they are stored.",
+        metavar="DIR",
+        show_default="in the store",
+        rich_help_panel=WHERE,
+    ),
 ]
 NoPreflight = Annotated[
-    bool, typer.Option("--no-preflight", help="Skip the checks, and try it even if it will probably fail.")
+    bool,
+    typer.Option(
+        "--no-preflight",
+        help="Skip the checks, and try it even if it will probably fail.",
+        rich_help_panel=ADVANCED,
+    ),
 ]
 Ref = Annotated[
     str,
     typer.Argument(
-        help="JOB (its newest checkpoint), JOB~2 (two before that), JOB:TAG, or an id (its first 4 digits or more).",
+        help="The checkpoint: JOB (its newest), JOB~2 (two before that), JOB:TAG, or an id (4 digits or more of it).",
         metavar="REF",
     ),
 ]

@@ -26,11 +26,14 @@ def pre_dump(
 ) -> None:
     """Copy a tree's memory while it runs, so that the next dump freezes it for less time.
 
-    Each call copies what the tree wrote since the call before. The copies are not a checkpoint: the next **crckpt
-    dump** uses them. They are kept where the first call put them, and are removed with the tree's tracker (**crckpt
-    trackers**).
+    Each call copies what the tree wrote since the call before. The copies are not a checkpoint: the next `crckpt dump`
+    uses them. They are kept where the first call put them, and are removed with the tree's tracker (`crckpt trackers`).
+    In one step: `crckpt dump --pre-copy`.
 
-    `crckpt pre-dump 812 trainer` · `crckpt dump 812 trainer` · in one step: `crckpt dump 812 trainer --pre-copy`
+    For example:
+
+        crckpt pre-dump 812 trainer
+        crckpt dump 812 trainer
     """
     options.require_root("to checkpoint a process")
     # A round copies memory only; what happens to TCP connections is up to the dump.

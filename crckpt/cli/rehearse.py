@@ -25,7 +25,7 @@ _LONGEST_S = 24 * 3600
 def rehearse(
     ref: options.Ref,
     seconds: Annotated[
-        float, typer.Option("--seconds", help="How long to let the tree run, unless its root ends.")
+        float, typer.Option("--seconds", metavar="N", help="How long to let the tree run, unless its root ends.")
     ] = 2.0,
     probe: Annotated[
         str,
@@ -49,7 +49,10 @@ def rehearse(
     crckpt names the sockets. Exits with 25 if the tree does not start, if a signal ends one of its processes, or if its
     root or the probe exits with a nonzero status.
 
-    `crckpt rehearse trainer` · `crckpt rehearse web --seconds 5 --probe 'curl -fsS http://127.0.0.1:8080/'`
+    For example:
+
+        crckpt rehearse trainer
+        crckpt rehearse web --seconds 5 --probe 'curl -fsS http://127.0.0.1/'
     """
     if not 0 <= seconds <= _LONGEST_S:  # not `or`: this refuses nan, too
         raise UsageError(

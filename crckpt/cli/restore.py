@@ -13,6 +13,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import duration, note_lines, short_id, title
+from crckpt.cli.help import ADVANCED
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import CrckptError
@@ -40,6 +41,7 @@ def restore(
         typer.Option(
             "--tcp",
             help="Established TCP connections: **keep** them or **close** them.",
+            metavar="keep|close",
             show_default="as chosen for the dump",
         ),
     ] = None,
@@ -54,13 +56,17 @@ def restore(
     new_pid_namespace: Annotated[
         bool,
         typer.Option(
-            "--new-pid-namespace", help="Restore into a new PID namespace, if the tree's PIDs are in use on this host."
+            "--new-pid-namespace",
+            help="Restore into a new PID namespace, if the tree's PIDs are in use on this host.",
+            rich_help_panel=ADVANCED,
         ),
     ] = False,
     grown: Annotated[
         Grown,
         typer.Option(
             "--grown",
+            metavar="refuse|keep|rewind",
+            rich_help_panel=ADVANCED,
             help="What to do if open files grew since the checkpoint. **refuse**: do not restore. **keep**: leave "
             "them as they are (only for logs that the program appends to). **rewind**: cut them to their old size; "
             "what is cut off goes into a file next to each. crckpt never cuts a file that another process is writing.",
@@ -73,6 +79,7 @@ def restore(
             "--allow-weaker",
             help="Restore the program even if it will be less confined than before (Landlock, a cgroup namespace, "
             "limits of its control group). crckpt names what is weaker.",
+            rich_help_panel=ADVANCED,
         ),
     ] = False,
     store: options.Store = None,
@@ -88,7 +95,11 @@ def restore(
     crckpt first checks what would make the restore fail. If it fails all the same, nothing is left behind, and you can
     try it again.
 
-    `crckpt restore trainer --detach` · `crckpt restore trainer~1` · `crckpt restore trainer:before-upgrade`
+    For example:
+
+        crckpt restore trainer --detach
+        crckpt restore trainer~1
+        crckpt restore trainer:before-upgrade
     """
     request = RestoreRequest(
         ref=ref,

@@ -15,7 +15,12 @@ from crckpt.ops.rm import rm as perform
 
 
 def rm(
-    refs: Annotated[list[str], typer.Argument(help="The checkpoints to remove.", metavar="REF...")],
+    refs: Annotated[
+        list[str],
+        typer.Argument(
+            help="The checkpoints to remove: JOB (only its newest), JOB~2, JOB:TAG, or ids.", metavar="REF..."
+        ),
+    ],
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,

@@ -14,7 +14,9 @@ from crckpt.ops.tag import tag as perform
 
 def tag(
     ref: options.Ref,
-    name: Annotated[str, typer.Argument(help="The tag: letters, digits, `.`, `_`, `-`.", metavar="TAG")],
+    name: Annotated[
+        str, typer.Argument(help="The tag: letters, digits, dots, underscores and hyphens.", metavar="TAG")
+    ],
     remove: Annotated[bool, typer.Option("--remove", help="Remove the tag from REF instead.")] = False,
     store: options.Store = None,
     config: options.ConfigPath = None,

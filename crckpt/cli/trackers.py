@@ -20,7 +20,9 @@ def trackers(
     end: Annotated[
         str | None,
         typer.Option(
-            "--end", help="End the tracker of this tree: PID, pidfile:PATH, unit:NAME, cgroup:PATH, or `all`."
+            "--end",
+            metavar="TARGET",
+            help="End the tracker of this tree: PID, pidfile:PATH, unit:NAME, cgroup:PATH, or `all`.",
         ),
     ] = None,
     as_json: options.AsJson = False,

@@ -32,7 +32,7 @@ def verify(
     ] = False,
     source: Annotated[
         Path | None,
-        typer.Option("--from", help="With --repair: another store, which may have an undamaged copy."),
+        typer.Option("--from", metavar="DIR", help="With --repair: another store, which may have an undamaged copy."),
     ] = None,
     store: options.Store = None,
     config: options.ConfigPath = None,

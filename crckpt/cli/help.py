@@ -1,0 +1,171 @@
+"""The help of crckpt and of its commands: plain text for 80 columns, with the options in panels of fixed names."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Any, ClassVar, Final
+
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+COMMON: Final = "Common"
+INCREMENTAL: Final = "Incremental"
+WHERE: Final = "Where"
+ADVANCED: Final = "Advanced"
+PANELS: Final = (COMMON, INCREMENTAL, WHERE, ADVANCED)
+"""The panels in their order. An option that names none is in the first."""
+
+_WIDTH: Final = 80
+_WIDEST: Final = 100
+_NARROWEST: Final = 40
+# A longer label has its own line, and its text begins on the next one.
+_LONGEST_LABEL: Final = 20
+
+_BOLD: Final = re.compile(r"\*\*(.+?)\*\*|`(.+?)`")
+_MARKED: Final = re.compile("\x01(.*?)\x02")
+
+Row = tuple[str, str]
+"""A label, and the text beside it."""
+
+
+class HelpfulCommand(TyperCommand):
+    """A command whose help is laid out here. typer's own takes rich, which is slow to load, and 19 columns of text."""
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the whole help text."""
+        parameters = self.get_params(ctx)
+        arguments = [each for each in parameters if isinstance(each, TyperArgument)]
+        options = [each for each in parameters if isinstance(each, TyperOption) and not each.hidden]
+        panels: dict[str, list[Row]] = {"Arguments": [(_name(each), _text(each, ctx)) for each in arguments]}
+        for panel in PANELS:
+            panels[panel] = [(_label(each), _text(each, ctx)) for each in options if _panel(each) == panel]
+        usage = " ".join((ctx.command_path, "[OPTIONS]", *map(_usage, arguments)))
+        return _page(usage, self.help or "", panels)
+
+
+class HelpfulGroup(TyperGroup):
+    """All the commands, listed by `groups` of them: the title of each, and its commands."""
+
+    groups: ClassVar[Mapping[str, Iterable[str]]] = {}
+
+    def get_help(self, ctx: Any) -> str:
+        """Return the whole help text."""
+        options = [each for each in self.get_params(ctx) if isinstance(each, TyperOption)]
+        panels = {
+            title: [(name, self.commands[name].short_help or "") for name in names if name in self.commands]
+            for title, names in self.groups.items()
+        }
+        panels["Options"] = [(_label(each), _text(each, ctx)) for each in options]
+        return _page(f"{ctx.command_path} COMMAND [OPTIONS] [ARGUMENTS]", self.help or "", panels, self.epilog or "")
+
+
+def _page(usage: str, description: str, panels: Mapping[str, list[Row]], epilog: str = "") -> str:
+    width = _width()
+    blocks = ["\n".join(_wrapped(f"**Usage:** {usage}", width, hanging=7)), *_paragraphs(description, width)]
+    labels = [label for rows in panels.values() for label, _ in rows if len(label) <= _LONGEST_LABEL]
+    column = max(map(len, labels), default=0)
+    for title, rows in panels.items():
+        if rows:
+            lines = (line for row in rows for line in _row(row, column, width))
+            blocks.append("\n".join((_styled(f"**{title}:**"), *lines)))
+    return "\n\n".join((*blocks, *_paragraphs(epilog, width)))
+
+
+def _paragraphs(text: str, width: int) -> Iterator[str]:
+    """Wrap paragraphs; an indented one (examples) stays as it is."""
+    for paragraph in text.strip().split("\n\n"):
+        if paragraph.startswith("    "):
+            yield "\n".join(line.removeprefix("  ") for line in paragraph.splitlines())
+        elif paragraph:
+            yield "\n".join(_wrapped(paragraph, width))
+
+
+def _row(row: Row, column: int, width: int) -> Iterator[str]:
+    label, text = row
+    indent = column + 4
+    lines = _wrapped(text, width - indent)
+    first = f"  {_styled(f'**{label}**')}"
+    if len(label) > column:
+        yield first
+    else:
+        yield f"{first}{' ' * (column - len(label))}  {next(lines, '')}".rstrip()
+    yield from (f"{' ' * indent}{line}" for line in lines)
+
+
+def _wrapped(text: str, width: int, hanging: int = 0) -> Iterator[str]:
+    """Break a paragraph into lines; all but the first are indented by `hanging`."""
+    # Marks have no width, so textwrap would break lines too early. A word carries its own: a line may end in between.
+    marked = _BOLD.sub(lambda found: " ".join(f"\x01{word}\x02" for word in (found[1] or found[2]).split()), text)
+    line, used = "", 0
+    for word in marked.split():
+        length = len(word.replace("\x01", "").replace("\x02", ""))
+        if line and used + 1 + length > width:
+            yield _unmarked(line)
+            line, used = " " * hanging + word, hanging + length
+        else:
+            line, used = (f"{line} {word}", used + 1 + length) if line else (word, length)
+    if line:
+        yield _unmarked(line)
+
+
+def _styled(text: str) -> str:
+    return _unmarked(_BOLD.sub("\x01\\1\\2\x02", text))
+
+
+def _unmarked(line: str) -> str:
+    return _MARKED.sub("\033[1m\\1\033[0m" if _is_bold_shown() else "\\1", line)
+
+
+def _is_bold_shown() -> bool:
+    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+
+
+def _width() -> int:
+    """Columns of the text: those of the terminal, but never so many that a line is hard to read."""
+    columns = os.environ.get("COLUMNS", "")
+    width = int(columns) if columns.isdecimal() else 0
+    if not width:
+        try:
+            width = os.get_terminal_size(sys.stdout.fileno()).columns
+        except (OSError, ValueError):  # no terminal; under a test no descriptor
+            width = _WIDTH
+    return max(_NARROWEST, min(width or _WIDTH, _WIDEST))
+
+
+def _panel(option: TyperOption) -> str:
+    return option.rich_help_panel or COMMON
+
+
+def _name(argument: TyperArgument) -> str:
+    return argument.metavar or (argument.name or "").upper()
+
+
+def _usage(argument: TyperArgument) -> str:
+    return _name(argument) if argument.required else f"[{_name(argument)}]"
+
+
+def _label(option: TyperOption) -> str:
+    names = ", ".join(sorted(option.opts, key=len))
+    if option.secondary_opts:
+        return names.replace("--", "--[no-]")
+    return names if option.is_flag else f"{names} {option.metavar or 'VALUE'}"
+
+
+def _text(parameter: TyperOption | TyperArgument, ctx: Any) -> str:
+    default = _default(parameter, ctx)
+    notes = (default and f"[default: {default}]", f"[env: {parameter.envvar}]" if parameter.envvar else "")
+    return " ".join((parameter.help or "", *filter(None, notes)))
+
+
+def _default(parameter: TyperOption | TyperArgument, ctx: Any) -> str:
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
+    value = parameter.get_default(ctx, call=False)
+    if value in (None, "") or isinstance(value, bool):
+        return ""
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value.value if isinstance(value, Enum) else value)
