@@ -12,8 +12,10 @@ from typing import Final
 
 from crckpt.host.syscalls.libc import syscall
 
-_PROG_QUERY: Final = 16
+_PROG_QUERY: Final = 16  # since Linux 4.15
+# BPF_F_QUERY_EFFECTIVE: programs of the groups above apply to this one, too.
 _EFFECTIVE: Final = 1
+# `query` of union bpf_attr: target_fd, attach_type, query_flags, attach_flags, prog_ids, prog_cnt.
 _QUERY: Final = struct.Struct("<IIIIQI4x")
 # linux/bpf.h, enum bpf_attach_type. Network: ingress, egress, sockets, addresses to bind and to connect to.
 _KINDS: Final = {"devices": (6,), "network": (0, 1, 2, 8, 9, 10, 11)}
@@ -34,7 +36,7 @@ def group_programs(group: Path) -> Iterator[str]:
 
 def _programs(group: int, kind: int) -> int:
     query = ctypes.create_string_buffer(_QUERY.pack(group, kind, _EFFECTIVE, 0, 0, 0), _QUERY.size)
-    # With room for none the kernel returns their number.
-    with suppress(OSError):  # ENOSPC
+    # With room for none the kernel returns their number. Without CAP_BPF or CAP_NET_ADMIN it stays 0.
+    with suppress(OSError):
         syscall("bpf", _PROG_QUERY, query, _QUERY.size)
     return int(_QUERY.unpack(query.raw)[5])

@@ -20,7 +20,8 @@ from crckpt.host.syscalls.libc import syscall
 # linux/kcmp.h
 _KCMP_FILE: Final = 0
 _KCMP_VM: Final = 1
-_KCMP_EPOLL_TFD: Final = 7
+_KCMP_EPOLL_TFD: Final = 7  # since Linux 4.13
+# A line of an epoll's fdinfo: the number under which a file was added, which it may no longer have, and its inode.
 _TARGET: Final = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:([\da-f]+))?", re.MULTILINE)
 
 
@@ -54,6 +55,7 @@ def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor
     return tuple(
         epoll
         for epoll, suspected in suspects.items()
+        # A child that inherited the epoll may have closed the files. CRIU dumps an epoll once, in the first process.
         if not any(_is_same(epoll.pid, other.pid, _KCMP_FILE, epoll.fd, other.fd) for other in _before(epoll, epolls))
         # Twice: while the descriptors are compared, a server may close a connection and accept one by the same number.
         and any(_is_escaped(epoll, watched) and _is_escaped(epoll, watched) for watched in suspected)
@@ -64,6 +66,7 @@ def find_sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
     """Find other processes than those `inside` that have the same open file (inherited or received)."""
     found = []
     for pid in procfs.pids():
+        # The same open file has the same target everywhere: so kcmp is asked about few descriptors.
         if pid not in inside and any(
             _is_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _find_descriptors(pid, held.target)
         ):
@@ -72,7 +75,7 @@ def find_sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
 
 
 def _find_descriptors(pid: int, target: str) -> Iterator[int]:
-    with suppress(OSError):
+    with suppress(OSError):  # the process ends at the same time
         yield from (fd for fd, found in read_targets(pid) if found == target)
 
 
@@ -118,6 +121,7 @@ def _compare(epoll: Descriptor, watched: _Watched, fd: int) -> int | None:
 
     Raises OSError.
     """
+    # struct kcmp_epoll_slot: the epoll, the number of the file in it, and which one of that number.
     slot = struct.pack("=III", epoll.fd, watched.fd, watched.at)
     try:
         return syscall("kcmp", epoll.pid, epoll.pid, _KCMP_EPOLL_TFD, fd, ctypes.create_string_buffer(slot))
@@ -128,6 +132,7 @@ def _compare(epoll: Descriptor, watched: _Watched, fd: int) -> int | None:
 
 
 def _is_same(one: int, other: int, kind: int, this: object, that: object) -> bool:
+    # 1, 2 and 3 are an order of different things. EBADF, ESRCH: one of them has gone.
     with suppress(OSError):
         return syscall("kcmp", one, other, kind, this, that) == 0
     return False

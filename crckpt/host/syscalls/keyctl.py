@@ -11,8 +11,10 @@ from msgspec import Struct
 from crckpt.host.syscalls.libc import syscall
 
 _GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
-_SESSION: Final = -3
+_SESSION: Final = -3  # KEY_SPEC_SESSION_KEYRING
+# The kernel stands this keyring in where a process has none of its own. Source: user-session-keyring(7).
 _OF_USER: Final = "_uid_ses."
+# The longest description of a key (add_key(2)).
 _MOST: Final = 4096
 
 
@@ -27,7 +29,8 @@ def own_session() -> SessionKeyring | None:
     """Our session keyring; None if we use our user's, or the kernel has no keyrings."""
     buffer = ctypes.create_string_buffer(_MOST)
     with suppress(OSError):
-        serial = syscall("keyctl", _GET_ID, _SESSION, 0)
+        serial = syscall("keyctl", _GET_ID, _SESSION, 0)  # 0: create none
+        # type;uid;gid;perm;name, as of keyctl_describe(3)
         syscall("keyctl", _DESCRIBE, serial, buffer, _MOST)
         _, uid, _, _, name = buffer.value.decode(errors="replace").split(";", 4)
         return None if name.startswith(_OF_USER) else SessionKeyring(serial, int(uid))

@@ -11,7 +11,9 @@ import os
 import platform
 from typing import Final
 
+# None: what Python itself is linked with. use_errno keeps errno apart from that of Python's own calls.
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
+# Otherwise ctypes cuts results to 32 bits.
 LIBC.syscall.restype = ctypes.c_long
 
 # The kernel gives a call the same number on all machines since 424.

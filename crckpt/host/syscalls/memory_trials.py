@@ -17,18 +17,20 @@ from crckpt.errors import HostCannot
 from crckpt.host.syscalls import pagemap, userfaultfd
 from crckpt.host.syscalls.libc import LIBC, check, last_error, syscall
 
-LIBC.mmap.restype = ctypes.c_void_p
+LIBC.mmap.restype = ctypes.c_void_p  # ctypes would cut the address to 32 bits
 _READ_WRITE: Final = mmap.PROT_READ | mmap.PROT_WRITE
-_MAP_FIXED: Final = 0x10
-_BROUGHT: Final = 42
+_MAP_FIXED: Final = 0x10  # Python's mmap cannot choose an address
+_BROUGHT: Final = 42  # any byte but 0: the kernel fills missing pages with zeros
 _FAULT_WITHIN_S: Final = 5
 
 
 def tracks_by_write_protection() -> bool:
     """Protect a page of ours asynchronously, write it, and check whether PAGEMAP_SCAN finds it. Raises HostCannot."""
+    # Two pages: one must stay clean when the other is written.
     with _pages_of_ours(2) as (memory, address), _userfaultfd() as descriptor:
         length = len(memory)
         fcntl.ioctl(descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, length, userfaultfd.MODE_WP, 0))
+        # What was just registered reads as written, until a scan protects it.
         _scan(address, length, pagemap.SCAN_WP_MATCHING | pagemap.SCAN_CHECK_WPASYNC)
         clean = _scan(address, length, pagemap.SCAN_CHECK_WPASYNC)
         memory[mmap.PAGESIZE] = 1
@@ -40,7 +42,7 @@ def tracks_by_soft_dirty() -> bool:
     with _pages_of_ours(1) as (memory, address):
         try:
             with Path("/proc/self/clear_refs").open("w") as file:
-                file.write("4")
+                file.write("4")  # since Linux 3.11: reset the soft-dirty bits of all pages
         except OSError:
             return False
         before = _soft_dirty(address)
@@ -75,11 +77,13 @@ def can_bring_pages_later() -> bool:
 
     Hangs if it does not: call this in a child with a time limit.
     """
+    # No flags: a program's page may be missing in the kernel, too, as in read(2). USER_MODE_ONLY makes that EFAULT.
     with _pages_of_ours(1) as (memory, address), _userfaultfd(features=0, flags=0) as descriptor:
         memory.madvise(mmap.MADV_DONTNEED)
         fcntl.ioctl(
             descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, len(memory), userfaultfd.MODE_MISSING, 0)
         )
+        # Not a thread: the one that touches the page waits in the kernel with Python's lock.
         child = os.fork()
         if child == 0:
             _bring(descriptor)
@@ -98,19 +102,20 @@ def _bring(descriptor: int) -> NoReturn:
             descriptor, userfaultfd.COPY, struct.pack("<5Q", fault, ctypes.addressof(page), mmap.PAGESIZE, 0, 0)
         )
     finally:
-        os._exit(0)
+        os._exit(0)  # this is a copy of our parent: it must not go on as one
 
 
 @contextmanager
 def _pages_of_ours(count: int) -> Iterator[tuple[mmap.mmap, int]]:
     memory = mmap.mmap(-1, count * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    # Scans report no page that was never touched.
     for page in range(count):
         memory[page * mmap.PAGESIZE] = 1
     view = ctypes.c_char.from_buffer(memory)
     try:
         yield memory, ctypes.addressof(view)
     finally:
-        del view
+        del view  # a mapping with a view of it cannot be closed (BufferError)
         memory.close()
 
 
@@ -145,6 +150,8 @@ def _userfaultfd(
 def _scan(start: int, length: int, flags: int) -> int:
     """Count the regions of written pages that PAGEMAP_SCAN reports."""
     regions = ctypes.create_string_buffer(24 * 8)
+    # struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages; then masks of categories:
+    # inverted, all of, any of, returned.
     request = struct.pack(
         "<12Q",
         96,

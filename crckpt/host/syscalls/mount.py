@@ -28,6 +28,8 @@ def bind(source: str, target: str) -> None:
 
 def bind_read_only(source: str, target: str, flags: int = 0) -> None:
     """Bind-mount read-only: files cannot be written, but devices and sockets work. Raises OSError."""
+    # The first call ignores all flags but MS_BIND. The second replaces all: those that are left out (nosuid, nodev)
+    # would be gone. Source: mount(2).
     bind(source, target)
     mount("", target, flags=_REMOUNT | BIND | _RDONLY | flags)
 

@@ -10,7 +10,8 @@ from typing import Final
 
 from crckpt.host.syscalls.libc import LIBC, syscall
 
-_NO_SYMLINKS: Final = 0x04  # linux/openat2.h
+# RESOLVE_... in linux/openat2.h, since Linux 5.6. O_NOFOLLOW would check only the last part of a path.
+_NO_SYMLINKS: Final = 0x04
 _BENEATH: Final = 0x08
 # An id that setfsuid(2) refuses: the call then only returns the current one.
 _NOBODY: Final = 2**32 - 1
@@ -37,8 +38,6 @@ def file_rights_of(uid: int, gid: int, others: Iterable[int] = ()) -> Iterator[N
     """Give this thread only the rights to files that the user `uid` has in the group `gid` and the `others`.
 
     Raises PermissionError.
-
-    The kernel drops root's capabilities over files with the user id, and restores them with it.
     """
     if uid == os.geteuid():
         yield
@@ -48,6 +47,8 @@ def file_rights_of(uid: int, gid: int, others: Iterable[int] = ()) -> Iterator[N
     try:
         _set_groups(list(others))
         _set(LIBC.setfsgid, gid)
+        # Not seteuid(2), which the C library does for all threads. With the user id the kernel drops root's
+        # capabilities over files, and restores them with it (capabilities(7)).
         _set(LIBC.setfsuid, uid)
         yield
     finally:

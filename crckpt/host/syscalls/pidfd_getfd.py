@@ -12,6 +12,7 @@ def borrow(pid: int, descriptor: int) -> int:
     """Duplicate a descriptor of a process; the caller closes it. Raises OSError."""
     process = os.pidfd_open(pid)
     try:
+        # Linux 5.6. It needs the rights of ptrace(2), but stops nothing.
         return syscall("pidfd_getfd", process, descriptor, 0)
     finally:
         os.close(process)
@@ -32,6 +33,7 @@ def borrow_each(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int
                 borrowed = syscall("pidfd_getfd", process, descriptor, 0)
             except OSError:
                 continue
+            # At once: while we have it, a pipe has no end of file, and a closed port is still taken.
             try:
                 yield descriptor, borrowed
             finally:

@@ -38,6 +38,7 @@ def set_child_subreaper(*, enabled: bool) -> None:
 
 def drop_capability(number: int) -> None:
     """Drop a capability from our bounding set. Nothing happens if the kernel has no such capability. Raises OSError."""
+    # 0: dropped already. -1: the kernel has no such capability, for which dropping would fail.
     if LIBC.prctl(_CAPBSET_READ, ctypes.c_ulong(number), 0, 0, 0) == 1:
         _prctl(_CAPBSET_DROP, number)
 
@@ -60,5 +61,6 @@ def memory_map_size() -> int:
 
 
 def _prctl(option: int, *arguments: object) -> int:
+    # The kernel reads four words of 64 bits, and refuses many options if those that they do not use are not 0.
     words = (ctypes.c_ulong(word) if isinstance(word, int) else word for word in (*arguments, 0, 0, 0, 0)[:4])
     return check(LIBC.prctl(option, *words))

@@ -19,6 +19,7 @@ MOST_ROWS: Final = 1024
 MOST_BYTES: Final = (1 << 31) - (1 << 12)
 """Most bytes of a call (MAX_RW_COUNT, linux/fs.h)."""
 
+# Types once, not at each of the many calls of a restore. (pid, our rows, their number, theirs, their number, flags)
 _process_vm_writev = LIBC.process_vm_writev
 _process_vm_writev.argtypes = (
     ctypes.c_int,
@@ -30,6 +31,7 @@ _process_vm_writev.restype = ctypes.c_ssize_t
 
 def can_write_memory() -> bool:
     """Return whether the kernel has the call, and allows it."""
+    # ENOSYS without CONFIG_CROSS_MEMORY_ATTACH; a container's seccomp filter may refuse it.
     return bool(_process_vm_writev(os.getpid(), None, 0, None, 0, 0) == 0)
 
 
@@ -40,6 +42,7 @@ def write_memory(pid: int, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.
     cannot be written, or if it has ended.
     """
     done = _process_vm_writev(pid, ours.ctypes.data, len(ours), theirs.ctypes.data, len(theirs), 0)
+    # It stops without an error at the first page that it cannot write, if it has written some before.
     if done != int(ours[:, 1].sum()):
         error = ctypes.get_errno() if done < 0 else errno.EFAULT
         why = "it has ended" if error == errno.ESRCH else f"{os.strerror(error)} (perhaps no memory is left)"

@@ -31,6 +31,7 @@ from crckpt.host.syscalls.call_names import call_name
 from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 from crckpt.host.syscalls.restarts import restarting_result
 
+# With this option a stop at a system call has bit 0x80 in its signal, unlike the program's own SIGTRAP.
 _TRACESYSGOOD: Final = 1
 _EVENT_STOP: Final = 128
 _AT_SYSTEM_CALL: Final = signal.SIGTRAP | 0x80
@@ -169,7 +170,8 @@ def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
         ptrace_requests.set_signal_mask(tid, _EVERY_SIGNAL)
         yield found
     finally:
-        # The kernel restarts an interrupted call only from a trap. Without a limit: it must not run on with our
+        # The kernel restarts an interrupted call only from a trap, not from a stop at a system call: so it is stopped
+        # once more, and runs no instruction until then. Without a limit: it must not run on with our
         # registers, however long it takes until it gets CPU time.
         ptrace_requests.interrupt(tid)
         ptrace_binding.continue_thread(tid)
@@ -193,6 +195,7 @@ def _find_thread(pid: int) -> int:
         raise _tracer_refusal(pid, process.tracer)
     for tid in sorted(process.threads, key=lambda tid: tid != pid):
         with suppress(OSError):
+            # A thread in D stops when its disk answers, perhaps never: another one may do as well.
             if _state(pid, tid) not in "DZX":
                 return tid
     raise _uninterruptible_error(pid, pid)
@@ -299,6 +302,8 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) 
         return
     # Nothing can be read there if the program is being replaced.
     with suppress(OSError, struct.error), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+        # struct rseq: cpu_id_start, cpu_id, rseq_cs. struct rseq_cs: version, flags, start_ip, post_commit_offset,
+        # abort_ip.
         memory.seek(area + 8)
         (sequence,) = struct.unpack("<Q", memory.read(8))
         if sequence:
@@ -339,7 +344,7 @@ def _refuse_own_dispatch(pid: int, tid: int) -> None:
     """Refuse a program that catches its own system calls, as Wine does: it would catch ours."""
     try:
         info = ptrace_requests.get_dispatch(tid)
-    except OSError:
+    except OSError:  # a kernel before 6.4 has no such request
         return
     if struct.unpack_from("<Q", info)[0]:
         ptrace_binding.detach(tid)
@@ -356,6 +361,7 @@ def _uninterruptible_error(pid: int, tid: int) -> Refused:
         number, *words = procfs.text(f"/proc/{pid}/task/{tid}/syscall").split()
         # Six arguments, stack and place: else it is in no call.
         if len(words) == _SYSCALL_WORDS:
+            # The file does not say which table the number is of; a 32-bit program has its stack below 4 GiB.
             is_native = int(words[6], 16) >= 1 << 32
             call = f" (in {call_name(int(number), os.uname().machine, is_native=is_native)})"
     return Refused(

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from crckpt.host.syscalls.ptrace_binding import INSTRUCTION_POINTER, STACK_POINTER, get_registers, set_registers
 
-_COMPAT_CODE: Final = 0x23  # the code segment of 32-bit programs
+_COMPAT_CODE: Final = 0x23  # __USER32_CS: the code segment of 32-bit programs
 
 
 class Convention(Struct, frozen=True):
@@ -50,8 +50,10 @@ class Machine(Struct, frozen=True):
 
 MACHINES: Final = {
     "x86_64": Machine(
+        # The kernel overwrites rax with the result. From orig_rax it takes which call to restart, if any.
         number="orig_rax",
         result="rax",
+        # `syscall`, AUDIT_ARCH_X86_64; `int 0x80`, AUDIT_ARCH_I386
         native=Convention(b"\x0f\x05", 0xC000003E, ("rdi", "rsi", "rdx", "r10", "r8", "r9"), 64),
         compat=Convention(b"\xcd\x80", 0x40000003, ("rbx", "rcx", "rdx", "rsi", "rdi", "rbp"), 32),
     )

@@ -16,6 +16,7 @@ SOCKET: Final = -1
 """The call's first argument must be a socket."""
 _NO_HANDLER: Final = -514  # ERESTARTNOHAND: made again, unless a handler runs
 _RESTART_BLOCK: Final = -516  # ERESTART_RESTARTBLOCK: made again by restart_syscall, unless a handler runs
+# By `is_compat`. A thread that was stopped before is in restart_syscall, and only the kernel knows for which call.
 _RESTART_SYSCALL: Final = {False: 219, True: 0}
 
 
@@ -28,16 +29,22 @@ class RestartedCall(Struct, frozen=True):
     only: int = 0
 
 
+# A stop alone, without a handler, makes them return EINTR (signal(7)); with a socket if it has a timeout (SO_RCVTIMEO,
+# SO_SNDTIMEO). No other files: a FUSE server may have done its part of the call.
 RESTARTED_CALLS: Final = (
+    # Events stay in the set until they are returned.
     RestartedCall("epoll_wait", 232, 256),
     RestartedCall("epoll_pwait", 281, 319),
     RestartedCall("epoll_pwait2", 441, 441),
+    # All operations are done, or none.
     RestartedCall("semop", 65, -1),
     RestartedCall("semtimedop", 220, 420),
     RestartedCall("ipc: semop", -1, 117, 1),
     RestartedCall("ipc: semtimedop", -1, 117, 4),
+    # It returns a signal that it took.
     RestartedCall("rt_sigtimedwait", 128, 177),
     RestartedCall("rt_sigtimedwait_time64", -1, 421),
+    # They return the count of what they took, read or sent: EINTR means nothing.
     RestartedCall("io_getevents", 208, 247),
     RestartedCall("io_pgetevents", 333, 385),
     RestartedCall("io_pgetevents_time64", -1, 416),
@@ -56,6 +63,7 @@ RESTARTED_CALLS: Final = (
     RestartedCall("sendfile64", -1, 239, SOCKET),
     RestartedCall("accept", 43, -1, SOCKET),
     RestartedCall("accept4", 288, 364, SOCKET),
+    # It waits for the connection that it began. Over TCP it then times out with another errno.
     RestartedCall("connect", 42, 362, SOCKET),
     RestartedCall("socketcall: connect", -1, 102, 3),
     RestartedCall("socketcall: accept", -1, 102, 5),
@@ -84,6 +92,7 @@ def restarting_result(
     if result == _RESTART_BLOCK and number != _RESTART_SYSCALL[is_compat]:
         return _NO_HANDLER
     if result == -errno.EINTR and any(
+        # ipc(2) has its version in the upper half of the number.
         is_socket(first) if again.only == SOCKET else again.only in (0, first & 0xFFFF)
         for again in RESTARTED_CALLS
         if number == (again.compat if is_compat else again.number)

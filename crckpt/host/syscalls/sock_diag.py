@@ -12,9 +12,11 @@ _NETLINK_SOCK_DIAG: Final = 4
 _SOCK_DIAG_BY_FAMILY: Final = 20
 _ERROR: Final = 2
 _DONE: Final = 3
-_REQUEST_DUMP: Final = 0x301
+_REQUEST_DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
+# The kernel puts at most 32 KiB into an answer: none is cut.
 _ANSWER_BYTES: Final = 1 << 18
 
+# struct nlmsghdr: length, type, flags, sequence number, port.
 _HEADER: Final = struct.Struct("=IHHII")
 
 

@@ -12,6 +12,8 @@ from crckpt.host.syscalls.kcmp import is_same_file
 from crckpt.host.syscalls.pagemap import AddressRange
 
 # linux/userfaultfd.h
+# Without this flag a process needs CAP_SYS_PTRACE, or vm.unprivileged_userfaultfd=1. Asynchronous protection, which the
+# kernel resolves itself, loses nothing by it.
 USER_MODE_ONLY: Final = 1
 API: Final = 0xC018AA3F
 REGISTER: Final = 0xC020AA00
@@ -51,6 +53,7 @@ class WriteProtection:
         length = found.end - found.start
         fcntl.ioctl(self._descriptor, REGISTER, struct.pack("<4Q", found.start, length, MODE_WP, 0))
         if is_new:
+            # Pages that were moved here (mremap) may have bits, and would read as not written.
             try:
                 self.unprotect(found)
             except OSError:
@@ -58,10 +61,7 @@ class WriteProtection:
                 raise
 
     def unprotect(self, found: AddressRange) -> None:
-        """Let every page of this map read as written. Raises OSError.
-
-        Pages that were moved here (mremap) may have bits, and would read as not written.
-        """
+        """Let every page of this map read as written. Raises OSError."""
         length = found.end - found.start
         fcntl.ioctl(self._descriptor, _WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
 
