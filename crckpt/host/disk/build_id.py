@@ -33,8 +33,10 @@ def read_build_id(path: str) -> bytes | None:
         start = os.pread(descriptor, _USUALLY, 0)
         if start[:6] != b"\x7fELF\x02\x01" or len(start) < 64:
             return None
+        # e_phoff; e_phentsize, e_phnum
         offset, size, count = struct.unpack("<Q", start[32:40]) + struct.unpack("<HH", start[54:58])
         table = _part(descriptor, start, offset, min(size * count, _MOST_HEADERS))
+        # An entry has 56 bytes; a damaged file may declare 0, for which range() raises an error.
         for at in range(0, len(table) - 55, size or 1):
             kind, _flags, place, _vaddr, _paddr, length = struct.unpack_from("<IIQQQQ", table, at)
             if kind == _PT_NOTE and (found := _in_notes(_part(descriptor, start, place, min(length, 1 << 16)))):
@@ -56,6 +58,7 @@ def _in_notes(notes: bytes) -> bytes | None:
     while at + 12 <= len(notes):
         name_length, length, kind = struct.unpack_from("<III", notes, at)
         name = notes[at + 12 : at + 12 + name_length]
+        # Name and content are padded to 4 bytes each.
         start = at + 12 + (name_length + 3) // 4 * 4
         if kind == _NT_GNU_BUILD_ID and name == b"GNU\0":
             return notes[start : start + length]

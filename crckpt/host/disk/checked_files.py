@@ -15,6 +15,7 @@ from typing import Final
 
 from crckpt.errors import IntegrityError
 
+# Whatever replaced the file after the first check: follow no link, wait for no FIFO, take no terminal as ours.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _AT_ONCE: Final = 64 << 10
 _SECTOR: Final = 512
@@ -71,6 +72,7 @@ def read_checked(path: str | Path, most: int, *, within: int | None = None, owne
     """Read a file of up to `most` bytes. Raises what `open_checked` raises."""
     descriptor, size = _open(path, most, within, owner)
     try:
+        # A byte more than it has: so one read is enough, unless the file changes or is larger than read(2) returns.
         content = os.read(descriptor, size + 1)
         while len(content) != size and len(content) <= most and (more := os.read(descriptor, _AT_ONCE)):
             content += more
@@ -119,6 +121,7 @@ def _open(
     try:
         descriptor = os.open(path, _FLAGS | mode, dir_fd=within)
     except OSError as error:
+        # ELOOP: a link. ENXIO: a socket, or a device that does not exist (open(2)).
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise IntegrityError(f"{path} is not a regular file") from error
         raise

@@ -20,6 +20,7 @@ PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
 _MOVED_NAME = 100
 
+# EUCLEAN: ext4, XFS and btrfs about damaged metadata. EBADMSG: ext4 and XFS about a wrong checksum.
 LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
 """Errors of a read when the disk, or a file system with checksums, has lost data."""
 
@@ -219,6 +220,7 @@ def move_durably(source: Path, target: Path, what: str) -> None:
 
 def write_durably(path: Path, content: bytes, what: str) -> None:
     """Create or replace `path` so that after any crash it has either all of the old or all of the new content."""
+    # In the same directory: rename(2) replaces a name only within one file system.
     temporary = path.with_name(f".{path.name}.{own_name()}")
     with removed_on_failure(temporary, what):
         write_new(temporary, content, what)
@@ -252,7 +254,7 @@ def created(path: Path, what: str) -> Iterator[int]:
 def _make_private(path: Path, what: str) -> None:
     step(f"{what}.mkdir", path)
     path.mkdir(mode=PRIVATE_DIRECTORY)
-    path.chmod(PRIVATE_DIRECTORY)
+    path.chmod(PRIVATE_DIRECTORY)  # the umask takes bits away; 0777 would leave us no right to our own directory
 
 
 def _fill(descriptor: int, content: bytes, what: str) -> None:
@@ -295,6 +297,7 @@ def _empty(top: int, path: Path, what: str) -> None:
 
 def _remove_files(directory: int, path: Path, what: str) -> list[str]:
     """Remove all but directories; return the names of these."""
+    # All names first: POSIX leaves open what readdir(3) returns of a directory that changes.
     with os.scandir(directory) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, _ in filter(lambda entry: not entry[1], found):

@@ -19,7 +19,7 @@ from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.libc import syscall
 
 _CREATE: Final = 6  # FSCONFIG_CMD_CREATE, linux/mount.h
-_WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]
+_WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]  # an abort ends no wait for a userfaultfd
 _LOOK_S: Final = 1.0
 
 
@@ -32,6 +32,7 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
     with suppress(OSError), _connections() as connections:
         for mount in _mounts_of_users(pids, users):
             with suppress(OSError):
+                # The kernel names a connection by the minor number of its device. An idle one owes no answer: leave it.
                 one = f"{os.minor(mount.device)}"
                 if int(_read(connections, f"{one}/waiting")):
                     _write(connections, f"{one}/abort", b"1")
@@ -77,6 +78,7 @@ def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mou
     for pid in pids:
         with suppress(OSError):
             process = proc.read_process(pid)
+            # "The numeric user id of the mount owner" (fuse.rst).
             users.update(f"user_id={uid}" for uid in (process.uids if process is not None else ()))
             found.update((mount.device, mount) for mount in read_mounts_of(pid) if mount.kind.split(".")[0] == "fuse")
     return (mount for mount in found.values() if mount.of_all & users)
@@ -85,10 +87,11 @@ def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mou
 @contextmanager
 def _connections() -> Iterator[int]:
     """Open the kernel's directory of connections without mounting it anywhere. Raises OSError."""
-    context = syscall("fsopen", b"fusectl", 1)
+    # Linux 5.2. /sys/fs/fuse/connections is not mounted everywhere, least in containers.
+    context = syscall("fsopen", b"fusectl", 1)  # FSOPEN_CLOEXEC
     try:
         syscall("fsconfig", context, _CREATE, None, None, 0)
-        directory = syscall("fsmount", context, 1, 0)
+        directory = syscall("fsmount", context, 1, 0)  # FSMOUNT_CLOEXEC
     finally:
         os.close(context)
     try:

@@ -71,8 +71,10 @@ def _ask_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
     # Its exit status only says whether all files were found.
     for line in run.run(("dpkg", "--search", *spelled), timeout=_WITHIN_S).output.splitlines():
         owner, _, path = line.partition(": ")
+        # `PACKAGE[:ARCH][, PACKAGE]...: PATH`; a diversion is where another package's file is kept (dpkg-divert(1)).
         if path in spelled and not owner.startswith("diversion "):
             names[spelled[path]] = owner.split(", ")[0]
+    # logrotate keeps one old log uncompressed.
     logs = "".join(log.read_text(errors="replace") for log in (Path(f"{_LOG}.1"), _LOG) if log.exists())
     packages = {name: found for name in set(names.values()) if (found := _package(name, logs, after))}
     return {path: packages[name] for path, name in names.items() if name in packages}
@@ -92,6 +94,7 @@ def _package(name: str, log: str, after: datetime) -> Package | None:
     found = first_change(log, name, after)
     if found is not None:
         return Package(plain, shown.output, found[0], found[1])
+    # dpkg writes the list of files at each installation.
     return Package(plain, shown.output, utc_datetime(lists.stat().st_mtime))
 
 

@@ -36,6 +36,7 @@ def find_intruder(entries: tuple[PathEntry, ...], users: frozenset[int]) -> str:
         mode, owner = entry.status.st_mode, entry.status.st_uid
         if owner not in trusted:
             return f"{entry.path} belongs to {_user(owner)}"
+        # The mode of a link has no effect (symlink(7)).
         if stat.S_ISLNK(mode) or (stat.S_ISDIR(mode) and mode & stat.S_ISVTX):
             continue
         if mode & stat.S_IWOTH:
@@ -62,6 +63,7 @@ def find_changers(directory: Path) -> Changers:
     except OSError:
         return Changers(anyone=True)
     os.close(descriptor)
+    # In /tmp anybody can make a file once its owner has removed it. What lies above in sticky directories exists.
     users, anyone = set(), bool(entries[-1].status.st_mode & stat.S_ISVTX)
     for entry in entries:
         mode = entry.status.st_mode
@@ -84,6 +86,7 @@ def open_path(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
 
     The descriptor (O_PATH) cannot read the file. Raises OSError.
     """
+    # As the kernel would, but keeping each part open: what is judged is what was gone through.
     with ExitStack() as stack:
         here = _open("/", None, stack)
         entries = [PathEntry(Path("/"), os.fstat(here))]
@@ -98,7 +101,7 @@ def open_path(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
             links += 1
             if links > _MOST_LINKS:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            target = os.readlink("", dir_fd=found)
+            target = os.readlink("", dir_fd=found)  # of the open link itself (readlinkat(2), Linux 2.6.39)
             if target.startswith("/"):
                 here = _open("/", None, stack)
             parts.extendleft(reversed([part for part in target.split("/") if part]))
@@ -117,6 +120,7 @@ def read_small(descriptor: int, most: int) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         is_directory = stat.S_ISDIR(status.st_mode)
         raise OSError(*((errno.EISDIR, "Is a directory") if is_directory else (errno.EINVAL, "Not a regular file")))
+    # The same file, whatever its path names by now.
     file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.read(file, most)
@@ -130,6 +134,7 @@ def _is_group_of(gid: int, users: frozenset[int]) -> bool:
         named = grp.getgrgid(gid).gr_mem
     except KeyError:
         return False
+    # group(5) does not list those whose primary group it is (passwd(5)).
     members = {*_ids(named), *(user.pw_uid for user in pwd.getpwall() if user.pw_gid == gid)}
     return bool(members) and members <= users
 

@@ -54,6 +54,7 @@ def read_link_target(link: str) -> LinkTarget | None:
     """Read the target of a link in /proc; None if there is none, or it has just changed."""
     with suppress(OSError):
         path, found = os.readlink(link), os.stat(link)
+        # Path and inode come from two calls: a program may rename the file, or close it, in between.
         if os.readlink(link) == path:
             return LinkTarget(path, found.st_dev, found.st_ino, found.st_uid)
     return None
@@ -77,10 +78,12 @@ def find_refused_user(link: str, access: int, users: Iterable[User], root: int) 
 
 def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
     with file_rights_of(who.uid, who.gid, who.groups):
+        # AT_EACCESS (faccessat2, Linux 5.8): by the file system ids, which are this user's now.
         if not os.access(f"/proc/self/fd/{found}", access, effective_ids=True):
             return False
         if path.endswith(_DELETED):
             return True
+        # A file that all may read is out of reach in a directory that this user may not enter.
         above = path.rpartition("/")[0].lstrip("/") or "."
         try:
             directory = open_without_links(above, os.O_PATH | os.O_DIRECTORY, directory=root)

@@ -17,5 +17,6 @@ def read_cgroups(pid: int | str) -> tuple[tuple[str, str], ...]:
 
 def parse_cgroups(lines: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Take apart the lines of such a file."""
+    # The first word is a number that only the kernel uses. A path may have colons.
     rows = (line.split(":", 2) for line in lines)
     return tuple((controllers, path) for _, controllers, path in rows)

@@ -28,6 +28,7 @@ def read_commands(tree: Tree) -> Iterator[tuple[Process, tuple[str, ...], str]]:
     """Each process of a tree with its command line and its current directory, except those that have ended."""
     for process in tree.processes:
         found = process, command_line(process.pid), working_directory(process.pid)
+        # Only now: then the PID was still its own while both files were read.
         if is_current(process):
             yield found
 
@@ -36,6 +37,7 @@ def title(pid: int) -> str:
     """Return the name that people use for a process: its comm, or `criu` where CRIU was started through a loader; `?`
     if it has ended.
     """
+    # The loader's name would be its comm: `ld-linux-x86-64.so.2 --library-path DIRECTORIES ... criu`.
     if any(Path(word).name == "criu" for word in command_line(pid)[:6]):
         return "criu"
     process = read_process(pid)

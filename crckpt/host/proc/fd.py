@@ -80,7 +80,7 @@ def read_targets(pid: int) -> Iterator[tuple[int, str]]:
     """Number and target of each descriptor, ascending. Raises OSError if the process has ended."""
     # No more is read: this is used while a tree is frozen, and a process may have very many.
     for fd in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
-        with suppress(OSError):
+        with suppress(OSError):  # it was closed since
             yield fd, read_target(pid, fd)
 
 
@@ -123,10 +123,11 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
         mode=status.st_mode if status else 0,
         size=status.st_size if status else 0,
         links=status.st_nlink if status else 0,
-        flags=int(fields.get("flags", "0"), 8),
+        flags=int(fields.get("flags", "0"), 8),  # octal, unlike all else there
         pos=int(fields.get("pos", "0")),
         info=info,
         device=status.st_rdev if status else 0,
+        # In units of 512 bytes on every file system (inode(7)).
         allocated=status.st_blocks * 512 if status else 0,
         is_namespace=status is not None and status.st_dev == _namespaces_device(),
         identity=_identity(status, fields) if status else (0, 0),
@@ -134,6 +135,7 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
 
 
 def _identity(status: os.stat_result, fields: Mapping[str, str]) -> tuple[int, int]:
+    # The number may have got another file between stat and the reading of fdinfo, which has `ino` since Linux 5.14.
     return (status.st_dev, status.st_ino) if int(fields.get("ino", status.st_ino)) == status.st_ino else (0, 0)
 
 
@@ -146,7 +148,7 @@ def _namespaces_device() -> int:
 def _status(link: str) -> os.stat_result | None:
     try:
         return os.stat(link)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError):  # the descriptor was closed, or its process has ended
         raise
-    except OSError:
+    except OSError:  # EACCES: FUSE of another user. EIO, ESTALE, ENOTCONN: a dead share.
         return None

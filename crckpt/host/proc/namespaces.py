@@ -19,7 +19,7 @@ def read_namespaces(pid: int) -> tuple[tuple[str, int], ...]:
     found = []
     with suppress(OSError):
         for kind in _KINDS:
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # a kernel without such namespaces: `time` came with Linux 5.6
                 # Called for every process: a `Path` of each link takes longer than the kernel's answer.
                 found.append((kind, os.stat(f"/proc/{pid}/ns/{kind}").st_ino))
     return tuple(found)

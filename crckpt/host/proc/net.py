@@ -106,6 +106,8 @@ def read_multicast_groups(pid: int) -> Iterator[tuple[str, int, int]]:
     """(address, index of the interface, number of its users) of the multicast groups that are joined."""
     index = 0
     with suppress(OSError):
+        # A line `INDEX DEVICE : COUNT QUERIER` for each interface, then its groups, indented: `GROUP USERS TIMER ...`
+        # (net/ipv4/igmp.c).
         for line in procfs.lines(f"/proc/{pid}/net/igmp")[1:]:
             words = line.split()
             if not line.startswith("\t"):
@@ -113,6 +115,7 @@ def read_multicast_groups(pid: int) -> Iterator[tuple[str, int, int]]:
             else:
                 yield socket.inet_ntoa(int(words[0], 16).to_bytes(4, sys.byteorder)), index, int(words[1])
     with suppress(OSError):
+        # `INDEX DEVICE GROUP USERS FLAGS TIMER`, without a headline (net/ipv6/mcast.c).
         for line in procfs.lines(f"/proc/{pid}/net/igmp6"):
             words = line.split()
             yield socket.inet_ntop(socket.AF_INET6, bytes.fromhex(words[2])), int(words[0]), int(words[3])

@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Final
 
 _READ_BYTES: Final = 1 << 16
+# A program of any user can make its `maps` so long: with paths of 100 kB and 65,530 maps it would take all memory.
 _MOST_BYTES: Final = 512 << 20
 # A program can map a file 65,530 times that lies in as many directories, one in another: its `maps` are as long.
 _LONGEST_LINE: Final = 1 << 17

@@ -18,7 +18,7 @@ from crckpt.host.proc.namespaces import namespace, read_namespaces
 from crckpt.host.proc.stat import read_stat, start_time
 from crckpt.host.proc.status import read_status
 
-_SIGTRAP: Final = 1 << signal.SIGTRAP - 1
+_SIGTRAP: Final = 1 << signal.SIGTRAP - 1  # signals count from 1 in the masks of /proc/PID/status
 _STATES: Final = {
     "R": "running",
     "S": "sleeping",
@@ -103,6 +103,8 @@ def read_tree(root: Process) -> Tree:
 
     Also leave out another process that has got the PID of one of them, with its children.
     """
+    # One pass over all processes: /proc/PID/task/TID/children needs a file of each thread, and misses children while
+    # others end (proc_tid_children(5)).
     children: dict[int, list[int]] = {}
     for pid, ppid in _parents():
         children.setdefault(ppid, []).append(pid)
@@ -146,6 +148,7 @@ def cores_in_use(pids: Iterable[int]) -> set[int]:
         for tid in procfs.living_threads(pid):
             with suppress(FileNotFoundError, ProcessLookupError):
                 stat = read_stat(pid, tid)
+                # R is also who waits for its core: it will run there.
                 if stat.state == "R":
                     found.add(stat.cpu)
     return found
@@ -156,6 +159,7 @@ def find_ended_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) 
 
     They may be there still, as zombies.
     """
+    # The init's own /proc, which shows that namespace: in ours its processes have other numbers.
     proc = Path("/proc") if init is None else Path(f"/proc/{init}/root/proc")
     return tuple(tid for pid, tid in tasks if not _lives(pid, tid, proc))
 
@@ -178,6 +182,7 @@ def outer_pids(pids: Iterable[int], init: int | None = None) -> dict[int, int]:
     found = {}
     for pid in procfs.pids():
         with suppress(OSError):
+            # The last of the numbers is that of the innermost namespace, which is this one.
             if namespace(pid, "pid") == inside and (process := read_process(pid)) and process.ns_pids[-1] in wanted:
                 found[process.ns_pids[-1]] = pid
     return found

@@ -19,6 +19,7 @@ def continue_in_background() -> Callable[[], None]:
     exits with its status. After that call the child has no terminal and no output. The parent forwards interruptions.
     """
     reading, writing = os.pipe()
+    # Otherwise both processes would write what is still in the buffers.
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
@@ -35,7 +36,7 @@ def continue_in_background() -> Callable[[], None]:
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         for descriptor in (0, 1, 2):
             os.dup2(null, descriptor)
-        os.chdir("/")
+        os.chdir("/")  # our directory may be on a mount that somebody wants to unmount
         with suppress(BrokenPipeError):
             os.write(writing, b".")
         os.close(writing)
@@ -54,4 +55,4 @@ def _wait(child: int, reading: int) -> NoReturn:
         os._exit(0)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)
+    os._exit(code if code >= 0 else 128 - code)  # as a shell reports a signal

@@ -12,6 +12,7 @@ from msgspec import Struct
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.syscalls.bpf import group_programs
 
+# Where systemd mounts them. On a host with both versions (hybrid), version 2 is in `unified`.
 _MOUNTS = Path("/sys/fs/cgroup")
 _NOT_MOUNTED_ALONE = "unified"
 
@@ -66,6 +67,7 @@ def groups(controller: str, pid: int | None = None) -> Iterator[Path]:
 
 def group_directory(controllers: str, path: str) -> Path | None:
     """The directory of a group; None if there is none, or `path` does not begin at the top of a hierarchy."""
+    # The path may come from a checkpoint: root must not be led to a directory elsewhere.
     parts = path.strip("/").split("/")
     if not path.startswith("/") or "." in parts or ".." in parts:
         return None
@@ -110,6 +112,7 @@ def _limits(group: Path) -> Iterator[tuple[str, int]]:
         if quota_1 > 0:
             yield "cpu", quota_1 * 1_000_000 // int((group / "cpu.cfs_period_us").read_text())
     with suppress(OSError):
+        # Version 1: this one line allows all devices. Version 2 has BPF programs instead.
         if (group / "devices.list").read_text().split() != ["a", "*:*", "rwm"]:
             yield "devices", 1
 
@@ -119,6 +122,7 @@ def find_frozen_group(pid: int) -> FrozenGroup | None:
     with suppress(OSError):
         for group in groups("freezer", pid):
             for switch, thaw, file in _FREEZERS:
+                # Not the state (cgroup.events, freezer.state): a group below a frozen one cannot be thawed by itself.
                 if (group / switch).exists() and (group / switch).read_text().strip() == "1":
                     return FrozenGroup(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
     return None

@@ -41,9 +41,11 @@ class DescriptorLimits(Struct, frozen=True):
 def read_descriptor_limits() -> DescriptorLimits:
     """Read the limits of a program that we start."""
     if _CAP_SYS_RESOURCE in effective_capabilities():
+        # CRIU sets both limits to this (criu/util.c, rlimit_unlimit_nofile). pipe-max-size does not bind it either.
         most = int(Path("/proc/sys/fs/nr_open").read_text())
         return DescriptorLimits(most, most, _LARGEST)
     largest = int(Path("/proc/sys/fs/pipe-max-size").read_text()) // PAGE_SIZE
+    # CRIU doubles a pipe until the kernel refuses (criu/page-pipe.c:48).
     pages = _SMALLEST
     while pages < _LARGEST and 2 * pages <= largest:
         pages *= 2

@@ -18,8 +18,9 @@ from msgspec import Struct
 from crckpt.host import proc
 from crckpt.host.proc.stat import read_stat
 
+# struct pidfd_info: mask, cgroupid; pid, tgid, ppid, eight user and group ids; exit_code.
 _INFO: Final = struct.Struct("<QQ11Ii")
-_GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+_GET_INFO: Final = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11  # _IOWR(PIDFS_IOCTL_MAGIC, 11, struct pidfd_info)
 # PIDFD_GET_INFO and PIDFD_INFO_EXIT (Linux 6.15): filled once the parent has reaped the process.
 _EXIT: Final = 1 << 3
 
@@ -53,6 +54,7 @@ class ExitWatch:
         poll = select.poll()
         for pidfd in self._left:
             poll.register(pidfd, select.POLLIN)
+        # A pidfd can be read once its process is a zombie, whoever its parent is. Rounded up: with 0 `wait` would spin.
         for pidfd, _ in poll.poll(math.ceil(seconds * 1000)):
             each = self._left.pop(pidfd)
             self._ended[each.inside] = _status(each)

@@ -22,6 +22,7 @@ FORWARDED = (
 )
 """Signals that crckpt, or the init of a namespace, forwards to the restored program."""
 
+# The terminal sends these to its foreground group, which is the program's own.
 _TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -76,6 +77,7 @@ def interrupts_deferred() -> Iterator[None]:
         return
     with _deferral(value=True):
         yield
+    # Not if the block has failed: its error says more than the interruption.
     _deliver_unless_deferred()
 
 
@@ -108,6 +110,7 @@ def stops_deferred() -> Iterator[None]:
     try:
         yield
     finally:
+        # The default action stops us in this call.
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         if come:
             os.kill(os.getpid(), signal.SIGTSTP)

@@ -49,11 +49,13 @@ def close_descriptors(descriptors: Mapping[int, int]) -> tuple[TakeResult, ...]:
 def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
     if not wanted:
         return ()
+    # SEQPACKET: one message for each process, with its descriptor, and an end once no helper has the socket.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:
             # Before the helper enters it, a process may have ended, and another one have its PID.
             entered = (f"{pid}:{_start(pid)}{word}" for pid, word in wanted.items())
+            # -P: no module of the current directory may stand in for one of Python's.
             words = (sys.executable, "-P", "-m", _HELPER, str(theirs.fileno()), *entered)
             child = run.start(
                 words, output=Path(os.devnull), keep=(theirs.fileno(),), python_path=Path(__file__).parents[3]
