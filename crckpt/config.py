@@ -31,6 +31,7 @@ class Config(Struct, frozen=True):
 
 def parse(text: str, name: str) -> Config:
     """Decode a configuration. `name`: how messages call the file. Raises UsageError."""
+    # Slow to import (yaml: 55 ms, measured), and most hosts have no configuration file.
     import hashlib
 
     import yaml
@@ -66,6 +67,7 @@ def _path(entries: dict[object, object], key: str, name: str) -> Path | None:
 
 
 def _level(value: object, name: str) -> int:
+    # YAML's `yes` is a bool, which Python takes for the integer 1.
     if isinstance(value, bool) or not isinstance(value, int) or value not in COMPRESS_LEVELS:
         raise UsageError(
             f"{name}: compress must be a whole number from -7 to 19, not {reprlib.repr(value)}", hint=f"correct {name}"

@@ -8,7 +8,8 @@ from typing import Annotated, Final, Literal, NewType, TypeAlias
 
 from msgspec import Meta, Struct
 
-# Decoders check every value of these types for its pattern and range: a store may come from another host.
+# Decoders check every value of these types for its pattern and range: a store may come from another host. msgspec
+# searches for a pattern: only \A and \Z make it match the whole string.
 CheckpointId = NewType("CheckpointId", Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")])
 """The SHA-256 of a checkpoint's manifest, 64 hex digits."""
 

@@ -18,10 +18,12 @@ UNKNOWN: Final = "unknown"
 # compel/include/uapi/task-state.h. CRIU writes a zombie as 2, "dead" (criu/cr-dump.c:1026).
 _STATES: Final = {1: ALIVE, 2: ZOMBIE, 3: STOPPED, 6: ZOMBIE}
 
+# SECCOMP_MODE_FILTER (linux/seccomp.h).
 _SECCOMP_FILTER: Final = 2
 _THREAD_CORE: Final = 5
 _PARENT_DEATH_SIGNAL: Final = 8
 
+# In the order of core_entry.march (images/core.proto).
 _ARCHITECTURES: Final = ("unknown", "x86_64", "arm", "aarch64", "ppc64", "s390", "mips", "loongarch64", "riscv64")
 
 
@@ -69,6 +71,8 @@ class Core(Struct, frozen=True):
 def read_core(data: bytes, name: str = "core.img") -> Core:
     """Decode the image. Raises IntegrityError if it is damaged."""
     message = read_single(data, name, magics.CORE)
+    # A zombie's image has no part for the thread (criu/cr-dump.c, dump_one_zombie); other threads' have none for the
+    # process.
     task, thread = message.message(3), message.message(5)
     return Core(
         is_leader=3 in message,
@@ -76,6 +80,8 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
         comm=thread.text(13, default=task.text(6)),
         state=_STATES.get(task.uint(1, default=1), UNKNOWN),
         exit_code=task.uint(2),
+        # CRIU saves the leader's mask with the process, that of any other thread with the thread
+        # (criu/parasite-syscall.c:194, 448).
         blocked=_signal_set(thread.uint(6, default=task.uint(5))),
         pending=_queue(thread.message(9)),
         pending_shared=_queue(task.message(10)),
@@ -92,6 +98,8 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
 
 def drop_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
     """Return the image without the parent death signal. Raises IntegrityError."""
+    # A detached root is CRIU's child: it would get the signal as soon as CRIU exits. CRIU only warns of that
+    # (criu/cr-restore.c:1046).
     image = read_image(data, name, magics.CORE)
     records = tuple(Record(_drop_signal(record.payload, name), record.extra) for record in image.records)
     return write_image(Image(image.magic, records))

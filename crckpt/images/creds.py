@@ -45,6 +45,9 @@ def read_rights(data: bytes, name: str = "core.img") -> Rights | None:
 
 def excess_rights(saved: Rights, had: Rights) -> Iterator[str]:
     """Return which of the saved rights the thread did not have."""
+    # CRIU has code in the task's memory report this, and another process of the same user can write there during the
+    # dump. So crckpt compares it with what the kernel says. Of two users neither has more rights: any difference
+    # counts.
     if saved.uids != had.uids:
         yield f"user {saved.uids[1]}"
     if saved.gids != had.gids or not saved.groups <= had.groups:
@@ -56,4 +59,5 @@ def excess_rights(saved: Rights, had: Rights) -> Iterator[str]:
 
 
 def _bits(message: Message, number: int) -> int:
+    # CRIU saves what capget(2) returns: words of 32 bits, the lowest first (criu/pie/parasite.c:325).
     return sum(word << 32 * place for place, word in enumerate(message.uints(number)))

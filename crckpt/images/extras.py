@@ -1,8 +1,4 @@
-"""Compute how many raw bytes follow a record. Each kind of image stores that differently.
-
-Sources: criu/pipes.c:455, criu/sk-queue.c:251, criu/sk-tcp.c:196, criu/bpfmap.c:195, criu/ipc_ns.c:96, 217 and 805,
-criu/files-reg.c:218 and 968.
-"""
+"""Compute how many raw bytes follow a record. Each kind of image stores that differently."""
 
 from __future__ import annotations
 
@@ -28,13 +24,16 @@ def extra_size(magic: int, payload: bytes, *, is_first: bool, rest: memoryview, 
 
 
 def _ghost(record: Message, is_first: bool, rest: int) -> int:
+    # A file with holes: each further record is followed by one part of the content (criu/files-reg.c:217).
     if not is_first:
         return record.required(1)
+    # Without `chunks` the whole content follows the only record (criu/files-reg.c:968).
     return 0 if record.flag(9) else rest
 
 
 def _messages(count: int, rest: memoryview, name: str) -> int:
     """Return the size of a System V message queue: `count` times size, protobuf, and text padded to eight bytes."""
+    # Source: criu/ipc_ns.c:207.
     at = 0
     for _ in range(count):
         if at + 4 > len(rest):
@@ -46,7 +45,7 @@ def _messages(count: int, rest: memoryview, name: str) -> int:
 
 
 def _count_shared_memory(record: Message) -> int:
-    # With field 3 the pages of the segment are in a page map. Old CRIU put them here.
+    # With `in_pagemaps` (3) the segment has a page map. Old CRIU put its content here (criu/ipc_ns.c:796).
     return 0 if record.flag(3) else _round_up(record.required(2), 4)
 
 
@@ -55,11 +54,16 @@ def _round_up(size: int, to: int) -> int:
 
 
 _SIZES: Final[dict[int, Callable[[Message], int]]] = {
+    # criu/pipes.c:455; named pipes have the same records.
     magics.PIPES_DATA: lambda record: record.required(2),
     magics.FIFO_DATA: lambda record: record.required(2),
+    # criu/sk-queue.c:251.
     magics.SK_QUEUES: lambda record: record.required(2),
+    # The receive queue, then the send queue (criu/sk-tcp.c:196).
     magics.TCP_STREAM: lambda record: record.required(1) + record.required(3),
+    # All keys, then all values (criu/bpfmap.c:195).
     magics.BPFMAP_DATA: lambda record: record.required(2) + record.required(3),
     magics.IPCNS_SHM: _count_shared_memory,
+    # 16-bit values (criu/ipc_ns.c:95).
     magics.IPCNS_SEM: lambda record: _round_up(2 * record.required(2), 8),
 }

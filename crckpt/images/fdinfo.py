@@ -9,6 +9,7 @@ from msgspec import Struct
 from crckpt.images import magics
 from crckpt.images.framing import read_messages, read_single
 
+# FD_CLOEXEC (fcntl(2)).
 _CLOSE_ON_EXEC: Final = 1
 
 

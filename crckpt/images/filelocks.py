@@ -40,6 +40,7 @@ def read_locks(data: bytes, name: str = "filelocks.img") -> tuple[FileLock, ...]
             pid=message.required(3),
             fd=message.required(4),
             start=message.required(5),
+            # A length of 0 reaches to the end of the file (criu/file-lock.c:120, and struct flock in fcntl(2)).
             end=message.required(5) + message.required(6) - 1 if message.required(6) else None,
         )
         for message in read_messages(data, name, magics.FILE_LOCKS)

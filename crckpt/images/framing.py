@@ -43,6 +43,7 @@ def read_image(data: bytes, name: str = "image", magic: int | None = None) -> Im
     records: list[Record] = []
     while at < len(data):
         payload, at = _read_payload(data, at, name)
+        # A view: a copy of the rest for each record would cost time in the square of their number.
         end = at + extra_size(found, payload, is_first=not records, rest=memoryview(data)[at:], name=name)
         records.append(Record(payload, _part(data, at, end, name)))
         at = end
@@ -94,6 +95,7 @@ def _second_magic(data: bytes, first: int, name: str) -> int:
     if first not in (magics.COMMON, magics.SERVICE):
         raise IntegrityError(f"{name}: not an image file of CRIU (begins with {first:#010x})")
     magic = _read_u32(data, 4, name)
+    # CRIU also refuses a file whose two magics do not match (criu/image.c, img_check_magic).
     if magic == magics.INVENTORY or (first == magics.SERVICE) != (magic in magics.SERVICE_IMAGES):
         raise IntegrityError(f"{name}: magic numbers {first:#010x} and {magic:#010x} do not match")
     return magic

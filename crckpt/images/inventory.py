@@ -12,6 +12,7 @@ from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.ids import KernelIds, decode_ids
 
+# CRIU writes a UUID. The id becomes part of the name of a table that crckpt has nft delete.
 _RUN_ID: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
 # The newest format of CRIU 4.2 (criu/include/magic.h, CRTOOLS_IMAGES_V1_1).
 _NEWEST: Final = 2
@@ -31,10 +32,7 @@ class Inventory(Struct, frozen=True):
     tcp_close: bool
     network_lock_method: int | None
     dump_uptime: int | None
-    pre_dump_mode: int | None
     lsm: int
-    plugins: tuple[str, ...]
-    allow_uprobes: bool
 
 
 def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
@@ -55,8 +53,5 @@ def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
         tcp_close=message.flag(10),
         network_lock_method=message.optional(11),
         dump_uptime=message.optional(8),
-        pre_dump_mode=message.optional(9),
         lsm=message.uint(6),
-        plugins=message.message(12).texts(12),
-        allow_uprobes=message.flag(14),
     )

@@ -48,6 +48,7 @@ _HUGE_SHIFT: Final = 26
 # Where `Vma.flags` has the logarithm of a huge page's size (mmap(2)). CRIU always writes it (criu/hugetlb.c).
 _HUGE_MASK: Final = 0x3F
 
+# The first kind whose bit is set counts. A mapping has several bits: a heap is also REGULAR and ANON_PRIVATE.
 _KINDS: Final = (
     (VDSO, "vdso"),
     (VVAR, "vvar"),
@@ -148,6 +149,7 @@ class AddressSpace(Struct, frozen=True):
 def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
     """Decode the image. Raises IntegrityError if it is damaged."""
     message = read_single(data, name, magics.MM)
+    # In the order of AddressSpace. Fields 3 and 4, start and end of data, are not needed.
     places = (message.required(number) for number in (12, 1, 2, 5, 6, 7, 8, 9, 10, 11))
     return AddressSpace(tuple(_vma(entry) for entry in message.messages(14)), message.uints(13), *places)
 

@@ -82,6 +82,7 @@ class PageMap(Struct, frozen=True, eq=False):
     @property
     def present(self) -> int:
         """The number of pages in that file."""
+        # As Python's integers, which do not overflow: the counts come from a file.
         return sum(self.table[self.with_flag(PRESENT), 1].tolist())
 
     def with_flag(self, flag: int) -> NDArray[np.bool_]:
@@ -122,16 +123,20 @@ def cut_runs(
     """
     import numpy as np
 
+    # A run makes one piece more than there are edges strictly inside it.
     end = first + count
     low = np.searchsorted(edges, first, side="right")
     pieces = np.maximum(np.searchsorted(edges, end, side="left") - low, 0) + 1
     row = np.repeat(np.arange(len(first)), pieces)
     nth = np.arange(len(row)) - (np.cumsum(pieces) - pieces)[row]
     at = low[row] + nth
+    # One more edge, so that `at` is always an index. Its value is not used: a last piece ends with its run.
     bounds = np.append(edges, np.uint64(0))
     begins = np.where(nth == 0, first[row], bounds[np.maximum(at, 1) - 1])
     ends = np.where(nth == pieces[row] - 1, end[row], bounds[at])
+    # Where two ranges touch, an edge occurs twice and makes an empty piece.
     some = np.flatnonzero(ends > begins)
+    # After an odd number of edges a piece is inside a range.
     return row[some], begins[some], (ends - begins)[some], at[some] % 2 == 1
 
 
@@ -147,6 +152,8 @@ def is_pagemap(name: str) -> bool:
 
 def is_parent_image(name: str) -> bool:
     """Return whether CRIU reads this image file from the parent of an incremental dump."""
+    # CRIU compares the start of each process with the parent's dump_uptime (criu/mem.c, detect_pid_reuse), and looks up
+    # in its page maps what it leaves to the parent (criu/page-xfer.c:278). It needs no pages file there (seen).
     return name == "inventory.img" or is_pagemap(name)
 
 
@@ -238,6 +245,7 @@ def _entry(payload: bytes, name: str) -> Entry:
 
 
 def _payload(entry: Entry) -> bytes:
+    # CRIU 4.2 itself writes 0 here (criu/page-xfer.c, write_pagemap_loc).
     old_count = entry.pages if entry.pages < _OLD_COUNTS else 0
     numbers = (
         encode_varint(entry.vaddr),
@@ -245,4 +253,5 @@ def _payload(entry: Entry) -> bytes:
         encode_varint(entry.flags),
         encode_varint(entry.pages),
     )
+    # The tags of fields 1, 2, 4 and 5. `encode` takes twice as long (measured), and a map can have 100,000 entries.
     return b"\x08%b\x10%b\x20%b\x28%b" % numbers

@@ -27,7 +27,7 @@ class Pipe(Struct, frozen=True):
 
 
 class PipeContent(Struct, frozen=True):
-    """The unread bytes in the pipe `pipe_id`, and the `size` of its buffer (images/pipe-data.proto)."""
+    """The unread bytes in the pipe `pipe_id`, and the `size` of its buffer in bytes (images/pipe-data.proto)."""
 
     pipe_id: int
     size: int

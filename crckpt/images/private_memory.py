@@ -50,6 +50,7 @@ class MemoryRange(Struct, frozen=True):
 # Pages in a huge page.
 _REGION: Final = 512
 
+# Compared as a whole: any further bit means that CRIU or the kernel does something else with the mapping.
 _STATUS: Final = (REGULAR | ANON_PRIVATE, REGULAR | ANON_PRIVATE | HEAP)
 _FLAGS: Final = MAP_PRIVATE | MAP_GROWSDOWN | MAP_HUGETLB
 
@@ -66,14 +67,15 @@ def own_memory(tree: ImageTree) -> dict[int, tuple[MemoryRange, ...]]:
 def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pages:
     """Return the edges of the ranges for `cut_runs`, without the first page of each incomplete huge page.
 
-    `first` and `count`: the runs of pages that crckpt has to fill. Where the program asked for huge pages, the kernel
-    allocates one at the first write to it. If only some of its pages have content, that takes memory that the program
-    did not have. So CRIU fills the first page there: it fills a mapping before it asks for huge pages, and the pages
-    stay small (the kernel may join them later).
+    `first` and `count`: the runs of pages that crckpt has to fill.
     """
     import numpy as np
 
     bounds = np.array([edge // PAGE_SIZE for each in ranges for edge in (each.start, each.end)], np.uint64)
+    # Where the program asked for huge pages, the kernel allocates one at the first write to it. If only some of its
+    # pages have content, that takes memory that the program did not have. So CRIU fills the first page there: it fills
+    # a mapping before it asks for huge pages (criu/pie/restorer.c:1987), and the pages stay small. The kernel may join
+    # them later.
     huge = [(each.start // PAGE_SIZE, each.end // PAGE_SIZE) for each in ranges if each.wants_huge_pages]
     if not huge:
         return np.sort(bounds)
@@ -84,6 +86,7 @@ def range_edges(ranges: Iterable[MemoryRange], first: Pages, count: Pages) -> Pa
     _, page, pages, _ = cut_runs(first[is_huge], count[is_huge], np.sort(np.concatenate(starts)))
     order = np.argsort(page, kind="stable")
     page, pages = page[order], pages[order]
+    # Runs may lie in the same huge page without touching: count its pages over all of them.
     begins = np.flatnonzero(np.diff(page // _REGION, prepend=~np.uint64(0)) != 0)
     present = np.add.reduceat(pages, begins)
     left_out = page[begins[present < _REGION]]
@@ -117,6 +120,7 @@ def _rseq_pages(process: ImageProcess) -> set[int]:
 
 
 def _without_pages(vma: Vma, left_out: list[int]) -> Iterator[MemoryRange]:
+    # Every second pair of these bounds encloses a page that is left out.
     bounds = [vma.start, *(edge for page in left_out for edge in (page, page + PAGE_SIZE)), vma.end]
     yield from (
         MemoryRange(start, end, vma.wants_huge_pages) for start, end in list(pairwise(bounds))[::2] if start < end

@@ -29,6 +29,7 @@ GHOST: Final = "ghost"
 LINKED: Final = "linked"
 PROCESS: Final = "process"
 
+# remap_type (images/remap-file-path.proto).
 _REMAP_KINDS: Final = {0: LINKED, 1: GHOST, 2: PROCESS}
 _OLD_GHOST_BIT: Final = 1 << 31
 
@@ -109,8 +110,10 @@ def decode_regular_file(message: Message) -> RegularFile:
         path=message.text(6),
         flags=message.uint(2),
         pos=message.signed(3),
+        # Not saved for files that are append-only or not regular (criu/files-reg.c:1456, 1827).
         size=message.optional(8),
         mode=message.optional(10),
+        # CRIU copies the bytes into 32-bit words and fills the last one with zeros (criu/files-reg.c:1719).
         build_id=b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in message.uints(11)).hex(),
         mnt_id=message.sint(7) if 7 in message else None,
         external=message.flag(9),
@@ -133,6 +136,7 @@ def read_ghost(data: bytes, name: str = "ghost-file.img") -> Ghost:
     message = Message(image.records[0].payload if image.records else b"", name)
     uid, gid, mode = (message.required(number) for number in range(1, 4))
     stored = sum(len(record.extra) for record in image.records)
+    # CRIU saves the size only of a file that it stores in parts (criu/files-reg.c:933).
     return Ghost(uid, gid, mode, message.uint(10, default=stored), stored)
 
 

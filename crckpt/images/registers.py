@@ -13,7 +13,9 @@ from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.wire import Message
 
+# The fields of user_x86_regs_entry are in the order of the kernel's structure (images/core-x86.proto).
 _GENERAL: Final = range(1, 28)
+# orig_ax.
 _CALL: Final = 16
 _MODE: Final = 28
 _NATIVE: Final = 1
@@ -28,6 +30,7 @@ _EXTENDED: Final = (
     (7, 7, "<128Q"),
     (8, 9, "<2I"),
 )
+# The FXSAVE area of 64-bit mode. Its last 96 bytes are reserved.
 _FXSAVE: Final = struct.Struct("<4H2Q2I32I64I96x")
 
 # The CPU feature of each bit of XSTATE_BV, as /proc/cpuinfo names it (asm/fpu/types.h).

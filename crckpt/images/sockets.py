@@ -22,8 +22,10 @@ ESTABLISHED: Final = "established"
 LISTEN: Final = "listen"
 CLOSE: Final = "close"
 
+# SOCK_STREAM and so on (socket(2)).
 _TYPES: Final = {1: STREAM, 2: DATAGRAM, 3: RAW, 5: SEQPACKET}
 _PROTOCOLS: Final = {1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6", 136: "udplite"}
+# By the kernel's numbers (include/net/tcp_states.h), which CRIU uses for other sockets, too.
 _STATES: Final = (
     "unknown",
     ESTABLISHED,
@@ -39,6 +41,7 @@ _STATES: Final = (
     "closing",
 )
 _CONNECTED: Final = frozenset(_STATES) - {"unknown", CLOSE, LISTEN, "time-wait"}
+# USK_EXTERN (criu/sk-unix.c:57).
 _EXTERNAL_PEER: Final = 1
 _LAST_PORT: Final = (1 << 16) - 1
 

@@ -33,6 +33,7 @@ def _rearm(payload: bytes, name: str) -> bytes:
     timer = message.message(_TIMERFD)
     waits = timer.uint(_VALUE_S) or timer.uint(_VALUE_NS)
     periodic = timer.uint(_INTERVAL_S) or timer.uint(_INTERVAL_NS)
+    # A one-shot timer that has fired is rightly restored disarmed.
     if waits or not periodic or not timer.uint(_TICKS):
         return payload
     # The last of several fields with the same number counts, both in the entry and for the entry itself.

@@ -10,6 +10,7 @@ from crckpt.images import magics
 from crckpt.images.framing import read_messages
 from crckpt.images.wire import Message
 
+# TtyType (images/tty.proto). CTTY is /dev/tty: the current terminal of a process.
 _TERMINAL_KINDS: Final = ("unknown", "pty", "console", "virtual console", "current", "external", "serial")
 
 
@@ -49,7 +50,8 @@ class TerminalInfo(Struct, frozen=True):
 
     @property
     def is_master(self) -> bool:
-        """Whether it is a pty's master side: its id is odd (criu/tty.c:387)."""
+        """Whether it is the master side of a pty."""
+        # criu/tty.c:387, tty_gen_id.
         return self.index is not None and bool(self.id & 1)
 
 

@@ -38,6 +38,7 @@ def fields(data: bytes, where: str = "protobuf") -> Iterator[tuple[int, int, int
 def read_varint(data: bytes, at: int, where: str = "protobuf") -> tuple[int, int]:
     """Return the unsigned 64-bit varint at offset `at`, and the offset after it. Raises IntegrityError."""
     value = 0
+    # Ten groups of seven bits hold 64 bits; of the tenth only the lowest bit may be set.
     for index in range(10):
         if at + index >= len(data):
             raise IntegrityError(f"{where}: cut short inside a number")
@@ -123,10 +124,6 @@ class Message:
         """Return a string."""
         # CRIU writes file names as the kernel has them: bytes that are no UTF-8 become surrogates.
         return self._text(self._fields[number][-1], number) if number in self._fields else default
-
-    def texts(self, number: int) -> tuple[str, ...]:
-        """Return a repeated string."""
-        return tuple(self._text(value, number) for value in self._fields.get(number, ()))
 
     def uints(self, number: int) -> tuple[int, ...]:
         """Return a repeated unsigned integer, packed or not."""
