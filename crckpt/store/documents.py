@@ -21,6 +21,7 @@ def decode(content: bytes, decoder: msgspec.json.Decoder[_Document], name: str, 
         try:
             return decoder.decode(content)
         except msgspec.ValidationError:
+            # A DecodeError, too: without this the document would be decoded again.
             raise
         except msgspec.DecodeError:
             # Only json reads the lone surrogates of a string in no encoding.
@@ -28,5 +29,6 @@ def decode(content: bytes, decoder: msgspec.json.Decoder[_Document], name: str, 
             return document
     except msgspec.ValidationError:
         raise
+    # A store from elsewhere may hold anything: 200,000 brackets exceed Python's recursion limit.
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         raise IntegrityError(f"{name} is damaged: {str(error) or type(error).__name__}") from error

@@ -31,20 +31,23 @@ SIZE: Final = 16
 _KEY: Final = 32
 _MOST_KEY: Final = 1024
 _DIGEST: Final = 32
+# Frames whose fingerprints are computed at once: 4 MiB of pages.
 _FRAMES_AT_ONCE: Final = 16
 
-# The same for all pages, so that equal pages have equal fingerprints. Who sees fingerprints can compute the point.
+# The same for all pages, so that equal pages have equal fingerprints. Anyone who sees fingerprints of known pages can
+# compute the secret point.
 _NONCE: Final = bytes(12)
 
 
 def read_key(backend: Backend) -> bytes:
     """Return the secret key of the store's fingerprints; make it if it is missing or damaged."""
-    # If it cannot be written, only the caller has it: fingerprints that it writes are of no use to others.
+    # If the key cannot be written, only this process has it: the fingerprints that it writes are of no use to others.
     if (key := _read_kept_key(backend)) is None:
         key = os.urandom(_KEY)
         with suppress(OSError):
             backend.put(FINGERPRINT_KEY, key, "fingerprint-key")
-            # Another process may have made one meanwhile: use the key that lasts, or nobody accepts our fingerprints.
+            # Another process may have made a key meanwhile. Use the one that stays: under another, these fingerprints
+            # would never be accepted.
             key = _read_kept_key(backend) or key
     return key
 
@@ -53,7 +56,8 @@ def compute_fingerprints(pages: Bytes, which: Positions, key: bytes) -> Numbers:
     """Return the fingerprints of the rows `which` of pages (n by page size), 2 numbers each."""
     content = pages.reshape(-1).data
     some = [content[at : at + PAGE_SIZE] for at in (which * PAGE_SIZE).tolist()]
-    # map(), no loop: in a loop another thread gets its turn at each of a million calls, which takes twice the time.
+    # map() and not a loop: in a loop, other threads get a turn at each of a million calls (2.7 µs a page instead of
+    # 1.2, measured).
     return _as_array(b"".join(map(AESGCM(key).encrypt, repeat(_NONCE), repeat(b""), some)))
 
 

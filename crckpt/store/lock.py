@@ -13,7 +13,7 @@ TIMEOUT_S: Final = limit("CRCKPT_LOCK_S", 10)
 
 
 class StoreLock:
-    """Held shared by those who read or add, alone by those who remove. Holding may be nested in one process."""
+    """Held shared to read or add, and alone to remove. A process may hold it several times, nested."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -32,6 +32,7 @@ class StoreLock:
                     self._alone = False
             return
         if alone and not self._alone:
+            # It would wait for itself: flock(2) locks of two descriptors exclude each other in one process, too.
             raise RuntimeError("the store's lock is held shared; it cannot be had alone inside that")
         yield from self._count_depth()
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from crckpt.errors import IntegrityError, UsageError
 
+# Part of a path, and typed as an argument: no slash, and neither a dot nor a hyphen at the start.
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 """A job or a tag."""
 
@@ -32,6 +33,7 @@ def check_name(name: str, what: str) -> str:
 
 def check_id(name: str) -> str:
     """Return `name` if it is an id or a digest, and so may be a part of a path. Raises IntegrityError."""
+    # A manifest from elsewhere may have a path for a digest: `verify` once deleted the file to which one led.
     if ID.fullmatch(name):
         return name
     raise IntegrityError(f"{name[:SHORT]!r} is not a SHA-256")

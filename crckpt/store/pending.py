@@ -43,7 +43,7 @@ class _Record(Struct, frozen=True):
 @contextmanager
 def announced(backend: Backend, job: JobName, created: datetime, run_id: str | None, *, alone: bool) -> Iterator[None]:
     """List a checkpoint as pending while the block stores it. After a crash it is listed as lost, until gc."""
-    # So it is after a failure if crckpt is `alone`: nobody would see the error.
+    # If crckpt is `alone`, nobody sees the error of a failure: then that is listed, too.
     name = f"{PENDING}/{own_name()}"
     record = {
         "job": job,
@@ -83,6 +83,7 @@ def _read(backend: Backend, name: str) -> PendingCheckpoint | None:
     try:
         record = decode(backend.read(name, MOST_BYTES), _RECORD, name)
     except (OSError, IntegrityError, msgspec.ValidationError):
+        # A record that cannot be read names no checkpoint; gc removes it.
         return None
     lost, owner = record.lost, record.owner
     if lost is None and not owner.is_alive:

@@ -46,6 +46,7 @@ class ProcessIdentity(Struct, frozen=True):
         if self.pid_namespace != proc.namespace("self", "pid"):
             return True
         process = proc.read_process(self.pid)
+        # The kernel gives the PID of a process that has ended to another, which started later.
         return process is not None and process.start == self.start and process.state not in ("zombie", "dead")
 
     def is_same(self, other: ProcessIdentity) -> bool:

@@ -62,11 +62,12 @@ def write_tag(backend: Backend, tag: Tag) -> None:
 
 def remove_tag(backend: Backend, job: str, name: str) -> None:
     """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
-    names_one = NAME.fullmatch(job) and NAME.fullmatch(name)
-    if not names_one or not backend.exists(f"{TAGS}/{job}/{name}"):
+    is_name = NAME.fullmatch(job) and NAME.fullmatch(name)
+    if not is_name or not backend.exists(f"{TAGS}/{job}/{name}"):
         tags = [tag.name for tag in read_tags(backend) if tag.job == job]
         raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_suggest_tags(name, job, tags))
     backend.remove(f"{TAGS}/{job}/{name}", "tag")
+    # A removal is durable only after this.
     backend.sync_names(f"{TAGS}/{job}", "tag")
 
 
@@ -133,6 +134,7 @@ def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
 
 def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
     names = [*targets.jobs, *_tag_names(targets)]
+    # At 0.5, `nope` is near to `pipe`, `loop` and `top1`: such suggestions do not help.
     near = difflib.get_close_matches(ref, names, n=3, cutoff=0.54)
     if not names:
         hint = "the store is empty: crckpt dump PID makes a checkpoint"

@@ -119,6 +119,7 @@ class Repository:
         unknown; not with `despite_damage`.
         """
         with self.shared():
+            # A whole id needs no other manifest: it works however many there are, and even if all others are damaged.
             if ID.fullmatch(ref) and self.backend.exists(checkpoint_directory(ref)):
                 return CheckpointId(ref)
             found, unreadable = self.read_all()
@@ -175,7 +176,7 @@ class Repository:
 
         Raises StoreLocked if another restore has not ended after `timeout` seconds.
         """
-        # A read-only store keeps nobody out.
+        # On a read-only medium there is no such lock.
         return self.backend.restores_locked(check_name(job, "job"), timeout)
 
     def pending(self) -> tuple[PendingCheckpoint, ...]:
@@ -191,7 +192,8 @@ class Repository:
 
     def add_checkpoint(self, draft: Checkpoint) -> Checkpoint:
         """Write a manifest, durably: then the checkpoint exists. Its packs must be there."""
-        # It gets the sequence number after all others; commits at the same time take turns.
+        # Commits take turns: two at once would find the same highest number. A wrong clock once kept a checkpoint the
+        # newest of its job for two days, so numbers decide the order.
         with self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S):
             checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints())))
             self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, "manifest")

@@ -63,6 +63,7 @@ def read_description(backend: Backend) -> Description:
     """Read store.json. Raises StoreUnusable if it is damaged or of a newer format, IntegrityError if it is no file."""
     content, name = backend.read(DESCRIPTION, _MOST_BYTES), f"{backend.location}/{DESCRIPTION}"
     try:
+        # First the format alone: a newer one may have other entries.
         found = decode(content, _FORMAT, name).format
         if found == FORMAT:
             return decode(content, _DESCRIPTION, name)

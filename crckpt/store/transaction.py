@@ -22,6 +22,7 @@ from crckpt.store.process_identity import read_identity, write_identity
 STAGING = "staging"
 """The link in a transaction to where its images are, if they are not in the store."""
 
+# In a directory that is not the store's, crckpt removes nothing without this prefix.
 _STAGED = "crckpt-"
 _OWNER = "owner.json"
 
@@ -41,6 +42,7 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
         write_identity(path / _OWNER, time.time(), "owner")
         yield Transaction(path)
     except BaseException:
+        # A second ^C must not interrupt the removal: the rest would stay until gc.
         with interrupts_deferred():
             _remove(path)
             raise
@@ -56,8 +58,8 @@ def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator
         make_private_directory(path, "transaction")
         write_identity(path / _OWNER, time.time(), "owner", pid=pid)
         yield path
-    # If the block fails it is removed at once: the process does not know of it yet.
     except BaseException:
+        # The process does not know of it yet.
         _remove(path)
         raise
 
@@ -109,7 +111,8 @@ def _is_abandoned(path: Path) -> bool:
 
 
 def _is_named_by_a_command(path: Path) -> bool:
-    """Whether a process of root or of this user was started with a path in it, like a CRIU that has lost its crckpt."""
+    """Return whether a command of root or of this user names a path in it."""
+    # So does the command of a CRIU that has outlived its crckpt.
     found = (pid for pid in pids() if any(Path(word).is_relative_to(path) for word in proc.command_line(pid)))
     users = (0, os.geteuid())
     return any((process := proc.read_process(pid)) is not None and process.uids[1] in users for pid in found)

@@ -15,10 +15,7 @@ P = ParamSpec("P")
 
 
 class Workers(ThreadPoolExecutor):
-    """Threads that an interrupt of the main thread does not disturb.
-
-    An interrupt is raised after a call: during one it would leave a lock taken, for which all would wait for ever.
-    """
+    """Threads that an interrupt of the main thread does not disturb."""
 
     def __init__(self, size: int) -> None:
         """`size` is the number of threads."""
@@ -27,6 +24,8 @@ class Workers(ThreadPoolExecutor):
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Let a thread do this; `wait_for_result` returns its result."""
+        # Raised inside of the executor, an interrupt would leave one of its locks taken, for which all threads would
+        # wait for ever.
         with interrupts_deferred():
             return super().submit(work, *args, **kwargs)
 
@@ -39,6 +38,7 @@ class Workers(ThreadPoolExecutor):
 @contextmanager
 def workers() -> Iterator[Workers]:
     """Run threads while the block runs. At its end they have ended; tasks that had not begun are dropped."""
+    # Not os.cpu_count(): a service or container may use fewer CPUs than the host has.
     pool = Workers(len(os.sched_getaffinity(0)))
     try:
         yield pool

@@ -22,6 +22,7 @@ from crckpt.host.disk.path_trust import find_intruder, open_path
 from crckpt.store.layout import CHECKPOINTS, DESCRIPTION, DIRECTORIES, LOCK, PACKS, PENDING
 
 _MADE_LATER: Final = (PENDING,)
+# A new ext4 file system has it (mke2fs(8)).
 _HARMLESS: Final = frozenset({"lost+found"})
 _WRITABLE_BY_OTHERS: Final = 0o022
 _OPEN_TO_OTHERS: Final = 0o077
@@ -40,7 +41,8 @@ def prepare_directory(root: Path, description: bytes | None) -> None:
     _check_directories(root)
     _complete(root)
     if description is not None:
-        # Whoever made it may have died before the sync, and what comes to lie in it must not be lost with it.
+        # The process that made the directory may have died before it was synced: a power cut would lose it with all
+        # checkpoints that come.
         sync_directory(root, "root")
 
 
@@ -51,7 +53,7 @@ def check_access(root: Path) -> None:
 
 
 def is_blank(root: Path) -> bool:
-    """Return whether nothing is there, or only what a creation that was cut short has left."""
+    """Return whether nothing is there, or only what an interrupted creation has left."""
     if not root.exists():
         return True
     if not root.is_dir() or (root / DESCRIPTION).exists():
@@ -85,10 +87,11 @@ def _check_place(root: Path) -> None:
 
 
 def _create(root: Path, description: bytes) -> None:
-    """Make the store; its description comes last and makes it one. Two who do this at once make one store."""
+    """Make the store. Its description comes last and makes it one. Several processes at once make one store."""
     ensure_directories(root.parent, "root")
     ensure_private_directory(root, "root")
     status = root.stat()
+    # A directory that others can write stays as it is and is refused below: they may have put files there.
     if status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS:
         root.chmod(PRIVATE_DIRECTORY)
     _check_owner_and_mode(root)
@@ -104,14 +107,15 @@ def _create(root: Path, description: bytes) -> None:
 
 
 def _check_directories(root: Path) -> None:
-    """Raise IntegrityError if one is a link, or another's: what is written or removed there would lie elsewhere."""
+    """Raise IntegrityError if a directory is a link or another user's: files would be written or removed elsewhere."""
     for name in (*DIRECTORIES, *_MADE_LATER):
         with suppress(FileNotFoundError):
             check_directory(f"{root}/{name}")
 
 
 def _complete(root: Path) -> None:
-    """Make directories that are missing: backups leave out empty ones, and caches. Not where we may not write."""
+    """Make directories that are missing, if they can be made."""
+    # Backups leave out empty directories, and caches.
     for name in DIRECTORIES:
         if not (root / name).exists():
             with suppress(OSError):

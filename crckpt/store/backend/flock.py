@@ -21,7 +21,7 @@ from crckpt.model import utc_datetime
 from crckpt.store import layout
 from crckpt.store.process_identity import ProcessIdentity, read_identity, write_identity
 
-# Short: who wants it alone must meet a moment in which nobody of many has it.
+# Short: a process that wants the lock alone has to hit a moment in which none of many holds it.
 _RETRY_S: Final = 0.01
 
 _RESTORE_RETRY_S: Final = 0.05
@@ -44,7 +44,7 @@ def locked(root: Path, *, alone: bool, timeout: float) -> Iterator[None]:
 @contextmanager
 def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
     """Take turns by flock(2) on the directory itself; see `Backend.turn_taken`."""
-    # Who may not lock a directory, as on NFS, does not wait.
+    # Where a directory cannot be locked, as on NFS, nobody waits.
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         deadline = time.monotonic() + timeout
@@ -87,7 +87,8 @@ def _open_store_lock(root: Path, alone: bool) -> int:
     except IntegrityError as error:
         raise StoreUnusable(error.message, hint=f"remove it: rm {path}") from error
     except OSError as error:
-        # On a medium for reading only, a store is read all the same; there may be nobody who could lock it.
+        # A read-only medium, where nothing can be added or removed. flock(2) also takes a descriptor for reading, and
+        # that of a directory, if the lock's file is missing.
         if error.errno != errno.EROFS or alone:
             raise
         return open_checked(path, None) if is_named(path) else os.open(root, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,7 +110,8 @@ def _acquire(descriptor: int, root: Path, alone: bool, timeout: float) -> None:
 
 @contextmanager
 def _recorded(root: Path) -> Iterator[None]:
-    """Leave our name for those who wait. A full disk must not keep anyone from removing: then there is no name."""
+    """Record this process for those who wait."""
+    # Removing must also work on a full disk: then there is no record.
     path = root / layout.LOCKS / own_name()
     with suppress(OSError):
         write_identity(path, time.time(), "lock-record")
@@ -136,7 +138,7 @@ def _store_refusal(root: Path) -> StoreLocked:
 
 
 def _try_alone(descriptor: int) -> bool:
-    """Lock it for us alone; whether that was possible."""
+    """Try to lock it alone; return whether that worked."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -145,13 +147,13 @@ def _try_alone(descriptor: int) -> bool:
 
 
 def _acquire_restores(path: Path, job: str, timeout: float) -> int:
-    """Return a descriptor that holds the lock, and names us to those who wait."""
+    """Return a descriptor that holds the lock; the file names this process to those who wait."""
     deadline = time.monotonic() + timeout
     while True:
         descriptor = open_lock(path, "restore-lock")
         try:
             if _wait_for_restores(descriptor, path, deadline):
-                # A full disk must not keep anyone from restoring: then there is no name.
+                # Restoring must also work on a full disk: then the file names nobody.
                 with suppress(OSError):
                     resize(descriptor, 0, "restore-lock")
                     write(descriptor, str(os.getpid()).encode(), "restore-lock")
@@ -169,7 +171,7 @@ def _wait_for_restores(descriptor: int, path: Path, deadline: float) -> bool:
     while True:
         with suppress(BlockingIOError, FileNotFoundError):
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Who had it before us has removed it: then another may have a new one.
+            # The holder before has removed the file. Another process may already hold the lock of a new one.
             return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
         if time.monotonic() >= deadline or not path.exists():
             return False

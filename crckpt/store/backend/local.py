@@ -34,10 +34,12 @@ from crckpt.store.backend import flock
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.process_identity import read_identity
 
+# The unit of st_blocks, whatever the file system's blocks are (stat(2)).
 _SECTOR: Final = 512
+# rename(2) onto a directory that is not empty fails with either.
 _EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 
-# Where files lie that are being put. Other hidden files in the store's directory may be a file system's.
+# The temporary files of `put`. Other hidden files in the store's directory may be a file system's.
 _TEMPORARIES: Final = (
     f"{layout.FINGERPRINTS}/.*",
     "cache/.fingerprints.key.*",
@@ -72,7 +74,7 @@ class LocalFile:
 
 
 class LocalBackend:
-    """A directory; see `Backend`. Whether it may be used is for `directory` to check."""
+    """A directory; see `Backend`. `directory` checks whether it may be used."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -84,7 +86,7 @@ class LocalBackend:
 
     @property
     def scratch(self) -> Path:
-        """In the store's directory, so that to move a file into the store is to rename it."""
+        """A directory in the store: moving a file from there into the store is a rename."""
         return self._root / layout.SCRATCH
 
     def is_same(self, other: Backend) -> bool:
@@ -124,6 +126,7 @@ class LocalBackend:
         """Map a file. Raises ValueError for one without content."""
         descriptor = self._open(name)
         try:
+            # The mapping stays when the descriptor is closed (mmap(2)).
             return memoryview(mmap.mmap(descriptor, 0, prot=mmap.PROT_READ))
         finally:
             os.close(descriptor)
@@ -161,6 +164,7 @@ class LocalBackend:
         targets = {self._root / name: path for name, path in files.items()}
         for target, path in targets.items():
             with suppress(FileNotFoundError):
+                # Through a link in its place, the file would be written where that leads.
                 check_directory(target.parent)
             if self._is_same_file(path, target):
                 remove(path, what)
@@ -168,7 +172,8 @@ class LocalBackend:
                 add_private_directory(target.parent, f"{what}-directory")
                 check_directory(target.parent)
                 rename(path, target, what)
-        # Also where a file was there before: whoever put it may have died before the sync, and a manifest needs it.
+        # Also for files that were there before: the process that put one may have died before its sync, and a manifest
+        # relies on it.
         directories = {target.parent for target in targets}
         for directory in sorted(directories):
             sync_directory(directory, what)
@@ -178,6 +183,7 @@ class LocalBackend:
     def _is_same_file(self, path: Path, target: Path) -> bool:
         """Return whether `target` has that content already; not if it is missing, or the disk has lost some of it."""
         with suppress(FileNotFoundError), losses_ignored():
+            # filecmp follows a link, and could find the same content outside of the store.
             return stat.S_ISREG(target.lstat().st_mode) and self.has_same_content(path, target)
         return False
 
@@ -205,7 +211,7 @@ class LocalBackend:
         moves = [(self._root / name, self.scratch / Path(name).name) for name in directories]
         for path, aside in moves:
             rename(path, aside, what)
-        # Only that they are gone from here must last: in `scratch` they may be lost.
+        # Only their absence here must be durable: in `scratch` they may be lost.
         for above in sorted({path.parent for path, _ in moves}):
             sync_directory(above, what)
         for _, aside in moves:
@@ -250,7 +256,7 @@ class LocalBackend:
             os.close(within)
 
     def _open_directory(self, name: str) -> tuple[int, str]:
-        """A descriptor of the directory of a file, to which no link leads, and the file's name there."""
+        """Return a descriptor of a file's directory, to which no link leads, and the file's name there."""
         directory, _, file = name.rpartition("/")
         # The store itself may lie behind a link.
         return open_directory(f"{self._root}/{directory or '.'}"), file

@@ -1,8 +1,8 @@
 """The operations that the store needs of the place where its files lie.
 
-Names are relative and have slashes, as `packs/ab/DIGEST.pack`. A name is a file, a directory is what names begin with:
-it exists as long as something lies in it, or longer. Files are put whole and never changed, so a reader finds a file's
-old content or its new one, and no part of either. `what` is the word that steps are named by: see `host.steps`.
+Names are relative and have slashes, as `packs/ab/DIGEST.pack`. A name stands for a file; what names begin with is a
+directory, which exists as long as a file lies in it, or longer. Files are put whole and never changed, so a reader
+finds a file's old content or its new one, and no part of either. `what` names the steps: see `host.steps`.
 
 What holds for every method: it raises FileNotFoundError for a name that is not there, IntegrityError for what cannot be
 a store's file (a link, another user's), OSError for what the place refuses.
@@ -53,9 +53,9 @@ class Backend(Protocol):
         """Return whether there is a file or a directory of that name; also if the place has lost its content."""
 
     def names_in(self, directory: str) -> list[str]:
-        """Return what lies right in a directory, by the last part of the name, in order; nothing if it is not there.
+        """Return the last parts of the names directly in a directory, in order; none if it is not there.
 
-        Files that are still being put are not among it.
+        Files that are still being put are not among them.
         """
 
     def read(self, name: str, most: int) -> bytes:
@@ -102,10 +102,10 @@ class Backend(Protocol):
         """Remove directories, each at once with all that is in it. Durable when it returns. Works on a full disk."""
 
     def sync_names(self, directory: str, what: str) -> None:
-        """Make durable which names are right in a directory, whoever put or removed them."""
+        """Make the names in a directory durable, whichever process has put or removed them."""
 
     def find_leftovers(self) -> list[str]:
-        """Find what this backend has left where its users died. Whoever asks holds the lock alone."""
+        """Find what this backend has left where its users died. The caller holds the lock alone."""
 
     # Locks, which end with the process that holds them
 
@@ -118,12 +118,12 @@ class Backend(Protocol):
     def restores_locked(self, job: str, timeout: float) -> AbstractContextManager[None]:
         """Hold the lock of the restores of a job while the block runs.
 
-        Raises StoreLocked if another restore has it for `timeout` seconds. Where nothing can be written, nobody is kept
-        out.
+        Raises StoreLocked if another restore has it for `timeout` seconds. Where nothing can be written, there
+        is no such lock.
         """
 
     def turn_taken(self, directory: str, timeout: float) -> AbstractContextManager[None]:
         """Run the block while nobody else runs one for that directory, or after `timeout` seconds all the same.
 
-        What needs turns must bear that two run at once.
+        So two blocks may run at once: that must do no harm.
         """

@@ -27,7 +27,9 @@ def encode_columns(extents: Extents) -> bytes:
     page = extents["page"].astype(np.int64)
     columns = (
         _fold(_steps(first.astype(np.int64), count)),
+        # Most extents have one page: 0.
         (count - 1).astype(np.uint64),
+        # Pages of zeros, whose pack is 0xFFFFFFFF, become 0.
         (extents["pack"] + np.uint32(1)).astype(np.uint64),
         _fold(_steps_by_pack(extents["pack"], page, count)),
     )
@@ -60,7 +62,7 @@ def decode_columns(content: bytes, extents: int) -> Extents:
 
 def _join_planes(planes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
     """Join the bytes of numbers, the lowest first."""
-    # Most planes are all zero.
+    # Most planes are all zero: they need no arithmetic.
     found: npt.NDArray[np.uint64] = planes[0].astype(np.uint64)
     for at, plane in enumerate(planes[1:], 1):
         if plane.any():

@@ -103,6 +103,7 @@ def page_locations(extents: Extents) -> tuple[npt.NDArray[np.uint32], Numbers]:
 
 def renumber_packs(extents: Extents, numbers: npt.NDArray[np.uint32]) -> Extents:
     """Return the extents with their pack numbers looked up in `numbers`."""
+    # ZERO is no index of `numbers`.
     changed = extents.copy()
     stored = changed["pack"] != ZERO
     changed["pack"][stored] = numbers[changed["pack"][stored]]
@@ -144,6 +145,7 @@ def mark_used_pages(extents: Extents, pack: int, pages: int) -> Mask:
     """Mark which of a pack's `pages` pages the extents use."""
     inside = extents[extents["pack"] == pack]
     steps = np.zeros(pages + 1, np.int64)
+    # np.add.at adds once for each extent; `steps[...] += 1` would add once where several begin at the same page.
     np.add.at(steps, inside["page"].astype(np.int64), 1)
     np.add.at(steps, (inside["page"] + inside["count"]).astype(np.int64), -1)
     return np.cumsum(steps)[:-1] > 0

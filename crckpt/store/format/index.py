@@ -32,7 +32,7 @@ MOST_EXTENTS: Final = 1 << 25
 _LAST_NUMBER: Final = (1 << 64) // PAGE_SIZE
 _LAST_PAGE: Final = MOST_FRAMES * FRAME_PAGES
 _MOST_FILES: Final = 1 << 21
-# Of one file, and of all together: 4 PiB.
+# The limit of one file, and of all together: 4 PiB. An index can be forged: 24 bytes declare 16 TiB of zeros.
 _MOST_PAGES: Final = 1 << 40
 
 
@@ -110,6 +110,7 @@ def decode_index(content: bytes, packs: int) -> Index:
     for entry in header.files:
         files.append(_make_stored_file(entry, extents[at : at + entry.extents]))
         at += entry.extents
+    # Details are no image: an image may have the same name.
     names = {(file.kind == DETAILS, file.name) for file in files}
     if at != len(extents) or len(names) != len(files) or not _are_valid(extents, packs):
         raise IntegrityError("the index is inconsistent")
@@ -125,7 +126,7 @@ def _parse(content: bytes) -> tuple[_Header, Extents]:
             f"the index has extents coded as {header.coding!r}", hint="use the newest release of crckpt"
         )
     extents = sum(entry.extents for entry in header.files)
-    # An extent has a page at least.
+    # An extent has at least one page.
     crowded = (entry.name for entry in header.files if entry.extents > entry.pages)
     if extents > MOST_EXTENTS or next(crowded, None) is not None:
         raise IntegrityError(f"the index declares {extents} extents, more than its files can have")
@@ -140,6 +141,7 @@ def _make_stored_file(entry: _Entry, extents: Extents) -> StoredFile:
     for name in (entry.name, *([entry.pagemap] if entry.pagemap else [])):
         if IMAGE.fullmatch(name) is None:
             raise IntegrityError(f"{name!r} in the index is not an image name")
+    # 2^25 counts of 32 bits do not overflow.
     if int(extents["count"].sum(dtype=np.uint64)) != entry.pages:
         raise IntegrityError(f"the index has too few or too many pages of {entry.name}")
     return StoredFile(entry.name, entry.kind, entry.bytes, entry.pagemap, extents)

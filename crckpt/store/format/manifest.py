@@ -32,10 +32,10 @@ MOST_INDEX_BYTES: Final = 512 << 20
 """The size of the largest index: extents that compress badly take up to ten bytes each."""
 
 _FIRST_TIME: Final = datetime(2, 1, 1, tzinfo=UTC)
-# So that a time is one in every time zone.
+# A time closer to the limits of datetime would not exist in every time zone.
 _LAST_TIME: Final = datetime(9999, 1, 2, tzinfo=UTC)
 
-# Of many packs all digests are matched at once: see `_check_values`.
+# The pattern of all digests is matched at once: see `_check_values`.
 _Digest: TypeAlias = Annotated[str, Meta(min_length=64, max_length=64)]
 
 _DIGITS: Final = re.compile(r"[0-9a-f]*")
@@ -85,7 +85,7 @@ class Checkpoint(Struct, frozen=True):
 
     @property
     def order(self) -> tuple[int, datetime, str]:
-        """Sorts checkpoints in the order of their commits, whatever the clock was; equal numbers by time."""
+        """The key that sorts checkpoints by their commits, whatever the clock was; equal numbers by time."""
         return self.sequence, self.created, self.id
 
     def is_in_future(self, now: datetime) -> bool:
@@ -128,6 +128,7 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
     try:
         return _decode(manifest, checkpoint_id, what)
     except msgspec.ValidationError as error:
+        # Looked up only here: a manifest of this schema is decoded once.
         schema = _schema_of(manifest)
         if schema not in (None, SCHEMA):
             raise StoreUnusable(
@@ -171,6 +172,7 @@ def _encode(checkpoint: Checkpoint) -> bytes:
         "created": checkpoint.created.astimezone(UTC).isoformat(timespec="microseconds"),
     }
     del entries["id"]
+    # People read and compare manifests: one line for each entry. Sorted, so that the order of fields changes no id.
     lines = (f" {json.dumps(key)}: {json.dumps(entries[key], sort_keys=True)}" for key in sorted(entries))
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 

@@ -65,6 +65,7 @@ class PackWriter:
         write(self._file, table + footer, "pack")
         sync(self._file, "pack")
         size = self._offset + len(table) + len(footer)
+        # The table has the SHA-256 of each frame, so its own covers every byte of the pages.
         return FinishedPack(self._path, hashlib.sha256(table).hexdigest(), len(self._table), self.pages, size)
 
     def close(self) -> None:

@@ -73,6 +73,7 @@ class Contents:
         try:
             yield
         except IntegrityError as error:
+            # So that a dump reads these packs whole before it relies on their pages.
             forget_fingerprints(self._backend, (use.digest for use in self.checkpoint.packs))
             raise IntegrityError(
                 f"checkpoint {self.checkpoint.short_id} is damaged: {error.message}",

@@ -40,6 +40,7 @@ def read_details(repository: Repository, checkpoint: Checkpoint) -> dict[str, An
     what = f"checkpoint {checkpoint.short_id}: its details"
     try:
         document = decode(details_of(repository, checkpoint) or b"{}", _DOCUMENT, what)
+        # Only the types are checked here: the result would lack entries that only others know.
         msgspec.convert(document, _Details)
     except msgspec.ValidationError as error:
         raise IntegrityError(f"{what} are damaged: {error}") from error

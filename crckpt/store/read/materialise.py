@@ -51,8 +51,7 @@ def materialise(
 def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: Path) -> None:
     """Write CRIU's parent images into `directory`, which must be empty: the inventory and all page maps, no pages.
 
-    Raises IntegrityError on damage, also of a pack without fingerprints: the new set may leave pages to it. Raises
-    OSError if the disk is full.
+    Raises IntegrityError on damage, also of packs; OSError if the disk is full.
     """
     from crckpt.store.fingerprints import load_fingerprints, read_key
 
@@ -60,9 +59,11 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
         contents = _contents(repository, checkpoint)
         with contents.named():
             for number, use in enumerate(checkpoint.packs):
+                # The new set may leave pages to any of these packs. A pack that has fingerprints was read whole before.
                 if not repository.backend.exists(fingerprints_name(use.digest)):
                     load_fingerprints(repository.backend, read_key(repository.backend), contents.pack(number))
         for file in contents.index.files:
+            # Spelt out here and below: `index`, which names the kinds, imports numpy.
             if file.kind == "file" and is_parent_image(file.name):
                 write_unsynced(directory / file.name, contents.read(file), "image")
 

@@ -14,6 +14,7 @@ from crckpt.store.format.extents import ZERO, Bytes, Extents, Positions, expand_
 from crckpt.store.format.pack import FRAME_PAGES, Pack
 from crckpt.store.read.contents import Contents
 
+# The bits of a frame's number in its pack, of which MOST_FRAMES needs 20.
 _PACK_SHIFT: Final = 40
 
 # Pieces that are planned at once: each takes some 100 bytes.
@@ -82,10 +83,10 @@ def _by_pack(contents: Contents, frames: Positions) -> Iterator[tuple[Pack, list
 
 
 def _starts(contents: Contents, name: str, pack: Positions, page: Positions, end: Positions) -> Positions:
-    """Return where the packs' frames begin if all are numbered in one row, and at last their number; unused packs have
-    none.
+    """Return the number of each pack's first frame if all are numbered in one row, then the number of all.
 
-    Raises IntegrityError if one of the extents in these packs is where its pack has no pages.
+    Packs that the extents do not use have no frames in the row. Raises IntegrityError if an extent lies where its pack
+    has no pages.
     """
     pages = np.zeros(len(contents.checkpoint.packs), np.int64)
     for number in np.flatnonzero(np.bincount(pack)).tolist():
@@ -97,7 +98,8 @@ def _starts(contents: Contents, name: str, pack: Positions, page: Positions, end
 
 
 def _find_needed(starts: Positions, numbers: Positions) -> tuple[Positions, Positions]:
-    """Of frames by their numbers in the row: all that there are, as `Pieces` has them, and which of those each is."""
+    """Return the different frames of these numbers in the row, as `Pieces` has them, and which of them each is."""
+    # A byte for each frame of these packs; there may be far more pieces, which would have to be sorted.
     are_needed = np.zeros(int(starts[-1]), np.bool_)
     are_needed[numbers] = True
     needed = np.flatnonzero(are_needed)

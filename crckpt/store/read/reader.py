@@ -165,6 +165,8 @@ class Reader:
         for offset, content in self.parts(file):
             yield from _zeros(offset - done)
             done = offset + len(content)
+            # The plan's memory ends with the file, while a pipe may still refer to the last PIPE_SIZE bytes: these are
+            # copied.
             lent = max(0, min(len(content), file.bytes - PIPE_SIZE - offset))
             if lent:
                 yield content[:lent]
@@ -196,17 +198,19 @@ class _Plan:
         # The frames that parts need, part by part; and the parts that need frames, frame by frame.
         needed_by, self._needs = np.divmod(unique_sorted(part * frames + pieces.which), max(1, frames))
         self._needs_end = np.searchsorted(needed_by, np.arange(parts), side="right").tolist()
+        # Sorted by frame, then by part: the next use of a frame is found by bisection.
         self._uses = np.sort(self._needs * parts + needed_by)
         last = np.array(self._ends, np.int64) - 1
         self._read_after = pieces.to[last] + pieces.count[last]
         self._pages = np.empty((slots * FRAME_PAGES, PAGE_SIZE), np.uint8)
-        # Where there are few, frames would have to make room while pipes still refer to them.
+        # With few slots, frames would have to make room while pipes still refer to them.
         self._are_lent = slots == frames or slots >= _SHARE_OF_PART * _LENT_PAGES
         self._ring = _Ring(int(np.bincount(part, pieces.count).max(initial=0)))
         self._slot_of = np.full(frames, _NOWHERE, np.int64)
         self._frame_in = np.full(slots, _NOWHERE, np.int64)
         self._room = slots
         self._free = list(range(slots))
+        # The entry before the first one of the next frame.
         last_use = self._uses[np.searchsorted(self._uses, np.arange(1, frames + 1) * parts) - 1] % max(1, parts)
         self._by_last_use = np.argsort(last_use, kind="stable")
         self._needed_until = last_use[self._by_last_use]
@@ -217,7 +221,7 @@ class _Plan:
         self._ask_ahead(0, _PARTS_AT_FIRST)
 
     def read(self) -> Iterator[tuple[int, Bytes]]:
-        """(number of the first page, pages) of what is stored, in order. Raises IntegrityError."""
+        """Yield (number of the first page, pages) of what is stored, in order. Raises IntegrityError."""
         for part in range(len(self._ends)):
             self._ask_ahead(part, _PARTS_AHEAD)
             for future in self._asked.popleft():
@@ -252,13 +256,14 @@ class _Plan:
         self._let_go_of = end
 
     def _has_room(self, wanted: int, part: int, now: int) -> bool:
-        """Make room for the frames of a part; False if frames that are needed up to it leave none."""
+        """Make room for the frames of a part; return False if frames that are needed up to it leave none."""
         short = wanted - self._room
         if short > 0:
             frames = self._frame_in[self._frame_in >= 0]
             next_use = self._next_use(frames, now)
             if short > (next_use > part).sum():
                 return False
+            # Those whose next use is furthest away: what has to be unpacked again is the least (Belady's rule).
             self._forget(frames[np.argsort(-next_use, kind="stable")[:short]])
         return True
 

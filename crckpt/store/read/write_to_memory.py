@@ -30,7 +30,8 @@ _FRAMES_AT_ONCE: Final = 8
 
 _PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
 
-# Runs, of 2 MiB at most each, that are written before a thread checks whether to go on.
+# Runs, of 2 MiB at most each, that are written before a thread checks whether to go on. With 1,024 of them, one
+# process_vm_writev(2) would have to write more than the kernel does in one call (2 GiB less a page).
 _RUNS_AT_ONCE: Final = 256
 
 # Batches that the disk reads while others are unpacked: at most 32 MiB of page cache.
@@ -122,6 +123,7 @@ class MemoryFill:
                     following = ahead
                     while following is not None:
                         following = wait_for_result(following)
+                # Interrupted in between, the first of these works would go on unseen.
                 with interrupts_deferred():
                     works = [self._pool.submit(self._work, owners, progress) for _ in range(self._pool.size)]
                 if sum(wait_for_result(work) for work in works) != len(self._frames):
@@ -154,6 +156,7 @@ class MemoryFill:
         return placed
 
     def _goes_on(self) -> bool:
+        # `wait_for_result` raises an interrupt only when a work has ended, so each has to look for one.
         return not (self._has_ended or interrupt_is_waiting())
 
     def _next_unpacked(self) -> _Batch | None:

@@ -20,6 +20,7 @@ from crckpt.store.read.contents import Contents, index_extents
 from crckpt.store.upkeep.damage import Damage
 from crckpt.store.workers import wait_for_result, workers
 
+# Frames that one task checks: those of 4 MiB of pages.
 _FRAMES_AT_ONCE: Final = 16
 
 
@@ -34,7 +35,7 @@ class PackAudit(Struct):
     affected: dict[tuple[str, int], list[CheckpointId]] = {}
 
     def note_damage(self, checkpoint: Checkpoint, extents: Extents) -> bool:
-        """Note which damage affects the extents of a checkpoint; whether there is any."""
+        """Note which damage affects the extents of a checkpoint; return whether there is any."""
         is_damaged = False
         for number, use in enumerate(checkpoint.packs):
             for frame in self._find_damaged_frames(use.digest, number, extents):
@@ -46,6 +47,7 @@ class PackAudit(Struct):
 
     def _find_damaged_frames(self, digest: str, number: int, extents: Extents) -> Iterator[int]:
         if digest in self.broken:
+            # No frame of the pack can be read: -1 stands for all of them.
             yield -1
         elif digest in self.frames:
             pages = mark_used_pages(extents, number, self.packs[digest].pages)
@@ -69,6 +71,7 @@ def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Calla
         audit.count += 1
         try:
             audit.packs[digest] = open_pack(backend, digest)
+        # What a disk refuses to open or read is damage, too.
         except (IntegrityError, OSError) as error:
             audit.broken[digest] = str(error)
     audit.bytes = sum(pack.size for pack in audit.packs.values())
@@ -81,6 +84,7 @@ def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Calla
                 done += size
                 progress(done, audit.bytes)
     audit.frames = {digest: found for digest, found in audit.frames.items() if found}
+    # Until here only frames are counted; packs have tables and footers, too.
     progress(audit.bytes, audit.bytes)
     return audit
 
@@ -148,6 +152,7 @@ def _check_pages(contents: Contents, file: StoredFile) -> None:
         raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
     pagemap_entries = read_pagemap(contents.read(pagemap), file.pagemap)
     wanted = _runs(pagemap_entries.table[:, 0] // PAGE_SIZE, pagemap_entries.table[:, 1])
+    # A stored set is complete: it leaves no page to a parent.
     if not pagemap_entries.with_flag(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
         raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
 

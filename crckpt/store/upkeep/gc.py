@@ -20,8 +20,9 @@ from crckpt.store.transaction import find_abandoned_staging, find_unused_transac
 
 
 class GarbageResult(Struct, frozen=True):
-    """The garbage that gc removed, or would remove: packs by digest, everything else by path (in the store); `bytes` on
-    disk.
+    """The garbage that gc removed, or would remove.
+
+    Packs are named by digest, everything else by its path in the store; `bytes` are those on disk.
     """
 
     packs: tuple[str, ...]
@@ -60,7 +61,7 @@ def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> Garba
     in_flight, leftovers = _find_in_flight(backend.scratch), _find_leftovers(backend, kept)
     freed = sum(map(disk_usage, in_flight)) + sum(map(backend.disk_usage, (*packs, *leftovers)))
     if not dry_run:
-        # A removal that died before its sync could be undone by a power cut: then the packs would be needed again.
+        # A power cut can undo the removal of a checkpoint that died before its sync: then its packs would be needed.
         backend.sync_names(CHECKPOINTS, "garbage")
         for path in in_flight:
             with _ignoring_use():
@@ -95,7 +96,7 @@ def _digest(name: str) -> str:
 
 @contextmanager
 def _ignoring_use() -> Iterator[None]:
-    """Ignore what a CRIU that has just begun adds or removes at the same time: the next gc removes the rest."""
+    """Ignore that a CRIU that has just begun adds or removes files at the same time: the next gc removes the rest."""
     try:
         yield
     except OSError as error:

@@ -30,6 +30,7 @@ def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
         end = pack.size - FOOTER.size - len(table)
         write(descriptor, table + FOOTER.pack(end, len(pack.table), PAGE_SIZE, MAGIC), "pack")
         sync(descriptor, "pack")
+        # Read back before it replaces anything: only what was verified may do that.
         written = open_pack(LocalBackend(into.parent), digest, into.name)
         for frame in range(len(written.table)):
             written.check(frame, written.read_stored(frame))

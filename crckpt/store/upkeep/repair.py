@@ -32,8 +32,9 @@ class Unrepaired(Struct, frozen=True):
 
 
 class RepairResult(Struct, frozen=True):
-    """The result of a repair: what verify finds now, the damages that are gone, why others are not, and what can be
-    restored.
+    """The result of a repair.
+
+    What verify finds `now`, the damages that are gone, why others are not, and the checkpoints that can be restored.
     """
 
     now: VerifyResult
@@ -62,6 +63,7 @@ def repair(
     with repository.shared(), unchanging, repository.transaction() as begun:
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
         repairer = _Repairer(repository, source, begun.path) if source is not None else None
+        # Manifests first: without one it is unknown which packs its checkpoint needs.
         manifests = (
             tuple(filter(repairer.repair_manifest, _find_damaged_manifests(repository, wanted))) if repairer else ()
         )
@@ -82,7 +84,8 @@ def _find_damaged_manifests(repository: Repository, ids: tuple[CheckpointId, ...
         except IntegrityError as error:
             yield Damage("manifest", checkpoint_id, error.message, (checkpoint_id,))
         except StoreUnusable:
-            continue  # a newer crckpt's: that is no damage
+            # A newer crckpt wrote it: that is no damage.
+            continue
 
 
 class _Repairer:
@@ -96,7 +99,7 @@ class _Repairer:
         self._directory = directory
 
     def repair_manifest(self, damage: Damage) -> bool:
-        """Replace the manifest of a checkpoint; whether that was possible."""
+        """Replace the manifest of a checkpoint; return whether that was possible."""
         checkpoint_id = CheckpointId(damage.name)
         try:
             content = self._source.backend.read(manifest_name(checkpoint_id), MOST_BYTES)
@@ -116,7 +119,7 @@ class _Repairer:
         return True
 
     def repair_pack(self, digest: str) -> bool:
-        """Replace a pack; whether that was possible."""
+        """Replace a pack; return whether that was possible."""
         from crckpt.store.upkeep.reassembly import reassemble
 
         beside = self._directory / f"{digest}.pack"
@@ -126,6 +129,7 @@ class _Repairer:
             reassemble(digest, (self._source.backend, self._repository.backend), beside)
             self._repository.add_packs({digest: beside})
         except IntegrityError as error:
+            # An OSError, like a full disk, ends the repair: it would meet every other pack, too.
             return self._give_up(digest, f"in {self._source.backend.location}: {error.message}")
         return True
 

@@ -47,6 +47,7 @@ def verify(
         for checkpoint in checkpoints:
             damages += audit_contents(repository.backend, checkpoint, packs)
         damages += packs.damages()
+        # So that no new checkpoint relies on these packs.
         forget_fingerprints(repository.backend, [*packs.broken, *packs.frames])
         return VerifyResult(wanted, packs.count, packs.bytes, tuple(damages))
 

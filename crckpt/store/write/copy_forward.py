@@ -64,7 +64,7 @@ def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
     chosen = np.zeros(len(used), np.bool_)
     sizes = np.diff(starts)
     live = _sums(used, starts[:-1])
-    # Who stores nothing new has no budget to copy.
+    # A checkpoint with nothing new has no budget for copies.
     if not new or not live.any():
         return chosen
     for pack in _smaller_half(live):
@@ -85,14 +85,14 @@ def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
 
 
 def _smaller_half(live: Positions) -> list[int]:
-    """The smaller half of the packs in use, if they are too many."""
+    """Return the smaller half of the packs in use, if they are too many."""
     order = np.argsort(live, kind="stable")
     in_use: list[int] = order[live[order] > 0].tolist()
     return in_use[: len(in_use) // 2] if len(in_use) > MOST_PACKS else []
 
 
 def _least_used(used: Mask, most: int) -> Positions:
-    """Up to `most` used pages of a pack, from the frames with the fewest of them."""
+    """Return up to `most` used pages of a pack, from the frames with the fewest of them."""
     live = _sums(used, np.arange(0, len(used), FRAME_PAGES))
     pages = np.flatnonzero(used).astype(np.int64)
     frame = pages // FRAME_PAGES

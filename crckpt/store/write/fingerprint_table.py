@@ -26,6 +26,7 @@ class FingerprintTable:
         self._most = most
         # Two rows rather than two columns: numpy looks up single numbers four times as fast as pairs.
         self._prints: Numbers = np.empty((2, most), np.uint64)
+        # Between two and four slots a fingerprint, so that searches are short. 0 is a free slot.
         self._slots = np.zeros(1 << (2 * most - 1).bit_length(), np.uint32)
         self._mask = np.uint64(len(self._slots) - 1)
 
@@ -34,6 +35,7 @@ class FingerprintTable:
         found = np.full(len(prints), -1, np.int64)
         left = np.arange(len(prints) if min(self.count, self._most) else 0)
         low, high = np.ascontiguousarray(prints.T)
+        # The low bits serve as the hash: a fingerprint of GMAC is as good as random.
         slot = low[left] & self._mask
         while len(left):
             # A free slot, 0, becomes the last fingerprint: what that is does not matter.

@@ -41,13 +41,14 @@ from crckpt.store.names import IMAGE
 from crckpt.store.write.image_files import opened_image, read_image_file
 
 _NOTHING: Final = np.empty(0, EXTENT)
-# Replaces the number of a file. Like pages of zeros, those of the base have no place that joins or moves.
+# Stands for the number of a file. As with pages of zeros, the pages of the base have no position in a file.
 _IN_BASE: Final = ZERO
 
 BATCH_PAGES: Final = 2048
 """Pages that are worked on at once: 8 MiB."""
 
 
+# `dict`: cached_property needs a __dict__.
 class Source(Struct, frozen=True, dict=True):
     """An object to store: `size` bytes of `content`, or of `files`.
 
@@ -114,9 +115,11 @@ class Source(Struct, frozen=True, dict=True):
     def _read_extents(self, extents: Extents, into: Bytes, *, last: bool) -> None:
         padding = self.pages * PAGE_SIZE - self.size if last else 0
         octets = into.reshape(-1).data
+        # The memory may have been used before.
         octets[len(octets) - padding :] = bytes(padding)
         octets = octets[: len(octets) - padding]
         reads = extents.copy()
+        # Numbered by their position in `into`: what is adjacent there and in the file is one read.
         reads["first"] = extent_ends(extents) - extents["count"]
         reads = join_extents(reads)
         with ExitStack() as stack:
@@ -150,6 +153,7 @@ def find_sources(directory: Path, details: bytes, base: Path | None = None) -> t
             if source.name in found:
                 raise IntegrityError(f"{name}: {source.name} also belongs to another page map")
             found[source.name] = source
+        # A page map without pages needs no pages file.
         if not pages.size and not len(pages.left) and pagemap.pages_name not in sizes:
             del found[pagemap.pages_name]
     rest = (_file_source(directory, name, sizes[name]) for name in sizes if name not in found)
@@ -160,6 +164,7 @@ def find_sources(directory: Path, details: bytes, base: Path | None = None) -> t
 def _sizes(directory: Path) -> dict[str, int]:
     sizes = {}
     for path in sorted(directory.iterdir()):
+        # The link to the set before, whose pages are taken over into this checkpoint.
         if path.name == PARENT and path.is_symlink():
             continue
         if IMAGE.fullmatch(path.name) is None:
@@ -221,6 +226,7 @@ class _Chain(NamedTuple):
         self.files.append(directory / pagemap.pages_name)
         is_some = pagemap.table[:, 1] > 0
         entries, inherited = pagemap.table[is_some], pagemap.with_flag(IN_PARENT)[is_some]
+        # A damaged page map may have any count: check it before it becomes 32 bits, or takes memory.
         if entries[~inherited, 1].max(initial=0) > np.iinfo(np.uint32).max:
             raise IntegrityError(f"{self.name}: an entry has more pages than a process can have")
         above = self._locate_in_parent(directory, (*seen, directory.resolve())) if inherited.any() else _NOTHING
@@ -266,6 +272,7 @@ def _replace_inherited(extents: Extents, inherited: Mask, above: Extents, name: 
 
 
 def _check_size(pages: Path, name: str, present: int) -> None:
+    # A link, even one that leads nowhere, is there: `opened_image` refuses it.
     size, is_there = 0, os.path.lexists(pages)
     if is_there:
         with opened_image(pages) as descriptor:

@@ -83,7 +83,9 @@ def ingest(
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             cache_fingerprints(repository.backend, written)
+        # The last moment in which a caller can refuse: with --stop, whether the tree still waits in its hold.
         check()
+        # Without the time for the manifest, which holds this number.
         return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000))
 
 

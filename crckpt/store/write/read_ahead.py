@@ -52,6 +52,7 @@ def read_ahead(sources: Iterable[Source], key: bytes, pool: Executor, find: Find
 
 def _read_batch(source: Source, start: int, pages: Bytes, key: bytes, find: FindExamined) -> Batch:
     first = source.read(start, pages)
+    # While CRIU wrote, whole batches of a file were examined: only in such a source are they the same pages.
     is_known = len(pages) == BATCH_PAGES and source.is_one_image
     examined = find(source.name, start) if is_known else None
     return Batch(source, first, pages, examined or examine_pages(pages, key))

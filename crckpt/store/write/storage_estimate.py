@@ -45,6 +45,7 @@ class StorageTrial:
         began = time.monotonic()
         self._key = read_key(repository.backend)
         self._known = KnownPages(repository.backend, self._key, parent)
+        # Builds the table of fingerprints, which a dump has to build, too.
         self._known.find_by_fingerprint(np.empty((0, 2), np.uint64))
         self.known_ms = (time.monotonic() - began) * 1000
         self._directory = directory
