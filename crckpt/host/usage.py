@@ -80,7 +80,7 @@ def read_host_usage(directories: Iterable[Path]) -> HostUsage:
         memory_available=memory.available,
         swap_total=swap.total,
         swap_free=swap.free,
-        cpus=len(os.sched_getaffinity(0)),
+        cpus=len(os.sched_getaffinity(0)),  # psutil.cpu_count() has those of the whole host
         load=psutil.getloadavg(),
         booted=_time(psutil.boot_time()),
         disks=tuple(map(_disk_usage, directories)),
@@ -106,7 +106,7 @@ def _module(words: tuple[str, ...]) -> str:
 
 
 def _process_usage(process: psutil.Process) -> ProcessUsage:
-    with process.oneshot():
+    with process.oneshot():  # one read of each file of /proc for all values
         spent = process.cpu_times()
         cpu_s = round(spent.user + spent.system, 2)
         return ProcessUsage(process.memory_info().rss, cpu_s, _time(process.create_time()))

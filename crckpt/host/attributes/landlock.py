@@ -35,7 +35,7 @@ _READY_WITHIN_S: Final = 2.0
 
 def kernel_has_landlock() -> bool:
     """Return whether any process can have such a domain."""
-    with suppress(OSError):
+    with suppress(OSError):  # ENOSYS: before Linux 5.13. EOPNOTSUPP: not enabled at boot.
         return syscall("landlock_create_ruleset", None, 0, _VERSION) > 0
     return False
 
@@ -57,8 +57,10 @@ def has_landlock_domain(pid: int, compares_with: Callable[[int], int]) -> bool:
 
 
 def _may_be_known(pid: int) -> bool:
+    # Another user namespace may forbid it, too; in another PID namespace our process has no number.
     if any(proc.namespace(pid, kind) != proc.namespace("self", kind) for kind in ("user", "pid")):
         return False
+    # A label of AppArmor, SELinux or Smack may forbid it, too. EINVAL: no such module is active.
     with suppress(OSError):
         return procfs.text(f"/proc/{pid}/attr/current").strip("\0\n") in ("", "unconfined", "kernel")
     return True
@@ -80,6 +82,7 @@ def _other_process(pid: int) -> Iterator[int]:
         try:
             os.close(answers)
             answers = -1
+            # Until cat answers, the process may still be setpriv with root's rights.
             os.write(asks, b".")
             if not select.select([hears], [], [], _READY_WITHIN_S)[0] or not os.read(hears, 1):
                 raise HostCannot(f"crckpt cannot start a process of user {uid}, with which it compares PID {pid}")

@@ -67,6 +67,7 @@ def _carry_out_one(order: Order) -> OrderResult:
 
 def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     number = _PRCTL_32 if thread.is_compat else _PRCTL
+    # The first call has a limit: it shows whether the thread runs at all.
     refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
     if refuses > 0:
         yield "no_written_code", (refuses,)
@@ -82,7 +83,7 @@ def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[s
 
 
 def _compare(thread: ptrace.StoppedThread, pid: int, other: int) -> tuple[int, ...]:
-    """kcmp(2) of the memory of two processes."""
+    """Number and arguments of the call of kcmp(2) that compares the memory of two processes."""
     return (349 if thread.is_compat else 312, pid, other, 1, 0, 0)
 
 
@@ -93,6 +94,7 @@ def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
     made = thread.system_call(
         _MMAP_32 if thread.is_compat else _MMAP, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
     )
+    # An address of a 32-bit program may be negative, too: only the last 4095 numbers are errors.
     if -_MOST_ERRNO <= made < 0:
         return LOCKED_AT_ONCE if made == -errno.EAGAIN else LOCKED_NOT
     try:
@@ -130,6 +132,7 @@ def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) ->
             return thread.system_call(_PRCTL, prctl.SET_IO_FLUSHER, number, 0, 0, 0)
         case "memory_policy":
             nodes = sum(1 << node for node in value[1:]).to_bytes(_NODES // 8, "little")
+            # MPOL_DEFAULT takes no mask (set_mempolicy(2)).
             with thread.lent(nodes) as address:
                 return thread.system_call(_SET_MEMPOLICY, number, address if value[1:] else 0, _NODES)
         case "memory_merge":
@@ -148,6 +151,7 @@ def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: i
     # In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
     keep = -1
     own_user, own_group = thread.system_call(_GETEUID), thread.system_call(_GETEGID)
+    # The group first: without root's user id it could not be changed. And back in the other order.
     found = thread.system_call(_SETRESGID, keep, group, keep)
     if found == 0:
         found = thread.system_call(_SETRESUID, keep, user, keep)
@@ -173,6 +177,7 @@ def _without_tracer(order: Order) -> Iterator[None]:
         try:
             yield
         finally:
+            # CRIU goes on as its tracer when its script has ended.
             _raise_if_failed(holder.system_call(_PTRACE, _SEIZE, order.tid, 0, 0))
 
 

@@ -174,6 +174,7 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
             kind = _kind(held)
             options, interfaces, is_connected = _read_options(held, kind)
             memberships: tuple[multicast.Membership, ...] = ()
+            # Keys and memberships take of it, and the kernel's tables of them are slow: read them only then, and once.
             uses_memory = kind[0] in _INET and _uses_option_memory(held)
             if uses_memory and kind[1] == socket.SOCK_STREAM:
                 with_keys = find_sockets_with_keys() if with_keys is None else with_keys
@@ -212,6 +213,7 @@ def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
     with _as_socket(ours) as held:
         if _kind(held) != (record.family, record.kind, record.protocol):
             return
+        # With --tcp close CRIU closes it. Many options then fail, and nobody misses them.
         is_gone = record.is_connected and record.kind == socket.SOCK_STREAM and not _is_connected(held)
         failed = [
             *(SocketFailure(title, protects=False, why=why) for title, why in multicast.join(held, record.memberships)),
@@ -228,7 +230,7 @@ def _as_socket(ours: int) -> Iterator[socket.socket]:
     try:
         yield held
     finally:
-        held.detach()
+        held.detach()  # the caller closes the descriptor
 
 
 def _kind(held: socket.socket) -> tuple[int, int, int]:
@@ -299,6 +301,7 @@ def _read_options(held: socket.socket, kind: tuple[int, int, int]) -> tuple[dict
 
 def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFailure]:
     priority = held.getsockopt(_SOCKET, _SO_PRIORITY)
+    # In the order of the table, not of the record: some options change others.
     for name, option in OPTIONS.items():
         if name not in record.options and name not in record.interfaces:
             continue
@@ -308,6 +311,7 @@ def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFa
             else:
                 given = record.options[name]
                 value = bytes(given) if option.size else struct.pack("=i", *given)
+            # Not what it has already: setting it may need a right, or be refused in this state.
             if held.getsockopt(option.level, option.number, option.size or 4) != value:
                 held.setsockopt(option.level, option.number, value)
         except (OSError, ValueError, KeyError, struct.error) as error:
@@ -328,4 +332,5 @@ def _interface_value(option: Option, number: int) -> bytes:
 def _uses_option_memory(held: socket.socket) -> bool:
     """Return whether the socket uses memory for options: memberships and keys of TCP do."""
     memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
+    # A kernel that reports less than this: then assume it.
     return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])

@@ -24,7 +24,8 @@ from crckpt.host.syscalls.prctl import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KIL
 Value = tuple[int, ...]
 Reader = Callable[[int], Value]
 
-_IOPRIO_WHO_PROCESS: Final = 1
+_IOPRIO_WHO_PROCESS: Final = 1  # a single thread, in spite of its name
+# struct sched_attr, 56 bytes since Linux 5.3: the order of `_scheduling`.
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 # SCHED_OTHER and SCHED_BATCH: a thread may request another slice than the default (Linux 6.12).
 _SLICED: Final = (0, 3)
@@ -34,8 +35,9 @@ _UTILIZATION: Final = 0x60  # SCHED_FLAG_UTIL_CLAMP_MIN | SCHED_FLAG_UTIL_CLAMP_
 
 # Flags of a task, field 9 of its stat (linux/sched.h).
 _MCE_PROCESS, _MCE_EARLY = 0x80, 0x08000000
-_IO_FLUSHER: Final = 0x00080000 | 0x00100000
+_IO_FLUSHER: Final = 0x00080000 | 0x00100000  # PF_MEMALLOC_NOIO, PF_LOCAL_THROTTLE: what the option sets
 
+# MPOL_..., by the names in numa_maps (mm/mempolicy.c: policy_modes).
 _POLICIES: Final = {
     name: number
     for number, name in enumerate(
@@ -51,7 +53,7 @@ def affinity(tid: int) -> Value:
 
 
 def set_affinity(tid: int, value: Value) -> None:
-    """Raises OSError: EINVAL if no such CPU exists."""
+    """Set the CPUs on which a thread may run. Raises OSError: EINVAL if this host has none of them."""
     os.sched_setaffinity(tid, value)
 
 
@@ -61,7 +63,7 @@ def io_priority(tid: int) -> Value:
 
 
 def set_io_priority(tid: int, value: Value) -> None:
-    """Raises OSError."""
+    """Set the I/O priority. Raises OSError."""
     syscall("ioprio_set", _IOPRIO_WHO_PROCESS, tid, *value)
 
 
@@ -72,7 +74,7 @@ def timer_slack(tid: int) -> Value:
 
 
 def set_timer_slack(tid: int, value: Value) -> None:
-    """Raises OSError."""
+    """Set the timer slack. Raises OSError."""
     Path(f"/proc/{tid}/timerslack_ns").write_text(str(value[0]))
 
 
@@ -83,7 +85,7 @@ def deadline(tid: int) -> Value:
 
 
 def set_deadline(tid: int, value: Value) -> None:
-    """Raises OSError."""
+    """Give a thread SCHED_DEADLINE. Raises OSError."""
     flags, *times = value
     _set_scheduling(tid, DEADLINE, flags, 0, 0, *times)
 
@@ -163,7 +165,7 @@ def core_filter(pid: int) -> Value:
 
 
 def set_core_filter(pid: int, value: Value) -> None:
-    """Raises OSError."""
+    """Set the core dump filter. Raises OSError."""
     Path(f"/proc/{pid}/coredump_filter").write_text(f"{value[0]:#x}")
 
 
@@ -181,7 +183,7 @@ def parse_autogroup(said: str) -> Value:
 
 
 def set_autogroup_nice(pid: int, value: Value) -> None:
-    """Raises OSError."""
+    """Set the nice value of the autogroup. Raises OSError."""
     Path(f"/proc/{pid}/autogroup").write_text(str(value[0]))
 
 
@@ -191,6 +193,7 @@ def memory_merge(pid: int) -> Value:
     """
     with suppress(FileNotFoundError):
         said = procfs.text(f"/proc/{pid}/ksm_stat")
+        # The file is older than this line of it.
         if "ksm_merge_any:" in said:
             return (int("ksm_merge_any: yes" in said),)
     return ()
@@ -265,5 +268,6 @@ def _has_nodes() -> bool:
 
 @cache
 def _usual_slice() -> int:
+    # Only debugfs shows the default. crckpt itself has requested no other.
     found = _scheduling(0)
     return found[5] if found[1] in _SLICED else 0

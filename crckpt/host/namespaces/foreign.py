@@ -38,6 +38,7 @@ def find_foreign_namespaces(processes: Iterable[Process], own: Process) -> tuple
 def _foreign(process: Process, ours: dict[str, int], belongs: dict[int, bool]) -> Iterator[ForeignNamespace]:
     theirs = dict(process.namespaces)
     if theirs.get("user") != ours.get("user"):
+        # One finding is enough: the tree is refused. None: the process has ended, or we may not look.
         if theirs:
             yield ForeignNamespace(process.pid, process.comm, "user")
         return
@@ -56,7 +57,7 @@ def _owner(pid: int, kind: str) -> int:
     try:
         owner = fcntl.ioctl(namespace, _NS_GET_USERNS)
     except OSError as error:
-        if error.errno == errno.EPERM:
+        if error.errno == errno.EPERM:  # the owner is no descendant of our user namespace (ioctl_ns(2))
             return 0
         raise
     finally:

@@ -57,6 +57,7 @@ def seclude(plan: Path) -> None:
     wanted = msgspec.json.decode(plan.read_bytes(), type=SeclusionPlan)
     _put_on_loopback(wanted.addresses)
     unwritable = _renew_root(wanted)
+    # Only now: these are copies in the overlays. Before, they were the host's files.
     for path, size in wanted.cut:
         os.truncate(path, size)
     write_private(result_path(plan), msgspec.json.encode(SeclusionResult(unwritable)))
@@ -74,7 +75,7 @@ def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:
     mount("tmpfs", str(memory), "tmpfs", data=f"size={wanted.room},mode=0700")
     root = memory / "root"
     root.mkdir()
-    root.chmod(0o755)
+    root.chmod(0o755)  # whatever the umask: programs of other users must get through "/"
     unwritable = []
     for number, found in enumerate(mount_points()):
         # Skip what is mounted below the directory, or below a mount that hides it.
@@ -86,6 +87,7 @@ def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:
             unwritable.append(found.path)
             with suppress(OSError):
                 bind_read_only(found.path, f"{root}{found.path}", found.flags)
+    # Not as overlays: what is written in `work` must reach crckpt.
     for path in (wanted.work, *wanted.sockets):
         bind(path, f"{root}{path}")
     become_root(str(root))
@@ -94,6 +96,7 @@ def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:
 
 def _mount_anew(found: Mount, target: str, layer: Path) -> None:
     """Mount one file system again at `target`. Raises OSError."""
+    # A look below autofs would mount something on the host. What is mounted below /proc (binfmt_misc) is the host's.
     if found.kind == "autofs" or found.path.startswith("/proc/"):
         return
     if found.path == "/proc":
@@ -101,6 +104,7 @@ def _mount_anew(found: Mount, target: str, layer: Path) -> None:
         for writable in ("sys", "sysrq-trigger"):  # the kernel's own settings, which have no namespace
             if Path(target, writable).exists():
                 bind_read_only(f"{target}/{writable}", f"{target}/{writable}", found.flags)
+    # New instances: programs must not reach the host's terminals and queues.
     elif found.kind == "devpts":
         mount("devpts", target, "devpts", found.flags, "newinstance,ptmxmode=0666,mode=0620")
     elif found.kind == "mqueue":
@@ -132,10 +136,12 @@ def _overlay(found: Mount, target: str, layer: Path) -> None:
 
 
 def _put_on_loopback(addresses: Iterable[str]) -> None:
+    # Requests of netdevice(7): a new network namespace has its loopback interface down, and no address.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
         for number, address in enumerate(map(ip_address, addresses)):
             if isinstance(address, IPv4Address):
+                # A label of its own: on `lo` itself the new address would replace the one before.
                 label = f"lo:{number}".encode()
                 _set(control, _SIOCSIFADDR, label, address.packed)
                 _set(control, _SIOCSIFNETMASK, label, b"\xff" * 4)
@@ -149,4 +155,5 @@ def _set(control: socket.socket, what: int, label: bytes, value: bytes) -> None:
 
 def _add6(packed: bytes) -> None:
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as control:
+        # struct in6_ifreq: address, prefix length, interface
         fcntl.ioctl(control, _SIOCSIFADDR, struct.pack("16sIi", packed, 128, socket.if_nametoindex("lo")))

@@ -77,8 +77,9 @@ def _entering(inside: Path | None) -> tuple[str, ...]:
 
 
 def _lock_of(run_id: str, inside: Path | None) -> str | None:
-    """CRIU truncates the name to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161)."""
+    """The name of the table that locks for this run; None if there is none."""
     tool = find_nft()
     listed = run.run([*_entering(inside), tool, "list", "tables", "inet"]).output.splitlines() if tool else []
     names = (line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
+    # CRIU truncates it to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161).
     return next((name for name in names if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name)), None)

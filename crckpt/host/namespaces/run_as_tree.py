@@ -41,6 +41,7 @@ class TreeRights(Struct, frozen=True):
 
 def rights_of(program: Rights) -> TreeRights:
     """The rights for a command next to a program: those of one user, and no more than the program has."""
+    # A program with root's id and another's counts as the other's: rather too few rights than too many.
     uid = next((uid for uid in (program.uids[1], *program.uids) if uid), 0)
     gid = program.gids[1]
     permitted = program.capabilities[1]
@@ -65,7 +66,7 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
     if child:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status < 0:
-            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # only the command dumps core
             with suppress(OSError):  # SIGKILL has no handler
                 signal.signal(-status, signal.SIG_DFL)
             os.kill(os.getpid(), -status)
@@ -78,6 +79,7 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
 
 
 def _give_up_rights(rights: TreeRights) -> None:
+    # The bounding set first, while we have CAP_SETPCAP. The user last: then the right to change groups is gone.
     for number in range(64):
         if not rights.capabilities >> number & 1:
             drop_capability(number)

@@ -32,6 +32,7 @@ class UnreachableFile(Struct, frozen=True):
 
 def find_unreachable_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[UnreachableFile, ...]:
     """Find unreachable files of processes in our mount namespace. Skip files that change at the same time."""
+    # Processes share most files: each name is looked up once.
     mounts = _mounts()
     known: dict[str, tuple[int, int] | None] = {}
     reached: set[tuple[str, str, str]] = set()
@@ -75,6 +76,7 @@ def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None])
     try:
         if target not in known:
             known[target] = _identity(target)
+        # The program runs on: it counts only if the link still has that name, and both differ once more.
         return (
             _identity(link) != known[target]
             and _is_file(os.stat(link).st_mode, target)

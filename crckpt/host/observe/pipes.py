@@ -74,6 +74,7 @@ def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
         with suppress(OSError):
             borrowed = borrow(end.pid, end.fd)
             try:
+                # The number may have got another file since. With 0 poll(2) reports errors and hang-ups alone.
                 if os.fstat(borrowed).st_ino == inode:
                     waiting = select.poll()
                     waiting.register(borrowed, 0)

@@ -128,11 +128,13 @@ def _namespace(borrowed: int) -> int:
 
 
 def _uses_option_memory(found: socket.socket) -> bool:
+    # Filled up with ones: where a kernel does not report it, assume it.
     memory = struct.unpack("9I", found.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36).ljust(36, b"\1"))
     return bool(memory[_OPTION_MEMORY])
 
 
 def _peer_user(found: socket.socket) -> int:
+    # SO_PEERCRED of a listening socket is its own maker, not a peer (unix(7)).
     if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
         return 0
     _, user, _ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -145,7 +147,9 @@ def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:
 
 
 def _has_bpf_filter(borrowed: int) -> bool:
-    """The kernel reports the length of a classic filter, but nothing of a BPF program (EACCES)."""
+    """Return whether an extended BPF program filters a socket."""
+    # The kernel reports the length of a classic filter, but nothing of a BPF program (EACCES). CRIU then fails with
+    # "Can't get socket filter len: Permission denied".
     try:
         getsockopt(borrowed, socket.SOL_SOCKET, _SO_GET_FILTER, None, 0)
     except OSError as error:
@@ -161,7 +165,8 @@ def _layer(found: socket.socket) -> str:
 
 
 def _has_unsavable_groups(borrowed: int) -> bool:
-    """CRIU knows 32 groups of a bound socket. Source: criu/sk-netlink.c, dump_one_netlink_fd."""
+    """Return whether a netlink socket is in more groups than CRIU saves, or is not bound."""
+    # 32 groups, of a bound socket. Source: criu/sk-netlink.c, dump_one_netlink_fd.
     buffer = ctypes.create_string_buffer(_GROUPS_BYTES)
     try:
         size = getsockopt(borrowed, _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS, buffer, _GROUPS_BYTES)

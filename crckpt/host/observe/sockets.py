@@ -78,7 +78,7 @@ def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken",
     kind = socket.SOCK_DGRAM if use == "datagram" else socket.SOCK_STREAM
     try:
         with socket.socket(family, kind) as trial:
-            # As CRIU does it (criu/sk-inet.c): an IPv6 address may come later.
+            # As CRIU does it (criu/sk-inet.c:897-907, 1045): an IPv6 address may come later.
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if use == "datagram":
                 trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)

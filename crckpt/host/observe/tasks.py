@@ -18,6 +18,8 @@ from crckpt.host.proc import procfs
 RESTARTED: Final = "restart_syscall"
 """The name of a call that a stop signal or a debugger has interrupted before, if it is not known."""
 
+# Calls that the kernel continues by restart_syscall(2), and CRIU ends by EINTR (compel/arch/x86/src/lib/infect.c:417).
+# And those that return EINTR themselves after a stop (signal(7)).
 _X86_64: Final = {
     7: "poll",
     35: "nanosleep",
@@ -105,7 +107,7 @@ def parse_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]
     if len(words) != 8:
         return "", False
     values = [int(word, 16) for word in words]
-    is_compat = values[6] < 1 << 32
+    is_compat = values[6] < 1 << 32  # its stack lies below 4 GiB; the file does not say whose number it is
     names = {"x86_64": _I386 if is_compat else _X86_64, "aarch64": _AARCH64}.get(machine, {})
     call = names.get(int(number), "")
     if (call in _TIMEOUT and not values[_TIMEOUT[call]]) or (call in _FLAGS and values[_FLAGS[call]] & 1):

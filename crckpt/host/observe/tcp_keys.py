@@ -10,13 +10,14 @@ from typing import Final
 
 from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 
-# linux/inet_diag.h
+# linux/inet_diag.h: INET_DIAG_INFO, INET_DIAG_MD5SIG (Linux 4.14)
 _INFO: Final = 2
 _MD5SIG: Final = 18
+# struct inet_diag_req_v2: family, protocol, extensions, states, an id of zeros
 _REQUEST: Final = struct.Struct("=BBBxI48x")
-_INODE_AT: Final = 68
+_INODE_AT: Final = 68  # the last word of struct inet_diag_msg
 _MESSAGE_BYTES: Final = 72
-_ATTRIBUTE: Final = struct.Struct("=HH")
+_ATTRIBUTE: Final = struct.Struct("=HH")  # struct nlattr: length, type
 
 
 def find_sockets_with_keys() -> frozenset[int]:
@@ -35,4 +36,5 @@ def _attributes(rest: memoryview) -> Iterator[int]:
     while len(rest) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(rest)
         yield kind
+        # A length of 0 would never end.
         rest = rest[max(align(size), _ATTRIBUTE.size) :]

@@ -24,6 +24,7 @@ from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.kcmp import find_escaped_epolls, find_sharers, is_sharing_memory
 
+# In the fdinfo of a unix socket (Linux 5.10): descriptors that were sent and wait there.
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
 # Fields of `Observed` whose entries have the PID by which they were read.
@@ -182,6 +183,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
     may_have_tcp = len(sockets) < len(_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
     here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
+    # In another mount namespace a name leads elsewhere: of such files nothing is said.
     reached = tuple(found for found in descriptors if found.pid in here)
     return Observed(
         tree=tree,
@@ -191,6 +193,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         datagram_sockets=observed_sockets.unix_datagram_sockets(root.pid) if with_sockets else frozenset(),
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
+        # sock_diag lists the sockets of our own network namespace.
         outside_ends=_find_outside_ends(root, descriptors)
         if with_sockets and _is_same_namespace(root, own, "net")
         else (),
@@ -211,6 +214,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.find_frozen_group(pid)) is not None),
         foreign_namespaces=find_foreign_namespaces(tree.processes, own),
         closed_pipes=find_closed_pipes(descriptors),
+        # As late as possible after the first time: a busy server often has a connection that waits for a moment.
         transient=transient.intersect(_read_transient(tree, sockets)) if transient != Transient() else transient,
         waits=tuple(
             found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
@@ -273,8 +277,10 @@ def _is_waiting(pid: int) -> bool:
 def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[int]:
     """Find processes outside the tree to which it has a pidfd: its fdinfo has 0 if we cannot see it, -1 if it ended."""
     for found in descriptors:
+        # CRIU refuses these ("is not a part of process tree", criu/pidfd.c:97), but saves one of an ended process.
         if found.target == "anon_inode:[pidfd]" and (named := _PIDFD_OF.search(found.info)):
             pid = int(named[1])
+            # A child that has come since the tree was read is in it.
             if pid >= 0 and pid not in tree.pids and tree.root.pid not in proc.ancestors(pid):
                 yield pid
 

@@ -23,9 +23,11 @@ _TYPES: Final[dict[int, str]] = {
     socket.SOCK_SEQPACKET: "seqpacket",
 }
 
+# struct unix_diag_req: family, protocol, padding, states, inode, show, cookie of two words
 _REQUEST: Final = struct.Struct("=BBHIIIII")
+# struct unix_diag_msg: family, type, state, inode, cookie
 _MESSAGE: Final = struct.Struct("=BBBxIII")
-_ATTRIBUTE: Final = struct.Struct("=HH")
+_ATTRIBUTE: Final = struct.Struct("=HH")  # struct nlattr: length, type
 _INODE: Final = struct.Struct("=I")
 
 

@@ -15,6 +15,7 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.syscalls.libc import LIBC, check
 
+# The kernel shows a handle only if the file system makes them (fs/notify/fdinfo.c, CONFIG_EXPORTFS).
 _WATCH: Final = re.compile(
     r"^inotify wd:\S+ ino:\S+ sdev:(\S+) .*fhandle-bytes:(\S+) fhandle-type:(\S+) f_handle:(\S+)", re.MULTILINE
 )
@@ -48,6 +49,7 @@ def _can_open_by_handle(device: int, kind: int, handle: bytes) -> bool:
 
 
 def _can_open(point: str, kind: int, handle: bytes) -> bool:
+    # struct file_handle: bytes, type, the handle.
     asked = ctypes.create_string_buffer(struct.pack("=Ii", len(handle), kind) + handle)
     with suppress(OSError):
         mount = os.open(point, os.O_RDONLY | os.O_DIRECTORY)

@@ -37,6 +37,7 @@ def find_weak_sockets(
     signed = [held for held in found if held.is_tcp and held.uses_option_memory]
     with_keys = find_sockets_with_keys() if signed else frozenset()
     yield from (WeakSocket(held.pid, held.fd, "keys") for held in signed if inodes[held.pid, held.fd] in with_keys)
+    # Nothing is lost where the peer is root's, or of the socket's own user.
     strange = [held for held in found if held.peer_user not in (0, users.get(held.pid, held.peer_user))]
     known, inside = {}, frozenset(inodes.values())
     if strange:

@@ -57,7 +57,7 @@ def fork(action: Callable[[], int]) -> int:
         try:
             os._exit(action())
         finally:
-            os._exit(_RAISED)
+            os._exit(_RAISED)  # no exception may reach the parent's code in this copy of it
     return child
 
 
@@ -83,7 +83,8 @@ def _read_now(reading: int) -> bytes:
 
 def _answer(probe: Callable[[], Outcome], writing: int, within: int) -> NoReturn:
     try:
-        os.setpgid(0, 0)
+        os.setpgid(0, 0)  # so that programs that it starts can be ended with it
+        # Python's handlers would only note a signal while a call blocks.
         for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(within)

@@ -76,7 +76,8 @@ def cgroups() -> Outcome:
 
 
 def _find_obstacle(path: Path, above: Path) -> Outcome | None:
-    """Why no directory can be made there; None if one can."""
+    """Find why no directory can be made there; None if one can."""
+    # By trying it: the mode does not tell of read-only mounts, quotas, or file systems like /proc.
     try:
         Path(tempfile.mkdtemp(prefix=".crckpt-", dir=above)).rmdir()
     except OSError as error:
@@ -86,7 +87,7 @@ def _find_obstacle(path: Path, above: Path) -> Outcome | None:
 
 
 def _find_refusal(path: Path) -> Outcome | None:
-    """Why crckpt would refuse this directory as a store; None if it would not."""
+    """Find why crckpt would refuse this directory as a store; None if it would not."""
     lost = "nothing can be stored"
     status = path.stat()
     if status.st_uid != os.geteuid():
@@ -124,5 +125,6 @@ def _nearest(path: Path) -> Path:
 def _file_system(path: Path) -> str:
     """The kind of file system that a path lies on."""
     real = path.resolve()
+    # Parents come first: the last mount above the path is the nearest.
     above = (found.kind for found in reversed(mount_points()) if real.is_relative_to(found.path))
     return next(above, "an unknown file system")

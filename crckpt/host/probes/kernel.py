@@ -24,6 +24,7 @@ def has_family(family: int) -> bool:
     try:
         socket.socket(family, socket.SOCK_DGRAM).close()
     except OSError as error:
+        # Any other error means that the kernel knows the family: it may want another type, or a capability.
         return error.errno != errno.EAFNOSUPPORT
     return True
 
@@ -40,7 +41,7 @@ def has_guard_pages() -> bool:
     with mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
         try:
             page.madvise(_MADV_GUARD_INSTALL)
-        except OSError:
+        except OSError:  # EINVAL: an older kernel
             return False
     return True
 

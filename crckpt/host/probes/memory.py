@@ -1,4 +1,4 @@
-"""Is there memory? Can the kernel track writes, and load pages later: each probe tries it on a page of ours."""
+"""Check how much memory is free, and try on pages of ours whether the kernel tracks writes and loads pages later."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ _UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
 def memory() -> Outcome:
     """Check how much memory is available to a restore, which must hold the whole tree in it."""
     found, swap = psutil.virtual_memory(), psutil.swap_memory()
+    # psutil knows no limits of control groups.
     left = min((found.available, *cgroups.memory_left()))
     limit = " (the limit of crckpt's control group)" if left < found.available else ""
     said = f"{free_of(left, found.total)}{limit}, swap: {free_of(swap.free, swap.total) if swap.total else 'none'}"

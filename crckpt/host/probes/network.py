@@ -32,6 +32,7 @@ _DIAGNOSTICS = {
 }
 
 _PROGRAM_S = 3
+# As CRIU locks (criu/netfilter.c, nftables_init_connection_lock): its own packets have this mark.
 _TABLE = """
 add table inet crckpt
 add chain inet crckpt output { type filter hook output priority 0; }
@@ -96,7 +97,7 @@ def lock_by_iptables() -> Outcome:
 
 
 def no_lock() -> Outcome:
-    """Locking nothing needs nothing."""
+    """Report that dumps without a lock need nothing of this host."""
     return ok("CRIU alone can dump without blocking connections; their peers may then reset them")
 
 
@@ -138,6 +139,7 @@ def _answers(request: bytes) -> bool:
         for _ in ask_for_sockets(request):
             break
     except OSError as error:
+        # ENOENT: no module for this family or protocol. The others: one that cannot list (net/core/sock_diag.c).
         return error.errno not in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
     return True
 
@@ -146,7 +148,7 @@ def _can_load(modules: list[str]) -> bool:
     tool = shutil.which("modprobe", path=run.ENVIRONMENT["PATH"])
     if tool is None or os.geteuid() != 0:
         return False
-    return run.run([tool, "-n", "-q", "-a", *modules], timeout=_PROGRAM_S).ok
+    return run.run([tool, "-n", "-q", "-a", *modules], timeout=_PROGRAM_S).ok  # -n: only look for them
 
 
 def _more_rights(capability: str) -> str:

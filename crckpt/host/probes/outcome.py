@@ -43,17 +43,17 @@ def fact(key: str, outcome: Outcome) -> Fact:
 
 
 def ok(found: str, consequence: str = "") -> Outcome:
-    """It works."""
+    """The outcome of what works."""
     return Outcome("ok", found, consequence)
 
 
 def limited(found: str, consequence: str, fix: str = "", *, safe: bool = False) -> Outcome:
-    """It works in part, or could not be tried."""
+    """The outcome of what works in part, or could not be tried."""
     return Outcome("limited", found, consequence, fix, safe)
 
 
 def missing(found: str, consequence: str, fix: str = "", *, safe: bool = False) -> Outcome:
-    """It does not work."""
+    """The outcome of what does not work."""
     return Outcome("missing", found, consequence, fix, safe)
 
 

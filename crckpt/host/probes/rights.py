@@ -96,6 +96,7 @@ def _reach_the_kernel() -> bool:
     """Return whether our capabilities count in the first user namespace. Source: fs/proc/base.c,
     proc_map_files_get_link.
     """
+    # Following such a link takes a capability there, and CRIU does so for each mapped file.
     try:
         next(Path("/proc/self/map_files").iterdir()).stat()
     except PermissionError:
@@ -122,6 +123,7 @@ def _add(names: list[str]) -> str:
 
 def _of_file(program: Path) -> frozenset[int]:
     """Capabilities that the file gives as permitted and effective. Source: struct vfs_cap_data."""
+    # Magic with flags (bit 0: effective), then permitted and inheritable, low halves first.
     try:
         words = struct.unpack_from("<IIIII", os.getxattr(program, "security.capability"))
     except OSError:

@@ -57,6 +57,7 @@ def time_namespaces() -> Outcome:
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
     try:
         clone.unshare(clone.CLONE_NEWTIME | (0 if os.geteuid() == 0 else clone.CLONE_NEWUSER))
+        # It applies to children only, and can be set until the first one is in it (time_namespaces(7)).
         Path("/proc/self/timens_offsets").write_text(f"monotonic {_ADVANCE_S} 0\n")
     except OSError as error:
         lost = "monotonic clocks and timers jump if a program is restored after a boot or on another host"
@@ -72,6 +73,7 @@ def ptrace_scope() -> Outcome:
     """Let one child seize another: what CRIU does to every process of a tree."""
     scope = _YAMA.read_text().strip() if _YAMA.exists() else None
     found = "no Yama" if scope is None else f"yama ptrace_scope {scope}"
+    # Not a child of the one that seizes: Yama's scope 1 lets a parent trace its descendants.
     target = fork(_wait)
     number = wait_for_status(fork(lambda: _errno_of_seizing(target)))
     kill_child(target)
@@ -90,7 +92,7 @@ def seccomp_suspension() -> Outcome:
 
     def forbid_itself_to_end() -> int:
         os.close(writing)
-        os.read(reading, 1)
+        os.read(reading, 1)  # returns when the parent has seized it, and closes its end
         prctl.enter_strict_seccomp()
         return _SURVIVED  # by exit_group, for which strict mode kills
 

@@ -12,6 +12,7 @@ from crckpt.host.process import run
 
 _NEEDED = ("flock", "unshare", "nsenter")
 _PROGRAM_S = 3
+# CRIU's help has the directory that it was built with.
 _PLUGINS = re.compile(r"--libdir\s.*?by default (\S+?)\)", re.DOTALL)
 
 

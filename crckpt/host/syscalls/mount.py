@@ -16,7 +16,7 @@ _DETACH: Final = 2
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
-    """mount(2). Raises OSError."""
+    """Make a mount, as of mount(2). Raises OSError."""
     words = (os.fsencode(word) or None for word in (source, target, kind))
     check(LIBC.mount(*words, ctypes.c_ulong(flags), os.fsencode(data) or None), target)
 

@@ -111,12 +111,12 @@ class ThreadRegisters:
 
     @property
     def first_argument(self) -> int:
-        """Of the system call that it is in."""
+        """The first argument of the system call that it is in."""
         return int(getattr(self._values, self.convention.arguments[0]))
 
     @property
     def result(self) -> int:
-        """Of the system call that it is in or was in."""
+        """The result of the system call that it is in or was in."""
         width = ctypes.c_int32 if self.is_compat else ctypes.c_int64
         return int(width(getattr(self._values, _MACHINE.result)).value)
 

@@ -68,10 +68,11 @@ def pinned(target: str) -> Iterator[PinnedProcess]:
     Raises UsageError if the process of a unit, pidfile or control group was started after the look-up: then another
     process may have got the PID before the pidfd was open.
     """
-    asked = time.clock_gettime(time.CLOCK_BOOTTIME)
+    asked = time.clock_gettime(time.CLOCK_BOOTTIME)  # the clock of start times in /proc/PID/stat
     process = PinnedProcess(resolve.resolve(target))
     try:
         started = proc.start_time(process.pid)
+        # A tick more: both are rounded. A bare PID is what the user has typed: it has no look-up.
         if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:
             raise UsageError(f"the process of {target} has just been started", hint="try again")
         yield process

@@ -12,6 +12,7 @@ from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_pa
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
 
+# Version 2 alone; version 2 beside version 1 (hybrid); version 1, in systemd's own hierarchy.
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
 _MOST_OF_A_PIDFILE = 4096
@@ -35,6 +36,7 @@ def resolve(target: str) -> int:
 
 
 def _number(text: str, pidfile: str, hint: str) -> int:
+    # PID_MAX_LIMIT is 2^22. isdigit() alone takes the digits of all scripts.
     if text.strip().isascii() and text.strip().isdigit() and 0 < int(text) < 2**22 + 1:
         return int(text)
     said = f"{text.strip()[:40]!r}"
@@ -116,6 +118,7 @@ def _of_cgroup(name: str) -> int:
             f"{directory} is not a control group, and {intruder}", hint="find it: cat /proc/PID/cgroup"
         )
     members: set[int] = set()
+    # cgroup.procs lists a group's own processes, not those of the groups below it.
     for place, _, _ in os.walk(directory):
         with suppress(OSError):  # a cgroup may vanish while we look
             members.update(int(line) for line in Path(place, "cgroup.procs").read_text().split())
