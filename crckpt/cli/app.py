@@ -37,6 +37,7 @@ COMMANDS: Final = {
     "export": ("export:export", "Write a checkpoint as plain CRIU images."),
     "import": ("import_images:import_images", "Store plain CRIU images as a checkpoint."),
     "doctor": ("doctor:doctor", "Check this host, or whether a tree can be checkpointed."),
+    "install-criu": ("install_criu:install_criu", "Find or download a CRIU that works here."),
     "explain": ("explain:explain", "Explain why CRIU failed, from its log."),
     "report": ("report:report", "Make an archive for a bug report."),
 }

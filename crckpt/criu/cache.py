@@ -10,10 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from crckpt.criu.install import PREFIX
 from crckpt.host.disk.own_files import make_own_directories, read_own
-
-PREFIX = Path("/usr/local/lib/crckpt/criu")
-"""Where scripts/install-criu installs CRIU."""
 
 
 class Candidate(NamedTuple):

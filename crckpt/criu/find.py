@@ -8,11 +8,12 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.criu.cache import PREFIX, Candidate, CriuFacts, candidates, recall, remember
+from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
+from crckpt.criu.install import PREFIX
 from crckpt.errors import HostCannot
 
 _NAMED = ("--criu", "CRCKPT_CRIU", "configuration")
-_HINT = "install one that works here: scripts/install-criu; find what is missing: crckpt doctor"
+_HINT = "install one that works here: crckpt install-criu; find what is missing: crckpt doctor"
 
 
 class Criu(Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""scripts/install-criu, run for real: Debian's packages, real trials, an interruption, two runs at once."""
+"""scripts/install-criu and crckpt install-criu for real: Debian's packages, real trials, interruptions, two at once."""
 
 import json
 import os
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from command import AS_NOBODY, PROGRAM, Crckpt
 from places import PROJECT, TESTS
 from trees import wait_for
 
@@ -242,9 +243,8 @@ def repository(folder: Path) -> str:
 
 def test_without_the_right_to_checkpoint_it_says_so() -> None:
     """An ordinary user is told what to type, and nothing is tried."""
-    argv = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-", "--try", "path"]
-    with SCRIPT.open() as text:
-        done = subprocess.run(argv, stdin=text, capture_output=True, text=True, check=False)
+    argv = [*AS_NOBODY, "/usr/bin/python3", str(SCRIPT), "--try", "path"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (20, "")
     assert done.stderr == "Checkpoints need root or CAP_CHECKPOINT_RESTORE.\n  next: sudo scripts/install-criu\n"
 
@@ -254,3 +254,41 @@ def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
     outcome = run(tmp_path / "criu", "path,woody")
     assert outcome.status == 2
     assert "no such candidate: woody; there are path, prefix, sid, testing, stable, build" in outcome.stderr
+
+
+def test_the_command_does_what_the_script_does(installed: Installed, tmp_path: Path) -> None:
+    """`crckpt install-criu` names the CRIU, those that it rejected and why; with --json as a document."""
+    argv = [str(PROGRAM), "install-criu", "--prefix", str(installed.prefix), "--try", "path,prefix"]
+    env = criu_that(tmp_path / "bin", "exit 1")
+    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(f" works: {installed.prefix}/criu\n")
+    assert [line.partition(": ")[2][:3] for line in done.stderr.splitlines()] == ["no:", "yes"]
+    done = subprocess.run([*argv, "--json"], env=os.environ | env, capture_output=True, text=True, check=True)
+    result = json.loads(done.stdout)["result"]
+    assert (result["path"], result["candidate"]) == (f"{installed.prefix}/criu", "prefix")
+    assert [rejected["candidate"] for rejected in result["rejected"]] == ["path"]
+
+
+def test_without_a_mirror_it_says_what_to_do(tmp_path: Path) -> None:
+    """No suite can be downloaded: the hint is not to try the same again."""
+    argv = [str(PROGRAM), "install-criu", "--prefix", str(tmp_path / "p/criu"), "--mirror", f"file:{tmp_path}/none"]
+    env = os.environ | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 20
+    assert "hint: connect this machine to a Debian mirror, or name one: crckpt install-criu --mirror URL" in done.stderr
+    assert [path.name for path in (tmp_path / "p").iterdir()] == [".criu.lock"]
+
+
+def test_doctor_offers_it_and_does_it(crckpt: Crckpt) -> None:
+    """Without a CRIU: it says what it would do; told `--yes` it does it, and then this host can checkpoint."""
+    hide = 'mount -t tmpfs none /usr/local/lib/crckpt; mount -t tmpfs none /var/cache; "$@"; "$@" --yes'
+    words = ["unshare", "--mount", "--propagation=private", "sh", "-c", hide, "sh", str(PROGRAM), "doctor", "--fix"]
+    done = subprocess.run(words, env=crckpt.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    would = (
+        "would run: crckpt install-criu (downloads Debian's CRIU into /usr/local/lib/crckpt/criu; changes no package)"
+    )
+    assert done.stderr.count(f"{would}\n") == 1
+    assert "nothing was changed, because there is no terminal to ask on: add --yes\n" in done.stderr
+    assert "sid: yes: CRIU" in done.stderr
+    assert "\ndone: crckpt install-criu\n" in done.stderr

@@ -1,0 +1,64 @@
+"""`crckpt install-criu`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.output import Output, emit
+from crckpt.criu.install.install import InstallRequest, parse_candidates
+from crckpt.criu.install.install import install_criu as perform
+from crckpt.criu.install.prefix import default_prefix
+
+
+def install_criu(
+    prefix: Annotated[
+        Path | None,
+        typer.Option(
+            "--prefix",
+            metavar="DIR",
+            help="Where CRIU is installed.",
+            show_default="/usr/local/lib/crckpt/criu; for other users than root ~/.local/share/crckpt-criu",
+        ),
+    ] = None,
+    mirror: Annotated[
+        str | None,
+        typer.Option("--mirror", metavar="URL", help="A Debian mirror.", show_default="the one that apt uses"),
+    ] = None,
+    build: Annotated[
+        bool, typer.Option("--build", help="If nothing else works, install compilers and build CRIU from source.")
+    ] = False,
+    candidates: Annotated[
+        str | None,
+        typer.Option(
+            "--try",
+            metavar="NAME,...",
+            help="Try only these, in this order: path, prefix, sid, testing, stable, build.",
+            show_default="all but build",
+        ),
+    ] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Find a CRIU that works on this kernel, or download one from Debian.
+
+    crckpt trusts no version: it dumps and restores a small process with each candidate, and takes the first that works.
+    What it downloads it unpacks, with all its libraries, into a directory of its own: no package of this machine is
+    installed, changed or compiled.
+    """
+    names = parse_candidates(candidates, build=build)
+    request = InstallRequest((prefix or default_prefix()).absolute(), mirror, names)
+    criu = perform(request, _say)
+    document = {**criu._asdict(), "rejected": [{"candidate": name, "why": why} for name, why in criu.rejected]}
+    emit("install-criu", Output(document, iter([f"CRIU {criu.version} works: {criu.path}\n"])), as_json=as_json)
+
+
+def _say(line: str) -> None:
+    """Print a line on stderr: it is not the result."""
+    with suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -1,0 +1,119 @@
+"""Try the candidates in turn until a CRIU works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crckpt.criu.install.debian import SUITES, apt_options, build, debian_mirror, unpack
+from crckpt.criu.install.machine import NotDownloadedError, RejectedError, may_checkpoint, run
+from crckpt.criu.install.prefix import locked, replacing
+from crckpt.criu.install.trial import trial
+from crckpt.errors import HostCannot, UsageError
+
+CANDIDATES: Final = ("path", "prefix", *SUITES, "build")
+
+
+class InstallRequest(NamedTuple):
+    """The prefix, a Debian mirror if apt's is not to be used, and the candidates to try, in order.
+
+    `command` is what the user types for it.
+    """
+
+    prefix: Path
+    mirror: str | None
+    candidates: tuple[str, ...]
+    command: str = "crckpt install-criu"
+
+
+class InstalledCriu(NamedTuple):
+    """A CRIU that works, which candidate it is, and why those before it were rejected. `needs` is a remark, if any."""
+
+    path: Path
+    version: str
+    candidate: str
+    rejected: tuple[tuple[str, str], ...]
+    needs: str
+
+
+def parse_candidates(named: str | None, *, build: bool) -> tuple[str, ...]:
+    """Return the candidates that a user named, else all, with the build only if it is allowed. Raises UsageError."""
+    if not named:
+        return CANDIDATES if build else CANDIDATES[:-1]
+    names = tuple(named.split(","))
+    if unknown := set(names) - set(CANDIDATES):
+        unknown_names = ", ".join(sorted(unknown))
+        raise UsageError(f"no such candidate: {unknown_names}; there are {', '.join(CANDIDATES)}")
+    return names
+
+
+def install_criu(request: InstallRequest, say: Callable[[str], None]) -> InstalledCriu:
+    """Find the first candidate that works, and install it if it is not there. `say` gets a line for each candidate.
+
+    Raises HostCannot if none works.
+    """
+    if os.geteuid() != 0 and not may_checkpoint():
+        raise HostCannot("Checkpoints need root or CAP_CHECKPOINT_RESTORE.", hint=f"sudo {request.command}")
+    rejected: list[tuple[str, str]] = []
+    downloaded = True
+    with locked(request.prefix, say):
+        for name in request.candidates:
+            try:
+                path, version = _candidate(name, request, say)
+            except (RejectedError, OSError) as error:
+                downloaded = downloaded and not isinstance(error, NotDownloadedError)
+                rejected.append((name, str(error)))
+                say(f"{name}: no: {error}")
+                continue
+            say(f"{name}: yes: CRIU {version} dumps and restores a process on Linux {os.uname().release}")
+            return InstalledCriu(path, version, name, tuple(rejected), _needs(request.prefix, say))
+    raise HostCannot(
+        f"None of the tried CRIUs works on Linux {os.uname().release}.",
+        hint=_next_try(request, downloaded=downloaded),
+    )
+
+
+def _candidate(name: str, request: InstallRequest, say: Callable[[str], None]) -> tuple[Path, str]:
+    """Return path and version of the named candidate after it has passed the trial; raise RejectedError."""
+    prefix = request.prefix
+    if name == "path":
+        found = shutil.which("criu")
+        if not found:
+            raise RejectedError("no criu on PATH")
+        return Path(found), trial(Path(found))
+    if name == "prefix":
+        if not (prefix / "criu").exists():
+            raise RejectedError(f"nothing in {prefix}")
+        return prefix / "criu", trial(prefix / "criu")
+    with replacing(prefix) as staging:
+        if name == "build":
+            build(staging, apt_options(staging, request.mirror or debian_mirror(), "sid"), say)
+        else:
+            unpack(staging, apt_options(staging, request.mirror or debian_mirror(), name))
+        shutil.rmtree(staging / "apt")
+        run(staging / "nft", "--version")
+        version = trial(staging / "criu")
+    return prefix / "criu", version
+
+
+def _needs(prefix: Path, say: Callable[[str], None]) -> str:
+    if (prefix / "nft").exists() or shutil.which("nft"):
+        return ""
+    needs = "nft is missing, which `--tcp keep` needs: apt-get install nftables"
+    say(needs)
+    return needs
+
+
+def _next_try(request: InstallRequest, *, downloaded: bool) -> str:
+    """Return what to type if none of the candidates works."""
+    tried, command = set(request.candidates), request.command
+    if not tried.issuperset(["path", "prefix", *SUITES]):
+        return command
+    if not downloaded:
+        return f"connect this machine to a Debian mirror, or name one: {command} --mirror URL"
+    if "build" not in tried:
+        return f"{command} --build"
+    return f"put a newer CRIU on PATH, then: {command}"

@@ -1,0 +1,56 @@
+"""Run programs, and ask this machine what it is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+
+class RejectedError(Exception):
+    """Why a candidate does not work."""
+
+
+class NotDownloadedError(RejectedError):
+    """Why Debian's packages cannot be had."""
+
+
+def run(*words: object, called: str | None = None, cwd: Path | None = None, timeout: float = 900) -> str:
+    """Run a program; return its stdout. Raise RejectedError with the program's own reason."""
+    argv = [str(word) for word in words]
+    env = os.environ | {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    nothing = subprocess.DEVNULL
+    try:
+        done = subprocess.run(argv, cwd=cwd, env=env, stdin=nothing, capture_output=True, text=True, timeout=timeout)
+    except FileNotFoundError:
+        if Path(argv[0]).is_absolute():
+            raise
+        raise NotDownloadedError(f"there is no {argv[0]} here, which Debian's packages need") from None
+    except subprocess.TimeoutExpired:
+        raise RejectedError(f"{called or argv[0]}: did not end within {timeout} s") from None
+    if done.returncode != 0:
+        raise RejectedError(f"{called or argv[0]}: {_reason(argv, done.stderr) or f'exit status {done.returncode}'}")
+    return done.stdout
+
+
+def architecture() -> str:
+    """Return Debian's name of this machine's architecture."""
+    return run("dpkg", "--print-architecture").strip()
+
+
+def may_checkpoint() -> bool:
+    """Return whether we have CAP_CHECKPOINT_RESTORE (bit 40)."""
+    effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
+    return bool(effective and int(effective[1], 16) >> 40 & 1)
+
+
+def _reason(argv: list[str], stderr: str) -> str:
+    """Return the line that says why: CRIU's first error (its last is a summary), or a program's last line."""
+    if "--log-file" in argv:
+        log = Path(argv[argv.index("--images-dir") + 1], argv[argv.index("--log-file") + 1])
+        stderr = log.read_text(errors="replace") if log.exists() else stderr
+    errors = re.findall(r"^.*?Error \([^)]*\): (.*)$", stderr, re.MULTILINE)
+    # These two also occur in successful runs.
+    causes = [error for error in errors if not re.match(r"rlimit:|tun:", error)]
+    return (causes or stderr.strip().splitlines()[-1:] or [""])[0]
