@@ -60,7 +60,7 @@ def doctor(
         return
     result = perform(context)
     if fix and _is_agreed(result.fixes, yes=yes):
-        result = fix_host(context, result)
+        result = fix_host(context, result, lambda line: _print_error((line,)))
         _print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{_reason(tried)}" for tried in result.fixes)
     document = {"able": result.able, "facts": result.facts, "fixes": result.fixes}
     emit("doctor", Output(document, lambda console: _draw(console, result)), as_json=as_json)
@@ -163,7 +163,7 @@ def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
         return False
     if yes:
         return True
-    _print_error(f"would run: {fix.command}" for fix in fixes)
+    _print_error(f"would run: {fix.command}" + (f" ({fix.effect})" if fix.effect else "") for fix in fixes)
     if sys.stdin is None or not sys.stdin.isatty():
         _print_error(("nothing was changed, because there is no terminal to ask on: add --yes",))
         return False

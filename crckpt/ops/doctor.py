@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec import Struct
 
 from crckpt.criu.cache import candidates
 from crckpt.criu.find import Search, search
+from crckpt.criu.install import PREFIX
+from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates
 from crckpt.errors import HostCannot
 from crckpt.host.probes.host import ProbeRequest, probe_host
 from crckpt.host.probes.outcome import Fact, Outcome, fact
@@ -20,7 +23,7 @@ from crckpt.tracking.choose_tracker import find_method
 # Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used.
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
 
-_INSTALL = "scripts/install-criu"
+_INSTALL = "crckpt install-criu"
 _AS_ROOT = "sudo crckpt doctor"
 
 
@@ -31,6 +34,11 @@ class Fix(Struct, frozen=True):
     command: str
     done: bool = False
     said: str = ""
+
+    @property
+    def effect(self) -> str:
+        """What a command does that does not say it by itself."""
+        return f"downloads Debian's CRIU into {PREFIX}; changes no package" if self.command == _INSTALL else ""
 
 
 class Diagnosis(Struct, frozen=True):
@@ -56,9 +64,9 @@ def doctor(context: Context) -> Diagnosis:
     return Diagnosis(facts, tuple(Fix(known.key, known.fix) for known in facts if known.safe))
 
 
-def fix_host(context: Context, diagnosis: Diagnosis) -> Diagnosis:
-    """Run all fixes, even if some fail, and probe this host again."""
-    tried = tuple(_try_fix(fix) for fix in diagnosis.fixes)
+def fix_host(context: Context, diagnosis: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
+    """Run all fixes, even if some fail, and probe this host again. `say` gets a line for each step of a long one."""
+    tried = tuple(_install(fix, say) if fix.command == _INSTALL else _try_fix(fix) for fix in diagnosis.fixes)
     return Diagnosis(_facts(context), tried)
 
 
@@ -68,6 +76,15 @@ def _try_fix(fix: Fix) -> Fix:
     except HostCannot as error:
         return Fix(fix.key, fix.command, said=error.message)
     return Fix(fix.key, fix.command, ran.ok, ran.output.strip())
+
+
+def _install(fix: Fix, say: Callable[[str], None]) -> Fix:
+    """Install CRIU by this crckpt, which need not be on the PATH."""
+    try:
+        install_criu(InstallRequest(PREFIX, None, parse_candidates(None, build=False)), say)
+    except HostCannot as error:
+        return Fix(fix.key, fix.command, said=f"{error.message} {error.hint}")
+    return Fix(fix.key, fix.command, done=True)
 
 
 def _facts(context: Context) -> tuple[Fact, ...]:
@@ -109,7 +126,9 @@ def _verdict(found: Search) -> Outcome:
     )
     skipped = "; ".join(("", *tried))
     if found.criu is None:
-        return Outcome("missing", f"no CRIU works on this kernel{skipped}", "nothing can be checkpointed", _INSTALL)
+        return Outcome(
+            "missing", f"no CRIU works on this kernel{skipped}", "nothing can be checkpointed", _INSTALL, safe=True
+        )
     criu = found.criu
     works = f"CRIU {criu.version} works: a trial dump and restore by {criu.path} ({criu.origin}) succeeded"
     return Outcome("ok", f"{works}{skipped}")
