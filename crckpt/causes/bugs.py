@@ -10,7 +10,7 @@ def _bug(key: str, what: str, fixed: tuple[int, ...], pattern: str, source: str)
     return Cause(
         key,
         f"CRIU has a bug here, which CRIU {release} fixes: {what}",
-        f"install CRIU {release} or newer: scripts/install-criu",
+        f"install CRIU {release} or newer: crckpt install-criu",
         pattern,
         source,
         fixed=fixed,

@@ -80,7 +80,7 @@ PARTS = (
         "image-write",
         "CRIU cannot write an image: {why|see the log}",
         "check the file system of the images: df, dmesg; for shared memory over 2 GiB use a newer CRIU: "
-        "scripts/install-criu",
+        "crckpt install-criu",
         r"Can't write (?:img file|image|buffer)(?:: (?P<why>.{1,100}))?|Failed to write IPC",
         "criu/image.c",
         sure=False,
@@ -119,7 +119,7 @@ PARTS = (
     Cause(
         "proc-format",
         "CRIU cannot parse a file of /proc: it is too old for the kernel, or a process has ended in the meantime",
-        "try again; if it fails, install a newer CRIU: scripts/install-criu",
+        "try again; if it fails, install a newer CRIU: crckpt install-criu",
         r"stat for \d+ is corrupted|Parsing \d+'s stat failed|error parsing \[.{0,300}\] for \d"
         r"|No records of type \d+ found in fdinfo|two nonconsecutive vvar|Unexpected VMA met|Bogus mapping 0x"
         r"|couldn't parse internal cgroup file|Failed parsing cgroup ",
@@ -129,7 +129,7 @@ PARTS = (
     Cause(
         "address-space",
         "the address space of programs on this kernel has another size than CRIU expects",
-        "install a newer CRIU: scripts/install-criu, or boot a newer kernel",
+        "install a newer CRIU: crckpt install-criu, or boot a newer kernel",
         r"Unable to unmap \(0x[0-9a-f]{1,16}-0x[0-9a-f]{1,16}\): -22",
         "criu/pie/restorer.c",
         sure=False,
@@ -138,7 +138,7 @@ PARTS = (
         "lazy-page",
         "CRIU cannot load a page after the restore (lazy pages): the process ended, forked or unmapped it meanwhile, or"
         " CRIU has a bug",
-        "restore without --lazy-pages, or with a newer CRIU: scripts/install-criu",
+        "restore without --lazy-pages, or with a newer CRIU: crckpt install-criu",
         r"Error during (?:UFFD copy|remaining page cop)|Can't (?:read uffd message|handle page fault)"
         r"|[Uu]nexpected (?:fd|event|size) .{0,60}uffd|uffd: .{0,60}: (?:Can't read uffd|UFFDIO_\w+ )"
         r"|Failed to (?:uffd_copy|zero page|register)|UFFDIO_(?:COPY|ZEROPAGE)",
@@ -149,7 +149,7 @@ PARTS = (
         "memory-unreadable",
         "CRIU cannot read a part of the program's memory: guard pages (glibc 2.42, Linux 6.13), another kind of memory"
         " that CRIU before 4.2 does not know, or a device's",
-        "install CRIU 4.2 or newer: scripts/install-criu; see what is mapped there: cat /proc/PID/smaps",
+        "install CRIU 4.2 or newer: crckpt install-criu; see what is mapped there: cat /proc/PID/smaps",
         r"Can't splice pages to pipe \(-14|process_vm_readv failed: Bad address|vmsplice: Failed to splice .{0,60}-14"
         r"|Can't read remote iovs \(Bad address",
         "criu/pie/parasite.c",
@@ -167,7 +167,7 @@ PARTS = (
     Cause(
         "unix-access",
         "CRIU cannot save or restore a unix socket of the tree",
-        f"close it in the program before the dump, or use a newer CRIU: scripts/install-criu; {_TRY}",
+        f"close it in the program before the dump, or use a newer CRIU: crckpt install-criu; {_TRY}",
         r"Can't (?:make usk listen|make (?:unix socket|socketpair)|create socketpair"
         r"|shutdown unix socket|restore socket queue|clear socket's peer)|Bad unix name len"
         r"|Wrong shutdown/peer state|No socket shutdown info",
@@ -192,7 +192,7 @@ PARTS = (
     Cause(
         "descriptor-clash",
         "CRIU needs a descriptor number that the program uses",
-        "raise the limit of open files: ulimit -n 1048576; else try a newer CRIU: scripts/install-criu",
+        "raise the limit of open files: ulimit -n 1048576; else try a newer CRIU: crckpt install-criu",
         r"fd \d+ already in use|sfd: \S+ busy target \d",
         "criu/servicefd.c",
     ),

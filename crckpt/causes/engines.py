@@ -8,7 +8,7 @@ STARTS = (
     Cause(
         "engine-no-criu",
         "the container engine does not find CRIU",
-        "install it where the engine looks for it: scripts/install-criu; then test it: criu check",
+        "install it where the engine looks for it: crckpt install-criu; then test it: criu check",
         r'exec: "?criu"?: executable file not found|criu(?: binary)? (?:not found|isn\'t installed|is not installed)'
         r"|CRIU isn't installed|[Cc]ouldn't find (?:the )?criu|could not load .?libcriu|failed to find criu"
         r"|can(?:not|'t) find criu|criu: (?:command )?not found|exec\w{1,3}\(criu\) failed"
@@ -18,7 +18,7 @@ STARTS = (
     Cause(
         "engine-old-criu",
         "CRIU is too old for the container engine",
-        "scripts/install-criu",
+        "crckpt install-criu",
         r"(?:CRIU|criu) version (?:\d+ )?must be|requires at least (?:CRIU|criu)|CRIU version (?:is )?too (?:old|low)"
         r"|minimum (?:required )?CRIU version|criu \S{0,20} ?or (?:newer|later) is required|CRIU is missing features",
         "runc, podman, LXC",
@@ -26,7 +26,7 @@ STARTS = (
     Cause(
         "engine-criu-version",
         "the container engine cannot read the version of this CRIU",
-        "use a release of CRIU, not a build from git: scripts/install-criu",
+        "use a release of CRIU, not a build from git: crckpt install-criu",
         r"[Uu]nable to parse the CRIU version",
         "docker 1.x, libcontainer",
     ),
@@ -79,8 +79,7 @@ STARTS = (
     Cause(
         "engine-criu-died",
         "CRIU itself crashed or was killed while the container engine waited for it",
-        "check whether memory ran out or CRIU crashed: journalctl -k -n 50; then use another CRIU: "
-        "scripts/install-criu",
+        "check whether memory ran out or CRIU crashed: journalctl -k -n 50; then use another CRIU: crckpt install-criu",
         r"(?:read|write) unixpacket @->@: |(?:dump|restore) signaled with \d",
         "runc, LXC",
     ),
@@ -162,7 +161,7 @@ OUTER = (
     Cause(
         "criu-crashed",
         "CRIU itself, or a program that it restored, crashed",
-        "see which: journalctl -k -n 50; then use another CRIU: scripts/install-criu",
+        "see which: journalctl -k -n 50; then use another CRIU: crckpt install-criu",
         r"Segmentation fault \(core dumped\)|criu: Segmentation fault|\bcriu\[\d{1,10}\]: segfault",
         "the shell, the kernel",
         sure=False,

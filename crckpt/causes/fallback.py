@@ -19,7 +19,7 @@ GENERAL = (
     Cause(
         "criu-bug",
         "CRIU met an unexpected state, which is a bug in CRIU",
-        "scripts/install-criu; if CRIU is new, report it: github.com/checkpoint-restore/criu/issues",
+        "crckpt install-criu; if CRIU is new, report it: github.com/checkpoint-restore/criu/issues",
         r"BUG at \S{1,60}:\d",
         "criu/include/bug.h",
     ),
@@ -34,7 +34,7 @@ GENERAL = (
         "crashed",
         "this CRIU is too old for the C library or the kernel (before 3.17 it does not know the restartable"
         " sequences of glibc 2.35); a process crashed during the freeze or the restore",
-        "scripts/install-criu; if CRIU is new, check the images: crckpt verify REF",
+        "crckpt install-criu; if CRIU is new, check the images: crckpt verify REF",
         _CRASHED,
         "criu/cr-restore.c",
         sure=False,
@@ -45,7 +45,7 @@ GENERAL = (
         "a process crashed during the freeze or the restore: this CRIU does not know a feature of the kernel, the C"
         " library or the CPU (before 4.1: the vDSO of Linux 6.13, pointer authentication of arm64), or the CPU differs"
         " from that of the dump",
-        "scripts/install-criu; restore on a machine like that of the dump; check the images: crckpt verify REF",
+        "crckpt install-criu; restore on a machine like that of the dump; check the images: crckpt verify REF",
         _CRASHED,
         "criu/cr-restore.c",
         sure=False,
@@ -76,7 +76,7 @@ GENERAL = (
     Cause(
         "kernel-probe",
         "CRIU could not find out what this kernel can do ({what})",
-        "run crckpt as root; if it runs as root already: scripts/install-criu",
+        "run crckpt as root; if it runs as root already: crckpt install-criu",
         r"\b(?P<what>\w+) (?:has )?failed when initializing kerndat"
         "|Could not initialize kernel features detection",
         "criu/kerndat.c",
@@ -186,7 +186,7 @@ UNFIT = (
     Cause(
         "kernel-refuses",
         "this CRIU does not match this kernel, which refuses one of its requests",
-        "scripts/install-criu, or boot the kernel of the dump",
+        "crckpt install-criu, or boot the kernel of the dump",
         "(?:Invalid argument|Bad address|Inappropriate ioctl for device|Not a tty|(?:Operation n|N)ot supported)$",
         "errno EINVAL, EFAULT, ENOTTY, ENOTSUP",
         sure=False,
@@ -268,7 +268,7 @@ WARNED = (
     Cause(
         "deleted-twice",
         "CRIU removed its copy of a deleted file twice, and some releases report that as a failure",
-        "check whether the program runs; else restore again, or with a newer CRIU: scripts/install-criu",
+        "check whether the program runs; else restore again, or with a newer CRIU: crckpt install-criu",
         r"Couldn't unlink remap \S.{0,300}: No such file or directory",
         "criu/files-reg.c",
         sure=False,

@@ -36,7 +36,7 @@ IMAGES = (
     Cause(
         "images-version",
         "the images are of version {version}, which this CRIU does not know",
-        "restore with the CRIU that made them, or a newer one: scripts/install-criu",
+        "restore with the CRIU that made them, or a newer one: crckpt install-criu",
         r"Not supported images version (?P<version>\d+)",
         "criu/image.c",
     ),
@@ -118,7 +118,7 @@ IMAGES = (
     Cause(
         "page-socket",
         "the socket to the page server is not a TCP connection",
-        "pass a TCP connection, not a unix socket or a pair; or install a newer CRIU: scripts/install-criu",
+        "pass a TCP connection, not a unix socket or a pair; or install a newer CRIU: crckpt install-criu",
         r"Unable to restore TCP_(?:CORK|NODELAY)",
         "criu/util.c",
     ),
@@ -174,7 +174,7 @@ IMAGES = (
     Cause(
         "criu-start",
         "CRIU does not start: {why}",
-        "scripts/install-criu, or install what is missing",
+        "crckpt install-criu, or install what is missing",
         r"(?:error while loading shared libraries: |Can't exec criu swrk: |(?=version .GLIBC_[\d.]{1,9}. not found))"
         "(?!Operation not permitted)(?P<why>.+)",
         "criu",

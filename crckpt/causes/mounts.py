@@ -133,7 +133,7 @@ MOUNTS = (
     Cause(
         "mount-format",
         "CRIU cannot parse a line of the mount table: {line|its rest is in the next line of the log}",
-        "a newer CRIU may be able to: scripts/install-criu",
+        "a newer CRIU may be able to: crckpt install-criu",
         r"Bad format in \d+ mountinfo(?:: '(?P<line>.*)'|: '|$)|Failed to parse FS specific data on "
         r"|Can't parse \d+'s mountinfo|Error parsing mount options|Unknown option \[",
         "criu/proc_parse.c",

@@ -139,7 +139,7 @@ NAMESPACES = (
     Cause(
         "cannot-enter",
         "process {pid} has its own mounts, and CRIU cannot run in them safely: {why}",
-        "install a CRIU that loads crckpt's preload library: scripts/install-criu; or start the program without "
+        "install a CRIU that loads crckpt's preload library: crckpt install-criu; or start the program without "
         "its own mounts",
     ),
     Cause(

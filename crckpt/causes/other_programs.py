@@ -39,7 +39,7 @@ OUTSIDE = (
     Cause(
         "xtables-lock",
         "iptables cannot open its lock, /run/xtables.lock",
-        "make /run writable where CRIU runs; install CRIU 3.9 or newer: scripts/install-criu",
+        "make /run writable where CRIU runs; install CRIU 3.9 or newer: crckpt install-criu",
         r"[Cc]an't open lock file \S{0,200}xtables\.lock",
         "iptables",
     ),

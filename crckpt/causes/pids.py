@@ -106,7 +106,7 @@ RESTORED = (
     Cause(
         "vdso",
         "this CRIU is too old for the running kernel",
-        "scripts/install-criu",
+        "crckpt install-criu",
         "Unexpected rt vDSO area bounds|Can't find vDSO/VVAR bounds"
         "|VVAR and VVAR_VCLOCK entries are not subsequent|Got second (?:vDSO|VVAR) entry"
         "|Kdat sizes of vdso/vvar differ|vdso: (?:ELF header|Failed to (?:fill|parse)|Compat|Helper for|Can't find rt)"

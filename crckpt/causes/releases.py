@@ -81,7 +81,7 @@ OLD = (3, 17)
 OLD_CRIU = Cause(
     "old-criu",
     "this CRIU, {release}, is too old for this kernel, C library or program: newer releases have no such known limit",
-    "scripts/install-criu, then try again",
+    "crckpt install-criu, then try again",
     sure=False,
 )
 

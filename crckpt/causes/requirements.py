@@ -18,7 +18,7 @@ NEEDS = (
     Cause(
         "older-criu",
         "CRIU {recorded} made this checkpoint, and this older one, {version}, may lose parts that it does not know",
-        "install a newer CRIU: scripts/install-criu",
+        "install a newer CRIU: crckpt install-criu",
     ),
     Cause("no-tun", "/dev/net/tun cannot be opened, but the tree has a tun or tap device", "modprobe tun"),
     Cause(

@@ -23,7 +23,7 @@ SECURITY = (
     Cause(
         "seccomp-unsupported",
         "this CRIU is too old to save seccomp filters",
-        "use CRIU 1.8 or later: scripts/install-criu",
+        "use CRIU 1.8 or later: crckpt install-criu",
         "SECCOMP_MODE_FILTER not currently supported",
         "criu 1.7, proc_parse.c",
         fixed=(1, 8),
@@ -79,14 +79,14 @@ SECURITY = (
     Cause(
         "selinux-context",
         "this CRIU cannot save a program that SELinux confines",
-        "install a newer CRIU: scripts/install-criu",
+        "install a newer CRIU: crckpt install-criu",
         "Non unconfined selinux contexts not supported",
         "criu/lsm.c",
     ),
     Cause(
         "kernel-newer",
         "this CRIU is too old for the kernel, which has more capabilities than it knows",
-        "scripts/install-criu",
+        "crckpt install-criu",
         "Kernel reports more capabilities than this CRIU",
         "criu/kerndat.c",
     ),
@@ -94,7 +94,7 @@ SECURITY = (
         "security-module",
         "the tree ran under a security module that this kernel does not have, or that CRIU 3.0 to 3.2 did not see",
         "boot with it (security=apparmor, or selinux=1), or dump the tree unconfined; instead of CRIU 3.0 to"
-        " 3.2 use a newer one: scripts/install-criu",
+        " 3.2 use a newer one: crckpt install-criu",
         "LSM specified but (?:apparmor|selinux) not supported by kernel|mismatched lsm types",
         "criu/lsm.c",
     ),

@@ -87,7 +87,7 @@ SOCKETS = (
     Cause(
         "no-nftables",
         "this CRIU was built without nftables",
-        "install a CRIU with nftables: scripts/install-criu; with criu: --network-lock iptables",
+        "install a CRIU with nftables: crckpt install-criu; with criu: --network-lock iptables",
         "CRIU was built without libnftables support",
         "criu/net.c",
     ),
@@ -156,7 +156,7 @@ SOCKETS = (
     Cause(
         "socket-option",
         "socket option {level}:{option} cannot be read: this CRIU does not match this kernel",
-        "scripts/install-criu",
+        "crckpt install-criu",
         r"Can't get (?P<level>\d+):(?P<option>\d+) opt",
         "criu/sockets.c",
     ),
@@ -261,7 +261,7 @@ SOCKETS = (
     Cause(
         "unix-state",
         "this CRIU is too old for the kernel: it does not know the states of its unix sockets",
-        "scripts/install-criu",
+        "crckpt install-criu",
         "Non-stream socket .+ in established state"
         r"|Unknown state \d+ for unix socket",
         "criu/sk-unix.c",
@@ -323,6 +323,6 @@ SOCKETS = (
         "end it: ss {options} 'sport = :{port}'",
     ),
     Cause(
-        "network-lock", "this CRIU cannot block packets with nftables, which --tcp keep needs", "scripts/install-criu"
+        "network-lock", "this CRIU cannot block packets with nftables, which --tcp keep needs", "crckpt install-criu"
     ),
 )

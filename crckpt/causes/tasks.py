@@ -41,7 +41,7 @@ TASKS = (
     Cause(
         "code-interrupted",
         "process {pid} got a signal, or crashed, while CRIU ran its code in it",
-        "try again; if it fails again, install a newer CRIU: scripts/install-criu, and check what else traces or"
+        "try again; if it fails again, install a newer CRIU: crckpt install-criu, and check what else traces or"
         " protects the process: journalctl -k -n 50",
         r"Unexpected (?P<pid>\d+) task interruption",
         "compel/src/lib/infect.c",
@@ -81,7 +81,7 @@ TASKS = (
     Cause(
         "registers",
         "this CRIU is too old for this CPU or kernel: it does not know the format of a thread's registers",
-        "scripts/install-criu",
+        "crckpt install-criu",
         r"(?!.*No such process)(?:Failed to (?:obtain|set) (?:CPU|FPU) registers|Couldn't (?:get|set) .{0,60}"
         r"(?:registers|storage|VXRS|GS_|RI_|TM)|Can't (?:obtain|set|restore) (?:registers|regs) (?:\(pid|for \d)"
         r"|get_thread_area failed|Can't get CS register|RI bit)|Can't (?:obtain|set) FPU registers"

@@ -44,7 +44,7 @@ PASSING = (
         "long-line",
         "a line of /proc (mountinfo, status, cgroup) is longer than CRIU can read (one page)",
         "shorten it: fewer layers of overlayfs, shorter paths, fewer groups; a newer CRIU may read it:"
-        " scripts/install-criu",
+        " crckpt install-criu",
         "The bfd buffer is too small",
         "criu/bfd.c",
     ),
@@ -116,7 +116,7 @@ SILENT = (
         "tcp-unsaid",
         "CRIU cannot save a TCP connection of the program, and does not say why; usually the connection was just "
         "being closed",
-        "try again in a moment, or drop the connections: --tcp close; or use a newer CRIU: scripts/install-criu",
+        "try again in a moment, or drop the connections: --tcp close; or use a newer CRIU: crckpt install-criu",
         r"Turning repair on for socket [0-9a-f]{1,16}\n(?:\([\d.]{1,20}\) )?(?:-{20}|Error \()",
         "criu/sk-tcp.c",
         sure=False,

@@ -116,7 +116,7 @@ def _advise_newer_criu(finding: Finding, release: tuple[int, ...] | None) -> Fin
     """Add to an unsure finding the advice to take a newer CRIU, if this one is old."""
     if release is None or release >= OLD or "install-criu" in finding.remedy:
         return finding
-    remedy = f"{finding.remedy}; or use a newer CRIU than {_format_release(release)}: scripts/install-criu"
+    remedy = f"{finding.remedy}; or use a newer CRIU than {_format_release(release)}: crckpt install-criu"
     return msgspec.structs.replace(finding, remedy=remedy)
 
 

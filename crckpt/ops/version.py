@@ -28,4 +28,4 @@ def version() -> str:
             return "\n".join([*lines, f"CRIU {read_criu_version(candidate.path)} ({candidate.path}, not tried yet)"])
         except HostCannot:
             continue
-    return "\n".join([*lines, "CRIU not found (install it: scripts/install-criu)"])
+    return "\n".join([*lines, "CRIU not found (install it: crckpt install-criu)"])

@@ -55,7 +55,7 @@ def crit(criu: Path) -> Path:
     """CRIU's tool, beside CRIU or on PATH; without it, or where it does not run, the tests are skipped."""
     found = shutil.which("crit", path=criu.parent) or shutil.which("crit")
     if found is None:
-        pytest.skip("no crit: scripts/install-criu --try sid gets a CRIU with it")
+        pytest.skip("no crit: crckpt install-criu --try sid gets a CRIU with it")
     tried = subprocess.run([found, "decode", "-i", SUBJECT / "tree/inventory.img"], capture_output=True, text=True)
     if '"INVENTORY"' not in tried.stdout:
         pytest.skip(f"{found} does not work: {(tried.stderr.strip().splitlines() or ['it says nothing'])[-1]}")

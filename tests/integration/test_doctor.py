@@ -87,7 +87,7 @@ def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: 
     assert told["result"]["able"] is False
     assert facts(told).keys() == KEYS
     criu = facts(told)["criu"]
-    assert (criu["state"], criu["fix"]) == ("missing", "scripts/install-criu")
+    assert (criu["state"], criu["fix"]) == ("missing", "crckpt install-criu")
     assert "/bin/false (--criu): " in criu["found"]
 
 

@@ -78,7 +78,7 @@ def lock_by_nftables(of_criu: bool | None) -> Outcome:
     if refused:
         return missing(f"{tool}: {refused}", lost, "modprobe nf_tables")
     if of_criu is False:
-        return missing(f"{tool} works, but this CRIU was built without nftables", lost, "scripts/install-criu")
+        return missing(f"{tool} works, but this CRIU was built without nftables", lost, "crckpt install-criu")
     return ok(f"--tcp keep can block connections ({tool})", "" if of_criu else "not tested with CRIU")
 
 

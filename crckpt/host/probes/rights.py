@@ -48,7 +48,7 @@ def rootless(criu: Path | None) -> Outcome:
     """Check the capabilities that CRIU's file gives an ordinary user who runs it."""
     lost = "none on crckpt, which runs as root; other users cannot use criu --unprivileged"
     if criu is None:
-        return limited("CRIU is not installed", lost, "scripts/install-criu")
+        return limited("CRIU is not installed", lost, "crckpt install-criu")
     program = criu.resolve()
     with program.open("rb") as file:
         is_script = file.read(2) == b"#!"

@@ -25,7 +25,7 @@ def criu_plugins(criu: Path | None) -> Outcome:
     """Find the directory of this CRIU's plugins, and list them."""
     lost = "programs that use a GPU cannot be checkpointed; others do not need plugins"
     if criu is None:
-        return missing("CRIU is not installed", lost, "scripts/install-criu")
+        return missing("CRIU is not installed", lost, "crckpt install-criu")
     found = _PLUGINS.search(run.run([criu, "--help"], timeout=_PROGRAM_S).output)
     if found is None:
         return missing(f"{criu} --help names no directory of plugins", lost)

@@ -112,7 +112,7 @@ class DumpTarget(Struct, frozen=True):
         if self.plan.enter and (ENTERED not in log or _MOUNTS_DUMPED in log):
             raise DumpFailed(
                 f"the dump failed: CRIU {self.criu.version} did not enter the mounts of the tree",
-                hint="install a newer CRIU: scripts/install-criu",
+                hint="install a newer CRIU: crckpt install-criu",
             )
 
 

@@ -36,7 +36,7 @@ def find_enter_refusal(criu: Path) -> str:
     words = dump_words(criu, enter=0)
     if _NO_PID in run.run([*words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"]).output:
         return ""
-    return f"{criu} does not load crckpt's preload library; install one that does: scripts/install-criu"
+    return f"{criu} does not load crckpt's preload library; install one that does: crckpt install-criu"
 
 
 def check_feature(criu: Path, tracker: str) -> run.Finished:

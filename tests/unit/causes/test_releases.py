@@ -84,7 +84,7 @@ def test_of_an_old_release_an_unsure_cause_comes_with_the_advice_to_take_a_newer
     old, new = explain(version("3.8") + unsure).finding, explain(version("4.2") + unsure).finding
     assert old
     assert new
-    assert "newer CRIU than 3.8: scripts/install-criu" in old.remedy
+    assert "newer CRIU than 3.8: crckpt install-criu" in old.remedy
     assert "newer CRIU" not in new.remedy
 
 

@@ -30,4 +30,4 @@ def test_capabilities_of_criu_without_root(tmp_path: Path) -> None:
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")
     assert "is a script" in rights.rootless(script).found
-    assert rights.rootless(None).fix == "scripts/install-criu"
+    assert rights.rootless(None).fix == "crckpt install-criu"

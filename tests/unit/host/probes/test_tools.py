@@ -28,4 +28,4 @@ def test_plugins_lie_where_criu_says(tmp_path: Path) -> None:
     assert tools.criu_plugins(criu).state == "missing"
     (tmp_path / "cuda_plugin.so").touch()
     assert tools.criu_plugins(criu) == ok(f"cuda_plugin.so in {tmp_path}")
-    assert tools.criu_plugins(None).fix == "scripts/install-criu"
+    assert tools.criu_plugins(None).fix == "crckpt install-criu"
