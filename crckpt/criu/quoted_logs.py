@@ -12,6 +12,8 @@ _QUOTED = re.compile(r"^(?!\(\d)[^\n]{0,20000}\\[nt\"/u][^\n]*", re.MULTILINE)
 _ESCAPED = re.compile(r"\\{1,3}(n|t|r|\"|/|u(?:00)[23][0-9a-fA-F]|u201[89cdCD])")
 _MEANT = {"n": "\n\n", "t": "\t", "r": "", '"': '"', "/": "/"}
 _ENTITY = re.compile(r"&(?:#\d{1,3}|#x[0-9a-f]{1,2}|quot|apos|gt|lt|amp);")
+# Characters, and those to the end of a line.
+_PART = 1 << 20
 _TYPOGRAPHIC = str.maketrans({"\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"', "`": "'", "\u00a0": " "})
 _BLANKS = re.compile(r"[ \t]{2,}")
 # How a line begins that does not go on with the one before.
@@ -50,8 +52,25 @@ _COLOUR = re.compile(r"\x1b\[[\d;]{0,10}m")
 
 def unquote(text: str) -> str:
     """The text, with the lines that a program quoted (as JSON does) as they were, and an empty one after each."""
+    has_entities = "&#" in text or "&quot;" in text
+    if not (has_entities or "\\" in text or "n\u2019t " in text):
+        return text
+    # A substitution needs twice the memory of its text: of one part at a time that is little.
+    return "".join(_unquote(part, has_entities=has_entities) for part in _split(text))
+
+
+def _split(text: str) -> Iterator[str]:
+    """Split the text into parts of whole lines."""
+    begin = 0
+    while begin < len(text):
+        end = text.find("\n", begin + _PART) + 1 or len(text)
+        yield text[begin:end]
+        begin = end
+
+
+def _unquote(text: str, *, has_entities: bool) -> str:
     text = text.replace("n\u2019t ", "n't ")
-    if "&#" in text or "&quot;" in text:
+    if has_entities:
         text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
     return _QUOTED.sub(lambda line: _ESCAPED.sub(_meant, line[0]), text) if "\\" in text else text
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -114,7 +113,9 @@ def test_twice_the_log_takes_at_most_about_twice_the_time(text: str) -> None:
 
 def test_bytes_that_are_no_text_take_little_memory(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
-    log.write_bytes(b"(00.01) Error (criu/a.c:1): x\n" + os.urandom(32 << 20))
+    # What is changed before the log is read, in a text that takes four bytes for each character.
+    quoted = b'{"a": "Error (criu/a.c:1): can\xe2\x80\x99t \\u0022x\\u0022\\n"}\n&quot;&#39;\n'
+    log.write_bytes(b"(00.01) Error (criu/a.c:1): x\n" + quoted + random.Random(29).randbytes(32 << 20) + quoted)
     # Not by getrusage(2): that counts what this process has, too, from which the child was forked.
     code = """
 import sys
