@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 import typer
 
@@ -100,6 +100,11 @@ def make_app(command: str) -> typer.Typer:
 
 def _never_run() -> None:
     """Stand for a command in the list of all, where none of them is to be run."""
+
+
+def make_parser(command: str) -> Any:
+    """Make the parser of one command, of a class that typer does not name."""
+    return typer.main.get_command(_app(command)).commands[command]  # type: ignore[attr-defined]
 
 
 # What typer raises for an invalid command line; it has no public name for it.

@@ -1,0 +1,131 @@
+"""The commands as values, for the man pages and the documents: their words, arguments and options."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from msgspec import Struct
+
+from crckpt.cli.app import COMMANDS, make_parser
+
+_CODE: Final = re.compile(r"`[^`]+`")
+_OPTIONS: Final = "Options"
+
+
+class Parameter(Struct, frozen=True):
+    """An argument or an option. `names` are as typed (`--tcp`, `-v`); texts are Markdown.
+
+    - `value`: the name or the choices of its value; empty for a flag
+    - `default`: empty if nothing is used by default
+    - `panel`: the heading under which the help lists it
+    """
+
+    names: tuple[str, ...]
+    value: str
+    help: str
+    default: str
+    variable: str
+    panel: str
+    is_required: bool
+
+    @property
+    def title(self) -> str:
+        """The parameter as the help shows it: `--tcp keep|close`."""
+        return ", ".join(f"{name} {self.value}" if self.value and self.is_option else name for name in self.names)
+
+    @property
+    def is_option(self) -> bool:
+        """Whether it begins with a dash."""
+        return self.names[0].startswith("-")
+
+
+class Command(Struct, frozen=True):
+    """A command: `crckpt NAME OPERANDS`. `paragraphs` are Markdown; `examples` are command lines."""
+
+    name: str
+    summary: str
+    operands: str
+    paragraphs: tuple[str, ...]
+    examples: tuple[str, ...]
+    arguments: tuple[Parameter, ...]
+    options: tuple[Parameter, ...]
+
+    @property
+    def panels(self) -> dict[str, tuple[Parameter, ...]]:
+        """The options under their headings, in the order of the help."""
+        names = dict.fromkeys(option.panel for option in self.options)
+        return {name: tuple(option for option in self.options if option.panel == name) for name in names}
+
+
+def read_commands() -> tuple[Command, ...]:
+    """Read all commands from their parsers."""
+    return tuple(map(_read_command, COMMANDS))
+
+
+def _read_command(name: str) -> Command:
+    parser = make_parser(name)
+    shown = [parameter for parameter in parser.params if not getattr(parameter, "hidden", False)]
+    paragraphs, examples = _split_examples(parser.help or "")
+    parameters = tuple(map(_read_parameter, shown))
+    arguments = tuple(one for one in parameters if not one.is_option)
+    operands = " ".join(("[OPTIONS]", *map(_word, arguments)))
+    options = tuple(one for one in parameters if one.is_option)
+    return Command(name, COMMANDS[name][1], operands, paragraphs, examples, arguments, options)
+
+
+def _word(argument: Parameter) -> str:
+    word = argument.names[0]
+    return word if argument.is_required or word.startswith("[") else f"[{word}]"
+
+
+def _split_examples(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    examples: list[str] = []
+    while paragraphs and _is_examples(paragraphs[-1]):
+        examples = [*_CODE.findall(paragraphs.pop()), *examples]
+    return tuple(filter(None, paragraphs)), tuple(example.strip("`") for example in examples)
+
+
+def _is_examples(paragraph: str) -> bool:
+    """Return whether a paragraph is a row of command lines."""
+    return paragraph.startswith("`") and paragraph.endswith("`")
+
+
+def _read_parameter(parameter: Any) -> Parameter:
+    """Read what typer knows; its parameters have no public type."""
+    is_option = parameter.param_type_name == "option"
+    names = (
+        (*parameter.opts, *parameter.secondary_opts) if is_option else (parameter.metavar or parameter.name.upper(),)
+    )
+    return Parameter(
+        names=tuple(sorted(names, key=lambda name: not name.startswith("--"))),
+        value=_value(parameter) if is_option else "",
+        help=parameter.help or "",
+        default=_default(parameter),
+        variable=parameter.envvar or "",
+        panel=getattr(parameter, "rich_help_panel", None) or _OPTIONS,
+        is_required=parameter.required,
+    )
+
+
+def _value(parameter: Any) -> str:
+    if parameter.is_flag:
+        return ""
+    if parameter.metavar:
+        return str(parameter.metavar)
+    return "|".join(_choices(parameter)) or str(parameter.type.name).upper().removesuffix(" RANGE")
+
+
+def _choices(parameter: Any) -> Iterator[str]:
+    yield from (str(getattr(choice, "value", choice)) for choice in getattr(parameter.type, "choices", ()))
+
+
+def _default(parameter: Any) -> str:
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
+    default = parameter.default
+    if parameter.show_default is False or default in (None, False, (), "") or callable(default):
+        return ""
+    return str(getattr(default, "value", default))
