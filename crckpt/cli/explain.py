@@ -48,6 +48,7 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
         if explanation.place:
             yield f"  where: {explanation.place}\n"
         yield f"  hint: {finding.remedy}\n"
+        yield f"  see: reference/causes.html#{finding.key} in the documents\n"
     elif lines:
         yield "crckpt does not know this failure; make an archive to report it: crckpt report LOG. CRIU's messages:\n"
     else:

@@ -33,6 +33,7 @@ def test_a_file_and_stdin_give_the_same(tmp_path: Path) -> None:
     assert said.splitlines() == [
         "a netlink socket holds messages that the program has not read",
         "  hint: try again in a moment",
+        "  see: reference/causes.html#netlink-data in the documents",
     ]
     assert "  | (00.01) Error (criu/new.c:1): first\n" in explained(str(log), "-v")
 
