@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from documents.json_documents import check
+
 WITHIN_S = 120
 PROGRAM = Path(sys.executable).with_name("crckpt")
 AS_NOBODY = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
@@ -32,7 +34,8 @@ class Said:
 
     @property
     def document(self) -> dict[str, Any]:
-        """The JSON document on stdout."""
+        """The JSON document on stdout, of the type that the reference says."""
+        check(self.out)
         document: dict[str, Any] = json.loads(self.out)
         return document
 

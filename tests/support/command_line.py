@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from documents.json_documents import check
 
 from crckpt.cli.app import run
 from crckpt.store import Repository
@@ -29,4 +30,6 @@ class CommandLine:
 
     def result(self, *words: str) -> Any:
         """The result in its JSON document."""
-        return json.loads(self.say(*words, "--json"))["result"]
+        document = self.say(*words, "--json")
+        check(document)
+        return json.loads(document)["result"]

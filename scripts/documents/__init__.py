@@ -1,0 +1,1 @@
+"""Generate the parts of the documents that the code knows: commands, causes, JSON documents, tables."""

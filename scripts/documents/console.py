@@ -1,0 +1,233 @@
+"""Read the console blocks of a page of Markdown, and run their commands in one shell, as a reader would.
+
+In a block of the language `console` a line that begins with `# ` or `$ ` is a command, lines that begin with `> `
+continue it, and the others are its output. A line `...` stands for any lines. Comments of HTML in lines of their own
+say what a reader need not see::
+
+    <!-- not run: REASON -->        do not run the next block
+    <!-- file: /srv/app/app.py -->  the next block is this file: write it
+    <!-- run: COMMAND -->           run this command: it waits for a server, for example
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+WITHIN_S: Final = 60
+_PART: Final = re.compile(
+    r"^<!-- (?P<kind>not run|file|run): (?P<words>[^\n]*) -->$|^```(?P<language>[\w-]*)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
+_COMMAND: Final = re.compile(r"^[#$] (.*(?:\n> .*)*)\n?", re.MULTILINE)
+
+# What differs from run to run, and what it looks like then.
+_NAMES: Final = (
+    (r"\b[0-9a-f]{12,64}\b", r"[0-9a-f]+"),
+    (r"(?<=PID )\d+|(?<=process )\d+|(?<=core\.)\d+|^\d+$", r"\d+"),
+)
+"""They name a checkpoint or a process: later commands of the page use the name that it has in this run."""
+_OTHERS: Final = (
+    (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d", r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d"),
+    (r"\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)\b", r"\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)"),
+    (r"\d+(?:\.\d+)? (?:ms|s)\b", r"\d+(?:\.\d+)? (?:ms|s)"),
+    (r"\d+(?= pages?\b)", r"\d+"),
+    (r"(?<=:)[345]\d{4}\b", r"\d+"),
+)
+_VARYING: Final = re.compile("|".join(f"({found})" for found, _ in (*_NAMES, *_OTHERS)), re.MULTILINE)
+
+
+class Step(Struct, frozen=True):
+    """A command of a page and the output that the page shows; `output` is None if readers see neither.
+
+    A step with a `path` writes the command's text there instead.
+    """
+
+    command: str
+    output: str | None = None
+    path: Path | None = None
+
+
+class Ran(Struct, frozen=True):
+    """What became of a step. `command` has the names of this run."""
+
+    step: Step
+    command: str
+    status: int
+    output: str
+
+
+def read_steps(page: str) -> Iterator[Step]:
+    """Read the steps of a page in their order."""
+    kind, words = "", ""
+    for part in _PART.finditer(page):
+        if part["kind"] == "run":
+            yield Step(part["words"])
+        elif part["kind"]:
+            kind, words = part["kind"], part["words"]
+        else:
+            if kind == "file":
+                yield Step(part["text"], path=Path(words))
+            elif part["language"] == "console" and kind != "not run":
+                yield from _read_block(part["text"])
+            kind = ""
+
+
+def _read_block(text: str) -> Iterator[Step]:
+    commands = list(_COMMAND.finditer(text))
+    ends = [*(command.start() for command in commands[1:]), len(text)]
+    for command, end in zip(commands, ends, strict=True):
+        yield Step(command[1].replace("\n> ", "\n"), text[command.end() : end])
+
+
+# A host of its own, which ends with the shell: PIDs, network, /srv and /run. PIDs of a host in use are not small.
+_BEGIN: Final = (
+    "mount -t tmpfs -o mode=755 tmpfs /srv && mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && "
+    "echo 1500 >/proc/sys/kernel/ns_last_pid && cd /srv && exec bash --noprofile --norc"
+)
+_ISOLATED: Final = (
+    "unshare",
+    "--mount",
+    "--net",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+    "sh",
+    "-c",
+    _BEGIN,
+)
+
+
+class Shell:
+    """A shell that runs steps one after the other; names of processes and checkpoints become those of this run.
+
+    It has root's rights, its own empty /srv, and the store and other files in `directory`.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Start it."""
+        self._names: dict[str, str] = {}
+        self._directory = directory
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._shell = subprocess.Popen(
+            _ISOLATED,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "CRCKPT_STORE": str(directory / "store"), "PATH": path},
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, step: Step) -> Ran:
+        """Run a step to its end."""
+        if step.path is not None:
+            self._execute(f"mkdir -p {step.path.parent} && cat >{step.path} <<'THE END'\n{step.command}THE END")
+            return Ran(step, step.command, 0, "")
+        command = re.sub(r"\w+", lambda word: self._names.get(word[0], word[0]), step.command)
+        status, output = self._execute(command)
+        output = output.replace(str(self._directory / "store"), "/var/lib/crckpt")
+        self._names |= _match(step.output or "", output) or {}
+        return Ran(step, command, status, output)
+
+    def _execute(self, command: str) -> tuple[int, str]:
+        output, status = self._directory / "output", self._directory / "status"
+        status.unlink(missing_ok=True)
+        assert self._shell.stdin is not None
+        ending = f"echo $? >{status}.new; mv {status}.new {status}"
+        self._shell.stdin.write(f"{{ {command}\n}} >{output} 2>&1 </dev/null; {ending}\n")
+        self._shell.stdin.flush()
+        self._wait_for(status, command)
+        return int(status.read_text()), output.read_text(encoding="utf-8")
+
+    def _wait_for(self, file: Path, command: str) -> None:
+        end = time.monotonic() + WITHIN_S
+        while not file.exists():
+            if time.monotonic() > end or self._shell.poll() is not None:
+                raise TimeoutError(f"this does not end within {WITHIN_S} s: {command}")
+            time.sleep(0.01)
+
+    def close(self) -> None:
+        """End the shell, and all that it has started."""
+        self._shell.kill()
+        self._shell.wait()
+
+
+def difference(ran: Ran) -> str:
+    """Describe how a step's output differs from what the page shows; empty if it does not."""
+    step = ran.step
+    if step.output is None or step.path is not None:
+        return "" if ran.status == 0 else f"{step.command}: exit status {ran.status}\n{ran.output}"
+    fails = "crckpt: " in step.output
+    if fails != (ran.status != 0):
+        return f"{step.command}: exit status {ran.status}\n{ran.output}"
+    if _match(step.output, ran.output) is None:
+        return f"{step.command}\nthe page shows:\n{step.output}\nbut it prints:\n{ran.output}"
+    return ""
+
+
+def _match(shown: str, output: str) -> dict[str, str] | None:
+    """The names of this run for those that the page shows; None if the output is another."""
+    names: list[str] = []
+    pattern = "\n".join(_pattern(line, names) for line in _lines(shown))
+    found = re.fullmatch(
+        pattern.replace("\\.\\.\\.\n", "(?:.*\n)*?").replace("\n\\.\\.\\.", "(?:\n.*)*"), _joined(output)
+    )
+    return dict(zip(names, found.groups(), strict=True)) if found else None
+
+
+def _pattern(line: str, names: list[str]) -> str:
+    """A regular expression for a line of output, with a group for each of the `names` that it appends to."""
+    end, pattern = 0, ""
+    for varying in _VARYING.finditer(line):
+        number = (varying.lastindex or 1) - 1
+        pattern += re.escape(line[end : varying.start()])
+        if number < len(_NAMES):
+            names.append(varying[0])
+            pattern += f"({_NAMES[number][1]})"
+        else:
+            pattern += _OTHERS[number - len(_NAMES)][1]
+        end = varying.end()
+    return pattern + re.escape(line[end:])
+
+
+def _lines(text: str) -> list[str]:
+    """Lines without what aligns columns."""
+    return [" ".join(line.split()) for line in text.strip().splitlines()]
+
+
+def _joined(text: str) -> str:
+    return "\n".join(_lines(text))
+
+
+def refresh(page: str, rans: list[Ran]) -> str:
+    """Put the output of this run into a page, where it shows output in full."""
+    results = iter(ran for ran in rans if ran.step.output is not None and ran.step.path is None)
+    kind = ""
+
+    def replace(part: re.Match[str]) -> str:
+        nonlocal kind
+        if part["kind"]:
+            kind = part["kind"] if part["kind"] != "run" else kind
+            return part[0]
+        is_run, kind = part["language"] == "console" and kind not in {"file", "not run"}, ""
+        return f"```console\n{''.join(_refreshed(part['text'], results))}```" if is_run else part[0]
+
+    return _PART.sub(replace, page)
+
+
+def _refreshed(text: str, results: Iterator[Ran]) -> Iterator[str]:
+    for command, step in zip(_COMMAND.finditer(text), _read_block(text), strict=True):
+        ran = next(results)
+        typed = ran.command.replace("\n", "\n> ")
+        yield f"{command[0][:2]}{typed}\n"
+        yield step.output if "\n...\n" in f"\n{step.output}" else re.sub(r" +$", "", ran.output, flags=re.MULTILINE)

@@ -1,0 +1,389 @@
+"""The JSON documents of all commands, as types: the reference shows their schemas, and tests decode real output.
+
+A document's nested values are the result types of `crckpt.ops`. A key is in every document of its command unless its
+description says when.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from crckpt.causes import Finding
+from crckpt.criu.failure_location import FailureLocation
+from crckpt.host.probes.outcome import Fact
+from crckpt.host.usage import ProcessUsage
+from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
+from crckpt.ops.doctor import Fix
+from crckpt.ops.dump.result import LineageSummary, PreCopyResult, RoundResult
+from crckpt.ops.dump.tree_usage import UsingProcess
+from crckpt.ops.export import ExportResult
+from crckpt.ops.inspect.core import CoreFile
+from crckpt.ops.inspect.descriptors import FileSection, SocketSection
+from crckpt.ops.inspect.diff import ProcessChange, UnmatchedProcess
+from crckpt.ops.inspect.page_changes import PageChanges
+from crckpt.ops.inspect.sections import Environment, MapSection, ProcessSection
+from crckpt.ops.inspect.show import FileDetail, ProcessDetail
+from crckpt.ops.inspect.strings import Match
+from crckpt.ops.report import Report
+from crckpt.ops.restore.isolated_run import EndedProcess, ProbeResult
+from crckpt.ops.rm import RemovalResult
+from crckpt.ops.tag import TagResult
+from crckpt.preflight.dump.cost import Prediction
+from crckpt.preflight.dump.options import OptionReason
+from crckpt.store import Damage, UnreadableCheckpoint, Unrepaired
+
+Note: TypeAlias = Annotated[tuple[str, ...], Meta(description="Sentences for people.")]
+CriuFile: TypeAlias = Annotated[Path, Meta(description="The CRIU that was used.")]
+PassedOver: TypeAlias = Annotated[
+    tuple[str, ...], Meta(description="Sentences on each CRIU that you named and that does not work.")
+]
+
+
+class CheckpointDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint."""
+
+    id: Annotated[CheckpointId, Meta(description="The SHA-256 of its manifest.")]
+    job: JobName
+    created: datetime
+    in_future: Annotated[bool, Meta(description="Whether `created` is later than now: a clock was wrong.")]
+    parent: Annotated[CheckpointId | None, Meta(description="The checkpoint of this job before it.")]
+    stopped: Annotated[bool, Meta(description="Whether the dump ended the tree (`--stop`).")]
+    note: str | None
+    processes: int
+    statistics: Statistics
+
+
+class DumpDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt dump`."""
+
+    job: JobName
+    pid: Annotated[int, Meta(description="The root of the tree.")]
+    dry_run: bool
+    committing: Annotated[bool, Meta(description="With `--async`: the checkpoint is still being stored.")]
+    stopped: Annotated[bool, Meta(description="Whether the tree was ended.")]
+    root_ended: Annotated[bool, Meta(description="The tree was to run on, and its root has ended since.")]
+    criu: CriuFile
+    criu_passed_over: PassedOver
+    command: Annotated[tuple[str, ...], Meta(description="CRIU's command line.")]
+    reasons: Annotated[tuple[OptionReason, ...], Meta(description="Why CRIU got its options.")]
+    warnings: Note
+    unreaped: Annotated[
+        tuple[int, ...],
+        Meta(description="PIDs of the ended tree that its parent still keeps; a restore waits for them."),
+    ]
+    tracked: Annotated[LineageSummary | None, Meta(description="What an incremental dump counts from.")]
+    copying: Annotated[PreCopyResult | None, Meta(description="The rounds of `--pre-copy`.")]
+    checkpoint: Annotated[
+        CheckpointDocument | None, Meta(description="null after a dry run, and while it is `committing`.")
+    ]
+
+
+class TrackedRound(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a round counts from: `LineageSummary` without its counts of pages."""
+
+    tracker: str
+    why: str
+    base: CheckpointId | None
+    rounds: int
+    why_full: str
+    whole: tuple[str, ...]
+
+
+class PreDumpDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt pre-dump`."""
+
+    job: JobName
+    pid: int
+    criu: CriuFile
+    criu_passed_over: PassedOver
+    tracked: TrackedRound
+    copied: RoundResult
+
+
+class SkippedCheckpoint(Struct, frozen=True, forbid_unknown_fields=True):
+    """A newer checkpoint that `--or-older` skipped."""
+
+    id: str
+    reason: str
+
+
+class RestoreDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt restore`."""
+
+    checkpoint: CheckpointDocument
+    dry_run: bool
+    pid: Annotated[
+        int | None, Meta(description="The root, or the init of its new PID namespace; null after a dry run.")
+    ]
+    restore_ms: float
+    criu: CriuFile
+    criu_passed_over: PassedOver
+    command: Annotated[tuple[str, ...], Meta(description="CRIU's command line.")]
+    warnings: Note
+    passed_over: Annotated[
+        tuple[SkippedCheckpoint, ...], Meta(description="Newer checkpoints that `--or-older` skipped.")
+    ]
+    program_status: Annotated[
+        int | None,
+        Meta(description="In the foreground: the exit status of the program, or 128 plus its signal."),
+    ]
+
+
+class NotIsolated(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a rehearsal cannot isolate."""
+
+    devices: bool
+    sockets: Annotated[tuple[str, ...], Meta(description="Paths of the host's sockets that the tree could reach.")]
+
+
+class RehearseDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt rehearse` if the tree started; otherwise there is an error."""
+
+    checkpoint: CheckpointDocument
+    passed: bool
+    failures: Annotated[tuple[str, ...], Meta(description="Why it failed, in words.")]
+    came_up: bool
+    criu: CriuFile
+    criu_passed_over: PassedOver
+    restore_ms: float
+    ran_s: float
+    ended: Annotated[tuple[EndedProcess, ...], Meta(description="Processes that ended before the rehearsal did.")]
+    probe: ProbeResult | None
+    memory_limit: Annotated[int | None, Meta(description="In bytes; null if this host gives no limit.")]
+    closed_connections: int
+    warnings: Note
+    unwritable: Annotated[tuple[str, ...], Meta(description="Mount points that are read-only in a rehearsal only.")]
+    not_isolated: NotIsolated
+
+
+class TrackerDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A keeper, as it describes itself: the process that tracks a tree."""
+
+    pid: Annotated[int, Meta(description="The keeper.")]
+    root: Annotated[int, Meta(description="The root of the tree.")]
+    comm: str
+    tracker: Annotated[str, Meta(description="`soft-dirty` or `uffd-wp`.")]
+    why: str
+    criu: str
+    environment: Annotated[dict[str, str], Meta(description="What CRIU gets in addition for a dump that tracks.")]
+    base: Annotated[str, Meta(description="What the next dump counts from; empty: it is full.")]
+    why_full: str
+    dumping: Annotated[int, Meta(description="The PID of the crckpt that dumps the tree now, or 0.")]
+    identity: str
+    usage: ProcessUsage | None
+
+
+class TrackersDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt trackers`."""
+
+    trackers: tuple[TrackerDocument, ...]
+    ended: Annotated[bool, Meta(description="With `--end`: these trackers were ended.")]
+    unanswered: Annotated[tuple[str, ...], Meta(description="For each keeper that does not answer, what to do.")]
+
+
+class ListedDocument(CheckpointDocument, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A checkpoint with its tags."""
+
+    tags: tuple[str, ...]
+
+
+class PendingDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A checkpoint that is not durable yet, or was lost."""
+
+    job: JobName
+    created: datetime
+    run_id: str | None
+    pid: Annotated[int, Meta(description="The process that stores it.")]
+    lost: Annotated[str | None, Meta(description="Why there is no checkpoint.")]
+    state: Literal["lost", "committing"]
+
+
+class ListDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt list`."""
+
+    checkpoints: Annotated[tuple[ListedDocument, ...], Meta(description="Oldest first.")]
+    pending: tuple[PendingDocument, ...]
+    unreadable: Annotated[tuple[UnreadableCheckpoint, ...], Meta(description="Their manifests cannot be read.")]
+
+
+class ShowDocument(ListedDocument, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The result of `crckpt show`."""
+
+    options: DumpOptions
+    host: Host
+    tree: tuple[ProcessDetail, ...]
+    files: tuple[FileDetail, ...]
+    sockets: tuple[str, ...]
+
+
+class SectionsDocument(CheckpointDocument, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The result of `crckpt show` with options for sections: it has those sections."""
+
+    ps: tuple[ProcessSection, ...] | UnsetType = UNSET
+    files: tuple[FileSection, ...] | UnsetType = UNSET
+    sockets: tuple[SocketSection, ...] | UnsetType = UNSET
+    maps: tuple[MapSection, ...] | UnsetType = UNSET
+    env: tuple[Environment, ...] | UnsetType = UNSET
+    strings: tuple[Match, ...] | UnsetType = UNSET
+
+
+class DiffDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt diff`."""
+
+    first: CheckpointDocument
+    second: CheckpointDocument
+    come: Annotated[tuple[UnmatchedProcess, ...], Meta(description="Processes that only the second has.")]
+    gone: Annotated[tuple[UnmatchedProcess, ...], Meta(description="Processes that only the first has.")]
+    changed: tuple[ProcessChange, ...]
+    pages: PageChanges
+
+
+class VerifyDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt verify`."""
+
+    checkpoints: Annotated[tuple[CheckpointId, ...], Meta(description="What was verified.")]
+    packs: int
+    bytes: Annotated[int, Meta(description="The bytes of packs that were read.")]
+    damages: tuple[Damage, ...]
+    intact: bool
+    mended: Annotated[tuple[Damage, ...] | UnsetType, Meta(description="With `--repair`: repaired damage.")] = UNSET
+    unmended: Annotated[
+        tuple[Unrepaired, ...] | UnsetType, Meta(description="With `--repair`: what could not be repaired, and why.")
+    ] = UNSET
+    restorable: Annotated[tuple[CheckpointId, ...] | UnsetType, Meta(description="With `--repair`.")] = UNSET
+    lost: Annotated[tuple[CheckpointId, ...] | UnsetType, Meta(description="With `--repair`.")] = UNSET
+
+
+class GcDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt gc`."""
+
+    packs: Annotated[tuple[str, ...], Meta(description="Packs that were removed, by digest.")]
+    leftovers: Annotated[tuple[str, ...], Meta(description="What else was removed, by path in the store.")]
+    bytes: int
+    dry_run: bool
+
+
+class DoctorDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt doctor`."""
+
+    able: Annotated[bool, Meta(description="Whether anything can be checkpointed on this host.")]
+    facts: tuple[Fact, ...]
+    fixes: tuple[Fix, ...]
+
+
+class ExaminedDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt doctor TARGET`."""
+
+    pid: int
+    able: Annotated[bool, Meta(description="Whether the tree can be checkpointed.")]
+    processes: tuple[UsingProcess, ...]
+    criu: CriuFile
+    criu_passed_over: PassedOver
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    reasons: Annotated[tuple[OptionReason, ...], Meta(description="Why CRIU would get its options.")]
+    prediction: Prediction | None
+    prediction_assumes: str | None
+    prediction_missing: Annotated[str | None, Meta(description="Why there is no prediction.")]
+
+
+class ExplainDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt explain`."""
+
+    known: bool
+    cause: Annotated[str | None, Meta(description="The anchor in [the causes](causes.md).")]
+    what: str | None
+    remedy: str | None
+    sure: Annotated[bool | None, Meta(description="false: CRIU writes the same in other cases.")]
+    place: FailureLocation | None
+    line: Annotated[str | None, Meta(description="CRIU's line that names the cause.")]
+    lines: Annotated[tuple[str, ...], Meta(description="CRIU's lines that matter.")]
+
+
+class Error(Struct, frozen=True, forbid_unknown_fields=True):
+    """A failure."""
+
+    code: Annotated[int, Meta(description="The exit code.")]
+    message: Annotated[str, Meta(description="What happened, and why.")]
+    hint: Annotated[str, Meta(description="What to type next; may be empty.")]
+    causes: Annotated[tuple[str, ...], Meta(description="The findings behind the message.")]
+
+
+class ErrorDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The whole document of a failure, of every command."""
+
+    schema: Literal[1]
+    command: str
+    status: Literal["error"]
+    error: Error
+
+
+DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
+    "dump": (DumpDocument,),
+    "pre-dump": (PreDumpDocument,),
+    "restore": (RestoreDocument,),
+    "rehearse": (RehearseDocument,),
+    "trackers": (TrackersDocument,),
+    "list": (ListDocument,),
+    "show": (ShowDocument, SectionsDocument),
+    "diff": (DiffDocument,),
+    "core": (CoreFile,),
+    "verify": (VerifyDocument,),
+    "tag": (TagResult,),
+    "rm": (RemovalResult,),
+    "gc": (GcDocument,),
+    "export": (ExportResult,),
+    "import": (CheckpointDocument,),
+    "doctor": (DoctorDocument, ExaminedDocument),
+    "explain": (ExplainDocument,),
+    "report": (Report,),
+}
+"""The types of each command's result: `doctor` has another with a TARGET, `show` with options for sections."""
+
+
+def schema(document: type[Struct]) -> dict[str, Any]:
+    """Make the JSON schema of a document."""
+    made = msgspec.json.schema(document, schema_hook=lambda _: {"type": "string"})  # a path
+    for definition in made["$defs"].values():
+        _require_defaults(definition)
+    return made
+
+
+def _require_defaults(definition: dict[str, Any]) -> None:
+    """A value that has a default in Python is in every document."""
+    required = definition.get("required", [])
+    properties = definition.get("properties", {})
+    definition["required"] = [name for name, value in properties.items() if name in required or "default" in value]
+    for value in properties.values():
+        value.pop("default", None)
+        if "pattern" in value:  # JSON schemas use the regular expressions of JavaScript
+            value["pattern"] = re.sub(r"^\\A(.*)\\Z$", r"^\1$", value["pattern"])
+
+
+def check(text: str) -> None:
+    """Check that what a command printed with `--json` is of its type. Raises ValidationError."""
+    plain = json.loads(text)  # it reads lone surrogates, which msgspec refuses
+    if plain["status"] == "error":
+        _convert(plain, ErrorDocument)
+        return
+    errors = []
+    for document in DOCUMENTS[plain["command"]]:
+        try:
+            _convert(plain["result"], document)
+        except msgspec.ValidationError as error:
+            errors.append(error)
+        else:
+            assert (plain.keys(), plain["schema"]) == ({"schema", "command", "status", "result"}, 1)
+            return
+    raise errors[0]
+
+
+def _convert(value: object, document: type[Struct]) -> None:
+    msgspec.convert(value, document, dec_hook=lambda kind, text: kind(text))

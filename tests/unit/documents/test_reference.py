@@ -1,0 +1,106 @@
+"""What the reference generates is complete, and its examples are valid."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from documents.causes import causes
+from documents.commands import command_page
+from documents.json_documents import DOCUMENTS, check, schema
+from documents.store_format import store_format
+from msgspec import ValidationError
+from msgspec.structs import fields
+from places import PROJECT
+
+import crckpt
+from crckpt.causes.catalogue import CATALOGUE
+from crckpt.cli.app import COMMANDS
+from crckpt.cli.command_reference import read_commands
+from crckpt.cli.environment import VARIABLES
+from crckpt.cli.exit_codes import exit_codes
+from crckpt.cli.man_pages import write_man_pages
+from crckpt.config import Config, parse
+
+EXAMPLE = PROJECT / "docs/reference/crckpt.yaml"
+# Not read by crckpt, or not for the user: what it sets for others, and names of internal protocols.
+OTHER_VARIABLES = {"OPENBLAS_NUM_THREADS", "XDG_RUNTIME_DIR"}
+
+
+def test_every_command_has_its_options_in_its_page_and_its_man_page(tmp_path: Path) -> None:
+    commands = read_commands()
+    assert {file.name for file in write_man_pages(tmp_path)} == {"crckpt.1", *(f"crckpt-{name}.1" for name in COMMANDS)}
+    for command in commands:
+        manual = (tmp_path / f"crckpt-{command.name}.1").read_text().replace("\\-", "-")
+        page = command_page(command)
+        assert command.paragraphs, command.name
+        for parameter in (*command.arguments, *command.options):
+            assert parameter.help, parameter
+            assert f"`{parameter.title}`" in page
+            assert f"\\fB{parameter.title}\\fR" in manual
+
+
+@pytest.mark.skipif(shutil.which("man") is None, reason="man is not installed")
+def test_man_formats_every_page_without_a_warning(tmp_path: Path) -> None:
+    for page in write_man_pages(tmp_path):
+        done = subprocess.run(["man", "--warnings", "--local-file", page], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
+        assert "crckpt" in done.stdout
+
+
+def test_the_example_of_a_configuration_has_every_key() -> None:
+    configuration = parse(EXAMPLE.read_text(), str(EXAMPLE))
+    assert None not in [getattr(configuration, field.name) for field in fields(Config)]
+
+
+def test_every_environment_variable_is_described() -> None:
+    described = {name for name, _ in VARIABLES}
+    options = {option.variable for command in read_commands() for option in command.options} - {""}
+    assert options <= described
+    assert set(_variables_read()) - OTHER_VARIABLES <= described
+
+
+def _variables_read() -> set[str]:
+    """Names of variables in `os.environ.get(...)` and arguments that look like XDG's."""
+    names: set[str] = set()
+    for path in Path(crckpt.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                names |= set(re.findall(r"\A(?:XDG_[A-Z_]+|CRCKPT_(?:STORE|CONFIG|CRIU))\Z", node.value))
+    return names
+
+
+def test_each_exit_code_has_a_meaning() -> None:
+    assert all(meaning for _, meaning in exit_codes())
+    assert {0, 1, 2, 10, 24, 130} <= dict(exit_codes()).keys()
+
+
+def test_every_cause_has_one_anchor() -> None:
+    anchors = re.findall(r"^### (.*)$", causes(), re.MULTILINE)
+    assert sorted(anchors) == sorted(cause.key for cause in CATALOGUE)
+
+
+def test_no_gap_of_a_template_is_left_in_the_causes() -> None:
+    assert not re.findall(r"[{}]\w*[|}]", causes().replace("{}", ""))
+
+
+def test_every_command_has_a_schema() -> None:
+    assert list(DOCUMENTS) == [name for name in COMMANDS if name in DOCUMENTS]
+    assert all(schema(document)["$defs"] for documents in DOCUMENTS.values() for document in documents)
+
+
+def test_a_document_of_another_type_is_refused() -> None:
+    tag = '{"schema": 1, "command": "tag", "status": "ok", "result": {"job": "a", "tag": "b", "id": "%s"}}'
+    check(tag % ("0" * 64))
+    with pytest.raises(ValidationError):
+        check(tag % "0")
+    with pytest.raises(ValidationError):
+        check(tag.replace('"tag": "b", ', "") % ("0" * 64))
+
+
+def test_the_format_of_the_store_has_its_headings() -> None:
+    assert {"## Page", "## Pack", "## Manifest"} <= set(store_format().splitlines())
