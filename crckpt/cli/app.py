@@ -104,7 +104,7 @@ def _never_run() -> None:
 
 def make_parser(command: str) -> Any:
     """Make the parser of one command, of a class that typer does not name."""
-    return typer.main.get_command(_app(command)).commands[command]  # type: ignore[attr-defined]
+    return typer.main.get_command(make_app(command)).commands[command]  # type: ignore[attr-defined]
 
 
 # What typer raises for an invalid command line; it has no public name for it.

@@ -9,9 +9,9 @@ from typing import Any, Final
 from msgspec import Struct
 
 from crckpt.cli.app import COMMANDS, make_parser
+from crckpt.cli.help import COMMON, PANELS
 
-_CODE: Final = re.compile(r"`[^`]+`")
-_OPTIONS: Final = "Options"
+_EXAMPLES: Final = re.compile(r"^For example:\n\n(?P<lines>(?: {4}.*\n?)+)", re.MULTILINE)
 
 
 class Parameter(Struct, frozen=True):
@@ -55,8 +55,8 @@ class Command(Struct, frozen=True):
     @property
     def panels(self) -> dict[str, tuple[Parameter, ...]]:
         """The options under their headings, in the order of the help."""
-        names = dict.fromkeys(option.panel for option in self.options)
-        return {name: tuple(option for option in self.options if option.panel == name) for name in names}
+        panels = {name: tuple(option for option in self.options if option.panel == name) for name in PANELS}
+        return {name: options for name, options in panels.items() if options}
 
 
 def read_commands() -> tuple[Command, ...]:
@@ -81,16 +81,10 @@ def _word(argument: Parameter) -> str:
 
 
 def _split_examples(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
-    examples: list[str] = []
-    while paragraphs and _is_examples(paragraphs[-1]):
-        examples = [*_CODE.findall(paragraphs.pop()), *examples]
-    return tuple(filter(None, paragraphs)), tuple(example.strip("`") for example in examples)
-
-
-def _is_examples(paragraph: str) -> bool:
-    """Return whether a paragraph is a row of command lines."""
-    return paragraph.startswith("`") and paragraph.endswith("`")
+    """Split a help text into its paragraphs and the command lines of its examples."""
+    examples = tuple(line.strip() for found in _EXAMPLES.finditer(text) for line in found["lines"].splitlines())
+    paragraphs = (" ".join(paragraph.split()) for paragraph in _EXAMPLES.sub("", text).split("\n\n"))
+    return tuple(filter(None, paragraphs)), examples
 
 
 def _read_parameter(parameter: Any) -> Parameter:
@@ -105,7 +99,7 @@ def _read_parameter(parameter: Any) -> Parameter:
         help=parameter.help or "",
         default=_default(parameter),
         variable=parameter.envvar or "",
-        panel=getattr(parameter, "rich_help_panel", None) or _OPTIONS,
+        panel=getattr(parameter, "rich_help_panel", None) or COMMON,
         is_required=parameter.required,
     )
 
@@ -128,4 +122,4 @@ def _default(parameter: Any) -> str:
     default = parameter.default
     if parameter.show_default is False or default in (None, False, (), "") or callable(default):
         return ""
-    return str(getattr(default, "value", default))
+    return f"{default:g}" if isinstance(default, float) else str(getattr(default, "value", default))

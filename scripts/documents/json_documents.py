@@ -294,6 +294,23 @@ class ExaminedDocument(Struct, frozen=True, forbid_unknown_fields=True):
     prediction_missing: Annotated[str | None, Meta(description="Why there is no prediction.")]
 
 
+class RejectedCriu(Struct, frozen=True, forbid_unknown_fields=True):
+    """A candidate that was tried before, and why it was rejected."""
+
+    candidate: str
+    why: str
+
+
+class InstallCriuDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt install-criu`."""
+
+    path: Annotated[Path, Meta(description="The CRIU that works.")]
+    version: str
+    candidate: Annotated[str, Meta(description="`path`, `prefix`, `sid`, `testing`, `stable` or `build`.")]
+    rejected: tuple[RejectedCriu, ...]
+    needs: Annotated[str, Meta(description="A remark, or empty.")]
+
+
 class ExplainDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of `crckpt explain`."""
 
@@ -342,6 +359,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "export": (ExportResult,),
     "import": (CheckpointDocument,),
     "doctor": (DoctorDocument, ExaminedDocument),
+    "install-criu": (InstallCriuDocument,),
     "explain": (ExplainDocument,),
     "report": (Report,),
 }

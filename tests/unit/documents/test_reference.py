@@ -89,7 +89,7 @@ def test_no_gap_of_a_template_is_left_in_the_causes() -> None:
 
 
 def test_every_command_has_a_schema() -> None:
-    assert list(DOCUMENTS) == [name for name in COMMANDS if name in DOCUMENTS]
+    assert list(DOCUMENTS) == list(COMMANDS)
     assert all(schema(document)["$defs"] for documents in DOCUMENTS.values() for document in documents)
 
 
