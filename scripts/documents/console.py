@@ -230,4 +230,5 @@ def _refreshed(text: str, results: Iterator[Ran]) -> Iterator[str]:
         ran = next(results)
         typed = ran.command.replace("\n", "\n> ")
         yield f"{command[0][:2]}{typed}\n"
-        yield step.output if "\n...\n" in f"\n{step.output}" else re.sub(r" +$", "", ran.output, flags=re.MULTILINE)
+        shown = step.output or ""
+        yield shown if "\n...\n" in f"\n{shown}" else re.sub(r" +$", "", ran.output, flags=re.MULTILINE)
