@@ -199,15 +199,19 @@ def dump(
 
 
 def _rounds(pre_copy: bool, max_rounds: int | None, max_freeze: str | None, abort_over: bool) -> PreCopy | None:
+    limit = None if max_freeze is None else options.parse_milliseconds(max_freeze, "--max-freeze")
     if not pre_copy:
-        if max_rounds is not None or max_freeze is not None or abort_over:
-            raise UsageError(
-                "--max-rounds, --max-freeze and --abort-over need --pre-copy", hint="add --pre-copy, or leave them out"
-            )
+        given = {
+            "--max-rounds": max_rounds is not None,
+            "--max-freeze": max_freeze is not None,
+            "--abort-over": abort_over,
+        }
+        if names := [name for name, is_given in given.items() if is_given]:
+            verb, rest = ("needs", "it") if len(names) == 1 else ("need", "them")
+            raise UsageError(f"{' and '.join(names)} {verb} --pre-copy", hint=f"add --pre-copy, or leave {rest} out")
         return None
     if abort_over and max_freeze is None:
         raise UsageError("--abort-over needs --max-freeze", hint="add --max-freeze 100ms")
-    limit = None if max_freeze is None else options.parse_milliseconds(max_freeze, "--max-freeze")
     return PreCopy(max_rounds or _MOST_ROUNDS, limit, abort_over)
 
 

@@ -147,7 +147,9 @@ def _document(result: RestoreResult, *, program_status: int | None = None) -> di
 
 
 def _lines(result: RestoreResult, *, verbose: bool) -> Iterator[str]:
-    yield from (f"skipped {short_id(bad)}: {reason}\n" for bad, reason in result.skipped)
+    for bad, reason in result.skipped:
+        # The reason of a damaged checkpoint names it already.
+        yield f"skipped: {reason}\n" if short_id(bad) in reason else f"skipped {short_id(bad)}: {reason}\n"
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.verdict.warnings)
     if verbose:

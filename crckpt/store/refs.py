@@ -20,6 +20,7 @@ from crckpt.store.names import ID, NAME, SHORT, check_name
 _AGE: Final = re.compile(r"(?P<job>[^~:]+)~(?P<back>[0-9]{1,9})")
 _TAG: Final = re.compile(r"(?P<job>[^~:]+):(?P<tag>[^~:]+)")
 _MOST_BYTES: Final = 1024
+_MOST_SHOWN: Final = 8
 _PREFIX: Final = re.compile(r"[0-9a-f]{4,64}")
 
 
@@ -65,7 +66,7 @@ def remove_tag(backend: Backend, job: str, name: str) -> None:
     is_name = NAME.fullmatch(job) and NAME.fullmatch(name)
     if not is_name or not backend.exists(f"{TAGS}/{job}/{name}"):
         tags = [tag.name for tag in read_tags(backend) if tag.job == job]
-        raise NoSuchCheckpoint(f"there is no tag {job}:{name}", hint=_suggest_tags(name, job, tags))
+        raise NoSuchCheckpoint(f"job {job} has no tag {name}", hint=_suggest_tags(name, job, tags))
     backend.remove(f"{TAGS}/{job}/{name}", "tag")
     # A removal is durable only after this.
     backend.sync_names(f"{TAGS}/{job}", "tag")
@@ -95,7 +96,7 @@ def _content(backend: Backend, name: str) -> str:
 def _back(ref: str, targets: RefTargets, job: JobName, back: int) -> CheckpointId:
     series = targets.jobs.get(job)
     if series is None:
-        raise _unknown(ref, targets)
+        raise _no_such_job(job, targets)
     if back >= len(series):
         raise NoSuchCheckpoint(
             f"{job} has only {len(series)} checkpoint{'s' * (len(series) > 1)}: there is no {ref}",
@@ -109,17 +110,17 @@ def _resolve_tag(ref: str, targets: RefTargets, job: str, name: str) -> Checkpoi
         if (tag.job, tag.name) == (job, name) and tag.id in targets.ids:
             return tag.id
     if job not in targets.jobs:
-        raise _unknown(ref, targets)
+        raise _no_such_job(job, targets)
     tags = [tag.name for tag in targets.tags if tag.job == job and tag.id in targets.ids]
-    raise NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_suggest_tags(name, job, tags))
+    raise NoSuchCheckpoint(f"job {job} has no tag {name}", hint=_suggest_tags(name, job, tags))
 
 
 def _suggest_tags(name: str, job: str, tags: Sequence[str]) -> str:
     if near := difflib.get_close_matches(name, tags, n=3):
         return f"did you mean {' or '.join(f'{job}:{found}' for found in near)}?"
     if tags:
-        return f"{job} has these tags: {', '.join(f'{job}:{tag}' for tag in sorted(tags))}"
-    return f"{job} has no tags; see its checkpoints: crckpt list {job}"
+        return f"its tags: {_enumerate(sorted(tags))}; its checkpoints: crckpt list {job}"
+    return f"it has no tags; its checkpoints: crckpt list {job}"
 
 
 def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
@@ -133,14 +134,27 @@ def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
 
 
 def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
-    names = [*targets.jobs, *_tag_names(targets)]
-    # At 0.5, `nope` is near to `pipe`, `loop` and `top1`: such suggestions do not help.
-    near = difflib.get_close_matches(ref, names, n=3, cutoff=0.54)
-    if not names:
-        hint = "the store is empty: crckpt dump PID makes a checkpoint"
-    else:
-        hint = f"did you mean {' or '.join(near)}?" if near else "see all checkpoints: crckpt list"
-    return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=hint)
+    if ref and not _PREFIX.fullmatch(ref) and NAME.fullmatch(ref):
+        return _no_such_job(ref, targets)
+    return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_suggest(ref, targets))
+
+
+def _no_such_job(job: str, targets: RefTargets) -> NoSuchCheckpoint:
+    """The error for a job that has no checkpoint; its hint names those that are there."""
+    return NoSuchCheckpoint(f"there is no job {job}", hint=_suggest(job, targets))
+
+
+def _suggest(ref: str, targets: RefTargets) -> str:
+    if not targets.jobs:
+        return "the store is empty: crckpt dump PID makes a checkpoint"
+    if near := difflib.get_close_matches(ref, [*targets.jobs, *_tag_names(targets)], n=3, cutoff=0.54):
+        return f"did you mean {' or '.join(near)}?"
+    return f"jobs in the store: {_enumerate(sorted(targets.jobs))}; all checkpoints: crckpt list"
+
+
+def _enumerate(names: Sequence[str]) -> str:
+    more = len(names) - _MOST_SHOWN
+    return ", ".join((*names[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])))
 
 
 def _tag_names(targets: RefTargets) -> Iterator[str]:

@@ -34,6 +34,11 @@ class UnreadableCheckpoint(Struct, frozen=True):
     remedy: str
 
 
+def _remedy(damaged: CheckpointId) -> str:
+    removal = f"remove it: crckpt rm {damaged[:SHORT]}"
+    return f"repair it from a copy of the store: crckpt verify --repair --from STORE; or {removal}"
+
+
 class Repository:
     """A store, for one thread. Every method takes the lock that it needs, unless the caller holds it.
 
@@ -133,7 +138,7 @@ class Repository:
             if damaged and job in jobs and not despite_damage:
                 raise IntegrityError(
                     f"{damaged[0].why}; it may be the newest of {job}",
-                    hint=f"name another by its id (crckpt list {job}), or remove it: crckpt rm {damaged[0].id[:SHORT]}",
+                    hint=f"name another by its id (crckpt list {job}); or {damaged[0].remedy}",
                 )
             return resolved
 
@@ -210,7 +215,7 @@ class Repository:
                 # Removed since it was listed.
                 continue
             except (IntegrityError, StoreUnusable) as error:
-                remedy = error.hint or f"remove it: crckpt rm {checkpoint_id[:SHORT]}"
+                remedy = error.hint or _remedy(checkpoint_id)
                 job = None
                 with suppress(OSError, IntegrityError):
                     job = job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))

@@ -251,14 +251,17 @@ def test_unknown_refs_name_what_is_near(crckpt: Crckpt) -> None:
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
     for command in ("show", "restore", "verify", "rm"):
-        said = _refused(crckpt, UNKNOWN, command, "trianer", names=("no checkpoint trianer",), both=False)
+        said = _refused(crckpt, UNKNOWN, command, "trianer", names=("no job trianer",), both=False)
         assert "trainer" in said["hint"]
-    assert "trainer:golden" in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", names=("trainer:goldn",))["hint"]
+    assert (
+        "trainer:golden"
+        in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", names=("job trainer has no tag goldn",))["hint"]
+    )
     assert "crckpt list" in _refused(crckpt, UNKNOWN, "show", "zzz", names=("zzz",), both=False)["hint"]
     past = _refused(crckpt, UNKNOWN, "show", "trainer~1", names=("trainer has only 1 checkpoint",), both=False)
     assert "trainer~0" in past["hint"]
     for ref in ("0123456789", "trainer~x", "../trainer", ""):
-        _refused(crckpt, UNKNOWN, "show", ref, names=("no checkpoint",), both=False)
+        _refused(crckpt, UNKNOWN, "show", ref, names=("there is no ",), both=False)
 
 
 def test_who_is_not_root(crckpt: Crckpt) -> None:
@@ -295,7 +298,7 @@ def test_no_criu_that_works(crckpt: Crckpt) -> None:
         said = _one_failure(done, as_json=True)
         assert "no CRIU works on this host" in said["message"]
         assert "install-criu" in said["hint"]
-        assert any("/bin/false" in cause and "does not start" in cause for cause in said["causes"])
+        assert any("/bin/false (--criu): it is not CRIU: " in cause for cause in said["causes"])
         assert any("/nonexistent/criu" in cause and "it does not exist" in cause for cause in said["causes"])
         assert_runs_on(tree, frozenset())
         assert not crckpt.store.exists()

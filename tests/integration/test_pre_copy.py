@@ -217,8 +217,9 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--max-freeze", "100ms"), "--max-rounds, --max-freeze and --abort-over need --pre-copy"),
-        (("--max-rounds", "3"), "--max-rounds, --max-freeze and --abort-over need --pre-copy"),
+        (("--max-freeze", "100ms"), "--max-freeze needs --pre-copy\n"),
+        (("--max-rounds", "3", "--abort-over"), "--max-rounds and --abort-over need --pre-copy\n"),
+        (("--max-freeze", "soon"), "--max-freeze soon is not a time\n"),
         (("--pre-copy", "--abort-over"), "--abort-over needs --max-freeze"),
         (("--pre-copy", "--max-freeze", "soon"), "--max-freeze soon is not a time"),
         (("--pre-copy", "--no-incremental"), "--pre-copy cannot be combined with --no-incremental"),

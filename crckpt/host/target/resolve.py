@@ -9,6 +9,7 @@ from pathlib import Path
 from crckpt.errors import PreflightRefused, UsageError
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
+from crckpt.host.proc import procfs
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
 
@@ -16,6 +17,11 @@ from crckpt.host.process import run
 _CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
 _MOST_OF_A_PIDFILE = 4096
+# PID_MAX_LIMIT of a 64-bit kernel. Not its setting: a process may be older than that. Source: include/linux/threads.h.
+_HIGHEST_PID = 2**22
+_PID_MAX = "/proc/sys/kernel/pid_max"
+# Python refuses to convert thousands of digits.
+_MOST_DIGITS = 1000
 _FORMS = "name a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 
@@ -36,11 +42,14 @@ def resolve(target: str) -> int:
 
 
 def _number(text: str, pidfile: str, hint: str) -> int:
-    # PID_MAX_LIMIT is 2^22. isdigit() alone takes the digits of all scripts.
-    if text.strip().isascii() and text.strip().isdigit() and 0 < int(text) < 2**22 + 1:
-        return int(text)
+    # isdigit() alone takes the digits of all scripts.
+    number = int(text) if text.strip().isascii() and text.strip().isdigit() and len(text) < _MOST_DIGITS else 0
+    if 0 < number <= _HIGHEST_PID:
+        return number
     said = f"{text.strip()[:40]!r}"
-    raise UsageError(f"{pidfile} contains {said}, not a PID" if pidfile else f"{said} is not a PID", hint=hint)
+    why = f": it is too large; this kernel's PIDs are below {procfs.text(_PID_MAX).strip()}" if number else ""
+    message = f"{pidfile} contains {said}, which is not a PID" if pidfile else f"{said} is not a PID"
+    raise UsageError(f"{message}{why}", hint=hint)
 
 
 def _of_pidfile(name: str) -> int:

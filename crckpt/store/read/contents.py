@@ -78,7 +78,8 @@ class Contents:
             raise IntegrityError(
                 f"checkpoint {self.checkpoint.short_id} is damaged: {error.message}",
                 hint=error.hint
-                or "find all damage: crckpt verify --all; try an older checkpoint: crckpt restore REF --or-older",
+                or "find what can be repaired: crckpt verify --repair; or restore an older checkpoint: "
+                "crckpt restore REF --or-older",
             ) from error
 
     def _read(self, extents: Extents, size: int) -> bytes:

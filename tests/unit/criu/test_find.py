@@ -41,7 +41,9 @@ def test_not_executable(tmp_path: Path, memory: Path) -> None:
 
 
 def test_garbage(tmp_path: Path, memory: Path) -> None:
-    assert "is not CRIU: last words" in why_not(script(tmp_path / "criu", "printf 'x\\377\\nlast words'"), memory)
+    assert "it is not CRIU: its --version says 'x" in why_not(
+        script(tmp_path / "criu", "printf 'x\\377\\nlast words'"), memory
+    )
     assert "does not start: status 3" in why_not(script(tmp_path / "criu", "exit 3"), memory)
     (tmp_path / "criu").write_bytes(b"\x7fELF\x02\x01 for some other machine")
     assert "Exec format error" in why_not(tmp_path / "criu", memory)

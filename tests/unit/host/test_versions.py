@@ -19,9 +19,16 @@ def test_the_word_after_version(tmp_path: Path, said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("echo first; echo last", "is not CRIU: last"),
-        ("exit 3", "does not start: status 3"),
-        ("echo no library >&2; exit 127", "does not start: no library"),
+        ("echo first; echo last", "^it is not CRIU: its --version says 'first'$"),
+        (
+            "echo 'false (GNU coreutils) 9.1'; exit 1",
+            r"^it is not CRIU: its --version says 'false \(GNU coreutils\) 9.1'$",
+        ),
+        ("exit 0", "^it is not CRIU: its --version says nothing$"),
+        ("exit 3", "^it does not start: status 3$"),
+        ("echo no library >&2; exit 127", "^it does not start: no library$"),
+        ('echo "$0: version GLIBC_9 not found" >&2; exit 1', "^it does not start: .*GLIBC_9 not found$"),
+        ("echo begun; kill -ABRT $$", "^it does not start: begun$"),
     ],
 )
 def test_what_is_no_criu(tmp_path: Path, text: str, why: str) -> None:

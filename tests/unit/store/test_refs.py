@@ -52,7 +52,7 @@ def test_what_a_ref_names(ref: str, expected: str) -> None:
         ("trianer", "trainer"),
         ("trianer~1", "trainer"),
         ("trainer:god", "trainer:good"),
-        ("trainer:gone", "trainer:good"),
+        ("trainer:gone", "its tags: good;"),
         ("abc", "list"),
         ("ffff", "list"),
         ("ABCD1", "list"),
@@ -60,8 +60,10 @@ def test_what_a_ref_names(ref: str, expected: str) -> None:
         ("trainer~", "trainer"),
         ("trainer~-1", "trainer"),
         ("../../etc/passwd", "list"),
-        ("trainer:../../x", "trainer has these tags: trainer:good"),
-        ("beef:good", "crckpt list beef"),
+        ("trainer:../../x", "its tags: good; its checkpoints: crckpt list trainer"),
+        ("beef:good", "it has no tags; its checkpoints: crckpt list beef"),
+        ("nope", "jobs in the store: beef, trainer; all checkpoints: crckpt list"),
+        ("nope:good", "jobs in the store: beef, trainer; all checkpoints: crckpt list"),
     ],
 )
 def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
@@ -69,6 +71,30 @@ def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
         resolve(ref, KNOWN)
     assert hint in refusal.value.hint
     assert "gone" not in refusal.value.hint
+
+
+@pytest.mark.parametrize(
+    ("ref", "message"),
+    [
+        ("nope", "there is no job nope"),
+        ("nope:good", "there is no job nope"),
+        ("nope~1", "there is no job nope"),
+        ("trainer:nope", "job trainer has no tag nope"),
+        ("ffff", "there is no checkpoint ffff"),
+    ],
+)
+def test_the_message_says_which_part_is_missing(ref: str, message: str) -> None:
+    with pytest.raises(NoSuchCheckpoint) as refusal:
+        resolve(ref, KNOWN)
+    assert refusal.value.message == message
+
+
+def test_many_jobs_are_not_all_named() -> None:
+    jobs = {JobName(f"job{number:02}"): IDS[:1] for number in range(12)}
+    with pytest.raises(NoSuchCheckpoint) as refusal:
+        resolve("xyzzy", RefTargets(jobs, IDS, ()))
+    assert refusal.value.hint.startswith("jobs in the store: job00, ")
+    assert "job07, and 4 more; " in refusal.value.hint
 
 
 def test_digits_that_fit_several() -> None:

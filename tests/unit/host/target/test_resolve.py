@@ -40,6 +40,12 @@ def test_what_is_no_pid(target: str) -> None:
     assert "is not a PID" in refused(target).message
 
 
+@pytest.mark.parametrize("target", ["4194305", "99999999"])
+def test_a_number_that_is_too_large_names_the_limit(target: str) -> None:
+    limit = Path("/proc/sys/kernel/pid_max").read_text().strip()
+    assert refused(target).message == f"'{target}' is not a PID: it is too large; this kernel's PIDs are below {limit}"
+
+
 @pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit:", "cgroup:", "pidfile:"])
 def test_what_is_no_target(target: str) -> None:
     assert f"{target} is not a valid target" in refused(target).message

@@ -66,7 +66,10 @@ def test_gc_removes_nothing_while_a_manifest_is_unreadable(tmp_path: Path) -> No
     flip(repository.root / "checkpoints" / second.id / "manifest.json", 30)
     with pytest.raises(IntegrityError, match="nothing was removed") as refusal:
         collect_garbage(repository)
-    assert refusal.value.hint == f"remove it: crckpt rm {second.short_id}"
+    assert refusal.value.hint == (
+        "repair it from a copy of the store: crckpt verify --repair --from STORE; "
+        f"or remove it: crckpt rm {second.short_id}"
+    )
     assert len(packs(repository)) == 2
     repository.remove([repository.resolve(second.short_id)])
     assert len(collect_garbage(repository).packs) == 2
