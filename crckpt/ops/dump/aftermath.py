@@ -96,7 +96,7 @@ class TreeState(Struct, frozen=True):
         return {
             "running": f"the tree runs on{ended}",
             "held": f"the tree{ended} is held by process {self.holder}, and runs on when that process ends",
-            "stopped": f"these these these these processes of the tree are stopped: {pids}",
+            "stopped": f"these processes of the tree are stopped: {pids}",
             "lost": f"these processes of the tree have ended: {pids}",
         }[self.kind]
 
