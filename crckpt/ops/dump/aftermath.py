@@ -43,6 +43,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
     """The result of a CRIU that worked on the tree. Raises DumpFailed, explained, if it failed; BaseMismatch."""
     if result.ok:
         return result
+    # That explains more than CRIU's log, which is of another process.
     if target.root is not None and target.root.is_replaced:
         target.root.check()
     # A killed CRIU leaves sockets in repair mode, which no other process can end.
@@ -119,6 +120,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> I
     except (CrckptError, OSError) as error:
         with interrupts_deferred():
             state = state_of(tree)
+            # CRIU lifts its lock where it undoes a dump (criu/cr-dump.c:2098), but not where it was killed.
             name, made = _find_remains(log, repository)
             failure = to_crckpt_error(error, DumpFailed, "the dump")
             # A tree that ended after its checkpoint was made, or may have been, needs the lock until its restore.
@@ -134,6 +136,7 @@ def state_of(tree: proc.Tree) -> TreeState:
     stopped, gone, holders = [], [], []
     for before in tree.processes:
         process = now[before.pid]
+        # A zombie that was one before has not ended since. CRIU saves zombies.
         if process is None or process.start != before.start or (process.state == "zombie" != before.state):
             gone.append(before.pid)
         elif process.state in _STANDING and process.tracer:
@@ -164,6 +167,7 @@ def _find_remains(log: Path, repository: Repository) -> tuple[str | None, str | 
 def _lift_lock(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
     """Lift the network lock. The error, which says so if that fails."""
     own, its = proc.namespace(os.getpid(), "net"), dict(tree.root.namespaces).get("net")
+    # CRIU's table lies in the network namespace of the tree.
     try:
         if its is None or its == own:
             network_locks.lift_lock(name)

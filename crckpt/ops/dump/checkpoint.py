@@ -45,6 +45,7 @@ def make_checkpoint(
     target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
 ) -> DumpResult:
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
+    # Before anything is copied: a refusal costs the tree nothing yet.
     check_job_owner(target, workspace.repository)
     with ExitStack() as stack:
         target = pre_copy(_with_lineage(target, stack), workspace)
@@ -55,6 +56,7 @@ def make_checkpoint(
         try:
             result = _dump(target, workspace, waiting, on_resumed)
         except BaseMismatch as error:
+            # Once: without a base there is nothing to mismatch.
             result = _dump(_restart_full(target, error, workspace), workspace, None, on_resumed)
     if target.request.stop:
         return replace(result, unreaped=_wait_until_reaped(target.observed.tree))
@@ -89,6 +91,7 @@ def _dump(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None,
     if lineage is not None:
         has_rounds = lineage.keeper is not None and target.pre_copy is not None and bool(target.pre_copy.rounds)
         lineage.begin(workspace.repository, target.criu.path, lambda: workspace.staging)
+        # The rounds may have been lost since the estimate: --abort-over holds for the freeze, not for the estimate.
         if has_rounds and lineage.parent is None and not target.request.allows_long_freeze:
             raise PreflightRefused(
                 f"the tree would be frozen for longer than estimated: the copied rounds can no longer be "
@@ -109,6 +112,7 @@ def _restart_full(target: DumpTarget, error: BaseMismatch, workspace: Workspace)
         raise error
     # Without a base CRIU copies all memory: the next try cannot fail for the same reason.
     target.lineage.restart_full(error.reason)
+    # Images that the next CRIU does not write again would be stored, too.
     remove_tree(workspace.images, "images")
     workspace.images.mkdir(mode=0o700)
     # A program that replaced itself has other files, and may have another name.
@@ -119,6 +123,7 @@ def _dump_and_resume(
     target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
 ) -> DumpResult:
     """CRIU freezes the tree, dumps it and lets it run. Then the images are stored while the tree runs."""
+    # Before the freeze: processes cannot answer in it, and it must be short.
     target, answers = ask_processes(target)
     details, began = read_details(target, answers), time.monotonic()
     rights: dict[int, Rights] = {}
@@ -129,6 +134,7 @@ def _dump_and_resume(
     # CRIU writes its statistics when the tree has just resumed.
     resumed = utc_datetime(workspace.stats.stat().st_mtime)
     target.check_entered(outcome.log)
+    # The checkpoint's time is the middle of the freeze.
     freeze = Freeze(resumed - timedelta(milliseconds=frozen_ms / 2), frozen_ms, (outcome.ended - began) * 1000)
     new = describe_checkpoint(target, outcome.log, details, freeze)
     result = replace(
@@ -138,6 +144,7 @@ def _dump_and_resume(
     with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
         try:
+            # Storing takes all cores that it gets, and longer than the freeze.
             with cores_left_to(target.observed.tree.pids):
                 return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights, preparation))
         except OSError as error:
@@ -159,6 +166,7 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         spent_ms = (time.monotonic() - began) * 1000
         log = read_log(workspace.log)
         target.check_entered(log)
+        # Of the frozen tree: nothing changes any more.
         details = read_details(target, answers)
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
         # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.

@@ -33,6 +33,7 @@ def commit_checkpoint(
         # CRIU wrote the images as the tree's user, and the store takes only our own files.
         for image in images.iterdir():
             os.chown(image, os.geteuid(), os.getegid(), follow_symlinks=False)
+    # CRIU dumps such a tree, and its restore fails: with --stop the program would be lost.
     if any(images.glob("userns-*.img")):
         raise DumpFailed(
             "the dump failed: a process changed its user namespace during the dump",
@@ -53,6 +54,7 @@ def commit_checkpoint(
         check=check,
         preparation=preparation,
     )
+    # Only now: until the checkpoint is durable, what was written counts from the one before.
     if target.lineage is not None:
         target.lineage.commit(CheckpointBase(checkpoint.id))
     if target.request.tag is not None:
@@ -65,7 +67,7 @@ def _check_rights(images: Path, rights: Mapping[int, Rights]) -> None:
     # CRIU lets each process report its own rights, from memory that other processes of its user can write meanwhile.
     for image in images.glob("core-*.img"):
         saved = read_rights(image.read_bytes(), image.name)
-        if saved is None:
+        if saved is None:  # a zombie
             continue
         tid = int(image.stem.removeprefix("core-"))
         had = rights.get(tid)

@@ -147,6 +147,7 @@ def examine_target(
         blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
     if blockers:
         raise preflight_refusal(blockers)
+    # CRIU dumps some things that it does not restore: then the tree would be ended for nothing.
     if request.stop and not request.force and target.plan.untested:
         raise preflight_refusal(target.plan.untested)
     return target
@@ -194,6 +195,7 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
         assert against is not None
         raise UsageError(against.what, hint=against.remedy) if process is None else preflight_refusal((against,))
     job = check_name(request.job, "job") if request.job is not None else _default_job(process.comm)
+    # Here, though it is needed last: a bad name must not be found after the freeze.
     if request.tag is not None:
         check_name(request.tag, "tag")
     try:
@@ -206,6 +208,7 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
 
 
 def _default_job(comm: str) -> str:
+    # A comm is up to 15 bytes of any kind (PR_SET_NAME).
     return re.sub(r"[^A-Za-z0-9._-]+", "-", comm).strip("-._") or "job"
 
 
@@ -222,6 +225,7 @@ def _estimate_images(target: DumpTarget) -> int:
     """
     observed = target.observed
     summary = target.predict_lineage(wanted=target.request.incremental)
+    # A full dump writes what is in no file.
     if summary is None or not (summary.base or summary.rounds):
         return observed.memory
     expected = 0

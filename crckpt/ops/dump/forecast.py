@@ -98,11 +98,12 @@ def bytes_left(root: proc.Process, tracker: str) -> tuple[int, int]:
     """Bytes left to the freeze below `root`: of tracked memory, written since the last round; of stopped processes."""
     tracked = whole = 0
     now = proc.read_process(root.pid)
+    # The tree has ended: the dump says so, not its forecast.
     if now is None or now.start != root.start:
         return tracked, whole
     for process in proc.read_tree(now).processes:
         with suppress(OSError):
-            if process.state == "stopped":  # CRIU takes nothing of it in a round
+            if process.state == "stopped":  # CRIU takes nothing of it in a round (criu/cr-dump.c:1493)
                 whole += proc.memory(process.pid)
             else:
                 tracked += count_written(tracker, process.pid) * PAGE_SIZE

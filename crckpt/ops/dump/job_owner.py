@@ -13,17 +13,16 @@ _ROOT = 0
 
 
 def check_job_owner(target: DumpTarget, repository: Repository) -> None:
-    """Raise UsageError if the user named no job, and its newest checkpoint is of another user's program.
-
-    Otherwise this program would become the newest checkpoint of that job, which a restore takes and a cleanup keeps.
-    """
+    """Raise UsageError if the user named no job, and its newest checkpoint is of another user's program."""
+    # A program that calls itself `postgres` (PR_SET_NAME) would become the newest checkpoint of that job, which a
+    # restore takes, and for which a cleanup removes others. Root's own programs may: root reads and writes all.
     root = target.observed.tree.root
     if target.request.job is not None or set(root.uids) == {_ROOT}:
         return
     series = repository.checkpoints(target.job)
     if not series:
         return
-    with suppress(IntegrityError):
+    with suppress(IntegrityError):  # a damaged checkpoint must not prevent the next one
         processes = read_details(repository, series[-1]).get("processes", ())
         uids = next((entry.get("uids", ()) for entry in processes if entry["pid"] == series[-1].tree[0].pid), ())
         if uids and tuple(uids[:2]) != root.uids[:2]:

@@ -69,6 +69,7 @@ def opened_workspace(context: Context) -> Iterator[Workspace]:
         work = staging = stack.enter_context(repository.transaction()).path
         if context.staging is not None:
             staging = stack.enter_context(staged(context.staging))
+            # If crckpt is killed, `gc` finds by this link what lies outside of the store.
             (work / STAGING).symlink_to(staging)
         workspace = Workspace(repository, work, staging)
         workspace.images.mkdir(mode=0o700)
@@ -120,6 +121,7 @@ def started_criu(
     holds: dict[Step, Hold] = {}
     with ExitStack() as stack:
         if steps:
+            # Two names: the CRIU that waited in vain may still be there when the next one starts.
             directory = workspace.work / ("waiting" if waits else "hold")
             holds = dict(zip(steps, stack.enter_context(holds_at(directory, *steps)), strict=True))
             # The next CRIU in this workspace makes it again.
@@ -127,6 +129,7 @@ def started_criu(
         script = next((hold.script for hold in holds.values()), None)
         paths = Paths(workspace.images, workspace.work, script)
         words = command(paths)
+        # Interrupted in between, crckpt would leave a CRIU that nobody ends.
         with interrupts_deferred():
             run = CriuRun(words, workspace.log, holds=tuple(holds.values()), tree=root)
             started = StartedCriu(words, paths, run, holds.get("pre-dump"), holds.get("post-dump"))
@@ -165,6 +168,7 @@ def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> Dump
     # Such a CRIU is started in another way: it enters namespaces, or gets the environment of a tracker.
     if apart & {"pid", "mnt"} or request.wants_tracker or keeper_socket(root).exists():
         return None
+    # CRIU locks a network namespace of the tree's own in any case, by iptables unless it is told otherwise.
     lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"
     return DumpOptions(
         tcp=request.tcp,

@@ -64,6 +64,7 @@ class Lineage:
             self.give_up(error.message)
             return
         self.tracks = basis.tracks
+        # LD_PRELOAD and the settings of the library. By env(1): only CRIU loads it.
         self.environment = ("env", *(f"{name}={value}" for name, value in keeper.environment.items()))
         why = "" if basis.base else self._mismatch or (basis.tracks and self.keeper.why_restarted) or basis.why
         self._mismatch = ""
@@ -117,6 +118,7 @@ class Lineage:
             for process in basis.whole:
                 # CRIU leaves the vDSO of a process that it finds there to the parent. An exec has moved it.
                 self.parent.pagemap(process.pid).unlink(missing_ok=True)
+        # A base in another store, a damaged or a removed one costs a full dump, and no more.
         except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
             self.summary = replace(self.summary, why_full=error.message, whole=())
             return

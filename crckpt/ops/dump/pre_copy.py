@@ -44,6 +44,7 @@ def pre_copy(target: DumpTarget, workspace: Workspace) -> DumpTarget:
     # Measuring the tree's memory again would take longer than everything else, and meanwhile the tree writes.
     again = examine_again(target, _estimate_dump(target, lineage, rounds[-1]) if is_tracked else None)
     estimated_ms = estimate_ms(rounds[-1] if lineage.keeper is not None else None)
+    # The last moment at which nothing was frozen for longer than a round.
     if asked.abort_over and not _fits(asked, estimated_ms):
         kept = "try again (the copied rounds are kept), or " if is_tracked else ""
         why = "" if is_tracked else f"; no rounds were copied: {why_no_rounds(lineage)}"

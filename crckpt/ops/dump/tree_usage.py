@@ -1,4 +1,4 @@
-"""Read what the processes of a tree use now, for `doctor TARGET`: is it the program that the user means?"""
+"""Read what the processes of a tree use now, so that `doctor TARGET` shows users which program they named."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Set the recorded attributes of a restored tree in the hold, before the tree runs.
 
-In the hold the tasks wait in CRIU's code. They have CRIU's rights and no seccomp filter (CRIU sets both later), so the
-kernel refuses no system call there.
+In the hold (criu/cr-restore.c:2180) the tasks wait in CRIU's code. They have CRIU's rights and no seccomp filter, which
+CRIU sets later (2216), so the kernel refuses no system call there.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class AttributeRestore(Struct, frozen=True):
         protections = [loss for loss in losses if loss.key == "protection-lost"]
         if protections and not self.allow_weaker:
             raise RestoreFailed(f"{protections[0].what}; nothing is left behind", hint=protections[0].remedy)
-        # Each kind of loss once: the first of its kind.
+        # Each kind of loss once, the first of its kind: a tree may have thousands of threads.
         return tuple({(loss.key, loss.what.partition(" of ")[0]): loss for loss in reversed(losses)}.values())
 
 
@@ -105,6 +105,7 @@ def plan_attributes(
         return AttributeRestore(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)
     if is_isolated:
         record = msgspec.structs.replace(record, groups=())
+    # A group without limits protects nothing: the tree may as well be in ours.
     restricting = {group.id for members in record.groups for group in members if group.restricts}
     host = HostAttributes(
         cpus=tasks.online_cpus(),
@@ -134,6 +135,7 @@ class _RestoredTree:
 
     def set(self, wanted: tuple[ThreadAttributes, ...]) -> Iterator[Finding]:
         """Set the attributes that differ; yield what could not be set."""
+        # Orders of all threads go to one helper process, which takes 0.1 s to start.
         orders: list[tuple[ThreadAttributes, Order]] = []
         for pid, of_process in _by_process(wanted).items():
             tids = self._tids(pid)
@@ -184,7 +186,7 @@ class _RestoredTree:
             by_process.setdefault(each.pid, {})[each.fd] = each
         listening: list[tuple[RecordedSocket, Order]] = []
         for pid, sockets in by_process.items():
-            here = self._pids.get(pid, 0)
+            here = self._pids.get(pid, 0)  # 0, of a process that has gone: nothing is borrowed
             for fd, ours in borrow_each(here, sockets):
                 for lost in socket_options.restore_socket(ours, sockets[fd].record):
                     yield _socket_lost(sockets[fd], lost.title, lost.why, protects=lost.protects)

@@ -63,6 +63,7 @@ class ImageStreams:
         self._done = 0
         self._lock = threading.Lock()
         # If CRIU makes the tree's PID namespace, we do not know the PIDs that the tree has for us.
+        # CRIU would read it with one thread; crckpt unpacks and writes it with one for each core.
         own = own_memory(tree) if can_write_memory() and not tree.is_apart("pid") else {}
         self._owners = {pid: pagemap_name(pid) for pid in own}
         self._memory_fill = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})
@@ -86,6 +87,7 @@ class ImageStreams:
         image = self._reading.image(name)
         if image is None:
             return None
+        # Both kinds are small images: to hold one whole costs little.
         repair = repair_image(name)
         if repair is not None:
             image = iter([memoryview(repair(b"".join(bytes(part) for part in image)))])

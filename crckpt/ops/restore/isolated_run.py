@@ -107,6 +107,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
     Raises RehearsalFailed, RestoreFailed, IntegrityError, OSError.
     """
     tree, work = isolated.tree, isolated.work
+    # All that is started for the tree joins the group: the init, CRIU and the probe take of the same memory.
     joining = () if isolated.group is None else isolated.group.joining
     cut = tuple((rewind.path, rewind.size) for rewind in isolated.verdict.rewinds)
     plan = SeclusionPlan(str(work), reachable_sockets(tree), find_needed_addresses(tree), cut, limit)
@@ -147,6 +148,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
 
 def reachable_sockets(tree: ImageTree) -> tuple[str, ...]:
     """Paths of sockets of other programs that the tree was connected to and that still exist."""
+    # The real path: it is bound at the same place in the new root directory.
     named = {file.name for file in tree.files if isinstance(file, UnixSocket) and file.external}
     return tuple(sorted({os.path.realpath(name) for name in named if name.startswith("/") and Path(name).exists()}))
 
@@ -178,6 +180,7 @@ def _run_criu(
             _check_memory(isolated)
             raise
     if not result.ok:
+        # What explains more comes first: a damaged store, too little memory, and only then what CRIU says of it.
         streamer.check()
         _check_memory(isolated)
         raise criu_failure(result, RehearsalFailed, "the rehearsal", name_place_in_images(isolated.tree), NOTHING_LEFT)

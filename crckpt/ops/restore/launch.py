@@ -54,6 +54,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         streamer = stack.enter_context(serving(work))
         images = streamer.directory
         as_files = tree is not None and tree.is_read_by_position
+        # A stream can only be read from its begin to its end.
         if tree is not None and as_files:
             without_signal = attempt.images_without_signal(tree)
             images = write_images(
@@ -69,6 +70,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
             *(nsenter_words(new.init, ("pid", "mnt")) if new else ()),
             *attempt.command(Paths(images, work, hold.script), tuple(ends), stream=not as_files),
         )
+        # Interrupted in between, crckpt would leave a CRIU that nobody ends.
         with interrupts_deferred():
             run = CriuRun(
                 command,

@@ -37,6 +37,7 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[dict[st
     try:
         for content in outside.contents:
             descriptor, writer = make_filled_pipe(content.size, content.content)
+            # With the colon (criu/pipes.c:276): the `pipe[INODE]` of criu(8) silently does nothing.
             ends[f"fd[{descriptor}]:pipe:[{content.pipe_id}]"] = descriptor
             writers.append(writer)
         for pipe in outside.pipes:

@@ -42,6 +42,7 @@ from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsa
 from crckpt.store import Checkpoint, Repository, open_reader, read_file
 from crckpt.store.read.details import read_details
 
+# For CRIU, the init, the probe, and what the kernel counts to a group: page tables, pipes.
 _SPARE: Final = 512 << 20
 
 
@@ -107,6 +108,7 @@ def _rehearse(
         host = replace(survey(planned, reading.files, context.store), refused={}, locks={}, writers={})
         verdict = _judge(planned, host)
         limit = _memory_limit(tree, host)
+        # The real path: it is bound at the same place in the new root directory.
         work = stack.enter_context(repository.transaction()).path.resolve()
         group = stack.enter_context(memory_limit.limited(limit))
         directory = None
@@ -158,7 +160,7 @@ def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: 
         cpu_features=checkpoint.host.cpu_features,
         keeps_connections=False,
         append_sizes=details.get("append_sizes", {}),
-        grown="rewind",
+        grown="rewind",  # in the overlay
         new_pid_namespace=True,
         has_terminal=True,
         crius=(checkpoint.host.criu_version, criu.version),

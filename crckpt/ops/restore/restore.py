@@ -65,6 +65,7 @@ def restore(request: RestoreRequest, context: Context) -> RestoreResult:
     repository = context.repository()
     with ExitStack() as stack:
         stack.enter_context(repository.shared())
+        # A damaged manifest may be the job's newest: without --or-older nothing older is taken in its place.
         newest = repository.get(repository.resolve(request.ref, despite_damage=request.or_older))
         if not request.dry_run and (not request.new_pid_namespace or request.grown == "rewind"):
             # Two restores at once would find the same PIDs free, and cut back the same files.
@@ -119,11 +120,11 @@ def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
 def _restore(attempt: RestoreAttempt) -> RestoreResult:
     request, repository, checkpoint = attempt.request, attempt.repository, attempt.checkpoint
     with ExitStack() as stack:
-        early = stack.enter_context(ExitStack())
+        early = stack.enter_context(ExitStack())  # closed alone if this CRIU turns out to be of no use
         criu = None
         if not request.dry_run and not request.new_pid_namespace:
-            # CRIU starts slowly: check everything while it does.
-            # As if the tree needed nothing from outside: most do not.
+            # CRIU starts slowly: check everything while it does. As if the tree needed nothing from outside: most do
+            # not.
             criu = early.enter_context(launched_criu(attempt, OutsideEnds(), None))
         reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
@@ -131,7 +132,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         streams = None
         if not request.dry_run and not tree.is_read_by_position:
             streams = ImageStreams(reading, tree, attempt.context.progress, attempt.images_without_signal(tree))
-            streams.begin()
+            streams.begin()  # other threads unpack while this one checks
         if criu is not None and criu.run.pid in find_needed_ids(tree):
             # By chance it has a PID that the tree needs; the next CRIU has another.
             early.close()
@@ -185,6 +186,7 @@ def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ..
 
 
 def _refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:
+    # --no-preflight does not lift this: CRIU would restore the tree without a word, unprotected.
     if attributes.verdict.weaker and not request.allow_weaker:
         raise preflight_refusal(attributes.verdict.weaker)
     blockers = verdict.blockers
@@ -208,6 +210,7 @@ def _follow(
     lost: list[Finding] = []
 
     def in_hold() -> None:
+        # Where the store could not be read, a stream has ended early: what CRIU has made of it must not run.
         criu.streamer.check()
         fill_memory(tree, criu.init, streams)
         lost.extend(check_open_files(tree, recorded, criu.init, allow_weaker=attempt.request.allow_weaker))
@@ -232,6 +235,7 @@ def _follow(
             if detach:
                 # A root that fails at once is no restore; in the foreground its own status says so.
                 lost.extend(_check_root(root, criu.init))
+        # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
         pid = criu.init or root
         if detach:

@@ -39,7 +39,7 @@ from crckpt.preflight.restore.tasks import find_needed_ids
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
 
-_REAPED_WITHIN_S = 5.0
+_REAPED_WITHIN_S = 5.0  # init may take a second or two
 # Bytes of its log, and more.
 _WRITTEN_BY_CRIU = 1 << 20
 
@@ -89,6 +89,7 @@ def _find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
 
 
 def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
+    # A symbolic link that is open itself (O_PATH | O_NOFOLLOW): CRIU opens it as the flags say.
     found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
     if found is None:
         return None
@@ -141,6 +142,7 @@ def _is_met(need: Need) -> bool:
             return kernel.has_security_module(need.name)
         case "clocks-jump":
             return kernel.has_clocks()
+    # Probes of doctor, here in our own process: both only open something.
     trial = {"no-tcp-repair": network.tcp_repair, "no-tun": network.tun}[need.key]
     return trial().state != "missing"
 
