@@ -60,7 +60,7 @@ def choose_tracker(
 
 
 def find_method(criu: Path) -> tuple[str, str]:
-    """The name of the method that works here with this CRIU, and why it; or an empty name, and why none works."""
+    """Return the name of the method that works with this CRIU, and why it; or an empty name, and why none works."""
     refusal = ""
     for method, why, _ in _methods(criu, _OF_THIS_HOST):
         if method is not None:
@@ -82,20 +82,22 @@ def count_untracked(name: str, pid: int) -> int:
 
 
 def _methods(criu: Path, trials: Trials) -> Iterator[tuple[Method | None, str, bool]]:
-    """Each method, why it is taken, and whether it is the last; the better first. None if it does not work, and why."""
+    """Yield each method, why it is taken, and whether it is the last; the better first. Or None, and why it fails."""
     if not trials.tracks_by_soft_dirty():
         yield *_write_protection(criu, trials, "this kernel has no soft-dirty bits"), True
         return
+    # Seen on many kernels from 6.0 on: what is written where mprotect(2) has joined maps gets no bit.
     if trials.soft_dirty_misses_joined():
         why = "this kernel's soft-dirty bits miss writes to maps that were joined"
         yield *_write_protection(criu, trials, why), False
     refusal = trials.find_criu_refusal(criu, SoftDirty.name)
+    # An unknown release counts as an old one.
     method = None if refusal else SoftDirty(misses_huge=(library.read_release(criu) or _UNKNOWN) < _COPIES_HUGE)
     yield method, refusal or "the kernel has soft-dirty bits", True
 
 
 def _write_protection(criu: Path, trials: Trials, why: str) -> tuple[Method | None, str]:
-    """The method, and `why` it is taken; or none, and why it does not work."""
+    """Return the method, and `why` it is taken; or None, and why it does not work."""
     try:
         works = trials.tracks_by_write_protection()
     except HostCannot as error:
@@ -109,7 +111,7 @@ def _write_protection(criu: Path, trials: Trials, why: str) -> tuple[Method | No
 def _attach_to(
     root: proc.Process, method: Method, claims: Path | None, *, all_of_it: bool
 ) -> tuple[Tracker | None, str]:
-    """A tracker attached to the tree's root, or to `all_of_it`; or none, and why not."""
+    """Return a tracker attached to the tree's root, or to `all_of_it`; or None, and why not."""
     try:
         tracker = Tracker(root, method, Claims(claims))
     except OSError as error:

@@ -12,15 +12,13 @@ from typing import Final
 from crckpt.host.disk.files import runtime_directory
 from crckpt.host.disk.runtime_directory import make_runtime_directory
 
-_PID_BITS: Final = 22  # the kernel's PID_MAX_LIMIT; what is left of an offset are centuries of clock ticks
+# The kernel's PID_MAX_LIMIT. The other bits of an offset hold centuries of clock ticks.
+_PID_BITS: Final = 22
 _FLOCK: Final = "hhqqi4x"  # struct flock: type, whence, start, length, pid
 
 
 class Claims:
-    """The claims of one tracker: for each process a locked byte of one file. The locks end with us.
-
-    The byte's offset is made of PID and start time: a claim may outlive its process, and the PID be used again.
-    """
+    """The claims of one tracker: for each process a locked byte of one file. The locks end with this process."""
 
     def __init__(self, path: Path | None = None) -> None:
         """`path` is the file, if not the host's own. Raises OSError."""
@@ -45,6 +43,8 @@ class Claims:
         os.close(self._file)
 
     def _set(self, kind: int, pid: int, start: int) -> None:
-        # Locks of the open file description: a process loses its own locks when it closes any descriptor of the file.
+        # A claim may outlive its process, whose PID is used again: so the start time is part of the offset.
         place = start << _PID_BITS | pid
+        # Locks of the open file description: a process loses its own locks when it closes any descriptor of the file.
+        # Their l_pid must be 0 (fcntl(2)).
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))

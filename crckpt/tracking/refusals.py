@@ -26,13 +26,14 @@ FOREIGN_USERFAULTFD: Final = (
 )
 _NO_RESET: Final = (CLAIMED, OWN_USERFAULTFD, FOREIGN_USERFAULTFD)
 
+# Through these, a device may write into the memory of the program (DMA).
 _DEVICES: Final = ("/dev/infiniband/", "/dev/vfio/", "/dev/nvidia", "/dev/dri/", "/dev/kfd", "/dev/accel/")
 _RINGS: Final = {"[aio]": "an aio ring", "[io_uring]": "an io_uring"}
 _MISSED: Final = "crckpt cannot see what the device writes"
 
 
 def find_criu_refusal(criu: Path, tracker: str) -> str:
-    """Ask this CRIU why it does not track with the preload library; or nothing."""
+    """Return why this CRIU does not track with the preload library, or an empty string."""
     if not library.LIBRARY.exists():
         return library.NO_LIBRARY
     # A kernel that has the bits makes CRIU succeed without the library, too. Only the library refuses an empty name.
@@ -53,6 +54,7 @@ def forbids_reset(refusal: str) -> bool:
 
 def find_userfaultfds(pid: int) -> tuple[int, ...]:
     """Find the descriptors by which a program manages its memory itself."""
+    # The kernel registers a map with one userfaultfd only (EBUSY), and CRIU refuses a process that has one.
     return tuple(number for number, target in _list_descriptors(pid) if target == "anon_inode:[userfaultfd]")
 
 

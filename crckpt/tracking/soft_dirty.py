@@ -36,7 +36,7 @@ class SoftDirty:
         self._misses_huge = misses_huge
 
     def attach(self, pids: Iterable[int]) -> dict[int, PagemapAttachment | str]:
-        """Open each process's page map. The attachment, or why there is none."""
+        """Open each process's page map. Return the attachment of each, or why there is none."""
         return {pid: self._attach_to(pid) for pid in pids}
 
     def environment(self, criu: Path) -> Mapping[str, str]:
@@ -56,6 +56,7 @@ class SoftDirty:
     def _attach_to(self, pid: int) -> PagemapAttachment | str:
         try:
             attachment = PagemapAttachment(pid, misses_huge=self._misses_huge)
+        # A process that is about to end has no maps any more: IndexError.
         except (OSError, IndexError):
             return "it has ended"
         why = attachment.catch_up()
@@ -75,7 +76,7 @@ class PagemapAttachment:
         self._pagemap.seek(place // mmap.PAGESIZE * 8)
 
     def catch_up(self) -> str:
-        """Why the process can be tracked no longer, or nothing."""
+        """Return why the process can no longer be tracked, or an empty string."""
         here = self._pagemap.tell()
         entry = self._pagemap.read(8)
         self._pagemap.seek(here)

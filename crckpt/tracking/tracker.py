@@ -26,7 +26,7 @@ class Attachment(Protocol):
     """The handle by which a method tracks one process."""
 
     def catch_up(self) -> str:
-        """Track what the process has mapped since. Why it can be tracked no longer, or nothing."""
+        """Track what the process has mapped since. Return why it can no longer be tracked, or an empty string."""
 
     def close(self) -> None:
         """Let the process go."""
@@ -43,13 +43,13 @@ class Method(Protocol):
         """Return what to add to CRIU's environment for a dump that tracks."""
 
     def attach(self, pids: Iterable[int]) -> Mapping[int, Attachment | str]:
-        """Attach to each process. The attachment, or why there is none."""
+        """Attach to each process. Return the attachment of each, or why there is none."""
 
     def is_left_in(self, pid: int) -> bool:
         """Return whether a process without attachment inherited something of ours, which attaching removes."""
 
     def find_written(self, pid: int) -> NDArray[np.uint64]:
-        """Rows of addresses (start, end) of the pages that count as written. Raises OSError."""
+        """Return rows of addresses (start, end) of the pages that count as written. Raises OSError."""
 
 
 class _Member:
@@ -60,7 +60,7 @@ class _Member:
         self.attachment = attachment
 
     def catch_up(self) -> str:
-        """Track what it has mapped since. Why it is not tracked, or nothing."""
+        """Track what it has mapped since. Return why it is not tracked, or an empty string."""
         if isinstance(self.attachment, str):
             return self.attachment
         why = self.attachment.catch_up()
@@ -155,13 +155,14 @@ class Tracker:
         return self._why_full
 
     def find_refusal(self, *, all_of_it: bool = False) -> str:
-        """Why the root, or any process of `all_of_it`, has no attachment; or nothing."""
+        """Return why the root, or any process of `all_of_it`, has no attachment, or an empty string."""
         pids = self._members if all_of_it else (self._root.pid,)
         attachments = ((pid, self._members[pid].attachment) for pid in pids)
         return next((_clause(pid, why) for pid, why in attachments if isinstance(why, str)), "")
 
     def environment(self, criu: Path) -> Mapping[str, str]:
         """Return what to add to this CRIU's environment for a dump that `tracks`."""
+        # By path: CRIU inherits no descriptor of this process.
         ours = f"/proc/{os.getpid()}/fd"
         kept = {"CRCKPT_MAP_FLAGS": f"{ours}/{self._flags}", "CRCKPT_FRAMES": f"{ours}/{self._frames}"}
         return {**self._method.environment(criu), **kept}
@@ -181,7 +182,8 @@ class Tracker:
         return tuple(one for one in proc.read_tree(root).processes if one.state not in ("zombie", "dead"))
 
     def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
-        """Attach to these. Why it failed, by PID of those it failed for."""
+        """Attach to these processes. Return why it failed, by the PIDs for which it did."""
+        # Claimed first: the resets of two trackers would silently clear each other's bits (seen).
         refused = {one.pid: refusals.CLAIMED for one in processes if not self._claims.claim(one.pid, one.start)}
         ours = [one.pid for one in processes if one.pid not in refused]
         made: dict[int, Attachment | str] = {**refused, **(self._method.attach(ours) if ours else {})}
@@ -195,7 +197,8 @@ class Tracker:
         self._claims.give_up(pid, member.start)
 
     def _find_spoiler(self) -> str:
-        """Why the bits must not be reset: another tracker needs them, or something writes memory unseen. Or nothing."""
+        """Return why the bits must not be reset, or an empty string."""
+        # Another tracker needs them, or something writes memory unseen.
         for pid, member in self._members.items():
             if isinstance(member.attachment, str) and refusals.forbids_reset(member.attachment):
                 return _clause(pid, member.attachment)

@@ -36,12 +36,12 @@ class UffdWp:
         take: Callable[[Iterable[int]], Iterable[TakeResult]] = take_userfaultfds,
         protection: type[userfaultfd.WriteProtection] = userfaultfd.WriteProtection,
     ) -> None:
-        """Nothing is attached. `take` takes a userfaultfd from each process, of which it makes a `protection`."""
+        """Attach to nothing yet. `take` takes a userfaultfd from each process, of which it makes a `protection`."""
         self._take, self._protection = take, protection
         self._made: list[userfaultfd.WriteProtection] = []
 
     def attach(self, pids: Iterable[int]) -> dict[int, UserfaultfdAttachment | str]:
-        """Make a userfaultfd in each process, and take it. The attachment, or why there is none."""
+        """Make a userfaultfd in each process, and take it. Return the attachment of each, or why there is none."""
         wanted = tuple(pids)
         self._close_inherited(wanted)
         refused: dict[int, UserfaultfdAttachment | str] = {
@@ -78,7 +78,7 @@ class UffdWp:
         return why or attachment
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """CRIU gets our preload library."""
+        """Load the preload library, which answers CRIU."""
         return library.environment(criu, NAME)
 
     def find_written(self, pid: int) -> NDArray[np.uint64]:
@@ -90,12 +90,12 @@ class UserfaultfdAttachment:
     """The attachment to a process: its userfaultfd, with which its maps are registered."""
 
     def __init__(self, pid: int, protection: userfaultfd.WriteProtection) -> None:
-        """Nothing is registered yet."""
+        """Register nothing yet."""
         self._pid = pid
         self._protection = protection
 
     def catch_up(self) -> str:
-        """Register what was mapped since. Why the process can be tracked no longer, or nothing."""
+        """Register what was mapped since. Return why the process can no longer be tracked, or an empty string."""
         if refusals.find_userfaultfds(self._pid):
             return refusals.OWN_USERFAULTFD
         why, old = self.register_new()
@@ -103,7 +103,7 @@ class UserfaultfdAttachment:
         return why or ("" if old else refusals.EXECUTED)
 
     def register_new(self) -> tuple[str, int]:
-        """Register new maps. Why the process cannot be tracked, or nothing, and how many were registered before."""
+        """Register new maps. Return why that is impossible, or an empty string, and how many were registered before."""
         try:
             return "", self.register()
         except OSError as error:
@@ -113,8 +113,9 @@ class UserfaultfdAttachment:
             return refusals.OWN_USERFAULTFD if own else refusals.FOREIGN_USERFAULTFD, 0
 
     def register(self) -> int:
-        """Register every map that is not. How many were before. Raises OSError: EBUSY if another process owns one."""
+        """Register new maps. Return how many were registered before. Raises OSError, EBUSY if another has one."""
         old = 0
+        # Opened each time: after an exec, a page map that was opened before answers with nothing (seen).
         with Path(f"/proc/{self._pid}/pagemap").open("rb", buffering=0) as file:
             # With the room to grow: a map that has grown since it was listed would be split where it ended, and the
             # program could not move or grow it as a whole (mremap) any more.
@@ -129,12 +130,14 @@ class UserfaultfdAttachment:
             # A file may have been mapped in place of a listed map: pages dropped there would keep their mark.
             for one in pagemap.others(self._pid):
                 if pagemap.is_registered(file.fileno(), one):
-                    self._register(one, is_new=False)  # fails if it is another process's
+                    # Fails if it is another process's.
+                    self._register(one, is_new=False)
                     self._unregister(one)
         return old
 
     def close(self) -> None:
         """Stop tracking the process."""
+        # The kernel unregisters the maps with it: all their pages read as written then.
         self._protection.close()
 
     def _register(self, one: pagemap.AddressRange, *, is_new: bool) -> None:

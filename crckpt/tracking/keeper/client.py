@@ -29,6 +29,7 @@ from crckpt.tracking.keeper.protocol import (
 from crckpt.tracking.keeper.sockets import keeper_directory, keeper_socket
 
 _PATIENCE_S: Final = 60.0
+# `crckpt trackers` asks all keepers in turn: one that is stopped must not keep it for long.
 _PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
 # The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
@@ -50,12 +51,12 @@ class KeeperSession:
         self.why_restarted = ENDED if replaces_killed else ""
 
     def wait_until_started(self) -> Keeper:
-        """The first answer of a keeper that was just started."""
+        """Return the first answer of a keeper that was just started."""
         self._connection.settimeout(_PATIENCE_S)
         return _keeper_in(self._read_answer())
 
     def describe(self) -> Keeper:
-        """The keeper's state."""
+        """Ask for the keeper's state."""
         return _keeper_in(self._ask(KeeperRequest("tell"), _PATIENCE_TELL_S))
 
     def begin(self) -> DumpBasis:
@@ -74,7 +75,7 @@ class KeeperSession:
         self._ask(KeeperRequest("stage", directories=tuple(map(str, directories))))
 
     def check_freeze(self) -> None:
-        """Look at the frozen tree, as `Tracker.check_freeze`, and not for long."""
+        """Have the keeper look at the frozen tree, as `Tracker.check_freeze`, within two seconds."""
         self._ask(KeeperRequest("frozen"), _PATIENCE_FROZEN_S)
 
     def commit(self, base: Base) -> None:
@@ -139,6 +140,7 @@ def open_session(root: proc.Process, criu: Path, *, start: bool) -> KeeperSessio
 
 def was_killed(root: proc.Process) -> bool:
     """Return whether the tree, which has no keeper now, had one that was killed: the next dump starts another."""
+    # A keeper that ends by itself removes its socket.
     return keeper_socket(root).exists()
 
 
@@ -148,7 +150,7 @@ def find_session(root: proc.Process) -> KeeperSession | None:
 
 
 def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | Unanswered]:
-    """All keepers, or those `of` the process with this PID: each with a session that the caller closes, or why not.
+    """Yield all keepers, or those `of` the process with this PID: with a session that the caller closes, or why not.
 
     Sockets that killed keepers left are removed once their tree has ended.
     """
@@ -176,7 +178,7 @@ def forget_killed(of: int | None = None) -> bool:
 
 
 def _find_sockets(of: int | None) -> Iterator[tuple[Path, int | None]]:
-    """Each keeper's socket, and the PID of its tree's root; None if that has ended."""
+    """Yield each keeper's socket, and the PID of its tree's root; None if that has ended."""
     with suppress(FileNotFoundError):
         for path in sorted(keeper_directory().iterdir()):
             if not path.is_socket():
@@ -204,9 +206,11 @@ def _connect(path: Path) -> KeeperSession | None:
 def _start_keeper(root: proc.Process, criu: Path, *, replaces_killed: bool) -> KeeperSession:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     number = theirs.fileno()
+    # -P: Python takes no module from the current directory, which may be another user's.
     words = (sys.executable, "-P", "-m", "crckpt.tracking.keeper.server", str(root.pid), criu, str(number))
+    # Closed here once the keeper has it: so its end is the end of the connection.
     with theirs:
-        # It outlives us, and is never waited for.
+        # It outlives this process, and is never waited for.
         child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[3])
         child.abandon()
     # The kernel names as peer of a socket pair whoever made the pair, so the keeper's PID comes from `child`.

@@ -18,6 +18,7 @@ from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
 from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
 
+# struct ucred: PID, user and group (unix(7)).
 _PEER: Final = struct.Struct("iII")
 
 
@@ -91,34 +92,35 @@ def base_name(base: Base | None) -> str:
 def _parse_base(name: str) -> Base | None:
     if not name:
         return None
+    # A round's path is absolute; an id has no slash.
     return RoundBase(Path(name)) if "/" in name else CheckpointBase(CheckpointId(name))
 
 
 def begin_answer(basis: DumpBasis) -> Answer:
-    """The answer to `begin`."""
+    """Make the answer to `begin`."""
     return Answer(began=BeginAnswer(base_name(basis.base), basis.why, basis.tracks, basis.whole))
 
 
 def make_commit_request(base: Base) -> KeeperRequest:
-    """The request that reports a dump or round as kept."""
+    """Make the request that reports a dump or round as kept."""
     return KeeperRequest("committed", base_name(base))
 
 
 def read_committed_base(request: KeeperRequest) -> Base:
-    """The base that `committed` reports. Raises HostCannot if it names none."""
+    """Return the base that `committed` reports. Raises HostCannot if it names none."""
     base = _parse_base(request.name)
     if base is None:
-        raise HostCannot("nothing was named that was committed")
+        raise HostCannot("the request names no checkpoint or round")
     return base
 
 
 def encode(message: KeeperRequest | Answer) -> bytes:
-    """One line."""
+    """Encode a message as one line."""
     return msgspec.json.encode(message) + b"\n"
 
 
 def decode_request(line: bytes) -> KeeperRequest | None:
-    """The request in this line; None if it is none that this release knows."""
+    """Decode the request in this line; None if it is none that this release knows."""
     try:
         return msgspec.json.decode(line, type=KeeperRequest)
     except (msgspec.DecodeError, RecursionError):
@@ -126,15 +128,16 @@ def decode_request(line: bytes) -> KeeperRequest | None:
 
 
 def decode_answer(line: bytes) -> Answer | None:
-    """The answer in this line; None if it is none that this release knows."""
+    """Decode the answer in this line; None if it is none that this release knows."""
     try:
+        # Keys of a newer release are ignored: msgspec does so by default.
         return msgspec.json.decode(line, type=Answer)
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
 def peer_pid(connection: socket.socket) -> int:
-    """The PID of the process at the other end."""
+    """Return the PID of the process at the other end."""
     return _read_credentials(connection)[0]
 
 

@@ -60,6 +60,7 @@ class _Caller:
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
+        # One caller that does not read must not stop the keeper.
         connection.settimeout(_PATIENCE_S)
         self._received = bytearray()
         self.pid = peer_pid(connection)
@@ -69,7 +70,7 @@ class _Caller:
         return self._connection.fileno()
 
     def read_requests(self) -> tuple[KeeperRequest, ...] | None:
-        """The requests that have come in full, without waiting; None if the peer has gone, or sends too much."""
+        """Return the requests that have come in full, without waiting; None if the peer has gone, or sends too much."""
         try:
             received = self._connection.recv(_LONGEST, socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -226,14 +227,16 @@ class _Service:
 
 
 def _allow_descriptors() -> None:
-    """Raise the limit of descriptors: the keeper holds one of each process, and inherits a limit that may be low."""
+    """Raise the limit of descriptors to the hard limit."""
+    # The keeper holds one of each process, and inherits a limit that may be low.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _watch_for_sigterm() -> int:
-    """A descriptor that is readable once a SIGTERM has come."""
+    """Return a descriptor that is readable once a SIGTERM has come."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    # After a handler that raises nothing, Python repeats select(2) (PEP 475): only a readable descriptor ends it.
     signal.set_wakeup_fd(writing)
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     return reading
@@ -269,6 +272,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
         environment,
         identity=library.identity(criu),
     )
+    # For the socket: to connect takes write permission on it (unix(7)).
     os.umask(0o177)
     # A keeper that was killed left its socket.
     path.unlink(missing_ok=True)
@@ -280,6 +284,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
             first.answer(Answer(keeper=keeper))
             service = _Service(choice.tracker, keeper)
             try:
+                # A pidfd becomes readable when the process ends (pidfd_open(2)).
                 is_terminated = service.serve(os.pidfd_open(pid), terminated, listener, first)
             finally:
                 service.discard_rounds()

@@ -9,10 +9,10 @@ from crckpt.host.disk.files import runtime_directory
 
 
 def keeper_socket(root: proc.Process) -> Path:
-    """The socket of this process's keeper. It stays behind if the keeper is killed."""
+    """Return the socket of this process's keeper. It stays behind if the keeper is killed."""
     return keeper_directory() / f"{root.pid}-{root.start}"
 
 
 def keeper_directory() -> Path:
-    """The directory of all keepers' sockets."""
+    """Return the directory of all keepers' sockets."""
     return runtime_directory() / "keepers"

@@ -30,9 +30,10 @@ NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and 
 
 
 def find_enter_refusal(criu: Path) -> str:
-    """Ask this CRIU why it does not enter mounts with the library; or nothing."""
+    """Return why this CRIU does not enter mounts with the library, or an empty string."""
     if not LIBRARY.exists():
         return NO_LIBRARY
+    # The library refuses PID 0: only its message shows that it was loaded.
     words = dump_words(criu, enter=0)
     if _NO_PID in run.run([*words, criu, "check", "--no-default-config", "--feature", "mem_dirty_track"]).output:
         return ""
@@ -46,7 +47,7 @@ def check_feature(criu: Path, tracker: str) -> run.Finished:
 
 
 def read_release(criu: Path) -> tuple[int, int] | None:
-    """The release of CRIU that this program reports; None if it reports none."""
+    """Return the release of CRIU that this program reports; None if it reports none."""
     with suppress(HostCannot):
         return criu_release(read_criu_version(criu))
     return None
@@ -58,7 +59,7 @@ def restarts_calls() -> bool:
 
 
 def dump_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
-    """The words before the command line of this CRIU for a dump that tracks nothing; none without the library.
+    """Return the words before the command line of this CRIU for a dump that tracks nothing; none without the library.
 
     With `enter`, CRIU enters the mounts of the process that it knows by that PID (enter.c).
     """
@@ -68,12 +69,12 @@ def dump_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
 
 
 def restore_words(criu: Path) -> tuple[str, ...]:
-    """The words before the command line of this CRIU for a restore (trusted.c); none without the library."""
+    """Return the words before the command line of this CRIU for a restore (trusted.c); none without the library."""
     return ("env", f"{_variable(criu)}={RESTORE_LIBRARY}") if RESTORE_LIBRARY.exists() else ()
 
 
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:
-    """The additions to this CRIU's environment for a dump that tracks by the tracker of this name."""
+    """Return what to add to this CRIU's environment for a dump that tracks by the tracker of this name."""
     return {_variable(criu): str(LIBRARY), "CRCKPT_TRACKER": tracker}
 
 
@@ -85,7 +86,7 @@ def _variable(criu: Path) -> str:
 
 
 def identity(criu: Path) -> str:
-    """A digest of this crckpt, its library and this CRIU: it changes when one of them is replaced."""
+    """Return a digest of this crckpt, its library and this CRIU: it changes when one of them is replaced."""
     # OpenSSL is slow to load, and most dumps do not need it while the tree is frozen.
     import hashlib
 
