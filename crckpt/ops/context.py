@@ -47,6 +47,7 @@ class Context(Struct, frozen=True):
 
     def criu(self) -> Criu:
         """Find a CRIU that works here. Raises HostCannot."""
+        # As above.
         from crckpt.criu.find import find
 
         return find(self.criu_option, self.criu_configured)
@@ -92,6 +93,7 @@ def setpriv_words(user: tuple[int, int] | None, capabilities: frozenset[int]) ->
     """Return the words before a command that runs it as (uid, gid) with these capabilities; none for no user."""
     if user is None:
         return ()
+    # Ambient ones survive the execution of CRIU as an ordinary user (capabilities(7)); they must be inheritable, too.
     kept = ",".join(("-all", *(f"+cap_{number}" for number in sorted(capabilities))))
     ids = ("--reuid", str(user[0]), "--regid", str(user[1]), "--clear-groups")
     return ("setpriv", *ids, f"--inh-caps={kept}", f"--ambient-caps={kept}")

@@ -71,6 +71,7 @@ def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what:
 
 def _with_missing_capabilities(remedy: str) -> str:
     """The remedy. If it names a capability, the capabilities that crckpt lacks follow."""
+    # Which of them the failed call needed, CRIU does not log: all that could be missing are named.
     lacking = [name for number, name in _CAPABILITIES.items() if number not in effective_capabilities()]
     if not lacking or ("CAP_" not in remedy and "capabilit" not in remedy):
         return remedy
@@ -101,6 +102,7 @@ def limited_waits_of_restore(users: frozenset[int]) -> Iterator[None]:
     """
 
     def ours() -> tuple[int, ...]:
+        # CRIU and the processes that it makes descend from us.
         return fuse.tree_pids(os.getpid())
 
     with _limited_waits(ours, lambda: fuse.abort_connections(ours(), users)):
@@ -151,13 +153,14 @@ def criu_failure(
 ) -> Failure:
     """The error for a CRIU that failed: `what` failed, in words, and `state` is how things stand now.
 
-    `find_place` names where CRIU failed (`ops.failure_places`). `known` are the findings of the preflight: for some
+    `find_place` names where CRIU failed (`ops.failure_locations`). `known` are the findings of the preflight: for some
     causes they are more exact than the log.
     """
     # Rarely needed and slow to import: 34 ms for the patterns and the catalogue.
     from crckpt.criu.explain import explain
 
     explanation = explain(result.log)
+    # What crckpt knows for sure comes before what the log suggests.
     if result.waited_for:
         said, hint = _describe_disconnected(result.waited_for[0])
         return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)

@@ -43,6 +43,7 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     new = NewCheckpoint(
         job=name,
         created=utc_datetime(inventory.stat().st_mtime),
+        # Architecture and page size are taken to be those of this host.
         host=replace(
             machine.describe_host(_UNKNOWN, _UNKNOWN),
             hostname=_UNKNOWN,
@@ -53,7 +54,7 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
         tree=tasks(tree),
         note=note,
         run_id=tree.inventory.run_id,
-        stopped=True,
+        stopped=True,  # assumed: so `rm` lifts the network lock of that run
         frozen_ms=measured.frozen_time / 1000 if measured else 0.0,
         dump_ms=0.0,
         details=b"{}",
@@ -82,6 +83,7 @@ def _features(directory: Path, tree: ImageTree) -> tuple[str, ...]:
 def _options(tree: ImageTree, names: frozenset[str]) -> DumpOptions:
     """The options that a restore must repeat, as far as the images show them."""
     tcp: Literal["keep", "close"] = "close" if tree.inventory.tcp_close else "keep"
+    # A session whose leader is not in the tree was dumped with --shell-job, or CRIU would have refused.
     sessions = {process.pid for process in tree.processes}
     return DumpOptions(
         tcp=tcp if tree.established else None,

@@ -84,17 +84,16 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
 
 
 def segments_of(region: Region) -> Iterator[Segment]:
-    """Yield the segments of the core file for a region.
-
-    Zeros become holes.
-    """
+    """Yield the segments of the core file for a region. Zeros become holes."""
     # What is in other files is left out: a debugger finds these files by NT_FILE.
     if region.vma.status & GUARD:
         return  # no map of its own: CRIU lists guard pages again, after all maps (criu/mem.c, collect_madv_guards)
     low, high = region.vma.start // PAGE_SIZE, region.vma.end // PAGE_SIZE
     first = region.extents["first"].astype(np.int64)
+    # Empty runs at both ends: so gaps before the first page and after the last one count, too.
     begins = np.concatenate(([low], first, [high]))
     ends = np.concatenate(([low], first + region.extents["count"], [high]))
+    # What is missing and not zero must not read as zeros: it gets a segment without bytes.
     longest = _LONGEST_HOLE // PAGE_SIZE if region.is_zero_elsewhere else 0
     apart = begins[1:] - ends[:-1] > longest
     blocks = zip(begins[np.append(True, apart)].tolist(), ends[np.append(apart, True)].tolist(), strict=True)
@@ -132,6 +131,7 @@ def _check_target(output: Path, *, force: bool) -> Path:
         raise UsageError(
             f"{output} exists already", hint="replace it with --force, or name another file: --output FILE"
         )
+    # rename(2) would put the core file in the place of a device or a FIFO.
     if os.path.lexists(target) and not target.is_file():
         raise UsageError(f"{output} is not a regular file", hint="name another file: --output FILE")
     return target
@@ -148,7 +148,7 @@ def _read_registers(process: ImageProcess, read: Callable[[str], bytes]) -> tupl
 def _notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> bytes:
     try:
         return b"".join(_make_notes(process, memory, registers))
-    except struct.error as error:
+    except struct.error as error:  # images from elsewhere may have any numbers
         raise IntegrityError(
             f"the images of process {process.pid} contain a number that is too large: {error}"
         ) from error
@@ -177,6 +177,7 @@ def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
     if space is None:
         return
     ids = Ids(process.pid, process.ppid, process.pgid, process.sid)
+    # The program may have set these addresses to anything (PR_SET_MM); the note keeps 80 bytes.
     arguments = memory.read(space.arg_start, max(0, min(space.arg_end - space.arg_start, PAGE_SIZE)))
     user = (0, 0) if owner is None else (owner.uid, owner.gid)
     yield elf_core.note(elf_core.NT_PRPSINFO, elf_core.prpsinfo(ids, user, process.comm, arguments))
@@ -209,6 +210,7 @@ def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory
 
 def _write_memory(descriptor: int, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
     total, done = _bytes_held(memory), 0
+    # Page by page where it goes: what is not written stays a hole.
     begins = [segment.address for segment in segments]
     for region in memory.regions:
         for address, content in memory.runs(region):

@@ -16,6 +16,7 @@ from crckpt.images.sockets import INET6, InetSocket, NetlinkSocket, PacketSocket
 from crckpt.images.tree import ImageTree, OpenDescriptor
 
 _ACCESS: Final = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
+# O_SYNC includes O_DSYNC, and O_TMPFILE O_DIRECTORY: a flag counts if all of its bits are set.
 _FLAGS: Final = (
     (os.O_APPEND, "append"),
     (os.O_NONBLOCK, "nonblock"),
@@ -76,6 +77,7 @@ class OpenFiles(Struct, frozen=True):
 
 def open_files(tree: ImageTree) -> OpenFiles:
     """Index the open files of a tree."""
+    # A unix socket names its peer by the inode.
     names = {file.inode: file.name for file in tree.files if isinstance(file, UnixSocket)}
     return OpenFiles({file.id: file for file in tree.files}, names)
 
@@ -123,6 +125,7 @@ def socket_section(file: OpenFile, holders: tuple[Holder, ...], files: OpenFiles
 
 
 def _kind(file: OpenFile) -> str:
+    # Directories and devices are regular files to CRIU; an old one has recorded no mode.
     if not isinstance(file, RegularFile) or file.mode is None:
         return file.kind
     known = ((stat.S_ISDIR, "directory"), (stat.S_ISCHR, "character device"), (stat.S_ISBLK, "block device"))
@@ -131,6 +134,7 @@ def _kind(file: OpenFile) -> str:
 
 def _size(file: OpenFile) -> int | None:
     if isinstance(file, RegularFile):
+        # Of a deleted file CRIU saves the content, and the size with that.
         return file.size if file.remap is None or file.remap.size is None else file.remap.size
     return file.size if isinstance(file, MemFd) else None
 

@@ -156,7 +156,7 @@ def _facts(process: ImageProcess) -> ProcessFacts:
 
 def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> DescriptorChange:
     """The descriptors that `process` has and `other` lacks."""
-    if process.descriptors == other.descriptors:
+    if process.descriptors == other.descriptors:  # the usual case, and a process may have 20,000 of them
         return DescriptorChange()
     lacks = {_identity(descriptor) for descriptor in other.descriptors}
     mine = sorted((found for found in process.descriptors if _identity(found) not in lacks), key=lambda found: found.fd)
@@ -169,6 +169,7 @@ def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> Descr
 
 def _identity(descriptor: OpenDescriptor) -> tuple[int, str, str]:
     """Return what identifies a descriptor: for sockets not their state; for pipes and nameless sockets their inode."""
+    # Not the file's id: CRIU numbers files anew in each dump.
     file = descriptor.file
     if isinstance(file, InetSocket):
         return descriptor.fd, file.kind, f"{file.protocol} {file.source} {file.destination}"

@@ -30,15 +30,21 @@ _PT_NOTE: Final = 4
 # Replaces a number of program headers above 16 bits; the first section header has the number then.
 _PN_XNUM: Final = 0xFFFF
 
+# Elf64_Ehdr, Elf64_Phdr, Elf64_Shdr of elf(5)
 _HEADER: Final = struct.Struct("<16sHHIQQQIHHHHHH")
 _PROGRAM_HEADER: Final = struct.Struct("<IIQQQQQQ")
 _SECTION_HEADER: Final = struct.Struct("<IIQQQQIIQQ")
-_IDENT: Final = b"\x7fELF\x02\x01\x01"
+_IDENT: Final = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
+# struct elf_prstatus: signal info, current signal; pending and blocked signals; pid, ppid, pgrp, sid; four times;
+# registers; whether there are floating-point registers.
 _PRSTATUS: Final = struct.Struct("<3ihxxQQ4i64x27QiI")
+# struct elf_prpsinfo: state, its letter, zombie, nice; flags; uid, gid, pid, ppid, pgrp, sid; name; arguments.
 _PRPSINFO: Final = struct.Struct("<4b4xQ6I16s80s")
+# mmap(2) and elf(5) number the rights differently.
 _FLAGS: Final = ((PROT_READ, 4), (PROT_WRITE, 2), (PROT_EXEC, 1))
 _ARGUMENTS: Final = 80
 
+# In the bytes that the CPU leaves to software: gdb reads the components there.
 _XCR0_AT: Final = 464
 _XSAVE_HEADER: Final = struct.Struct("<Q56x")
 _XSAVE_HEADER_AT: Final = 512
@@ -89,6 +95,7 @@ def layout(segments: Sequence[Segment], notes: bytes) -> Layout:
     sections = (_count_section(number),) if number >= _PN_XNUM else ()
     after_programs = _HEADER.size + number * _PROGRAM_HEADER.size
     note_at = after_programs + len(sections) * _SECTION_HEADER.size
+    # Offsets and addresses must agree in a page (elf(5), p_align).
     begin = _align(note_at + len(notes), PAGE_SIZE)
     ends = tuple(accumulate((segment.size * segment.in_file for segment in segments), initial=begin))
     programs = (_load_header(segment, offset) for segment, offset in zip(segments, ends, strict=False))
@@ -100,6 +107,7 @@ def layout(segments: Sequence[Segment], notes: bytes) -> Layout:
 def note(kind: int, content: bytes) -> bytes:
     """Make one note, as the kernel does."""
     name = b"LINUX\0" if kind == NT_X86_XSTATE else b"CORE\0"
+    # The length of the name counts its zero byte, but not the padding to 4 bytes.
     return struct.pack("<III8s", len(name), len(content), kind, name) + _pad(content)
 
 
@@ -112,6 +120,7 @@ def prstatus(ids: Ids, general: Sequence[int], pending: Iterable[int], blocked: 
 def prpsinfo(ids: Ids, owner: tuple[int, int], comm: str, arguments: bytes) -> bytes:
     """Make the content of NT_PRPSINFO: `owner` is (uid, gid); 80 bytes of the arguments, NUL after each, are kept."""
     name = comm.encode("utf-8", "surrogateescape")[:15]
+    # As the kernel (fs/binfmt_elf.c: fill_psinfo): the last byte stays 0, and spaces part the arguments.
     line = arguments[: _ARGUMENTS - 1].rstrip(b"\0").replace(b"\0", b" ")
     return _PRPSINFO.pack(0, ord("R"), 0, 0, 0, *owner, ids.pid, ids.ppid, ids.pgid, ids.sid, name, line)
 
@@ -160,6 +169,7 @@ def _header(programs: int, sections_at: int, sections: int) -> bytes:
 
 
 def _count_section(programs: int) -> bytes:
+    # sh_size is the number of section headers, sh_info that of program headers (elf(5), e_phnum).
     return _SECTION_HEADER.pack(0, 0, 0, 0, 0, 1, 0, programs, 0, 0)
 
 

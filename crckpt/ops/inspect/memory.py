@@ -33,7 +33,7 @@ from crckpt.store.format.index import PAGES, StoredFile
 from crckpt.store.read.reader import Reader
 
 _MAP_SHARED: Final = 1
-_OF_THE_KERNEL: Final = VVAR | VSYSCALL | GUARD
+_OF_THE_KERNEL: Final = VVAR | VSYSCALL | GUARD  # CRIU saves no content of these
 _ANONYMOUS: Final = ANON_PRIVATE | ANON_SHARED | SYSV_IPC
 _SEGMENT: Final = "pagemap-shmem-"
 _NOTHING: Final = np.empty(0, EXTENT)
@@ -120,6 +120,7 @@ class Memory:
             if region.vma.end <= start:
                 continue
             stop = min(end, region.vma.end)
+            # Not mapped: what follows is at another address.
             if region.vma.start > start or start >= stop:
                 break
             piece = self._piece(region, start, stop)
@@ -145,6 +146,7 @@ class Memory:
 def cut_extents(extents: Extents, low: int, high: int) -> Extents:
     """Cut the extents, which are in ascending order, to the pages from `low` to before `high`."""
     first = extents["first"].astype(np.int64)
+    # By bisection: a map may have hundreds of thousands of extents.
     begin = int(np.searchsorted(first + extents["count"], low, side="right"))
     found = extents[begin : max(begin, int(np.searchsorted(first, high, side="left")))].copy()
     if len(found):
@@ -165,6 +167,7 @@ def add_addresses(extents: Extents, parts: Iterable[tuple[int, memoryview]]) -> 
     """Turn (offset in the pages of the extents, bytes) into (address, bytes)."""
     first = extents["first"].astype(np.int64)
     begin = extent_ends(extents) - extents["count"]
+    # Extents that follow each other in memory become one run, wherever the store has them.
     jumps = np.concatenate(([True], first[1:] != first[:-1] + extents["count"][:-1]))[: len(first)]
     begins: list[int] = (begin[jumps] * PAGE_SIZE).tolist()
     addresses: list[int] = (first[jumps] * PAGE_SIZE).tolist()
@@ -207,6 +210,7 @@ def _map_extents(extents: Extents, vma: Vma, source: str) -> Extents:
 
 
 def _check_order(file: StoredFile) -> Extents:
+    # Every search in them assumes this; an index from elsewhere may say anything.
     first = file.extents["first"].astype(np.int64)
     if (first[1:] < first[:-1] + file.extents["count"][:-1]).any():
         raise IntegrityError(f"{file.pagemap}: its pages are not in the order of their addresses")

@@ -151,6 +151,7 @@ def _files(tree: ImageTree) -> Iterator[FileSection]:
 
 
 def _sockets(tree: ImageTree) -> Iterator[SocketSection]:
+    # Once for all sockets: each may be open in every process.
     holders: dict[int, list[Holder]] = {}
     for process in tree.processes:
         for descriptor in process.descriptors:
@@ -184,6 +185,7 @@ def _environments(reading: Reader, tree: ImageTree) -> Iterator[Environment]:
     for process in tree.processes:
         if process.memory is None:
             continue
+        # A program may have set these addresses to anything (PR_SET_MM).
         start, end = process.memory.env_start, process.memory.env_end
         content = Memory(reading, process).read(start, min(max(0, end - start), _MOST_ENVIRONMENT))
         variables = (entry.decode("utf-8", "surrogateescape") for entry in content.split(b"\0") if entry)

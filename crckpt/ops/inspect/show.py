@@ -60,7 +60,9 @@ def show(context: Context, ref: str) -> CheckpointDetail:
         details = read_details(repository, checkpoint)
         index = contents_of(repository, checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
+    # From the index: no page is read, and numpy not loaded.
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
+    # None in a checkpoint that was imported.
     known = {entry["pid"]: entry for entry in details.get("processes", [])}
     return CheckpointDetail(
         checkpoint=checkpoint,
