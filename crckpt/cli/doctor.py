@@ -24,7 +24,12 @@ if TYPE_CHECKING:
     from crckpt.ops.dump.examine import Examination
     from crckpt.ops.dump.tree_usage import UsingProcess
 
-_STATES: Final = {"ok": "[green]ok[/]", "limited": "[yellow]limited[/]", "missing": "[red]missing[/]"}
+_STATES: Final = {
+    "ok": "[green]ok[/]",
+    "limited": "[yellow]limited[/]",
+    "missing": "[red]missing[/]",
+    "unused": "[dim]unused[/]",
+}
 
 
 def doctor(
@@ -41,9 +46,10 @@ def doctor(
     config: options.ConfigPath = None,
     fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed safely, after asking.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show what is as it should be, too.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check what this host can do, what is missing, and which command fixes it.
+    """Check whether this host can checkpoint, what limits it, and which command fixes that.
 
     crckpt tries everything out and trusts no version. It exits with 20 if nothing can be checkpointed here.
 
@@ -63,7 +69,7 @@ def doctor(
         result = fix_host(context, result, lambda line: _print_error((line,)))
         _print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{_reason(tried)}" for tried in result.fixes)
     document = {"able": result.able, "facts": result.facts, "fixes": result.fixes}
-    emit("doctor", Output(document, lambda console: _draw(console, result)), as_json=as_json)
+    emit("doctor", Output(document, lambda console: _draw(console, result, everything)), as_json=as_json)
     if not result.able:
         raise typer.Exit(HostCannot.exit_code)
 
@@ -102,16 +108,16 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
 def _examination_lines(
     result: Examination, processes: Sequence[UsingProcess], prediction: DumpPrediction
 ) -> Iterator[str]:
+    if result.blockers:
+        yield f"PID {result.pid} cannot be checkpointed: {count(len(result.blockers), 'blocker')}\n"
+    else:
+        yield f"PID {result.pid} can be checkpointed\n"
     yield from _tree_line(processes)
     yield from (f"blocker: {finding}\n" for finding in result.blockers)
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
     yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)
-    yield _estimate(prediction)
-    if result.blockers:
-        yield f"PID {result.pid} cannot be checkpointed: {count(len(result.blockers), 'blocker')}\n"
-    else:
-        yield f"PID {result.pid} can be checkpointed\n"
+    yield from _estimate_lines(prediction)
 
 
 def _tree_line(processes: Sequence[UsingProcess]) -> Iterator[str]:
@@ -125,36 +131,39 @@ def _tree_line(processes: Sequence[UsingProcess]) -> Iterator[str]:
     )
 
 
-def _estimate(prediction: DumpPrediction) -> str:
+def _estimate_lines(prediction: DumpPrediction) -> Iterator[str]:
     cost = prediction.prediction
     if cost is None:
-        return f"no estimate of what a dump would cost: {prediction.why_not}\n"
-    return (
-        f"estimate: a dump takes {duration(cost.dump_ms)}, with the tree frozen for {duration(cost.frozen_ms)}, and is "
-        f"safe on disk {duration(cost.commit_ms)} later: {size(cost.raw_bytes)} of images, "
-        f"{size(cost.stored_bytes)} stored, {prediction.assumes}\n"
-    )
-
-
-def _draw(console: Console, result: Diagnosis) -> None:
-    console.print(draw_table(("", "fact", "what was found"), map(_fact_row, result.facts)))
-    for fact in result.obstacles:
-        console.print(escape(f"{fact.key}: {fact.found}: {fact.fix}"))
-    if result.obstacles:
-        console.print("this host cannot checkpoint")
+        yield f"no estimate of what a dump would cost: {prediction.why_not}\n"
         return
-    if any(fact.state != "ok" for fact in result.facts):
-        console.print("what is limited or missing matters only if you need what its effect says")
-    console.print("this host can checkpoint and restore programs")
+    yield f"estimate of a dump, {prediction.assumes}:\n"
+    yield f"  frozen  {duration(cost.frozen_ms)}\n"
+    yield f"  time    {duration(cost.dump_ms)}, and {duration(cost.commit_ms)} more until it is safe on disk\n"
+    yield f"  size    {size(cost.raw_bytes)} of images; the store grows by {size(cost.stored_bytes)}\n"
 
 
-def _fact_row(fact: Fact) -> tuple[str, str, str]:
+def _draw(console: Console, result: Diagnosis, everything: bool) -> None:
+    verdict = "can checkpoint and restore programs" if result.able else "cannot checkpoint"
+    console.print(f"[bold]this host {verdict}[/]")
+    shown, problems = result.shown, result.problems
+    if problems and result.able:
+        console.print("What follows matters only if you need what its effect says:")
+    facts = (*problems, *(fact for fact in shown if fact not in problems)) if everything else problems
+    if facts:
+        console.print()
+        console.print(draw_table(("", "", ""), (_fact_row(fact, result.is_unused(fact)) for fact in facts)))
+    if not everything:
+        console.print()
+        console.print(f"{len(shown) - len(problems)} of {len(shown)} facts need no attention: crckpt doctor --all")
+
+
+def _fact_row(fact: Fact, is_unused: bool) -> tuple[str, str, str]:
     lines = [escape(fact.found)]
     if fact.consequence:
         lines.append(escape(fact.consequence if fact.state == "ok" else f"effect: {fact.consequence}"))
-    if fact.fix:
+    if fact.fix and not is_unused:
         lines.append(f"fix: [bold]{escape(fact.fix)}[/]")
-    return _STATES[fact.state], fact.key, "\n".join(lines)
+    return _STATES["unused" if is_unused else fact.state], fact.key, "\n".join(lines)
 
 
 def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:

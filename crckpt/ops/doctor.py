@@ -16,12 +16,19 @@ from crckpt.criu.install.install import InstallRequest, install_criu, parse_cand
 from crckpt.errors import HostCannot
 from crckpt.host.probes.host import ProbeRequest, probe_host
 from crckpt.host.probes.outcome import Fact, Outcome, fact
+from crckpt.host.probes.tools import has_gpu
 from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.choose_tracker import find_method
 
 # Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used.
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
+
+# crckpt does not use these: CRIU alone does, or its user.
+_UNUSED = frozenset({"lock_iptables", "lazy_pages", "rootless", "ssh"})
+# One of both is enough: `tracker` says what follows from them.
+_OF_TRACKER = frozenset({"soft_dirty", "write_protection"})
+_ANY_TRACKER = "use Linux 6.7 or later, or a kernel with CONFIG_MEM_SOFT_DIRTY"
 
 _INSTALL = "crckpt install-criu"
 _AS_ROOT = "sudo crckpt doctor"
@@ -51,6 +58,22 @@ class Diagnosis(Struct, frozen=True):
     def obstacles(self) -> tuple[Fact, ...]:
         """Return what prevents every checkpoint on this host."""
         return tuple(fact for fact in self.facts if fact.state == "missing" and fact.key in _VITAL)
+
+    @property
+    def problems(self) -> tuple[Fact, ...]:
+        """Return what is limited or missing, and has an effect on crckpt here; what `obstacles` has comes first."""
+        found = (fact for fact in self.shown if fact.state != "ok" and not self.is_unused(fact))
+        return tuple(sorted(found, key=lambda fact: fact not in self.obstacles))
+
+    @property
+    def shown(self) -> tuple[Fact, ...]:
+        """Return the facts for people: without those that another one sums up."""
+        return tuple(fact for fact in self.facts if fact.key not in _OF_TRACKER)
+
+    @staticmethod
+    def is_unused(fact: Fact) -> bool:
+        """Return whether it does not matter to crckpt on this host that a fact is limited or missing."""
+        return fact.state != "ok" and (fact.key in _UNUSED or (fact.key == "criu_plugins" and not has_gpu()))
 
     @property
     def able(self) -> bool:
@@ -92,16 +115,18 @@ def _facts(context: Context) -> tuple[Fact, ...]:
     named = found.criu.path if found and found.criu else _first_candidate(context)
     locks = found.criu.locks_by_nftables if found and found.criu else None
     subject = ProbeRequest(context.store, context.staging, named, locks)
-    return (fact("criu", criu), fact("tracker", _tracker(criu, found)), *probe_host(subject))
+    probed = tuple(probe_host(subject))
+    fix = "" if any(each.key in _OF_TRACKER and each.state == "ok" for each in probed) else _ANY_TRACKER
+    return (fact("criu", criu), fact("tracker", _tracker(criu, found, fix)), *probed)
 
 
-def _tracker(criu: Outcome, found: Search | None) -> Outcome:
+def _tracker(criu: Outcome, found: Search | None, fix: str) -> Outcome:
     if not found or not found.criu:
         return Outcome(criu.state, "not tried: there is no CRIU that works", "dumps may not be incremental", criu.fix)
     name, why = find_method(found.criu.path)
     if name:
         return Outcome("ok", f"incremental dumps work ({name}: {why})")
-    return Outcome("missing", why, "--incremental and --pre-copy do not work: every dump is full")
+    return Outcome("missing", why, "--incremental and --pre-copy do not work: every dump is full", fix)
 
 
 def _criu(context: Context) -> tuple[Outcome, Search | None]:

@@ -32,6 +32,9 @@ KEYS = {
     ),
     *("security_modules", "cgroups", "run_directory", "store", "staging", "util_linux", "systemd", "ssh"),
 }
+OF_TRACKER = {"soft_dirty", "write_protection"}
+"""`tracker` sums these up."""
+UNUSED = {"lock_iptables", "lazy_pages", "rootless", "ssh"}
 READ_ONLY = (
     *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
     'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"',
@@ -70,13 +73,31 @@ def test_a_store_that_is_not_made_yet_is_no_complaint(crckpt: Crckpt) -> None:
 
 def test_people_read_each_fact_with_what_follows_and_what_to_type(opened: Crckpt) -> None:
     told = facts(opened.run("doctor", "--json").document)
-    shown = opened.run("doctor")
+    shown = opened.run("doctor", "--all")
     words = " ".join(shown.out.split())
-    assert all(key in words for key in KEYS)
-    assert all(
-        " ".join(told[key][part].split()) in words for key in ("store", "soft_dirty") for part in ("consequence", "fix")
-    )
-    assert shown.out.endswith("this host can checkpoint and restore programs\n")
+    assert all(f" {key} " in words for key in KEYS - OF_TRACKER)
+    assert all(" ".join(told["store"][part].split()) in words for part in ("consequence", "fix"))
+    assert shown.out.startswith("this host can checkpoint and restore programs\n")
+
+
+def test_people_read_the_verdict_first_and_then_what_needs_attention(opened: Crckpt) -> None:
+    told = facts(opened.run("doctor", "--json").document)
+    verdict, *lines = opened.run("doctor").out.splitlines()
+    assert verdict == "this host can checkpoint and restore programs"
+    rows = [line.split()[:2] for line in lines if line.startswith(("ok", "limited", "missing", "unused"))]
+    assert [told["store"]["state"], "store"] in rows
+    assert all(told[key]["state"] == state != "ok" for state, key in rows)
+    assert not {key for _, key in rows} & (OF_TRACKER | UNUSED)
+    known = len(KEYS - OF_TRACKER)
+    assert lines[-1] == f"{known - len(rows)} of {known} facts need no attention: crckpt doctor --all"
+
+
+def test_no_fix_is_offered_for_what_has_no_effect(opened: Crckpt) -> None:
+    told = facts(opened.run("doctor", "--json").document)
+    shown = " ".join(opened.run("doctor", "--all").out.split())
+    for key in UNUSED | OF_TRACKER:
+        if told[key]["state"] != "ok" and told[key]["fix"]:
+            assert f"fix: {' '.join(told[key]['fix'].split())}" not in shown
 
 
 def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: Crckpt) -> None:

@@ -12,6 +12,7 @@ from crckpt.host.process import run
 
 _NEEDED = ("flock", "unshare", "nsenter")
 _PROGRAM_S = 3
+_GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))
 # CRIU's help has the directory that it was built with.
 _PLUGINS = re.compile(r"--libdir\s.*?by default (\S+?)\)", re.DOTALL)
 
@@ -34,6 +35,11 @@ def criu_plugins(criu: Path | None) -> Outcome:
     if not names:
         return missing(f"no CRIU plugins in {directory}", lost, f"install the GPU's CRIU plugin into {directory}")
     return ok(f"{', '.join(names)} in {directory}")
+
+
+def has_gpu() -> bool:
+    """Return whether this host has a GPU that a plugin of CRIU is for: NVIDIA's or AMD's."""
+    return any(device.exists() for device in _GPUS)
 
 
 def util_linux() -> Outcome:
