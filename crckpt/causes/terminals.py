@@ -43,10 +43,16 @@ TERMINALS = (
     ),
     Cause(
         "terminal-number",
-        "another program uses terminal /dev/pts/{index}",
-        "end it: fuser -v /dev/pts/{index}; or restore in a mount namespace with its own devpts",
+        "CRIU cannot open terminal /dev/pts/{index}: another program uses it, or more than 31 lower numbers are free",
+        "end that program: fuser -v /dev/pts/{index}; with criu, if there is none, open lower terminals before, and "
+        "close them afterwards",
         r"Unable to open \S+ with specified index (?P<index>\d+)",
         "criu/tty.c",
+    ),
+    Cause(
+        "terminal-taken",
+        "another program uses terminal /dev/pts/{index}",
+        "end it: fuser -v /dev/pts/{index}",
     ),
     Cause(
         "terminal-queue",

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Final
 
 import pytest
@@ -31,10 +32,10 @@ def heard(words):
 
 
 @contextmanager
-def _low_numbers_taken() -> Iterator[None]:
+def _low_numbers_taken(count: int = 12) -> Iterator[None]:
     """Let a terminal that is opened in the block have a number that no other test gets while the tree is gone."""
     # The kernel gives the lowest number that is free. CRIU takes up to 32 until it has the right one.
-    taken = [os.openpty() for _ in range(12)]
+    taken = [os.openpty() for _ in range(count)]
     try:
         yield
     finally:
@@ -59,6 +60,37 @@ def test_a_program_talks_over_its_own_terminal(crckpt: Crckpt) -> None:
         assert program.ask("answer = said(b'after'), heard(b'all'), said(b'')[:3]") == (b"after", b"all\n", b"all")
         group = program.ask("answer = os.tcgetpgrp(current), os.getsid(0)")
         assert group == (program.pid, program.pid)
+
+
+def test_a_terminal_whose_number_is_far_above_the_lowest_free_one(crckpt: Crckpt) -> None:
+    """CRIU alone opens 32 terminals at most to get it."""
+    with remote() as program:
+        with _low_numbers_taken(45):
+            program.ask(_STARTS)
+        name = program.ask("answer = os.ttyname(slave)")
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        crckpt.run("rehearse", JOB, "--seconds", "0.1")
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("answer = os.ttyname(slave), said(b'after')") == (name, b"after")
+        # Those that were held for CRIU are free again.
+        assert program.ask("answer = int(os.ttyname(os.openpty()[1])[9:]) < int(os.ttyname(slave)[9:]) - 32")
+
+
+def test_a_terminal_number_of_another_program_is_refused(crckpt: Crckpt) -> None:
+    with remote() as program:
+        with _low_numbers_taken():
+            program.ask(_STARTS)
+        name = str(program.ask("answer = os.ttyname(slave)"))
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        with _low_numbers_taken(int(Path(name).name) + 1):
+            refused = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert f"another program uses terminal {name}" in refused
+            # In namespaces of its own it has the number.
+            crckpt.run("rehearse", JOB, "--seconds", "0.1")
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("answer = os.ttyname(slave)") == name
 
 
 def test_a_terminal_that_a_child_opened_by_that_name(crckpt: Crckpt) -> None:

@@ -23,6 +23,7 @@ from crckpt.host.namespaces import memory_limit, run_as_tree
 from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.namespaces.rehearsal import KINDS, Throwaway, throwaway
 from crckpt.host.process.exits import ExitWatch, watched_exits
+from crckpt.host.process.terminal_numbers import lower_numbers_held
 from crckpt.images.core import ZOMBIE
 from crckpt.images.creds import Rights
 from crckpt.images.pipes import PipeContent
@@ -39,6 +40,7 @@ from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.rehearsal import find_needed_addresses
+from crckpt.preflight.restore.terminals import find_needed_numbers
 from crckpt.store import Checkpoint
 from crckpt.tracking.preload.library import restore_words
 
@@ -118,6 +120,8 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
         if isolated.streams is not None:
             streamer.serve(isolated.streams)
         new = stack.enter_context(throwaway(tree.root.pid, plan, joining))
+        numbers = find_needed_numbers(tree)
+        stack.enter_context(lower_numbers_held(numbers, f"/proc/{new.init}/root/dev/pts/ptmx"))
         inside = (*joining, *nsenter_words(new.init, KINDS))
         watches: list[ExitWatch] = []
         lost: list[Finding] = []

@@ -104,8 +104,10 @@ def _rehearse(
             streams.begin()
         details = read_details(repository, checkpoint)
         planned = _plan_restore(checkpoint, tree, criu, details)
-        # In a network of its own all ports are free. Files on an overlay are other files, without locks and writers.
-        host = replace(survey(planned, reading.files, context.store), refused={}, locks={}, writers={})
+        # In namespaces of its own all ports and terminals are free. Files on an overlay are other files, without locks
+        # and writers.
+        free = {"refused": {}, "locks": {}, "writers": {}, "terminals": frozenset[int]()}
+        host = replace(survey(planned, reading.files, context.store), **free)
         verdict = _judge(planned, host)
         limit = _memory_limit(tree, host)
         # The real path: it is bound at the same place in the new root directory.

@@ -26,6 +26,7 @@ from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
+from crckpt.host.process.terminal_numbers import lower_numbers_held
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
@@ -44,6 +45,7 @@ from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.tasks import find_needed_ids
+from crckpt.preflight.restore.terminals import find_needed_numbers
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
 
@@ -148,6 +150,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             paths = Paths(Path("IMAGES"), Path("WORK"))
             command = attempt.command(paths, (), stream=not tree.is_read_by_position)
             return RestoreResult(checkpoint, verdict, command, attempt.criu)
+        # Before CRIU reads the images.
+        stack.enter_context(lower_numbers_held(find_needed_numbers(tree)))
         outside = OutsideEnds(
             verdict.outside_pipes,
             request.terminal if verdict.needs_terminal else None,

@@ -18,6 +18,7 @@ from crckpt.host.probes import kernel, network
 from crckpt.host.proc import writers
 from crckpt.host.proc.locks import read_held_locks
 from crckpt.host.process import cgroups
+from crckpt.host.process.terminal_numbers import read_used_numbers
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
@@ -64,6 +65,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
         },
         resources=_resources(wanted, images, store),
         us=os.getpid(),
+        terminals=read_used_numbers(),
         locks=read_held_locks({path for _, path, _ in find_needed_locks(tree)}),
     )
     # Packages and writers take long to find: only of files that changed.

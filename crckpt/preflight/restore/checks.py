@@ -14,7 +14,7 @@ from crckpt.preflight.restore.plan import PlannedRestore
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""
 
-_IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written")
+_IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written", "terminal-taken")
 
 
 class Verdict(Struct, frozen=True):

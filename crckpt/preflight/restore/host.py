@@ -37,7 +37,8 @@ class HostState(Struct, frozen=True):
 
     `refused`: why the address of a socket cannot be bound, by the socket's id. `packages`: the packages of changed
     files, by path. `locks`: the locks on each file, by path. `writers`: who has a changed file open for writing, by
-    path; known only if a file is to be cut back. `us` is crckpt's own PID.
+    path; known only if a file is to be cut back. `us` is crckpt's own PID. `terminals`: the N of each
+    /dev/pts/N that is in use.
     """
 
     owners: tuple[IdUser, ...]
@@ -48,3 +49,4 @@ class HostState(Struct, frozen=True):
     locks: dict[str, tuple[HeldLock, ...]] = {}
     writers: dict[str, Writer] = {}
     us: int = 0
+    terminals: frozenset[int] = frozenset()

@@ -25,8 +25,20 @@ def needs_terminal(tree: ImageTree) -> bool:
     )
 
 
+def find_needed_numbers(tree: ImageTree) -> frozenset[int]:
+    """Return the N of each /dev/pts/N that CRIU opens again: not of a terminal outside the tree."""
+    masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
+    return frozenset(
+        terminal.index
+        for terminal in tree.terminals
+        if terminal.index is not None and (terminal.index in masters or terminal.is_hung_up)
+    )
+
+
 def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
-    """Find a terminal that is missing, or that the restored program must not get."""
+    """Find a terminal that is missing, in use, or that the restored program must not get."""
+    for number in sorted(find_needed_numbers(planned.tree) & host.terminals):
+        yield cause("terminal-taken").finding(index=number)
     if needs_terminal(planned.tree):
         if not planned.has_terminal:
             yield cause("terminal").finding()

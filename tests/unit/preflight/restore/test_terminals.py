@@ -11,6 +11,7 @@ from crckpt.images.tty import TerminalInfo
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.terminals import find_needed_numbers
 
 
 def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: HostState) -> None:
@@ -36,6 +37,27 @@ def test_a_program_gets_no_terminal_of_another_user(
     tree = replace(planned.tree, terminals=slaves, processes=(replace(planned.tree.root, threads=threads),))
     found = judge_restore(replace(planned, tree=tree, has_terminal=True, terminal_owner=owner), host).blockers
     assert [finding.key for finding in found if finding.key.startswith("terminal")] == ["terminal-of-another"] * refused
+
+
+@pytest.mark.parametrize(
+    ("terminals", "numbers"),
+    [
+        ((TerminalInfo(6, "pty", 0, 0, 0, 3), TerminalInfo(7, "pty", 0, 0, 0, 3)), {3}),
+        ((TerminalInfo(6, "pty", 0, 0, 0, 3), TerminalInfo(9, "pty", 0, 0, 0, 4)), {4}),
+        ((TerminalInfo(6, "pty", 0, 0, 0, 3, is_hung_up=True),), {3}),
+        ((TerminalInfo(5, "console", 0, 0, 0, None),), set()),
+    ],
+    ids=["both sides", "one outside", "hung up", "console"],
+)
+def test_numbers_that_are_needed_again(
+    planned: PlannedRestore, host: HostState, terminals: tuple[TerminalInfo, ...], numbers: set[int]
+) -> None:
+    again = replace(planned, tree=replace(planned.tree, terminals=terminals), has_terminal=True)
+    assert find_needed_numbers(again.tree) == numbers
+    verdict = judge_restore(again, replace(host, terminals=frozenset({3, 4})))
+    words = [f"another program uses terminal /dev/pts/{number}" for number in numbers]
+    assert [finding.what for finding in verdict.blockers] == words
+    assert verdict.is_in_use == bool(numbers)
 
 
 @pytest.mark.parametrize(

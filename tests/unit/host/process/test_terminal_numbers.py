@@ -1,0 +1,79 @@
+"""The numbers of real pseudoterminals: CRIU opens 32 at most until one has the number that it needs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.proc.fd import read_targets
+from crckpt.host.process.terminal_numbers import lower_numbers_held, read_used_numbers
+
+OPENED_BY_CRIU = 32
+
+
+@contextmanager
+def opened_terminals(count: int) -> Iterator[list[int]]:
+    """Terminals with the lowest numbers that are free. Both ends of each are open."""
+    opened: list[tuple[int, int]] = []
+    try:
+        opened.extend(os.openpty() for _ in range(count))
+        yield [int(Path(os.ttyname(slave)).name) for _, slave in opened]
+    finally:
+        for ends in opened:
+            for end in ends:
+                os.close(end)
+
+
+def count_opened_until(number: int) -> int:
+    """How many terminals a program opens until one has this number, as CRIU does; 0 if it does not get it."""
+    with opened_terminals(OPENED_BY_CRIU) as numbers:
+        return numbers.index(number) + 1 if number in numbers else 0
+
+
+def own_descriptors() -> set[int]:
+    return {fd for fd, _ in read_targets(os.getpid())}
+
+
+@pytest.fixture
+def far() -> int:
+    """A number that is free, with more free ones below it than CRIU opens."""
+    return 40 + max(read_used_numbers(), default=0)
+
+
+def test_the_numbers_in_use() -> None:
+    before = read_used_numbers()
+    with opened_terminals(2) as numbers:
+        assert read_used_numbers() >= set(numbers)
+        assert not before & set(numbers)
+
+
+def test_a_number_far_above_the_lowest_free_one_comes_within_reach(far: int) -> None:
+    assert count_opened_until(far) == 0
+    with lower_numbers_held(frozenset({far})):
+        # No more are held than must be: other programs open terminals, too.
+        assert count_opened_until(far) == OPENED_BY_CRIU
+    assert count_opened_until(far) == 0
+
+
+def test_a_needed_number_is_not_held(far: int) -> None:
+    needed = {far, far - OPENED_BY_CRIU - 1}
+    with lower_numbers_held(frozenset(needed)):
+        assert not read_used_numbers() & needed
+
+
+@pytest.mark.parametrize("needed", [frozenset[int](), frozenset({0, 31})])
+def test_nothing_is_held_for_low_numbers(needed: frozenset[int]) -> None:
+    before = own_descriptors()
+    with lower_numbers_held(needed, "/nonexistent"):
+        assert own_descriptors() == before
+
+
+def test_a_failure_leaves_no_terminal_open(far: int) -> None:
+    before = own_descriptors()
+    with pytest.raises(OSError, match="Inappropriate ioctl"), lower_numbers_held(frozenset({far}), "/dev/null"):
+        pass
+    assert own_descriptors() == before
