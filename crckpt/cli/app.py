@@ -51,7 +51,7 @@ class Commands(HelpfulGroup):
         "Checkpoint and restore": ("dump", "restore", "rehearse", "pre-dump", "trackers"),
         "Look into checkpoints": ("list", "show", "diff", "core"),
         "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
-        "Find out what is wrong": ("doctor", "explain", "report"),
+        "Check the host, explain failures": ("doctor", "install-criu", "explain", "report"),
     }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -88,6 +90,22 @@ def align(titles: Sequence[str], rows: Iterable[Sequence[str]], *, right: frozen
         f"{{:{'>' if column in right else '<'}{width}}}" for column, width in zip(titles, widths, strict=True)
     )
     return (form.format(*line).rstrip() + "\n" for line in lines)
+
+
+def cut(text: str, width: int) -> str:
+    """The text, or as much of it as so many columns hold."""
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal on stdout; None if it is a file or a pipe, where nothing is cut."""
+    if not sys.stdout.isatty():
+        return None
+    columns = os.environ.get("COLUMNS", "")
+    try:
+        return int(columns) if columns.isdecimal() else os.get_terminal_size(sys.stdout.fileno()).columns or None
+    except OSError:
+        return None
 
 
 def draw_table(

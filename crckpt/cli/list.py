@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from datetime import UTC, datetime
+from typing import Annotated, Final
 
 import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.format import align, creation_time, duration, local_time, short_id, size
+from crckpt.cli.format import align, cut, duration, local_time, on_one_line, short_id, size, terminal_width
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.ops.list import ListedCheckpoint, Listing
 from crckpt.ops.list import list_checkpoints as perform
 from crckpt.store import PendingCheckpoint
 
-_COLUMNS = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags, note")
-_NUMBERS = frozenset({"procs", "frozen", "raw", "new", "stored"})
+_NOTE: Final = "tags, note"
+_COLUMNS: Final[tuple[str, ...]] = ("id", "job", "created", "procs", "frozen", "raw", "new", "stored", _NOTE)
+_NUMBERS: Final = frozenset({"procs", "frozen", "raw", "new", "stored"})
+# What a narrow terminal does without first.
+_LEAST_NEEDED: Final = ("raw", "new", "procs", "frozen")
+# A shorter note would tell nothing.
+_SHORTEST_NOTE: Final = 16
+_MINUTES: Final = len("2026-11-25 22:49")
 
 
 def list_checkpoints(
@@ -28,8 +35,9 @@ def list_checkpoints(
     """List checkpoints, oldest first: when each was made, how long its tree was frozen, how many bytes it added.
 
     Columns: **frozen** is how long the tree stood still, **raw** the size of CRIU's images, **new** the data that the
-    store did not have before, **stored** how much the store grew. A checkpoint whose date is later than now is marked
-    "in the future": the clock was wrong then, or is wrong now.
+    store did not have before, **stored** how much the store grew. A narrow terminal shows only some of them; **--json**
+    has all. A checkpoint whose date is later than now is marked "in the future": the clock was wrong then, or is wrong
+    now.
     """
     listing = perform(options.make_context(store, config=config), job)
     document = {
@@ -45,29 +53,55 @@ def list_checkpoints(
 def _lines(listing: Listing) -> Iterator[str]:
     for bad in listing.unreadable:
         yield f"{bad.why}: {bad.remedy}\n"
-    rows = (*map(_row, listing.entries), *map(_pending_row, listing.pending))
-    if rows:
-        yield from align(_COLUMNS, rows, right=_NUMBERS)
-    else:
+    rows = [*map(_row, listing.entries), *map(_pending_row, listing.pending)]
+    if not rows:
         yield "no checkpoints yet; make one with: crckpt dump PID JOB\n"
+        return
+    titles, rows = _fit(rows, terminal_width())
+    yield from align(titles, rows, right=_NUMBERS)
+    for pending in listing.pending:
+        if pending.lost:
+            yield f"lost: a checkpoint of {pending.job}: {pending.lost}; to remove this line: crckpt gc\n"
+
+
+def _fit(rows: list[tuple[str, ...]], width: int | None) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The titles and rows that fit into so many columns: without seconds, then without some numbers; notes are cut."""
+    if width is None:
+        return _COLUMNS, rows
+    texts = dict(zip(_COLUMNS, zip(*rows, strict=True), strict=True))
+    widths = {title: max(len(title), *(len(on_one_line(text)) for text in texts[title])) for title in _COLUMNS}
+
+    def room_for_notes() -> int:
+        return width - sum(number + 2 for title, number in widths.items() if title != _NOTE)
+
+    needed = min(widths[_NOTE], _SHORTEST_NOTE)
+    if room_for_notes() < widths[_NOTE]:
+        texts["created"], widths["created"] = tuple(text[:_MINUTES] for text in texts["created"]), _MINUTES
+    for title in _LEAST_NEEDED:
+        if room_for_notes() < needed:
+            del texts[title], widths[title]
+    left = max(needed, room_for_notes())
+    texts[_NOTE] = tuple(cut(on_one_line(text), left) for text in texts[_NOTE])
+    return tuple(texts), list(zip(*texts.values(), strict=True))
 
 
 def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
     checkpoint, numbers = entry.checkpoint, entry.checkpoint.statistics
+    future = "(in the future)" if checkpoint.is_in_future(datetime.now(UTC)) else ""
     return (
         short_id(checkpoint.id),
         checkpoint.job,
-        creation_time(checkpoint),
+        local_time(checkpoint.created),
         str(len(checkpoint.tree)),
         duration(numbers.frozen_ms),
         size(numbers.raw_bytes),
         size(numbers.new_bytes),
         size(numbers.stored_bytes),
-        " ".join((*entry.tags, checkpoint.note or "")),
+        " ".join(filter(None, (future, *entry.tags, checkpoint.note))),
     )
 
 
 def _pending_row(pending: PendingCheckpoint) -> tuple[str, ...]:
     state = "lost" if pending.lost else "committing"
-    note = f"{pending.lost}; to remove this line: crckpt gc" if pending.lost else f"PID {pending.pid} stores it"
+    note = "see below" if pending.lost else f"PID {pending.pid} stores it"
     return (state, pending.job, local_time(pending.created), *[""] * len(_NUMBERS), note)

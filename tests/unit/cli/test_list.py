@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pty
+import subprocess
+import sys
+import termios
 from datetime import UTC, datetime
 
+import pytest
 from command_line import CommandLine
 from image_sets import manifest_path
 
@@ -24,6 +30,41 @@ def test_a_line_for_each(
     assert [entry["id"] for entry in result["checkpoints"]] == [first.id, second.id]
     assert [entry["tags"] for entry in result["checkpoints"]] == [[], ["good"]]
     assert (result["pending"], result["unreadable"]) == ([], [])
+
+
+NARROW = """
+import sys
+from crckpt.cli.app import run
+sys.exit(run(["list", "--store", sys.argv[1]]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("columns", "titles"),
+    [
+        (140, ["id", "job", "created", "procs", "frozen", "raw", "new", "stored"]),
+        (100, ["id", "job", "created", "procs", "frozen", "new", "stored"]),
+        (80, ["id", "job", "created", "procs", "frozen", "stored"]),
+        (66, ["id", "job", "created", "stored"]),
+    ],
+)
+def test_a_terminal_gets_lines_that_fit(
+    repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], columns: int, titles: list[str]
+) -> None:
+    """A real terminal of this width."""
+    repository.tag(checkpoints[0].id, "before-the-upgrade-of-everything-that-was-old")
+    terminal, inside = pty.openpty()
+    termios.tcsetwinsize(inside, (24, columns))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    argv = [sys.executable, "-c", NARROW, str(repository.root)]
+    subprocess.run(argv, stdout=inside, env=environment, check=True)
+    os.close(inside)
+    lines = os.read(terminal, 1 << 16).decode().splitlines()
+    os.close(terminal)
+    assert lines[0].split() == [*titles, "tags,", "note"]
+    assert [line.split()[0] for line in lines[1:]] == [checkpoint.short_id for checkpoint in checkpoints]
+    assert max(map(len, lines)) <= columns
+    assert "before-the-" in lines[1]
 
 
 def test_an_empty_store_says_what_to_do(typed: CommandLine) -> None:
