@@ -45,6 +45,7 @@ class Attribute(Struct, frozen=True):
 
 _NOT_VISIBLE: Final = "the kernel shows it only to the thread itself"
 
+# A restore sets them in this order.
 ATTRIBUTES: Final = (
     Attribute("affinity", "thread", "the CPU affinity", "outside", "outside", test="affinity"),
     Attribute("io_priority", "thread", "the I/O priority", "outside", "outside", test="ioprio"),
@@ -104,6 +105,7 @@ ATTRIBUTES: Final = (
         test="session_keyring",
         note="the tree gets the keyring of the restoring crckpt, or a new one for another user; keys are lost",
     ),
+    # From here on what CRIU saves and sets itself, which tests hold it to, and what nobody does.
     Attribute("nice", "thread", "the nice value", "CRIU", "CRIU", test="nice"),
     Attribute("policy", "thread", "the scheduling policy", "CRIU", "CRIU", test="policy"),
     Attribute("reset_on_fork", "thread", "the reset of the policy on fork", "CRIU", "CRIU", test="reset_on_fork"),
@@ -196,6 +198,7 @@ def read_attribute_record(details: dict[str, object]) -> AttributeRecord | None:
     """
     if "attributes" not in details:
         return None
+    # It may come from elsewhere, and root acts on it: each number and length has its limits in the types.
     try:
         return msgspec.convert(details["attributes"], AttributeRecord, strict=False, str_keys=True)
     except msgspec.ValidationError as error:

@@ -1,1 +1,1 @@
-"""Checks on a live tree before a dump. Each topic has a file; `plan` gathers what they find."""
+"""Checks on a live tree before a dump. Each topic has a file; `checks` gathers what they find."""

@@ -62,7 +62,7 @@ class Prediction(Struct, frozen=True):
     sampled_bytes: int
 
 
-_ONCE_MS: Final = 5.0
+_ONCE_MS: Final = 5.0  # for a tree of any size
 # The times of CRIU 4.2.1 in a virtual machine with two cores of 2024. Only their ratios count: trials measure how fast
 # this host is.
 _EACH_MS: Final = Load(memory=0, maps=0.026, descriptors=0.055, threads=0.35, processes=2.5)
@@ -85,6 +85,7 @@ def dump_speed(load: Load, memory_ms: float, frozen_ms: float, dump_ms: float) -
 def predict_cost(tree: Load, dump: DumpSpeed, images: ImageFiles, commit: CommitSpeed, sampled: int) -> Prediction:
     """Predict the cost of a dump at these speeds. `sampled`: how many bytes of the tree were stored on trial."""
     frozen_ms = dump.byte_ms * tree.memory + dump.slowness * usual_ms(tree)
+    # CRIU writes an image for each thread, and some for each process.
     files = images.files + images.process_files * tree.processes + tree.threads
     raw_bytes = tree.memory + images.process_bytes * tree.processes
     return Prediction(

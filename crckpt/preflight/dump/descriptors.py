@@ -13,10 +13,12 @@ from crckpt.host.proc import Descriptor
 from crckpt.preflight.dump.files import is_deleted_file
 from crckpt.preflight.dump.namespaces import find_known_namespaces, shares_namespace
 
+# Those that CRIU saves. Source: criu/files.c:498, dump_one_file.
 _ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
+# Device numbers. Source: Documentation/admin-guide/devices.txt.
 _TUN = (10, 200)
 _AUTOFS = (10, 235)
-_MEMORY_DEVICES = 1
+_MEMORY_DEVICES = 1  # null, zero, full, random, urandom ...
 # Major numbers of which every device is a terminal. Source: criu/tty.c, get_tty_driver.
 _TERMINALS = (188, 204, *range(128, 144))
 # Major numbers of which only these minor numbers are terminals. Source: criu/tty.c, get_tty_driver.
@@ -39,8 +41,11 @@ def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
     """Find descriptors that a restore does not bring back as they were."""
     for descriptor in observed.descriptors:
         values = {"pid": descriptor.pid, "fd": descriptor.fd, "path": descriptor.target}
+        # CRIU links the file to a new name. If the tree runs on, it removes that name after the dump (criu/cr-dump.c,
+        # delete_link_remaps), and a restore does not find it.
         if not stop and is_deleted_file(descriptor) and descriptor.links:
             yield cause("link-remap").finding(**values)
+        # CRIU saves the counter, but not this flag: a read of the restored one takes all of it.
         if "eventfd-semaphore: 1" in descriptor.info:
             yield cause("eventfd-semaphore").finding(**values)
         if descriptor.target == "anon_inode:bpf-map":
@@ -56,6 +61,7 @@ def find_unread(observed: Observed) -> Iterator[Finding]:
 def _find_unsaved(descriptor: Descriptor, observed: Observed) -> Iterator[Finding]:
     """Find what CRIU refuses. Source: criu/files.c, dump_one_file."""
     kind, _, name = descriptor.target.partition(":")
+    # The order matters: the first that applies explains most.
     if descriptor.target == "anon_inode:[io_uring]":
         yield cause("io-uring").finding()
     elif descriptor.target == "anon_inode:[pidfd]":
@@ -68,6 +74,7 @@ def _find_unsaved(descriptor: Descriptor, observed: Observed) -> Iterator[Findin
     elif stat.S_ISFIFO(descriptor.mode) and descriptor.flags & os.O_DIRECT:
         # CRIU saves a named pipe in packet mode, but cannot open it so again.
         yield cause("packet-pipe").finding()
+    # CRIU names a namespace by a process that is in it.
     elif (inode := _NAMESPACE.fullmatch(descriptor.target)) and int(inode[1]) not in find_known_namespaces(observed):
         yield cause("namespace-outside").finding(inode=inode[1])
     elif stat.S_ISCHR(descriptor.mode):
@@ -90,6 +97,7 @@ def _find_unsaved_device(descriptor: Descriptor, observed: Observed) -> Iterator
     is_terminal = major in _TERMINALS or minor in _CONSOLES.get(major, ())
     is_saved = major == _MEMORY_DEVICES or number == _AUTOFS or is_terminal or descriptor.target.startswith(_OF_PLUGINS)
     if number == _TUN:
+        # CRIU makes the interface again, which it does only in a network that it makes, too (criu/tun.c:306).
         if shares_namespace(observed, "net"):
             yield cause("tun").finding()
     elif not is_saved:

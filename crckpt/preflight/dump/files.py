@@ -15,6 +15,7 @@ _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hug
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find files and watches that CRIU cannot find again by their path."""
+    # criu/files-reg.c:1790 and 1444: CRIU compares what it finds by the path with what the descriptor is.
     for file in observed.unreachable_files:
         if file.why == "mount":
             yield cause("mount-lookup").finding(path=file.path, fd=file.fd)
@@ -34,6 +35,7 @@ def find_warnings(observed: Observed) -> Iterator[Finding]:
 
 def ghost_files(observed: Observed) -> frozenset[tuple[str, int]]:
     """Return (path, bytes) of the files in use that have no name any more: CRIU copies them into its images."""
+    # A set: a file that is open many times is copied once (criu/files-reg.c:1036).
     return frozenset((path, size) for path, size, links in find_deleted_files(observed) if not links)
 
 
@@ -53,6 +55,7 @@ def find_deleted_files(observed: Observed) -> Iterator[tuple[str, int, int]]:
 def is_deleted_file(descriptor: Descriptor) -> bool:
     """Return whether the descriptor is of a regular file that lost the name by which it was opened."""
     return (
+        # The kernel adds this. A memfd always has it: it never had a name.
         descriptor.target.endswith(" (deleted)")
         and stat.S_ISREG(descriptor.mode)
         and not descriptor.target.startswith("/memfd:")

@@ -33,6 +33,7 @@ def _find_unsaved(mapping: UnsavableMap, observed: Observed) -> Iterator[Finding
     elif mapping.kind == "uprobes":
         yield cause("uprobes").finding(pid=mapping.pid)
     elif mapping.kind == "sysv":
+        # CRIU saves it with the whole IPC namespace, which must be the tree's own (criu/cr-dump.c:477).
         if shares_namespace(observed, "ipc"):
             yield cause("sysv-shm").finding()
     elif mapping.kind == "unknown":

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 
+# Source: criu/sockets.c:767.
 _FAMILIES = (socket.AF_UNIX, socket.AF_INET, socket.AF_INET6, socket.AF_NETLINK, socket.AF_PACKET)
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 # Of internet sockets that are not raw. Source: criu/sk-inet.c, can_dump_ipproto.
@@ -19,13 +20,14 @@ _PROTOCOLS = (
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find sockets that CRIU cannot save."""
+    # A socket stays in the network namespace in which it was made. CRIU looks in that of its process.
     networks = {process.pid: dict(process.namespaces).get("net", 0) for process in observed.tree.processes}
     for found in observed.sockets:
         if found.family not in _FAMILIES:
             yield cause("socket-family").finding(number=found.family)
         elif found.family in _INTERNET and found.kind != socket.SOCK_RAW and found.protocol not in _PROTOCOLS:
             yield cause("protocol").finding(number=found.protocol)
-        if found.corked:
+        if found.corked:  # criu/sk-inet.c:152
             yield cause("corked").finding()
         if found.has_bpf_filter:
             yield cause("socket-program").finding()
@@ -44,8 +46,9 @@ def find_connection_blockers(
     observed: Observed, tcp: str | None, *, locks_by_nftables: bool, skip_in_flight: bool
 ) -> Iterator[Finding]:
     """Find TCP connections for which the user must choose, or that cannot be kept."""
-    if observed.transient.queues and not skip_in_flight:
+    if observed.transient.queues and not skip_in_flight:  # criu/sk-inet.c:185
         yield cause("tcp-in-flight").finding()
+    # Both have their price, so the user must choose: keep blocks the peers until the restore, close loses them.
     if tcp is None:
         for link in observed.connections:
             yield cause("tcp").finding(
@@ -53,8 +56,10 @@ def find_connection_blockers(
             )
     if tcp == "keep":
         for found in observed.sockets:
+            # Restored without TLS, the connection would send in plain text what the program writes.
             if found.layer:
                 yield cause("tcp-layer").finding(pid=found.pid, fd=found.fd, layer=found.layer)
+    # Unlocked, the kernel would answer the peers with resets as soon as the sockets are gone.
     if tcp == "keep" and observed.connections and not locks_by_nftables:
         yield cause("network-lock").finding()
 

@@ -17,6 +17,7 @@ def root_refusal(process: Process | None, pid: int, own_pid: int, own_ancestors:
     if process is None:
         return cause("gone").finding(pid=pid)
     values = {"pid": pid, "comm": process.comm, "ppid": process.ppid}
+    # CRIU refuses a tree that it is in (compel/src/lib/infect.c:259), and it descends from crckpt.
     refusals = {
         "init": pid == 1,
         "kernel-thread": process.is_kernel_thread,
@@ -36,7 +37,7 @@ def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding
         yield _report_tracer(processes[thread.pid], thread.tracer, observed, names)
     yield from _find_unreadable_limits(observed)
     for pid, parent in sorted(observed.transient.shared):
-        # A parent that waits in vfork cannot be frozen.
+        # A parent that waits in vfork cannot be frozen. Others that share memory CRIU refuses (criu/cr-dump.c:668).
         waits = parent in observed.transient.waiting
         yield cause("freeze-timeout").finding() if waits else cause("memory-in-common").finding(pid=pid)
 
@@ -55,7 +56,8 @@ def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Itera
 
 def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
     """Return the (uid, gid) that CRIU needs to read the tree's resource limits; None if it needs no other."""
-    # prlimit(2): the caller needs CAP_SYS_RESOURCE or the same user.
+    # prlimit(2), which CRIU calls for each process (criu/cr-dump.c:387): the caller needs CAP_SYS_RESOURCE or the same
+    # user.
     users = {_user(process) for process in observed.tree.processes if process.state != "zombie"}
     if _CAP_SYS_RESOURCE in observed.own_capabilities or len(users) != 1:
         return None
@@ -66,8 +68,9 @@ def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
 def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
     if process.tracer:
         yield _report_tracer(process, process.tracer, observed, names)
-    if process.state == "zombie" and len(process.threads) > 1:
+    if process.state == "zombie" and len(process.threads) > 1:  # criu/seize.c:882
         yield cause("thread-leader-gone").finding()
+    # CRIU's own code in a process stops by SIGTRAP: it refuses one that is pending (compel/src/lib/infect.c:321).
     if process.trapped:
         yield cause("breakpoint").finding(tid=process.pid)
     for group in (group for pid, group in observed.frozen if pid == process.pid):

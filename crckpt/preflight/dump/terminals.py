@@ -13,6 +13,7 @@ _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find more than one pseudo terminal outside the tree: a restore can give it only one."""
+    # "Only one slave external peer is allowed" (criu/tty.c:419).
     if len({found.target for found in outside_terminals(observed) if found.target.startswith("/dev/pts/")}) > 1:
         yield cause("terminal-outside").finding()
 
@@ -20,6 +21,7 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
 def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:
     """Return descriptors of terminals whose other side the tree does not hold."""
     sessions = {process.pid: process.sid for process in observed.tree.processes}
+    # The link of a master has no number, but its fdinfo has that of the slave.
     inside = {
         f"/dev/pts/{line.split()[1]}"
         for descriptor in observed.descriptors

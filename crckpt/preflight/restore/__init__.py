@@ -1,1 +1,1 @@
-"""Checks on a checkpoint before a restore. Each topic has a file; `judge` gathers what they find."""
+"""Checks on a checkpoint before a restore. Each topic has a file; `checks` gathers what they find."""

@@ -28,7 +28,7 @@ from crckpt.preflight.attribute_record import (
 )
 from crckpt.preflight.restore.cgroups import CheckedGroups, check_groups, groups_of
 
-_MOST_NODES: Final = 1024
+_MOST_NODES: Final = 1024  # bits of the mask that is given to set_mempolicy(2)
 _OF_SESSION: Final = "autogroup_nice"
 
 
@@ -104,10 +104,12 @@ def _fit(
     """Fit the values to the CPUs and nodes of this host."""
     for name, value in values.items():
         if name == "affinity":
+            # A thread that could run on every CPU of the old host was not bound to them: it gets all of this one.
             everywhere = set(value) >= set(record.cpus)
             yield name, tuple(sorted((not everywhere and host.cpus & set(value)) or host.cpus))
         elif name == "memory_policy":
             yield name, (*value[:1], *(node for node in value[1:] if 0 <= node < _MOST_NODES))
+        # A newer crckpt may have recorded others.
         elif name in ATTRIBUTE_BY_NAME:
             yield name, value
 
@@ -140,7 +142,7 @@ def judge_attributes(record: AttributeRecord, tree: ImageTree, host: HostAttribu
     moves: list[tuple[int, ControlGroup]] = []
     checked: dict[int | None, CheckedGroups] = {}
     for process in record.processes:
-        if process.pid not in comms:
+        if process.pid not in comms:  # it ended before the freeze
             continue
         values: dict[str, object] = {"pid": process.pid, "comm": comms[process.pid]}
         weaker.extend(_find_weaker(process, values))
@@ -225,6 +227,7 @@ def _find_lost_keys(
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:
     """Return one finding of each kind, and every lost label."""
+    # A tree of 1,000 processes that lost one thing would fill the screen. Labels differ, and each may matter.
     keys: set[str] = set()
     for finding in findings:
         if finding.key not in keys or finding.key == "label-lost":

@@ -29,6 +29,7 @@ class CheckedGroups(Struct, frozen=True):
 
 def groups_of(record: AttributeRecord, process: ProcessRecord) -> tuple[ControlGroup, ...]:
     """Return the groups that the process was in."""
+    # A record from elsewhere may have any index.
     index = process.groups
     return () if index is None or not 0 <= index < len(record.groups) else record.groups[index]
 
@@ -48,6 +49,7 @@ def check_groups(
     lost: list[Finding] = []
     for group in groups:
         missing = _missing_restrictions(group, ours)
+        # Another group may have the path by now: only one with all of the old limits is taken.
         if missing and _still_restricts(group, old):
             moves.append(group)
         elif rules := [name for name in missing if name in RULES]:

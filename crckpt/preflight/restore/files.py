@@ -75,6 +75,7 @@ def find_changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, .
 
 def find_needed_files(tree: ImageTree) -> tuple[RegularFile, ...]:
     """Return the files that must be there, each path once. None for a tree that brings its own mount namespace."""
+    # CRIU mounts what such a tree had: paths lead elsewhere there than here.
     if tree.is_apart("mnt"):
         return ()
     needed: dict[str, RegularFile] = {}
@@ -88,6 +89,7 @@ def find_needed_files(tree: ImageTree) -> tuple[RegularFile, ...]:
 
 def find_needed_path(file: RegularFile) -> str:
     """Return the path at which CRIU will open the file; empty if nothing must be there."""
+    # A deleted file comes from the images, unless CRIU linked it to another name (--link-remap).
     path = file.path if file.remap is None else file.remap.path if file.remap.kind == LINKED else ""
     # These come back with the tree: its processes, and terminals whose master is in it.
     is_restored = path.startswith(("/proc/", "/dev/pts/"))
@@ -160,6 +162,7 @@ def _check_file(
     if file.mode is not None and stat.S_IFMT(file.mode) != stat.S_IFMT(now.mode):
         yield finding("file-kind", was=_kind(file.mode), now=_kind(now.mode)), None
         return
+    # CRIU compares the mode, and sets that of a file that it makes again.
     if file.mode is not None and file.mode != now.mode and file.remap is None:
         yield finding("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
     if not stat.S_ISREG(now.mode):
@@ -209,6 +212,7 @@ def _find_resized_key(
     # A longer program or library is another build, even if it has no build-id.
     if find_needed_path(file) in programs:
         return "program-grown"
+    # Cutting a file back under its writer would lose lines; through a link it might be a file of another user.
     if planned.grown == "rewind":
         return "file-being-written" if writer else "file-linked" if now.is_linked else "file-rewound"
     if not file.is_append_only:

@@ -28,6 +28,7 @@ def find_needed_locks(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
 
 def find_blockers(tree: ImageTree, host: HostState) -> Iterator[Finding]:
     """Find locks that other programs hold: CRIU would wait for them without end."""
+    # flock without LOCK_NB, and F_SETLKW (criu/file-lock.c:626 and 645).
     for lock, path, holder in find_needed_locks(tree):
         conflict = find_conflict(lock, path, holder, host.locks.get(path, ()))
         if conflict is not None:

@@ -14,6 +14,7 @@ from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.files import find_needed_path
 from crckpt.preflight.restore.host import FileState
 
+# A tree with one of these would need another inside that of the rehearsal.
 _NOT_NESTED: Final = ("mnt", "pid", "user")
 _BROADCAST: Final = "255.255.255.255"
 
@@ -24,6 +25,7 @@ def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterato
         if tree.is_apart(kind):
             yield cause("namespace-rehearsed").finding(kind=kind)
     for socket in tree.inet_sockets:
+        # SO_BINDTODEVICE: a new network namespace has `lo` alone.
         if socket.interface not in ("", "lo"):
             yield cause("interface-rehearsed").finding(socket=socket.title, interface=socket.interface)
     if needs_terminal:
@@ -33,6 +35,7 @@ def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterato
 def find_needed_addresses(tree: ImageTree) -> tuple[str, ...]:
     """Return the addresses that its sockets use, without those that every loopback interface has."""
     used = {end.host for socket in tree.inet_sockets for end in (socket.source, socket.destination)}
+    # Without the interface of a link-local address (`fe80::1%eth0`).
     found = {_plain(ip_address(host.partition("%")[0])) for host in used if host}
     needed = (one for one in found if not (one.is_unspecified or one.is_loopback or one.is_multicast))
     return tuple(sorted(str(one) for one in needed if str(one) != _BROADCAST))

@@ -19,8 +19,10 @@ def find_bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Bi
     for socket in planned.tree.inet_sockets:
         if socket.is_listening:
             yield socket, "listen"
+        # A connection that is closed needs no address.
         elif socket.is_established_tcp and planned.keeps_connections:
             yield socket, "connection"
+        # One that is bound to an interface may share its address with one on another interface.
         elif socket.type == DATAGRAM and socket.source.port and not socket.interface:
             yield socket, "datagram"
 

@@ -13,13 +13,14 @@ from crckpt.preflight.restore.plan import PlannedRestore
 
 def find_needed_ids(tree: ImageTree) -> frozenset[int]:
     """Return every PID, thread id, group id and session id that must be free for a restore."""
-    # Source: criu/pstree.c, prepare_pstree_for_shell_job.
     root = tree.root
-    # With --shell-job CRIU puts its own session and group in the place of the shell's.
+    # With --shell-job CRIU puts its own session and group in the place of the shell's. Source: criu/pstree.c:345,
+    # prepare_pstree_for_shell_job.
     of_shell = {root.sid, root.pgid} - {root.pid}
     members = {number for process in tree.processes for number in (process.pgid, process.sid)}
     tasks = {thread.tid for process in tree.processes for thread in process.threads}
     tasks.update(process.pid for process in tree.processes)
+    # 0 is a session or group outside of the tree's PID namespace.
     return frozenset(number for number in tasks | (members - of_shell) if number > 0)
 
 

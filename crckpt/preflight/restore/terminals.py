@@ -16,8 +16,9 @@ _CONSOLES = ("console", "virtual console", "external", "serial")
 
 
 def needs_terminal(tree: ImageTree) -> bool:
-    """Return whether one of the tree's terminals is outside it. Source: criu/tty.c, tty_find_restoring_task."""
+    """Return whether one of the tree's terminals is outside it. Source: criu/tty.c:1358, tty_find_restoring_task."""
     masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
+    # CRIU makes another master for a terminal that was hung up.
     slaves = {terminal.index for terminal in tree.terminals if terminal.kind == "pty" and not terminal.is_hung_up}
     # CRIU opens consoles by their names, and /dev/tty in its session. The images name no session outside the tree.
     return bool(slaves - masters) or any(
