@@ -26,6 +26,10 @@ def main() -> NoReturn:
     # crckpt does no linear algebra: numpy needs no threads for it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     _open_standard_streams()
+    if completing := os.environ.pop("_CRCKPT_COMPLETE", ""):
+        from crckpt.cli.completion import answer
+
+        os._exit(answer(completing, sys.argv[1:]))
     code = _version() if sys.argv[1:] in (["--version"], ["-V"]) else _command()
     with suppress(OSError):
         sys.stderr.flush()

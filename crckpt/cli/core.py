@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,9 @@ from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
 from crckpt.cli.output import Output, emit
 from crckpt.cli.progress import progress_bar
-from crckpt.ops.inspect.core import CoreFile
-from crckpt.ops.inspect.core import core as perform
+
+if TYPE_CHECKING:
+    from crckpt.ops.inspect.core import CoreFile
 
 
 def core(
@@ -34,6 +35,9 @@ def core(
 
     To see the stack of a Python program: `py-spy dump --core FILE`, or `py-bt` in gdb where python3-dbg is installed.
     """
+    # Slow to load, and needed neither for the help nor to complete a command line.
+    from crckpt.ops.inspect.core import core as perform
+
     with progress_bar("writing", as_json=as_json) as progress:
         context = options.make_context(store, config=config, progress=progress)
         result = perform(context, ref, pid, output, force=force)

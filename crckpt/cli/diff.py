@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,9 +11,10 @@ from crckpt.cli import options
 from crckpt.cli.format import align, count, size, title
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.model import PAGE_SIZE
-from crckpt.ops.inspect.diff import CheckpointDiff, DescriptorChange, ProcessChange
-from crckpt.ops.inspect.diff import diff as perform
-from crckpt.ops.inspect.page_changes import MapChange, PageChanges
+
+if TYPE_CHECKING:
+    from crckpt.ops.inspect.diff import CheckpointDiff, DescriptorChange, ProcessChange
+    from crckpt.ops.inspect.page_changes import MapChange, PageChanges
 
 _COUNTS = ("changed", "new", "gone")
 
@@ -30,6 +31,9 @@ def diff(
     `+` marks what only B has, `-` what only A has. A process is the same in both if it has the same PID and is the same
     run of the same program; a restored process is the same process.
     """
+    # Slow to load, and needed neither for the help nor to complete a command line.
+    from crckpt.ops.inspect.diff import diff as perform
+
     result = perform(options.make_context(store, config=config), first, second)
     document = {
         "first": checkpoint_document(result.first),

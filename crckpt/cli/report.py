@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,9 +14,9 @@ from crckpt.cli import options
 from crckpt.cli.format import size
 from crckpt.cli.output import Output, emit
 from crckpt.errors import NoSuchCheckpoint
-from crckpt.ops.inspect.explain import read_log
-from crckpt.ops.report import Report, ReportRequest
-from crckpt.ops.report import report as perform
+
+if TYPE_CHECKING:
+    from crckpt.ops.report import Report
 
 
 def report(
@@ -47,6 +47,10 @@ def report(
     It never contains memory or environments. It contains command lines, notes and host names only with
     **--with-secrets**. If a part cannot be read, crckpt skips it and says so. Nothing is sent anywhere.
     """
+    # Slow to load, and needed neither for the help nor to complete a command line.
+    from crckpt.ops.report import ReportRequest
+    from crckpt.ops.report import report as perform
+
     read = _log_reader(subject)
     target = output or Path(f"crckpt-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}.tar.gz")
     request = ReportRequest(target.absolute(), None if read else subject, read, with_secrets)
@@ -62,6 +66,8 @@ def _log_reader(subject: str | None) -> Callable[[], bytes] | None:
     """A function that reads the log; None if `subject` does not name a log."""
     # By its name alone: the meaning must not depend on what lies in the current directory.
     if subject is not None and (subject == "-" or "/" in subject or subject.endswith(".log")):
+        from crckpt.ops.inspect.explain import read_log
+
         return partial(read_log, Path(subject))
     return None
 

@@ -9,16 +9,13 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.format import creation_time, draw_table, duration, escape, size
 from crckpt.cli.output import Output, checkpoint_document, emit
-from crckpt.cli.show_sections import lines
-from crckpt.ops.context import Context
-from crckpt.ops.inspect.sections import sections
-from crckpt.ops.inspect.show import CheckpointDetail, ProcessDetail
-from crckpt.ops.inspect.show import show as perform
-from crckpt.ops.inspect.strings import strings
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.tree import Tree
+
+    from crckpt.ops.context import Context
+    from crckpt.ops.inspect.show import CheckpointDetail, ProcessDetail
 
 
 def show(
@@ -56,6 +53,9 @@ def show(
 
     With **--ps**, **--files**, **--sockets**, **--maps**, **--env** or **--strings**: show only these, in full.
     """
+    # Slow to load, and needed neither for the help nor to complete a command line.
+    from crckpt.ops.inspect.show import show as perform
+
     if ps or files or sockets or maps or env or strings is not None:
         wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
         _sections(options.make_context(store, config=config), ref, wanted, strings, as_json=as_json)
@@ -75,6 +75,10 @@ def show(
 
 
 def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
+    from crckpt.cli.show_sections import lines
+    from crckpt.ops.inspect.sections import sections
+    from crckpt.ops.inspect.strings import strings
+
     found = sections(context, ref, **wanted)
     matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)
     document = {

@@ -1,0 +1,186 @@
+"""What may come next on a command line."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import typer
+
+from crckpt.cli.app import COMMANDS
+from crckpt.cli.completion.checkpoints import StoredNames
+from crckpt.cli.completion.targets import find_targets
+from crckpt.cli.options import make_context
+
+Words: TypeAlias = Iterator[tuple[str, str]]
+"""Words and their descriptions."""
+
+_Parameter: TypeAlias = Any  # a Parameter of click, of which typer has its own copy
+_GLOBAL: Final = (("--help", "Show this message and exit."), ("--version", "Print the versions of crckpt and CRIU."))
+_WIDEST: Final = 64
+
+
+class CommandLine:
+    """A command and the words after it, of which the last is being typed."""
+
+    def __init__(self, command: str, words: Sequence[str]) -> None:
+        self.parameters = _read_parameters(command)
+        self.typed = words[-1]
+        self.values: dict[str, str] = {}
+        self.positional: list[str] = []
+        self.options_end = False
+        self.open_option: _Parameter | None = None
+        for word in words[:-1]:
+            self._take(word)
+
+    def next_argument(self) -> _Parameter | None:
+        """Return the argument that a word here would be."""
+        arguments = [each for each in self.parameters if each.param_type_name == "argument"]
+        last = arguments[-1:] if arguments and arguments[-1].nargs == -1 else []
+        return next(iter(arguments[len(self.positional) :] or last), None)
+
+    def option_named(self, word: str) -> _Parameter | None:
+        """Find an option by its name."""
+        return next((each for each in self.parameters if word in (*each.opts, *each.secondary_opts)), None)
+
+    def _take(self, word: str) -> None:
+        if self.open_option is not None:
+            self.values[self.open_option.name] = word
+            self.open_option = None
+        elif self.options_end or not word.startswith("-") or word == "-":
+            self.positional.append(word)
+        elif word == "--":
+            self.options_end = True
+        else:
+            name, equals, value = word.partition("=")
+            option = self.option_named(name)
+            if option is None or option.is_flag:
+                return
+            if equals:
+                self.values[option.name] = value
+            else:
+                self.open_option = option
+
+
+def complete(words: Sequence[str]) -> Iterator[str]:
+    """Complete the last word. The lines are those of the protocol."""
+    typed = words[-1] if words else ""
+    command = next((word for word in words[:-1] if not word.startswith("-")), "")
+    if not command or (command == "help" and len(words) == words.index("help") + 2):
+        yield from _as_lines(_GLOBAL if typed.startswith("-") else _commands(), typed)
+    elif command in COMMANDS:
+        yield from _complete_command(CommandLine(command, words[list(words).index(command) + 1 :]))
+
+
+def _commands() -> Words:
+    return ((name, place[1]) for name, place in COMMANDS.items())
+
+
+def _complete_command(line: CommandLine) -> Iterator[str]:
+    if line.open_option is not None:
+        return _complete_value(line, line.open_option, line.typed)
+    if line.typed.startswith("-") and line.typed != "-" and not line.options_end:
+        name, equals, value = line.typed.partition("=")
+        option = line.option_named(name)
+        if equals and option is not None:
+            return _complete_value(line, option, value, f"{name}=")
+        return _as_lines(_options(line), line.typed)
+    argument = line.next_argument()
+    if argument is None:
+        return _as_lines(_options(line), line.typed)
+    return _complete_value(line, argument, line.typed)
+
+
+def _options(line: CommandLine) -> Words:
+    for option in line.parameters:
+        if option.param_type_name == "option" and not option.hidden and (option.multiple or _is_open(line, option)):
+            yield from ((name, option.help or "") for name in (*option.opts, *option.secondary_opts) if "--" in name)
+    yield _GLOBAL[0]
+
+
+def _is_open(line: CommandLine, option: _Parameter) -> bool:
+    return option.name not in line.values
+
+
+def _complete_value(line: CommandLine, parameter: _Parameter, typed: str, before: str = "") -> Iterator[str]:
+    if choices := getattr(parameter.type, "choices", None):
+        return _as_lines(((getattr(each, "value", each), "") for each in choices), typed, before)
+    if parameter.type.name in ("path", "file", "directory", "filename"):
+        is_directory = parameter.name in ("directory", "store", "staging") or parameter.type.name == "directory"
+        return iter(("directories" if is_directory else "files",))
+    words = _FINDERS.get(parameter.name)
+    found = list(_as_lines(words(line, typed), typed, before)) if words else []
+    if parameter.name in _OR_FILES and len(found) <= 1:
+        return iter(("files",))
+    return iter(found)
+
+
+def _as_lines(words: Words | Sequence[tuple[str, str]], typed: str, before: str = "") -> Iterator[str]:
+    yield "words"
+    for word, description in words:
+        if word.startswith(typed) and word.isprintable():
+            yield f"{before}{word}\t{_shorten(description)}"
+
+
+def _shorten(description: str) -> str:
+    """Cut a description to its first sentence, and that to what fits beside the word."""
+    sentence = re.split(r"[.:] ", " ".join(description.split()))[0]
+    return textwrap.shorten(sentence.replace("`", "").replace("**", "").removesuffix("."), _WIDEST, placeholder=" ...")
+
+
+def _read_parameters(command: str) -> Sequence[_Parameter]:
+    place = COMMANDS[command][0]
+    module, _, function = place.partition(":")
+    app = typer.Typer(add_completion=False)
+    app.command(command)(getattr(importlib.import_module(f"crckpt.cli.{module}"), function))
+    return typer.main.get_command(app).params
+
+
+# What an argument may be, by its name
+
+
+def _targets(_: CommandLine, typed: str) -> Words:
+    return find_targets(typed)
+
+
+def _jobs(line: CommandLine, _: str) -> Words:
+    return _stored(line).jobs()
+
+
+def _refs(line: CommandLine, typed: str) -> Words:
+    return _stored(line).refs(typed)
+
+
+def _tags(line: CommandLine, _: str) -> Words:
+    return _stored(line).tags(line.positional[0])
+
+
+def _processes(line: CommandLine, _: str) -> Words:
+    return _stored(line).processes(line.positional[0])
+
+
+def _stored(line: CommandLine) -> StoredNames:
+    variables = {"store": os.environ.get("CRCKPT_STORE"), "config": os.environ.get("CRCKPT_CONFIG")}
+    store, config = (line.values.get(name) or variable for name, variable in variables.items())
+    context = make_context(Path(store) if store else None, config=Path(config) if config else None)
+    return StoredNames(context.store)
+
+
+_FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
+    "target": _targets,
+    "end": _targets,
+    "job": _jobs,
+    "ref": _refs,
+    "refs": _refs,
+    "first": _refs,
+    "second": _refs,
+    "subject": _refs,
+    "name": _tags,
+    "pid": _processes,
+}
+_OR_FILES: Final = frozenset({"subject"})

@@ -1,0 +1,77 @@
+"""Live trees that a user may name: PIDs, units, pidfiles, control groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host.process import run
+
+_UNITS_S: Final = 1.0
+_LONGEST: Final = 40
+_CGROUPS: Final = "/sys/fs/cgroup/"
+_KINDS: Final = (
+    ("unit:", "a service of systemd"),
+    ("pidfile:", "a file with a PID"),
+    ("cgroup:", "a control group"),
+)
+
+
+def find_targets(typed: str) -> Iterator[tuple[str, str]]:
+    """Find targets that begin with what is typed, and what each is."""
+    kind, colon, rest = typed.partition(":")
+    if not colon:
+        yield from _processes()
+        yield from _KINDS
+    elif kind == "unit":
+        yield from _units(rest)
+    elif kind == "pidfile":
+        yield from _paths(kind, rest or "/run/", files=True)
+    elif kind == "cgroup":
+        yield from _paths(kind, rest or _CGROUPS, files=False)
+
+
+def _processes() -> Iterator[tuple[str, str]]:
+    """Find the processes of programs: not the kernel's own, and neither crckpt nor the shell that asks."""
+    for pid in sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()):
+        with suppress(OSError):
+            place = Path("/proc", str(pid))
+            words = (place / "cmdline").read_bytes()[:4096].rstrip(b"\0").split(b"\0")
+            if any(words) and pid != os.getpid():
+                comm = (place / "comm").read_text(errors="replace").strip()
+                yield str(pid), _describe(comm, [word.decode(errors="replace") for word in words])
+
+
+def _describe(comm: str, words: list[str]) -> str:
+    """Name a program with its first words: `python3 train.py`."""
+    line = " ".join((comm, *words[1:3]))
+    return "".join(letter if letter.isprintable() else "?" for letter in line[:_LONGEST])
+
+
+def _units(typed: str) -> Iterator[tuple[str, str]]:
+    if not Path("/run/systemd/system").is_dir():
+        return
+    words = ["systemctl", "list-units", "--type=service", "--state=running", "--plain", "--no-legend", "--no-pager"]
+    with suppress(HostCannot):
+        for line in run.run(words, timeout=_UNITS_S).output.splitlines():
+            fields = line.split(maxsplit=4)
+            if len(fields) >= 4 and fields[0].startswith(typed):
+                yield f"unit:{fields[0]}", fields[4] if len(fields) > 4 else ""
+
+
+def _paths(kind: str, typed: str, *, files: bool) -> Iterator[tuple[str, str]]:
+    folder, _, start = typed.rpartition("/")
+    with suppress(OSError):
+        for entry in sorted(
+            os.scandir(f"{folder}/" if folder or typed.startswith("/") else "."), key=lambda it: it.name
+        ):
+            before = f"{folder}/" if "/" in typed else ""
+            if entry.name.startswith(start) and (start or not entry.name.startswith(".")):
+                if entry.is_dir():
+                    yield f"{kind}:{before}{entry.name}/", ""
+                elif files:
+                    yield f"{kind}:{before}{entry.name}", ""

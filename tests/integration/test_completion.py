@@ -1,0 +1,137 @@
+"""Completion in real shells: a user types a few letters and a tab, and the shell shows or inserts what fits."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from command import PROGRAM, Crckpt
+from places import TESTS
+
+STORE = TESTS / "data/store-with-xxh3"
+SHELLS = {
+    "bash": ("bash", "--norc", "--noprofile", "-i"),
+    "zsh": ("zsh", "-f", "-i"),
+    "fish": ("fish", "--no-config", "-i"),
+}
+PREPARE = {
+    "bash": "bind 'set bell-style none'; bind 'set enable-bracketed-paste off'",
+    "zsh": "autoload -U compinit && compinit -u -D; unsetopt zle_bracketed_paste; PROMPT='$ '",
+    "fish": "function fish_prompt; echo '$ '; end",
+}
+SOURCE = {
+    "bash": 'eval "$(_CRCKPT_COMPLETE=bash_source crckpt)"',
+    "zsh": 'eval "$(_CRCKPT_COMPLETE=zsh_source crckpt)"',
+    "fish": "_CRCKPT_COMPLETE=fish_source crckpt | source",
+}
+START = b"\x01"
+PATIENCE_S = 20
+
+
+class Typist:
+    """A shell at a terminal."""
+
+    def __init__(self, terminal: int) -> None:
+        self.terminal = terminal
+        self.shown = ""
+
+    def type(self, text: str | bytes) -> None:
+        """Type, as a user does."""
+        os.write(self.terminal, text.encode() if isinstance(text, str) else text)
+
+    def wait_for(self, pattern: str) -> str:
+        """Read what is shown until the pattern is there; return it, and forget what came before."""
+        ends = time.monotonic() + PATIENCE_S
+        while (found := re.search(pattern, self.shown)) is None:
+            assert time.monotonic() < ends, f"no {pattern!r} in {self.shown!r}"
+            if select.select([self.terminal], [], [], 0.2)[0]:
+                text = os.read(self.terminal, 65536).decode(errors="replace")
+                if "\x1b[c" in text or "\x1b[0c" in text:  # "what are you?": fish waits for an answer
+                    os.write(self.terminal, b"\x1b[?1;2c")
+                self.shown += re.sub(r"\x1b(\[[0-9;?>=]*[ -/]*[@-~]|[=>()][0B]?|\][^\x07\x1b]*(\x07|\x1b\\))", "", text)
+        self.shown = self.shown[found.end() :]
+        return found[0]
+
+    def completed(self, typed: str) -> str:
+        """Type this and a tab; return what the line is then."""
+        self.type(f"{typed}\t")
+        # The shell answers the tab before it reads on.
+        self.type(START + b"echo '<'\n")
+        return self.wait_for(r"[\r\n]<[^\r\n]*\r?\n").strip().removeprefix("<").strip()
+
+
+@contextmanager
+def typing(shell: str, crckpt: Crckpt, home: Path) -> Iterator[Typist]:
+    """Start a shell that completes crckpt, at a terminal of its own."""
+    ours, theirs = pty.openpty()
+    environment = crckpt.environment | {
+        "PATH": f"{PROGRAM.parent}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "XDG_CONFIG_HOME": str(home),
+        "XDG_DATA_HOME": str(home),
+        "TERM": "xterm",
+        "PS1": "$ ",
+        "COLUMNS": "200",
+    }
+    process = subprocess.Popen(
+        ("setsid", "--ctty", *SHELLS[shell]), stdin=theirs, stdout=theirs, stderr=theirs, env=environment, cwd=home
+    )
+    os.close(theirs)
+    try:
+        typist = Typist(ours)
+        for line in (PREPARE[shell], SOURCE[shell], "echo rea''dy"):
+            typist.type(f"{line}\n")
+        typist.wait_for(r"[\r\n]ready\r?\n")
+        yield typist
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+@pytest.fixture(params=SHELLS)
+def typist(request: pytest.FixtureRequest, crckpt: Crckpt, tmp_path: Path) -> Iterator[Typist]:
+    """A user at each shell, with a store of one job and one tag."""
+    shell = str(request.param)
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    shutil.copytree(STORE, crckpt.store)
+    crckpt.store.chmod(0o700)
+    crckpt.run("tag", "job", "good")
+    home = tmp_path / "home"
+    (home / "some-directory").mkdir(parents=True)
+    with typing(shell, crckpt, home) as typist:
+        yield typist
+
+
+def test_one_match_is_inserted(typist: Typist) -> None:
+    for typed, line in (
+        ("crckpt rehe", "crckpt rehearse"),
+        ("crckpt dump --no-i", "crckpt dump --no-incremental"),
+        ("crckpt dump 1 --tcp kee", "crckpt dump 1 --tcp keep"),
+        ("crckpt verify jo", "crckpt verify job"),
+        ("crckpt restore job:g", "crckpt restore job:good"),
+        ("crckpt dump pidfile:some-d", "crckpt dump pidfile:some-directory"),
+        ("crckpt export job some-", "crckpt export job some-directory"),
+    ):
+        # zsh takes its slash away when another word begins.
+        assert typist.completed(typed).removesuffix("/") == line
+
+
+def test_processes_are_listed_with_their_programs(typist: Typist) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            # Not all: a shell may ask first whether to list hundreds. bash lists only what it could not lengthen.
+            typist.type(f"crckpt dump {process.pid // 100}\t\t\t")
+            typist.wait_for(rf"{process.pid}\s+(-- |\()?sleep 60")
+        finally:
+            process.kill()

@@ -1,0 +1,124 @@
+"""What completion offers, and what it must never do: fail, wait, or take long."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, area, store
+
+from crckpt.cli.app import COMMANDS
+from crckpt.cli.completion import complete
+from crckpt.cli.completion.complete import CommandLine
+from crckpt.store import Repository
+
+SLOW = ("cryptography", "numpy", "ptrace", "rich", "zstandard")
+IMAGES = ImageSet({"pagemap-100.img": [area(10, 1)]}, {"core-100.img": b"registers"})
+
+
+def words(*typed: str) -> list[str]:
+    kind, *lines = complete.complete(typed)
+    assert kind == "words"
+    return [line.partition("\t")[0] for line in lines]
+
+
+def run(*typed: str, before: tuple[str, ...] = (), **environment: str) -> str:
+    """Run the command as a shell does; it prints no message and succeeds."""
+    done = subprocess.run(
+        [*before, sys.executable, "-m", "crckpt", *typed],
+        env=os.environ | {"_CRCKPT_COMPLETE": "bash_complete"} | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=20,
+    )
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_commands_and_options() -> None:
+    assert words("") == list(COMMANDS)
+    assert words("re") == [name for name in COMMANDS if name.startswith("re")]
+    assert words("--") == ["--help", "--version"]
+    assert "--store" in words("list", "--")
+    assert words("dump", "1", "--tcp", "") == ["keep", "close"]
+    assert words("dump", "1", "--tcp=k") == ["--tcp=keep"]
+    assert words("help", "du") == ["dump"]
+    assert words("nonsense") == []
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_argument_has_its_completion(command: str) -> None:
+    for parameter in CommandLine(command, [""]).parameters:
+        if parameter.param_type_name == "argument":
+            assert parameter.type.name == "path" or parameter.name in complete._FINDERS  # noqa: SLF001
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_slow_module_is_loaded(command: str) -> None:
+    code = f"""
+import sys
+from crckpt.cli.completion.complete import complete
+for typed in (["-"], [""], ["a", ""]):
+    list(complete([{command!r}, *typed]))
+print(*({set(SLOW)!r} & set(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n"
+
+
+def test_what_is_stored(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CRCKPT_STORE", raising=False)
+    checkpoint = store(repository, tmp_path, IMAGES)
+    repository.tag(checkpoint.id, "good")
+    place = ("--store", str(repository.root))
+    assert words("show", *place, "") == [checkpoint.job, f"{checkpoint.job}:good"]
+    assert words("show", *place, checkpoint.id[:5]) == [checkpoint.id[:12]]
+    assert words("tag", *place, checkpoint.job, "") == ["good"]
+    assert words("core", *place, checkpoint.job, "") == [str(task.pid) for task in checkpoint.tree]
+    monkeypatch.setenv("CRCKPT_STORE", str(repository.root))
+    assert words("rm", "another", "") == [checkpoint.job, f"{checkpoint.job}:good"]
+
+
+def test_a_locked_store_keeps_nobody_waiting(repository: Repository, tmp_path: Path) -> None:
+    checkpoint = store(repository, tmp_path, IMAGES)
+    with repository.exclusive():
+        assert checkpoint.job in run("show", "", CRCKPT_STORE=str(repository.root))
+
+
+def test_processes_with_their_programs() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        try:
+            lines = list(complete.complete(("dump", str(process.pid))))
+        finally:
+            process.kill()
+    assert lines == ["words", f"{process.pid}\tsleep 60"]
+
+
+def test_pidfiles(tmp_path: Path) -> None:
+    (tmp_path / "a.pid").touch()
+    (tmp_path / "folder").mkdir()
+    assert words("dump", f"pidfile:{tmp_path}/") == [f"pidfile:{tmp_path}/a.pid", f"pidfile:{tmp_path}/folder/"]
+    assert words("dump", f"cgroup:{tmp_path}/") == [f"cgroup:{tmp_path}/folder/"]
+
+
+def test_files_are_left_to_the_shell() -> None:
+    assert list(complete.complete(("explain", ""))) == ["files"]
+    assert list(complete.complete(("export", "job", ""))) == ["directories"]
+
+
+def test_nothing_is_said_where_nothing_can_be_found(tmp_path: Path) -> None:
+    nobody = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
+    (tmp_path / "bad.yaml").write_text("store: [")
+    for typed in (("show", ""), ("dump", ""), ("show", "--store", "/nonexistent", "")):
+        run(*typed, before=nobody, HOME=str(tmp_path))
+    run("show", "--config", str(tmp_path / "bad.yaml"), "")
+    assert run("nonsense", "") == ""
+
+
+def test_scripts_of_shells() -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_CRCKPT_COMPLETE" in run(_CRCKPT_COMPLETE=f"{shell}_source")
