@@ -1,3 +1,6 @@
-"""crckpt checkpoints running Linux process trees and brings them back."""
+"""crckpt checkpoints running Linux process trees and brings them back.
+
+Comments that name a line of CRIU's sources (criu/files.c:498) mean CRIU 4.2.
+"""
 
 __version__ = "0.1.0"

@@ -34,8 +34,8 @@ class ExportResult(Struct, frozen=True):
 def export(context: Context, ref: str, directory: Path) -> ExportResult:
     """Write the images of `ref` into `directory` (0700), which must be empty or new. They are durable after this.
 
-    Nobody else may be able to change an existing directory. It is opened once, so that renaming it later has no effect.
-    Raises UsageError (also if the disk is full), IntegrityError, OSError; then nothing is left in it.
+    Nobody else may be able to change an existing directory. Raises UsageError (also if the disk is full),
+    IntegrityError, OSError; then nothing is left in it.
     """
     repository = context.repository()
     with repository.shared():

@@ -5,9 +5,6 @@ same user with fewer rights. So crckpt starts such a process, and makes the prog
 (kcmp(2)): only a domain forbids that. If something else may forbid it (another security module with a label, another
 user or PID namespace), the answer is unknown.
 
-The user of the program may inspect that other process, stop it, and change its code. So it is a separate program,
-without any memory, descriptor, terminal or keyring of crckpt.
-
 Sources: security/landlock/ptrace.c; kernel/ptrace.c: __ptrace_may_access; kernel/kcmp.c.
 """
 
@@ -78,6 +75,8 @@ def _other_process(pid: int) -> Iterator[int]:
     listened, asks = os.pipe2(os.O_CLOEXEC)
     hears, answers = os.pipe2(os.O_CLOEXEC)
     try:
+        # The user of the program may inspect this process, stop it, and change its code. So it is another program,
+        # without any memory, descriptor, terminal or keyring of crckpt.
         child = run.start(("setpriv", *ids, "cat"), output=Path(f"/proc/self/fd/{answers}"), stdin=listened)
         try:
             os.close(answers)

@@ -19,6 +19,7 @@ _ANOTHER = "use another store: --store DIR, or CRCKPT_STORE=DIR"
 
 def run_directory() -> Outcome:
     """Check /run, where CRIU caches kernel features."""
+    # CRIU keeps its cache, criu.kdat, only on a tmpfs, which ends with the boot of this kernel (criu/kerndat.c:1286).
     kind = _file_system(_RUN)
     if kind == "tmpfs":
         return ok("/run is a tmpfs, where CRIU caches the features of the kernel")
@@ -41,6 +42,7 @@ def store(path: Path) -> Outcome:
         return refused
     if space.is_read_only(there):
         return missing(f"{there} is on a read-only mount", "nothing can be stored", _ANOTHER)
+    # Without a C compiler the hold's program is a shell script in the store.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return limited(
             f"{prefix}{there} is on a noexec mount",

@@ -7,7 +7,7 @@ import os
 import socket
 from pathlib import Path
 
-_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")
+_SECCOMP = Path("/proc/sys/kernel/seccomp/actions_avail")  # since Linux 4.14
 _CLOCKS = Path("/proc/self/ns/time")
 _PID_MAX = Path("/proc/sys/kernel/pid_max")
 _APPARMOR = Path("/sys/module/apparmor/parameters/enabled")

@@ -34,6 +34,7 @@ def capabilities() -> Outcome:
     lacking = [name for number, name in _NEEDED.items() if number not in held]
     if lacking:
         return missing(_without(lacking), "nothing can be checkpointed", _add(lacking))
+    # In a user namespace all of its root's capabilities are set, and few count outside.
     if not _reach_the_kernel():
         lost = "nothing can be checkpointed: the kernel hides which files are mapped"
         return missing("root of a user namespace only", lost, "sudo crckpt doctor, outside the container")

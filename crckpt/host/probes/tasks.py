@@ -20,6 +20,7 @@ _SURVIVED = 7
 
 def checkpoint_restore() -> Outcome:
     """Try the call by which a restore describes a process's memory: it needs CONFIG_CHECKPOINT_RESTORE."""
+    # The size of struct prctl_mm_map, with which CRIU sets where code, heap, stack and arguments are.
     try:
         size = prctl.memory_map_size()
     except OSError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from crckpt.host.probes.outcome import Outcome, missing, ok
 from crckpt.host.process import run
 
+# flock: in the hold's shell script. unshare, nsenter: for new PID namespaces and trees that have their own.
 _NEEDED = ("flock", "unshare", "nsenter")
 _PROGRAM_S = 3
 _GPUS = (Path("/dev/nvidiactl"), Path("/dev/kfd"))

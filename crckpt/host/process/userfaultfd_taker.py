@@ -2,8 +2,7 @@
 
 `python -m crckpt.host.process.userfaultfd_taker SOCKET PID:START[:DESCRIPTOR]...` enters each process from its own
 child. It ends within seconds, unless a process gets no CPU time in the middle of the call. If the helper dies, the
-kernel releases the process. But during the call, which takes about a millisecond, a SIGKILL of the helper would end the
-process, too; the helper blocks other signals.
+kernel releases the process.
 """
 
 from __future__ import annotations
@@ -46,7 +45,9 @@ def main(words: list[str]) -> int:
 
 
 def _block_signals_and_oom() -> None:
-    """Block signals, and be spared when memory runs out: a thread may be in the middle of our call."""
+    """Block signals, and be spared when memory runs out."""
+    # A thread may be in the middle of our call, for about a millisecond. If its tracer dies then, the thread runs on
+    # with our registers, and the program ends. Nothing helps against SIGKILL.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")

@@ -36,7 +36,7 @@ def group_programs(group: Path) -> Iterator[str]:
 
 def _programs(group: int, kind: int) -> int:
     query = ctypes.create_string_buffer(_QUERY.pack(group, kind, _EFFECTIVE, 0, 0, 0), _QUERY.size)
-    # With room for none the kernel returns their number. Without CAP_BPF or CAP_NET_ADMIN it stays 0.
+    # With room for none the kernel returns their number. Without CAP_NET_ADMIN it stays 0.
     with suppress(OSError):
         syscall("bpf", _PROG_QUERY, query, _QUERY.size)
     return int(_QUERY.unpack(query.raw)[5])

@@ -74,9 +74,7 @@ def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object]
 
 
 def _find_closed_pipes(target: DumpTarget) -> list[int]:
-    """Inodes of the pipes that had only one end when the tree was dumped.
-
-    A pipe that lost an end before the freeze has one in it. A pipe that has both ends now had them then.
-    """
+    """Inodes of the pipes that had only one end when the tree was dumped."""
+    # A pipe that lost an end before the freeze has one in it. A pipe that has both ends now had them then.
     observed = target.observed
     return sorted(observed.closed_pipes | find_closed_pipes(observed.descriptors))

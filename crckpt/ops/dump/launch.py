@@ -161,7 +161,8 @@ def criu_started_early(
 
 def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> DumpOptions | None:
     """Guess the plan for a tree that holds nothing unusual."""
-    # A wrong guess costs a CRIU that was started in vain.
+    # Without a look at the tree, which takes as long as CRIU to start. A wrong guess costs a CRIU that was started in
+    # vain.
     ours = proc.read_process(os.getpid())
     own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
     apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}

@@ -93,6 +93,7 @@ def diff(context: Context, first: str, second: str) -> CheckpointDiff:
         files = open_files(before), open_files(after)
         changed = []
         with open_reader(repository, one) as reading_one, open_reader(repository, two) as reading_two:
+            # Another program under the same PID has come, and the old one has gone.
             both = [pid for pid in new if pid in old and _is_same(old[pid], new[pid])]
             for pid in both:
                 was = ProcessMemory(one, Memory(reading_one, old[pid]))

@@ -119,6 +119,7 @@ def _processes(tree: ImageTree, read: Callable[[str], bytes]) -> Iterator[Proces
 
 
 def _thread(thread: Thread, read: Callable[[str], bytes]) -> ThreadSection:
+    # The tree was read without registers: most commands need none.
     name = f"core-{thread.tid}.img"
     call = read_system_call(read(name), name)
     title = "" if call is None else call_name(call.number, thread.core.arch, is_native=call.is_native)
@@ -146,6 +147,7 @@ def _process(process: ImageProcess, threads: tuple[ThreadSection, ...]) -> Proce
 def _files(tree: ImageTree) -> Iterator[FileSection]:
     files = open_files(tree)
     for process in tree.processes:
+        # CRIU lists them in the order in which it met the files.
         for descriptor in sorted(process.descriptors, key=lambda found: found.fd):
             yield file_section(process.pid, descriptor, files)
 

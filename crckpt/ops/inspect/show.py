@@ -92,6 +92,7 @@ def _files(tree: ImageTree) -> tuple[FileDetail, ...]:
     used = file_uses(tree)
     found: dict[str, FileDetail] = {}
     for file in tree.regular_files:
+        # `append`: its size is not checked at a restore, and so the one that may have grown.
         state = "deleted" if file.is_deleted else "append" if file.is_append_only else ""
         size = file.remap.size if file.remap is not None else file.size
         found.setdefault(file.path, FileDetail(file.path, state, size, used.get(file.id, "")))
