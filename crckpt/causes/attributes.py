@@ -13,6 +13,8 @@ ATTRIBUTES = (
         _ALLOW,
     ),
     Cause(
+        # A system call in the process finds it out. One that dispatches its own calls (prctl(2)), or does not get to
+        # run, makes none.
         "unasked-lost",
         "process {pid} ({comm}) may be confined by Landlock or PR_SET_MDWE; the dump could not find out, and a restore "
         "would not confine it",
@@ -30,6 +32,8 @@ ATTRIBUTES = (
         _ALLOW,
     ),
     Cause(
+        # SO_PEERCRED of unix(7): CRIU makes all sockets while its tasks are still root's, and nothing can change the
+        # answer.
         "peer-lost",
         "fd {fd} of process {pid} ({comm}) is connected to a process of user {user}; after a restore, that peer "
         "would look like root",

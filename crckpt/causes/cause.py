@@ -39,6 +39,7 @@ def mebibytes(size: int) -> str:
 
 class _Known(dict[str, object]):
     def __missing__(self, key: str) -> object:
+        # str.format_map() looks up all that is between the braces, `name|other words`.
         name, _, otherwise = key.partition("|")
         return self.get(name, otherwise or "?")
 

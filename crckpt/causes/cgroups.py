@@ -37,6 +37,7 @@ CGROUPS = (
         "cpuset-empty",
         "the cpuset cgroup of the tree has no CPUs or no memory nodes",
         "set cpuset.cpus and cpuset.mems of that cgroup and of those above it; with criu: --manage-cgroups=ignore",
+        # The kernel's answer for such a group (kernel/cgroup/cpuset.c, cpuset_can_attach_check).
         r"Can't move (?:\S+ )?into \S+ \(.*No space left",
         "criu/cgroup.c",
     ),

@@ -150,6 +150,7 @@ PARTS = (
         "CRIU cannot read a part of the program's memory: guard pages (glibc 2.42, Linux 6.13), another kind of memory"
         " that CRIU before 4.2 does not know, or a device's",
         "install CRIU 4.2 or newer: crckpt install-criu; see what is mapped there: cat /proc/PID/smaps",
+        # -14: EFAULT.
         r"Can't splice pages to pipe \(-14|process_vm_readv failed: Bad address|vmsplice: Failed to splice .{0,60}-14"
         r"|Can't read remote iovs \(Bad address",
         "criu/pie/parasite.c",

@@ -133,6 +133,7 @@ DESCRIPTORS = (
         "",
     ),
     Cause(
+        # CRIU restores eventfd(counter, 0) and then file flags, of which EFD_SEMAPHORE is none (criu/eventfd.c:76).
         "eventfd-semaphore",
         "fd {fd} of PID {pid} is an eventfd in semaphore mode; after a restore it is a plain eventfd, where one read "
         "empties the counter",

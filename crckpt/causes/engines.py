@@ -120,6 +120,7 @@ STARTS = (
         "CRIU refuses the options of its caller (EBADRQC), or cannot make its log or open its directories",
         "use a log-file without directories, and existing images and work directories; check that CRIU is not older"
         " than its caller",
+        # EBADRQC (criu/cr-service.c:830).
         r"(?:criu failed: type \S{1,20} errno |RPC request failed with message: .{0,300}error:| err:)56\b",
         "criu/cr-service.c",
         sure=False,
@@ -128,6 +129,7 @@ STARTS = (
         "request-pid",
         "a PID of the checkpoint is taken (EEXIST)",
         "end its owner, wait for it, or restore in a new PID namespace",
+        # EEXIST of the fork (criu/cr-restore.c, fork_with_pid).
         r"(?:criu failed: type \S{1,20} errno |RPC request failed with message: .{0,300}error:| err:)17\b",
         "criu/cr-service.c",
         sure=False,
@@ -173,6 +175,7 @@ OUTER = (
         r"criu failed: type \S{1,20} errno \d{1,5}(?:.{0,20}log file: (?P<path>[^\s\"\\]{1,400}[^\s\"\\:,]))?"
         r"|CRIU (?:checkpointing|restoring) failed:? -?\d|criu failed with -?\d"
         r"|criu\.c: ?\w{1,20}: ?\d{1,5} (?:dump|restore) failed"
+        # libcriu's EBADE (52): CRIU answered that it failed (lib/c/criu.h:155).
         r"|criu swrk failed|operation failed \(msg:|Could not (?:dump|restore) the JVM process\w{0,3}, err=-52\b"
         r"|CWWKE096[1-3]E|criu_(?:dump|restore)\(?\)? return\w{0,3} (?:-52|-?EBADE)"
         r"|(?:Checkpointing|Restoring) \S{1,100} failed\.",

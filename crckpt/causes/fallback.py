@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
+# SIGILL, SIGBUS and SIGSEGV. 64 is the last signal, but published logs also have 127 here.
 _CRASHED = r"(?:killed|stopped) by signal (?:4|7|11|6[5-9]|[7-9]\d|\d{3})\b|Task (?:stopped|signaled) with (?:4|7|11)\b"
 _CRASHED += r"|was (?:killed|stopped) by (?:4|7|11) unexpectedly"
 
@@ -21,7 +22,7 @@ GENERAL = (
         "CRIU met an unexpected state, which is a bug in CRIU",
         "crckpt install-criu; if CRIU is new, report it: github.com/checkpoint-restore/criu/issues",
         r"BUG at \S{1,60}:\d",
-        "criu/include/bug.h",
+        "include/common/bug.h",
     ),
     Cause(
         "killed",

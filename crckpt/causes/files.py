@@ -17,6 +17,7 @@ FILES = (
         "{path} (fd {fd}) is on a mount outside the program's mount namespace",
         "close it, or start the program without inherited descriptors; for a program file (fd -3) on overlayfs: "
         "some kernels of Ubuntu have a bug there: use another kernel or storage driver",
+        # fd -3 is FD_DESC_INVALID: the executable or a mapping. Huge pages and terminals have causes of their own.
         r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?!/anon_hugepage|/dev/(?:pts|tty))(?P<path>.*)",
         "criu/files-reg.c",
     ),
@@ -58,6 +59,7 @@ FILES = (
     ),
     Cause(
         "deleted-large",
+        # DEFAULT_GHOST_LIMIT is 1 MiB (criu/include/cr_options.h:86).
         "{path} is deleted but still open, and has {size} bytes",
         "crckpt raises the limit by itself; with criu: --ghost-limit {size}",
         r"Can't dump ghost file (?P<path>.*) of (?P<size>\d+) size(?:, increase limit|$)",
@@ -126,6 +128,7 @@ FILES = (
         "bad-kind",
         "/{path} is a file of another kind than at the checkpoint (mode {now}, was {mode})",
         "put back the old one: stat /{path}",
+        # CRIU writes st_mode in octal (criu/files-reg.c:2294): before the last four digits is the kind of file.
         r"File /?(?P<path>.+) has bad mode (?P<now>0(\d*)\d{4}) \(expect (?!0\3\d{4}\))(?P<mode>\d+)\)",
         "criu/files-reg.c",
     ),
@@ -148,6 +151,7 @@ FILES = (
         "open-linked",
         "a symlink leads to /{path} now, and other users than root can change it",
         "put the directory back, or give the symlink and the directories above it to root: namei -l /{path}",
+        # ELOOP of crckpt's library for restores, which follows no link that others can change (trusted.c).
         "Can't open file /?(?P<path>.+) on restore: Too many levels of symbolic links",
         "criu/files-reg.c",
     ),

@@ -9,6 +9,7 @@ MEMORY = (
         "secretmem",
         "the program has secret memory (memfd_secret), which no other process can read",
         "run it without secret memory",
+        # CRIU's own word for a mapped file that it does not know (criu/proc_parse.c:502).
         r"Unknown shit \d+ \(/secretmem",
         "criu/proc_parse.c",
     ),
@@ -16,6 +17,7 @@ MEMORY = (
         "io-uring",
         "the program uses io_uring, which cannot be checkpointed",
         "run it without io_uring (Node: UV_USE_IO_URING=0)",
+        # -22: since Linux 6.7, no unix socket passes on an io_uring (EINVAL; Linux 705318a99a13).
         r"send_fds failed \(-22\)|Unknown shit \d+ \(anon_inode:\[io_uring\]",
         "criu/pie/parasite.c",
     ),
@@ -38,6 +40,8 @@ MEMORY = (
         "huge-pages-in-use",
         "the program has huge pages, but no reserved page is free for CRIU's test of the kernel",
         "reserve one more: /proc/sys/vm/nr_hugepages or nr_overcommit_hugepages",
+        # CRIU maps a huge page to learn its device (criu/kerndat.c:304). If none is free, it takes the program's for
+        # files.
         r"Can't lookup mount=-?\d+ for fd=-?\d+ path=/anon_hugepage",
         "criu/files-reg.c",
     ),
@@ -98,6 +102,7 @@ MEMORY = (
         "memory-in-common",
         "process {pid} shares all its memory with another process (vfork, or clone with CLONE_VM)",
         "wait until it has started its own program; if it goes on sharing, use threads instead",
+        # CRIU saves no address space for the second time (criu/cr-dump.c:667).
         r"Can't make VM id for (?P<pid>\d+)",
         "criu/cr-dump.c",
     ),
@@ -126,6 +131,7 @@ MEMORY = (
         "no-dirty-tracking",
         "this kernel does not track which pages are written (soft-dirty)",
         "leave --track-mem out, or boot a kernel with CONFIG_MEM_SOFT_DIRTY",
+        # CRIU checks for --track-mem only: `criu pre-dump` ends in this BUG (criu/mem.c:46).
         r"Tracking memory is not available|BUG at criu/mem\.c:4\d\b",
         "criu/config.c",
     ),
@@ -184,6 +190,7 @@ MEMORY = (
         "remap",
         "a part of the program's memory cannot be mapped at its old address",
         "raise the limits: ulimit -v unlimited; sysctl -w vm.max_map_count=1048576",
+        # The answer of mmap(2) as an address: -1 and -13 are `remap-refused`, -12 is `out-of-memory`.
         r"Can't restore (?:0x)?[0-9a-f]{1,16} mapping with (?!0xf{15}[34f]\b|-1\b|-1[23]\b)|Unable to map ANON_VMA"
         r"|Unable to remap a private vma|Unable to remap [0-9a-f]{1,16} -> [0-9a-f]{1,16}(?: \(|$)",
         "criu/pie/restorer.c",

@@ -79,6 +79,7 @@ MOUNTS = (
         "the kernel does not let CRIU unmount {path}: mounts that came from another user namespace, or that WSL "
         "made, are locked",
         "restore in a new mount namespace with the private root of a container; with criu: --root DIRECTORY",
+        # umount(2) answers EINVAL for a locked mount (mount_namespaces(7)).
         r"Can't umount at \.?(?P<path>\S{1,300}): (?:Invalid argument|Operation not permitted)",
         "criu/mount.c",
         sure=False,

@@ -7,6 +7,7 @@ from crckpt.causes.cause import Cause
 OUTSIDE = (
     Cause(
         "gpu-timeout",
+        # DEFAULT_TIMEOUT (criu/include/cr_options.h:88).
         "the GPU did not stop within CRIU's time limit for the freeze (10 seconds by default)",
         "raise it: criu --timeout SECONDS (for an engine: timeout SECONDS in /etc/criu/runc.conf); end what runs on "
         "the GPU first",
@@ -19,6 +20,7 @@ OUTSIDE = (
         "update container-selinux; or allow it: ausearch -m avc -ts recent | audit2allow -M criu; to try without:"
         " setenforce 0",
         r"avc:\s{1,4}denied\s{1,4}\{ (?P<what>[^}]{1,80}?) \}.{0,200}?comm=\"(?P<comm>[^\"]{1,64})\""
+        # Logged, but allowed.
         r"(?!.{0,400}permissive=1)",
         "security/selinux",
     ),

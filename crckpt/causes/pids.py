@@ -9,6 +9,7 @@ RESTORED = (
         "pid-limit",
         "{number|a PID of the checkpoint} is above the PID limit of this host",
         "sysctl -w kernel.pid_max=4194304",
+        # clone3(2) refuses a `set_tid` above kernel.pid_max with EINVAL.
         r"Can't fork for \d+: Invalid argument|Can't set kernel pid_max=",
         "criu/cr-restore.c",
     ),
@@ -18,6 +19,7 @@ RESTORED = (
         " seccomp profile of an old container engine forbids it, or a kernel has a part of it only (Oracle's 5.4)",
         "update docker and libseccomp, or start the container with --security-opt seccomp=unconfined; else boot"
         " another kernel",
+        # CRIU asks with a wrong `set_tid`: ENOSYS, E2BIG and EINVAL tell what the kernel has (criu/kerndat.c:1461).
         r"Unexpected error from clone3\s?: (?P<why>.+)",
         "criu/kerndat.c",
         sure=False,
@@ -27,6 +29,7 @@ RESTORED = (
         "no more processes are allowed",
         "raise the limits: ulimit -u 100000, and pids.max of the cgroup",
         r"(?:Can't fork(?: for \d+)?|fork(?:\(\) failed)?|failed to fork\(\)): Resource temporarily unavailable"
+        # -11: EAGAIN.
         r"|Unable to create a thread: -11\b",
         "criu/cr-restore.c",
     ),
@@ -37,6 +40,7 @@ RESTORED = (
         r"Can't fork for \d+: Operation not permitted|Setting PID failed|Can't set last_pid"
         "|can't open last pid fd|(?:Can't|Unable to) (?:set|write) .*ns_last_pid"
         "|ns_last_pid(?: sysctl is inaccessible)?: (?:Read-only|Permission|Operation not)"
+        # -1: EPERM.
         r"|Unable to create a thread: -1\b",
         "criu/cr-restore.c",
     ),
@@ -51,6 +55,7 @@ RESTORED = (
         "thread-taken",
         "a thread ID of the tree is taken",
         "end the thread that has it (ps -e -L -o pid,lwp,comm), or use --new-pid-namespace",
+        # -17: EEXIST, of clone3(2) with a `set_tid` that is in use.
         r"Unable to create a thread: -17\b|Thread pid mismatch \d",
         "criu/pie/restorer.c",
     ),

@@ -7,6 +7,7 @@ from itertools import islice
 
 from crckpt.causes.cause import Cause
 
+# By `git grep -n FAILED TAG criu/cr-dump.c criu/cr-restore.c` in CRIU's repository.
 LAST_LINES = {
     ("dump", 1600): (2, 0),
     ("dump", 1614): (2, 4),
@@ -92,6 +93,7 @@ _SAID = re.compile(
 _NAMED = re.compile(r"[Cc](?:riu|RIU)(?: [Vv]ersion)?[ :=-]{1,3}v?(\d)\.(\d{1,2})(?:\.(\d{1,2}))?\b")
 # Words before a version that a message asks for.
 _ASKED_FOR = ("least ", "than ", "before ", "since ", "requires ", "needs ")
+# A log may be hostile: some megabytes once took more than half a minute.
 _MOST_NAMED = 100
 _LAST = re.compile(r"cr-(dump|restore)\.c:(\d{1,5})\): (?:Dumping|Restoring) FAILED")
 

@@ -34,6 +34,7 @@ EXHAUSTED = (
         "there is not enough memory",
         "free memory, or raise the memory limit of the cgroup",
         r"Cannot allocate memory|: Out of memory$|Can't allocate \d+ bytes"
+        # CRIU's code in the program writes numbers: -12 (ENOMEM), which is 0xff...f4 as an address.
         r"|/pie/\w{1,20}\.c:\d{1,6}\): .*(?:\W-12|0xf{15}4)\)?$",
         "errno ENOMEM",
     ),

@@ -31,6 +31,7 @@ SECURITY = (
     Cause(
         "seccomp-suspend",
         "CRIU cannot suspend the program's seccomp filter for the dump",
+        # What PTRACE_O_SUSPEND_SECCOMP needs (ptrace(2)).
         "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter), on Linux 4.3 or newer; "
         "or start the program without a filter: docker run --security-opt seccomp=unconfined",
         "suspending seccomp failed|failed to suspend seccomp|PTRACE_O_SUSPEND_SECCOMP",

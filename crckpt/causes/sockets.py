@@ -111,6 +111,7 @@ SOCKETS = (
     Cause(
         "firewall-drops",
         "the firewall of this host drops the packets with which CRIU rebuilds a half-closed TCP connection",
+        # SOCCR_MARK (soccr/soccr.h:11).
         "allow outgoing packets with CRIU's mark 0xc114 (the rule KUBE-FIREWALL of Kubernetes drops mark 0x8000, "
         "which that includes); or drop the connections: --tcp close",
         r"Unable to send a fin packet.{0,120}Operation not permitted",
@@ -129,6 +130,7 @@ SOCKETS = (
         "the network interface of a socket is missing ({interface|its name is not known})",
         "create it again; list all: ip link",
         r"couldn't find ifindex for (?P<interface>\S+)|couldn't find ifname for \d"
+        # SO_BINDTODEVICE of SOL_SOCKET.
         r"|Can't set 1:25 \(len \d+\): No such device",
         "criu/sk-inet.c",
     ),

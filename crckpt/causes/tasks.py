@@ -194,6 +194,7 @@ TASKS = (
     Cause(
         "rseq",
         "process {pid|(not named)} uses restartable sequences, which this kernel does not report to CRIU",
+        # PTRACE_GET_RSEQ_CONFIGURATION is of Linux 5.13 (ptrace(2)).
         "start it with GLIBC_TUNABLES=glibc.pthread.rseq=0, or boot a kernel of 5.13 or newer",
         r"\b(?P<pid>\d+) has rseq but kernel lacks get_rseq_conf|fail to read rseq|PTRACE_GET_RSEQ_CONFIGURATION, \d"
         r"|[Ff]ixup rseq for \d",

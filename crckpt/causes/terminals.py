@@ -24,6 +24,8 @@ TERMINALS = (
         "a process has opened /dev/tty: CRIU can save that only if this process is the first of the tree, and "
         "has the terminal itself open",
         "close /dev/tty in the program, or open the terminal by its own name (ttyname)",
+        # CRIU looks for a pty of the same session, whose group is that of the session, in this process
+        # (criu/tty.c:2274).
         "ctty inheritance detected",
         "criu/tty.c",
     ),
@@ -91,6 +93,7 @@ TERMINALS = (
         "restore it from a terminal, without --detach",
     ),
     Cause(
+        # With TIOCSTI, which some kernels allow (ioctl_tty(2)).
         "terminal-of-another",
         "the tree runs as user {user} and needs a terminal, but this terminal belongs to user {owner}: the program "
         "could type commands into it",

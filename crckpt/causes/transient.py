@@ -45,6 +45,7 @@ PASSING = (
         "a line of /proc (mountinfo, status, cgroup) is longer than CRIU can read (one page)",
         "shorten it: fewer layers of overlayfs, shorter paths, fewer groups; a newer CRIU may read it:"
         " crckpt install-criu",
+        # BUFSIZE is one page (criu/bfd.c:26).
         "The bfd buffer is too small",
         "criu/bfd.c",
     ),
@@ -63,6 +64,7 @@ PASSING = (
         "netlink-privileges",
         "CRIU is not allowed to change the network (CAP_NET_ADMIN)",
         "restore as root of the host; in a container: --cap-add NET_ADMIN, or --privileged",
+        # -1: EPERM. CRIU writes the number that the kernel answers (criu/libnetlink.c:54).
         r"(?<![-\d])-1 reported by netlink",
         "criu/libnetlink.c",
     ),
@@ -108,6 +110,7 @@ SILENT = (
         "no-socket-diag",
         "this kernel does not list sockets of family {family} for CRIU",
         "modprobe -a unix_diag tcp_diag udp_diag raw_diag af_packet_diag netlink_diag, or boot a kernel that has them",
+        # -2: ENOENT, without the module. CRIU writes it for -v4 only (criu/sockets.c:828), and does without RAW.
         r"Sockets collect procedure family (?P<family>\S{1,40}) proto (?!IPPROTO_UDPLITE|IPPROTO_RAW)\S{1,40}: -2",
         "criu/sockets.c",
         sure=False,
@@ -117,6 +120,7 @@ SILENT = (
         "CRIU cannot save a TCP connection of the program, and does not say why; usually the connection was just "
         "being closed",
         "try again in a moment, or drop the connections: --tcp close; or use a newer CRIU: crckpt install-criu",
+        # Where a connection is just being closed, CRIU 3 fails right after this line, without a message.
         r"Turning repair on for socket [0-9a-f]{1,16}\n(?:\([\d.]{1,20}\) )?(?:-{20}|Error \()",
         "criu/sk-tcp.c",
         sure=False,

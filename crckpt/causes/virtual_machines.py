@@ -17,6 +17,7 @@ VIRTUAL_MACHINES = (
         "the program (Java, libcriu) could not start CRIU, or CRIU ended at once",
         "check that criu starts as this user (criu check): its file may have capabilities that this container lacks;"
         " try --privileged, or --cap-add CHECKPOINT_RESTORE --cap-add SYS_PTRACE --cap-add SETPCAP",
+        # libcriu's ECOMM (70): no message could be exchanged with CRIU (lib/c/criu.h:159).
         r"Could not (?:dump|restore) the JVM process\w{0,3}, err=-70\b|starting criuengine|[Ff]ailed to exec\w{0,4}"
         r" criuengine|criu_(?:dump|restore)\(?\)? return\w{0,3} (?:-70|-?ECOMM)",
         "OpenJ9, CRaC, libcriu",
