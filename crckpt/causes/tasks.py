@@ -209,9 +209,10 @@ TASKS = (
     ),
     Cause(
         "groups",
-        "{process|a process of the tree} is in more groups than CRIU can save",
+        "a process of the tree is in {count|too many} groups, and CRIU cannot save so many",
         "run it in fewer groups",
-        r"Too many groups in (?P<process>task \d+)|Error parsing proc status file",
+        # CRIU names no task here, but the number of groups (criu/pie/parasite.c:363).
+        r"Too many groups in task (?P<count>\d+)|Error parsing proc status file",
         "criu/pie/parasite.c",
     ),
     Cause(
