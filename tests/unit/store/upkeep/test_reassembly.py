@@ -1,0 +1,85 @@
+"""A pack is made again of damaged copies, as long as each frame is intact in one of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from image_sets import flip, pack_path
+
+from crckpt.errors import IntegrityError
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.backend.local import LocalBackend
+from crckpt.store.layout import pack_name
+from crckpt.store.upkeep.reassembly import reassemble
+
+
+@pytest.fixture
+def digest(whole: tuple[Repository, Checkpoint]) -> str:
+    """A pack of two frames."""
+    return whole[1].packs[0].digest
+
+
+@pytest.fixture
+def intact(whole: tuple[Repository, Checkpoint], digest: str) -> bytes:
+    return pack_path(whole[0], digest).read_bytes()
+
+
+@pytest.fixture
+def copies(tmp_path: Path, digest: str, intact: bytes) -> list[Path]:
+    """Two copies of the pack."""
+    paths = [tmp_path / name / pack_name(digest) for name in ("one", "other")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_bytes(intact)
+    return paths
+
+
+def made_of(copies: list[Path], digest: str, into: Path) -> bytes:
+    reassemble(digest, [LocalBackend(path.parents[2]) for path in copies], into)
+    return into.read_bytes()
+
+
+def test_each_frame_is_taken_from_an_intact_copy(
+    copies: list[Path], digest: str, intact: bytes, tmp_path: Path
+) -> None:
+    first, second = copies
+    flip(first, 100)
+    flip(second, len(intact) - 1000)
+    assert made_of(copies, digest, tmp_path / "new") == intact
+
+
+def test_a_copy_whose_table_is_damaged_gives_its_frames(
+    copies: list[Path], digest: str, intact: bytes, tmp_path: Path
+) -> None:
+    """The table of another copy says where they are."""
+    first, second = copies
+    flip(first, len(intact) - 20)
+    flip(second, 100)
+    assert made_of(copies, digest, tmp_path / "new") == intact
+
+
+def test_a_copy_that_is_missing_or_cut_short(copies: list[Path], digest: str, intact: bytes, tmp_path: Path) -> None:
+    first, second = copies
+    first.unlink()
+    assert made_of(copies, digest, tmp_path / "new") == intact
+    first.write_bytes(intact[:200])
+    assert made_of([second, first], digest, tmp_path / "again") == intact
+
+
+@pytest.mark.parametrize("place", [100, -1])
+def test_what_no_copy_has_is_not_made(
+    copies: list[Path], digest: str, intact: bytes, tmp_path: Path, place: int
+) -> None:
+    for path in copies:
+        flip(path, place % len(intact))
+    with pytest.raises(IntegrityError, match=digest[:12]):
+        made_of(copies, digest, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_file_that_is_there_is_left_alone(copies: list[Path], digest: str, tmp_path: Path) -> None:
+    (tmp_path / "new").write_text("something else")
+    with pytest.raises(FileExistsError):
+        made_of(copies, digest, tmp_path / "new")
+    assert (tmp_path / "new").read_text() == "something else"
