@@ -14,7 +14,7 @@ from crckpt.cli import options
 from crckpt.cli.format import count, duration, note_lines, round_line, short_id, size
 from crckpt.cli.help import ADVANCED, INCREMENTAL
 from crckpt.cli.output import Output, checkpoint_document, emit
-from crckpt.cli.progress import progress_bar
+from crckpt.cli.progress import progress_bars
 from crckpt.config import COMPRESS_LEVELS
 from crckpt.errors import CrckptError, UsageError
 from crckpt.host.process.background import continue_in_background
@@ -193,8 +193,8 @@ def dump(
 
         perform(request, context, on_running)
         return
-    with progress_bar("storing", as_json=as_json, before="copying" if pre_copy else "dumping") as progress:
-        result = perform(request, replace(context, progress=progress))
+    with progress_bars("copying" if pre_copy else "dumping", "storing", as_json=as_json) as (copying, storing):
+        result = perform(request, replace(context, copy_progress=copying, progress=storing))
     print_result(result)
 
 

@@ -10,16 +10,21 @@ from crckpt.ops.context import Progress, ignore_progress
 
 
 @contextmanager
-def progress_bar(
-    doing: str, *, as_json: bool, before: str | None = None, program_follows: bool = False
-) -> Iterator[Progress]:
-    """Give a callback that draws a bar; it does nothing if stderr is no terminal or JSON was asked for.
+def progress_bar(doing: str, *, as_json: bool, program_follows: bool = False) -> Iterator[Progress]:
+    """Give a callback that draws a bar; see `progress_bars`."""
+    with progress_bars(doing, as_json=as_json, program_follows=program_follows) as (progress,):
+        yield progress
 
-    The bar is labelled `before` until the first call, then `doing`. With `program_follows` it is removed as soon as
+
+@contextmanager
+def progress_bars(*steps: str, as_json: bool, program_follows: bool = False) -> Iterator[tuple[Progress, ...]]:
+    """Give a callback for each step: it draws the bar, labelled with the step that reports; at first with the first.
+
+    They do nothing if stderr is no terminal or JSON was asked for. With `program_follows` the bar is removed as soon as
     everything is done, else at the end of the block.
     """
     if as_json or not sys.stderr.isatty():
-        yield ignore_progress
+        yield (ignore_progress,) * len(steps)
         return
     # Slow to load, and needed only where a person watches.
     from rich.console import Console
@@ -33,15 +38,19 @@ def progress_bar(
         def render(self, task: Task) -> Text:
             return Text() if task.total is None else super().render(task)
 
-    columns = (TextColumn("{task.description}"), BarColumn(), Bytes(), TimeRemainingColumn())
+    # As in messages: MiB of 1024 KiB.
+    columns = (TextColumn("{task.description}"), BarColumn(), Bytes(binary_units=True), TimeRemainingColumn())
     bar = Bar(*columns, console=Console(stderr=True), transient=True)
-    task = bar.add_task(before or doing, total=None)
+    task = bar.add_task(steps[0], total=None)
 
-    def draw(done: int, total: int) -> None:
-        bar.update(task, description=doing, completed=done, total=total)
-        if program_follows and done >= total:
-            # Else the bar would wipe away what the program writes to this terminal.
-            stop()
+    def make_callback(step: str) -> Progress:
+        def draw(done: int, total: int) -> None:
+            bar.update(task, description=step, completed=done, total=total)
+            if program_follows and done >= total:
+                # Else the bar would wipe away what the program writes to this terminal.
+                stop()
+
+        return draw
 
     def stop() -> None:
         # A terminal that has gone does not matter.
@@ -51,7 +60,7 @@ def progress_bar(
     try:
         with suppress(OSError):
             bar.start()
-        yield draw
+        yield tuple(map(make_callback, steps))
     finally:
         # Not earlier: a terminal that takes nothing (^S) blocks here.
         stop()

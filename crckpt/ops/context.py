@@ -27,7 +27,8 @@ def ignore_progress(_done: int, _total: int) -> None:
 class Context(Struct, frozen=True):
     """The paths that the user named, and settings that several operations share.
 
-    `compress` is a zstd level; None: chosen by the data.
+    `compress` is a zstd level; None: chosen by the data. `copy_progress` is of CRIU's copy of a tree's memory,
+    `progress` of all that crckpt reads or writes itself.
     """
 
     store: Path
@@ -37,6 +38,7 @@ class Context(Struct, frozen=True):
     compress: int | None = None
     config_digest: str | None = None
     progress: Progress = ignore_progress
+    copy_progress: Progress = ignore_progress
 
     def repository(self, *, create: bool = False) -> Repository:
         """Open the store. Raises StoreUnusable."""

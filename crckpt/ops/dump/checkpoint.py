@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,8 +20,10 @@ from crckpt.host.process.yield_cpus import cores_left_to
 from crckpt.images.creds import Rights
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
+from crckpt.ops.context import ignore_progress
 from crckpt.ops.dump.aftermath import BaseMismatch
 from crckpt.ops.dump.commit import commit_checkpoint
+from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
 from crckpt.ops.dump.hold import HeldTree, dump_held
@@ -128,7 +130,8 @@ def _dump_and_resume(
     details, began = read_details(target, answers), time.monotonic()
     rights: dict[int, Rights] = {}
     preparation = Preparation(workspace.repository, workspace.images)
-    outcome = dump_held(target, workspace, waiting, preparation, lambda tree: rights.update(tree.read_rights()))
+    with _copying_reported(target, workspace):
+        outcome = dump_held(target, workspace, waiting, preparation, lambda tree: rights.update(tree.read_rights()))
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
     # CRIU writes its statistics when the tree has just resumed.
@@ -158,6 +161,8 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
     made: list[Checkpoint] = []
 
     def commit(tree: HeldTree) -> None:
+        # From now on the store reports its own progress.
+        end_report()
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
         with interrupts_deferred():
             preparation.load()
@@ -172,9 +177,17 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
         made.append(commit_checkpoint(target, workspace, new, rights, preparation, tree.check))
 
-    outcome = dump_held(target, workspace, waiting, preparation, commit)
+    with _copying_reported(target, workspace) as end_report:
+        outcome = dump_held(target, workspace, waiting, preparation, commit)
     result = _make_result(target, outcome.argv)
     return replace(result, checkpoint=made[0], lineage=_summarise_lineage(target, workspace))
+
+
+def _copying_reported(target: DumpTarget, workspace: Workspace) -> AbstractContextManager[Callable[[], None]]:
+    # How much an incremental dump copies is known only afterwards.
+    is_full = target.lineage is None or target.lineage.parent is None
+    progress = target.context.copy_progress if is_full else ignore_progress
+    return copying_reported(workspace.images, target.observed.memory, progress)
 
 
 def _summarise_lineage(target: DumpTarget, workspace: Workspace) -> LineageSummary | None:

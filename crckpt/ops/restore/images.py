@@ -70,6 +70,7 @@ class ImageStreams:
 
     def begin(self) -> None:
         """Begin to unpack in the background, before CRIU asks for images."""
+        self._progress(0, self._reading.total)
         self._reading.begin()
         self._memory_fill.begin()
 

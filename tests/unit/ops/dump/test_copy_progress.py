@@ -1,0 +1,52 @@
+"""How much CRIU has copied is read from its images."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+from crckpt.ops.context import ignore_progress
+from crckpt.ops.dump.copy_progress import copying_reported
+
+MEMORY = 1 << 20
+
+
+def test_the_size_of_the_pages_is_reported_with_the_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    whole = threading.Event()
+
+    def note(done: int, total: int) -> None:
+        seen.append((done, total))
+        if done == total:
+            whole.set()
+
+    (tmp_path / "core-1.img").write_bytes(bytes(MEMORY))
+    with copying_reported(tmp_path, MEMORY, note) as end:
+        (tmp_path / "pages-1.img").write_bytes(bytes(MEMORY // 2))
+        (tmp_path / "pages-2.img").write_bytes(bytes(MEMORY))
+        assert whole.wait(10)
+        end()
+        reported = len(seen)
+    assert seen[0] == (0, MEMORY)
+    assert all(total == MEMORY for _, total in seen)
+    assert len(seen) == reported, "nothing is reported after the end"
+
+
+def test_nobody_who_watches_costs_no_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with copying_reported(tmp_path, MEMORY, ignore_progress):
+        assert threading.active_count() == before
+
+
+def test_a_directory_that_has_gone_is_no_failure(tmp_path: Path) -> None:
+    seen: list[int] = []
+    twice = threading.Event()
+
+    def note(done: int, _total: int) -> None:
+        seen.append(done)
+        if len(seen) > 1:
+            twice.set()
+
+    with copying_reported(tmp_path / "none", MEMORY, note):
+        assert twice.wait(10)
+    assert set(seen) == {0}
