@@ -171,7 +171,10 @@ def predict_lineage(
         return None
     if apart:
         return LineageSummary("", "tracker: none", why_full=_APART) if wanted else None
-    session = find_session(root)
+    try:
+        session = find_session(root)
+    except HostCannot as error:
+        return LineageSummary("", "", why_full=error.message)
     if session is None:
         killed = was_killed(root)
         why = ENDED if killed else "this tree has no tracker yet"

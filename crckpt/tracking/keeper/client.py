@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import struct
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -28,6 +29,7 @@ from crckpt.tracking.keeper.protocol import (
 )
 from crckpt.tracking.keeper.sockets import keeper_directory, keeper_socket
 
+_TIME: Final = struct.Struct("@ll")  # struct timeval
 _PATIENCE_S: Final = 60.0
 # `crckpt trackers` asks all keepers in turn: one that is stopped must not keep it for long.
 _PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
@@ -145,7 +147,7 @@ def was_killed(root: proc.Process) -> bool:
 
 
 def find_session(root: proc.Process) -> KeeperSession | None:
-    """Connect to the keeper that the tree has, if it has one."""
+    """Connect to the keeper that the tree has, if it has one. Raises Unanswered."""
     return _connect(keeper_socket(root))
 
 
@@ -155,7 +157,11 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | Un
     Sockets that killed keepers left are removed once their tree has ended.
     """
     for path, root in _find_sockets(of):
-        session = _connect(path)
+        try:
+            session = _connect(path)
+        except Unanswered as error:
+            yield error
+            continue
         if session is None:
             if root is None:
                 path.unlink(missing_ok=True)
@@ -171,10 +177,20 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | Un
 
 def forget_killed(of: int | None = None) -> bool:
     """Forget that keepers were killed, all or that `of` a process: no dump starts another. Return whether any was."""
-    killed = [path for path, _ in _find_sockets(of) if _connect(path) is None]
+    killed = [path for path, _ in _find_sockets(of) if _has_ended(path)]
     for path in killed:
         path.unlink(missing_ok=True)
     return bool(killed)
+
+
+def _has_ended(path: Path) -> bool:
+    try:
+        session = _connect(path)
+    except Unanswered:
+        return False
+    if session is not None:
+        session.close()
+    return session is None
 
 
 def _find_sockets(of: int | None) -> Iterator[tuple[Path, int | None]]:
@@ -191,12 +207,20 @@ def _find_sockets(of: int | None) -> Iterator[tuple[Path, int | None]]:
 
 
 def _connect(path: Path) -> KeeperSession | None:
+    """Connect to the keeper of this socket; None if it has ended. Raises Unanswered if its queue stays full."""
     connection = socket.socket(socket.AF_UNIX)
+    # The queue of a keeper that is stopped fills with those who have given up, and then the kernel lets us wait.
+    patience = _TIME.pack(*divmod(int(_PATIENCE_TELL_S * 1_000_000), 1_000_000))
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
     try:
         connection.connect(str(path))
     except (FileNotFoundError, ConnectionRefusedError):
         connection.close()
         return None
+    except BlockingIOError:
+        connection.close()
+        hint = f"end it: fuser -k {path}; this does no harm: the next dump is full"
+        raise Unanswered(f"the tracker of PID {path.name.partition('-')[0]} does not answer", hint=hint) from None
     if not is_trusted(connection):
         connection.close()
         return None

@@ -1,0 +1,219 @@
+"""Keepers are found by their sockets, also those that were killed, are stopped, or are of another user."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from other_user import NOBODY
+from own_process import descriptors
+from small_programs import WAITS, free_pid, program, read
+from smaller_bounds import smaller_bounds
+
+from crckpt.errors import DumpFailed, HostCannot
+from crckpt.host import proc
+from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.tracking.keeper import client
+from crckpt.tracking.keeper.client import (
+    ENDED,
+    KeeperSession,
+    Unanswered,
+    find_session,
+    forget_killed,
+    keepers,
+    was_killed,
+)
+from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest, decode_request, encode
+from crckpt.tracking.keeper.sockets import keeper_socket
+
+KEEPER = Keeper(1, 2, "program", "none", "", "criu", {})
+PATIENCE_S = 5.0
+
+
+@pytest.fixture
+def root() -> Iterator[proc.Process]:
+    """A program that a keeper may track."""
+    with program(WAITS) as process:
+        found = read(process.pid)
+        yield found
+        keeper_socket(found).unlink(missing_ok=True)
+
+
+@contextmanager
+def listening(root: proc.Process, *, backlog: int = 8) -> Iterator[socket.socket]:
+    """The socket of the process's keeper."""
+    path = keeper_socket(root)
+    make_runtime_directory(path)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(backlog)
+        try:
+            yield listener
+        finally:
+            path.unlink(missing_ok=True)
+
+
+@contextmanager
+def answering(listener: socket.socket, *lines: bytes) -> Iterator[list[bytes]]:
+    """Accept one caller, and give each request the next line, at the end nothing; what it asked."""
+    asked: list[bytes] = []
+
+    def answer() -> None:
+        with suppress(OSError):
+            connection, _ = listener.accept()
+            with connection, connection.makefile("rb") as requests:
+                for line in lines:
+                    asked.append(requests.readline())
+                    connection.sendall(line)
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        yield asked
+    finally:
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def session(root: proc.Process) -> closing[KeeperSession]:
+    found = find_session(root)
+    assert found is not None
+    return closing(found)
+
+
+def test_a_tree_without_keeper(root: proc.Process) -> None:
+    assert find_session(root) is None
+    assert not was_killed(root)
+    assert list(keepers(root.pid)) == []
+    assert not forget_killed(root.pid)
+
+
+def test_a_keeper_that_was_killed_is_remembered_until_it_is_forgotten(root: proc.Process) -> None:
+    with listening(root):
+        keeper_socket(root).rename(f"{keeper_socket(root)}.kept")
+    Path(f"{keeper_socket(root)}.kept").rename(keeper_socket(root))
+    before = descriptors()
+    assert find_session(root) is None
+    assert was_killed(root)
+    assert list(keepers(root.pid)) == []
+    assert was_killed(root), "its tree runs"
+    assert forget_killed(root.pid)
+    assert not was_killed(root)
+    assert descriptors() == before
+
+
+def test_the_socket_of_a_killed_keeper_goes_when_its_tree_has_ended(root: proc.Process) -> None:
+    before = replace(root, start=root.start - 1)  # another process, which had the same PID
+    with listening(before):
+        keeper_socket(before).rename(f"{keeper_socket(before)}.kept")
+    Path(f"{keeper_socket(before)}.kept").rename(keeper_socket(before))
+    assert list(keepers(root.pid)) == []
+    assert was_killed(before)
+    for found in keepers():
+        if not isinstance(found, Unanswered):
+            found[1].close()
+    assert not was_killed(before)
+
+
+def test_a_keeper_that_runs_is_not_forgotten(root: proc.Process) -> None:
+    with listening(root):
+        before = descriptors()
+        assert not forget_killed(root.pid)
+        assert keeper_socket(root).exists()
+        assert descriptors() == before
+
+
+def test_a_keeper_says_what_it_tracks(root: proc.Process) -> None:
+    with listening(root) as listener, answering(listener, encode(Answer(keeper=KEEPER))) as asked:
+        ((found, held),) = (one for one in keepers(root.pid) if not isinstance(one, Unanswered))
+        held.close()
+    assert found == KEEPER
+    assert [decode_request(line.rstrip()) for line in asked] == [KeeperRequest("tell")]
+
+
+def test_a_dump_that_goes_on_is_named(root: proc.Process) -> None:
+    busy = encode(Answer(busy=77))
+    with listening(root) as listener, answering(listener, busy), session(root) as held, pytest.raises(DumpFailed) as no:
+        held.begin()
+    assert no.value.message == "process 77 is copying or dumping this tree"
+
+
+def test_what_a_keeper_refuses_is_raised_in_its_words(root: proc.Process) -> None:
+    no = encode(Answer(refused="the tree is not frozen"))
+    with listening(root) as listener, answering(listener, no), session(root) as held, pytest.raises(HostCannot) as said:
+        held.check_freeze()
+    assert said.value.message == "the tree is not frozen"
+
+
+def test_a_keeper_that_hangs_up_has_ended(root: proc.Process) -> None:
+    with listening(root) as listener, answering(listener), session(root) as held:
+        with pytest.raises(HostCannot, match=ENDED):
+            held.describe()
+        # That it is to end, it may hear no more.
+        held.end()
+
+
+def test_a_keeper_of_another_version(root: proc.Process) -> None:
+    with (
+        listening(root) as listener,
+        answering(listener, b"?\n"),
+        session(root) as held,
+        pytest.raises(Unanswered) as no,
+    ):
+        held.describe()
+    assert no.value.message == f"its tracker (process {os.getpid()}) belongs to another version of crckpt"
+
+
+def test_a_keeper_that_is_stopped(root: proc.Process) -> None:
+    """Here it accepts nobody."""
+    with listening(root), smaller_bounds(client, _PATIENCE_TELL_S=0.1):
+        (found,) = keepers(root.pid)
+        assert isinstance(found, Unanswered)
+        assert found.message == f"its tracker (process {os.getpid()}) does not answer"
+        assert found.hint == f"end it: kill -KILL {os.getpid()}; this does no harm: the next dump is full"
+
+
+def test_a_keeper_that_was_stopped_for_so_long_that_its_queue_is_full(root: proc.Process) -> None:
+    """Those who gave up still stand in it: without a limit, the next one would wait for ever."""
+    with listening(root, backlog=0), smaller_bounds(client, _PATIENCE_TELL_S=0.1), session(root):
+        begin = time.monotonic()
+        (found,) = keepers(root.pid)
+        assert not forget_killed(root.pid)
+        assert time.monotonic() - begin < PATIENCE_S
+    assert isinstance(found, Unanswered)
+    assert found.message == f"the tracker of PID {root.pid} does not answer"
+    assert f"fuser -k {keeper_socket(root)};" in found.hint
+
+
+def test_nobody_else_is_taken_for_a_keeper(root: proc.Process) -> None:
+    """The kernel notes who called listen(2)."""
+    if os.geteuid():
+        pytest.skip("only root can be another user")
+    with listening(root) as listener:
+        os.seteuid(NOBODY)
+        try:
+            listener.listen()
+        finally:
+            os.seteuid(0)
+        before = descriptors()
+        assert find_session(root) is None
+        assert descriptors() == before
+
+
+def test_to_retire_one_that_has_ended_is_no_failure() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with theirs, closing(KeeperSession(ours, free_pid())) as held:
+        held.retire()
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        with theirs, closing(KeeperSession(ours, process.pid)) as held:
+            held.retire()
+        assert process.wait(PATIENCE_S) == -15
