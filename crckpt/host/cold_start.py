@@ -19,7 +19,7 @@ from pathlib import Path
 from crckpt import __version__
 from crckpt.host.disk.own_files import open_own, read_own, write_private
 
-# Beside the compiled files: where Python may write none, there is nothing to read ahead.
+# The notes are next to the compiled files: where Python cannot write those, there is nothing to read ahead.
 PLACE = Path(__file__).parents[1] / "__pycache__"
 
 
@@ -40,7 +40,7 @@ def note(command: str, place: Path = PLACE, *, may_write: bool = not sys.dont_wr
     path = _note(command, place)
     with suppress(OSError):
         before = _read_note(path)
-        # Renamed into place: another command may read the note now.
+        # Rename it into place, because another command may read the note at this moment.
         if len(loaded) > len(before) and may_write:
             temporary = path.with_name(f"{path.name}.{os.getpid()}")
             write_private(temporary, os.fsencode("\n".join(loaded)))
@@ -60,7 +60,7 @@ def _note(command: str, place: Path) -> Path:
 
 
 def _is_in_memory(file: int) -> bool:
-    # preadv2(2), Linux 4.14: EAGAIN, if it would have to wait for the disk.
+    # preadv2(2), Linux 4.14: it fails with EAGAIN instead of waiting for the disk.
     try:
         os.preadv(file, [bytearray(1)], 0, os.RWF_NOWAIT)
     except BlockingIOError:
@@ -71,7 +71,7 @@ def _is_in_memory(file: int) -> bool:
 def _read_modules(note: int) -> None:
     with open(note, "rb") as file:
         for path in file.read().split(b"\n"):
-            with suppress(OSError, ValueError):  # a module that was removed since; a zero byte in a damaged note
+            with suppress(OSError, ValueError):  # the module was removed, or the note is damaged (a zero byte)
                 module = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 os.posix_fadvise(module, 0, 0, os.POSIX_FADV_WILLNEED)
                 os.close(module)

@@ -49,7 +49,7 @@ def killer(at: str, sent: signal.Signals = signal.SIGKILL) -> Watcher:
 def limit(variable: str, usual: int) -> int:
     """A time limit in seconds: that in the environment `variable`, but at most the `usual` one."""
     given = os.environ.get(variable, "")
-    # Never longer: the environment must not let a tree stay frozen.
+    # The environment can only shorten it: a longer limit could keep a tree frozen.
     return min(int(given), usual) if given.isdecimal() and int(given) else usual
 
 

@@ -147,7 +147,7 @@ def _verdict(found: Search) -> Outcome:
     tried = (
         f"{candidate.path} ({candidate.origin}): {why}"
         for candidate, why in found.rejected
-        # Most hosts have one or the other: a prefix that is missing is no news.
+        # Most hosts have a CRIU in one of the two places, so a missing prefix is not worth a line.
         if why != "it does not exist" or candidate.origin != "private prefix"
     )
     skipped = "; ".join(("", *tried))

@@ -53,7 +53,7 @@ def export(context: Context, ref: str, directory: Path) -> ExportResult:
                 if made:
                     target.rmdir()
                 raise
-        # Last: until its name is durable, a crash may take it away with all that is in it.
+        # Sync the name last: without it, a crash may remove the directory with all that is in it.
         with suppress(PermissionError):  # a directory that can be written but not read
             sync_directory(target.parent, "exported")
     words = restore_command(Path("criu"), Paths(target, target), checkpoint.options, sibling=False)
@@ -76,7 +76,7 @@ def _make_directory(directory: Path) -> bool:
 def _opened(directory: Path) -> Iterator[Path]:
     """Open the empty directory. Raises UsageError if it is not empty, or if others can change it."""
     try:
-        # Once: whoever can write above it may exchange the directory after the check.
+        # Open it once: whoever can write above it may replace the directory after the check.
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as error:
         raise UsageError(f"{directory} is not an empty directory", hint=_EMPTY) from error

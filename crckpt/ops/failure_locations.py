@@ -56,7 +56,7 @@ def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:
     found = next((found for found in proc.descriptors(process.pid) if found.fd == fd), None)
     if now is None or now.start != process.start or found is None:
         return ""
-    # The tree runs again since CRIU let it go: the number may be of another file.
+    # CRIU has let the tree go, and it runs: the number may belong to another file.
     before = {(known.pid, known.fd): known.target for known in observed.descriptors}
     if before.get((process.pid, fd), found.target) != found.target:
         return ""

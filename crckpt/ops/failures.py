@@ -71,7 +71,7 @@ def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what:
 
 def _with_missing_capabilities(remedy: str) -> str:
     """The remedy. If it names a capability, the capabilities that crckpt lacks follow."""
-    # Which of them the failed call needed, CRIU does not log: all that could be missing are named.
+    # CRIU does not log which capability the failed call needed: name all that could be missing.
     lacking = [name for number, name in _CAPABILITIES.items() if number not in effective_capabilities()]
     if not lacking or ("CAP_" not in remedy and "capabilit" not in remedy):
         return remedy
@@ -160,7 +160,7 @@ def criu_failure(
     from crckpt.criu.explain import explain
 
     explanation = explain(result.log)
-    # What crckpt knows for sure comes before what the log suggests.
+    # What crckpt knows for certain comes before what the log suggests.
     if result.waited_for:
         said, hint = _describe_disconnected(result.waited_for[0])
         return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)

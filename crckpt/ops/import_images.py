@@ -54,7 +54,7 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
         tree=tasks(tree),
         note=note,
         run_id=tree.inventory.run_id,
-        stopped=True,  # assumed: so `rm` lifts the network lock of that run
+        stopped=True,  # assumed, so that `rm` lifts the network lock of that run
         frozen_ms=measured.frozen_time / 1000 if measured else 0.0,
         dump_ms=0.0,
         details=b"{}",

@@ -27,7 +27,7 @@ class Listing(Struct, frozen=True):
 
 def list_checkpoints(context: Context, job: str | None) -> Listing:
     """List all checkpoints, or those of one job. Raises NoSuchCheckpoint if the job has none, StoreUnusable."""
-    # Without the store's lock: a manifest is written once and whole, and `gc` or `rm` must not delay a list.
+    # No lock is needed: manifests appear whole and never change, and `gc` or `rm` must not delay a list.
     repository = context.repository()
     everything, unreadable = repository.read_all()
     found = [checkpoint for checkpoint in everything if job in (None, checkpoint.job)]

@@ -17,7 +17,7 @@ def repair(context: Context, ref: str | None, source: Path | None) -> RepairResu
     """
     repository = context.repository()
     other = _open_source(source) if source is not None else None
-    # Shared: dumps and restores may go on, as a repair only puts back what belongs there.
+    # Shared, so that dumps and restores can continue: a repair only puts back what belongs there.
     with repository.shared():
         wanted = None if ref is None else (repository.resolve(ref),)
         return repair_store(repository, wanted, source=other, progress=context.progress)

@@ -95,7 +95,7 @@ def report(context: Context, request: ReportRequest) -> Report:
         descriptor = _create(request.output, undo)
         found, failed = _collect(_parts(context, request))
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
-        # Over everything at the end: a host name may be in any path, log or message.
+        # Hide it in everything at the end: a host name may be in any path, log or message.
         hide = _hide_nothing if request.with_secrets else _hider(platform.node())
         contents = {name: _encode(hide(value)) for name, value in (("report.json", about), *found)}
         packed = _pack(contents)
@@ -140,7 +140,7 @@ def _collect(
     for part, make in parts:
         try:
             found.extend(make())
-        except (Interrupted, NoSuchCheckpoint, UsageError):  # the user's to correct: an archive would be of no use
+        except (Interrupted, NoSuchCheckpoint, UsageError):  # the user must correct this: an archive would be useless
             raise
         except CrckptError as error:
             failed.append(FailedPart(part, error.message))
@@ -148,7 +148,7 @@ def _collect(
             failed.append(FailedPart(part, str(error)))
         except MemoryError:
             failed.append(FailedPart(part, "the host has too little memory"))
-        except Exception as error:  # a report is made because something does not work
+        except Exception as error:  # users make a report when something does not work
             failed.append(FailedPart(part, _bug(error)))
     return tuple(found), tuple(failed)
 

@@ -26,11 +26,11 @@ def rm(context: Context, refs: tuple[str, ...]) -> RemovalResult:
     """Remove all of these checkpoints; if one does not exist, none of them. Raises NoSuchCheckpoint, StoreLocked."""
     repository = context.repository()
     with repository.exclusive():
-        # All refs first: JOB~1 means another checkpoint once JOB is gone.
+        # Resolve all refs first: JOB~1 means another checkpoint once JOB is gone.
         found = dict.fromkeys(repository.resolve(ref) for ref in refs)
         locks = [lock for identity in found for lock in _find_locks(repository, identity)]
         repository.remove(tuple(found))
-    # Only now: while the checkpoint could be restored, its connections needed the lock.
+    # Lift the locks only now: as long as the checkpoint could be restored, its connections needed them.
     lifted = [network_locks.lift_lock(lock, place) for lock, places in locks for place in places]
     return RemovalResult(tuple(found), tuple(table for table in lifted if table))
 

@@ -39,12 +39,12 @@ def trackers(end: str | None = None) -> Trackers:
             late.append(one)
             continue
         keeper, session = one
-        # Before it is ended: then it uses nothing any more.
+        # Read the usage before the keeper is ended.
         found.append(KeeperUsage(keeper, read_process_usage(keeper.pid)))
         if end is not None:
             session.end()
         session.close()
-    # Only after the others were ended.
+    # Raise it only after the others were ended.
     if end is not None and late:
         raise late[0]
     # If a keeper was killed, the next dump would start it again.

@@ -16,7 +16,7 @@ def version() -> str:
     """
     lines = [f"crckpt {__version__}"]
     present = [candidate for candidate in candidates(None, None) if os.access(candidate.path, os.X_OK)]
-    # In the order in which a dump would try them: the first that has worked before is the one that it takes.
+    # These are in the order in which a dump tries them: it takes the first that has worked before.
     known = ((candidate.path, recall(candidate.path)) for candidate in present)
     for path, facts in known:
         if facts:

@@ -105,7 +105,7 @@ ATTRIBUTES: Final = (
         test="session_keyring",
         note="the tree gets the keyring of the restoring crckpt, or a new one for another user; keys are lost",
     ),
-    # From here on what CRIU saves and sets itself, which tests hold it to, and what nobody does.
+    # From here on: what CRIU saves and sets itself, as tests check, and what neither does.
     Attribute("nice", "thread", "the nice value", "CRIU", "CRIU", test="nice"),
     Attribute("policy", "thread", "the scheduling policy", "CRIU", "CRIU", test="policy"),
     Attribute("reset_on_fork", "thread", "the reset of the policy on fork", "CRIU", "CRIU", test="reset_on_fork"),
@@ -198,7 +198,7 @@ def read_attribute_record(details: dict[str, object]) -> AttributeRecord | None:
     """
     if "attributes" not in details:
         return None
-    # It may come from elsewhere, and root acts on it: each number and length has its limits in the types.
+    # The record may come from elsewhere, and root acts on it: the types limit every number and length.
     try:
         return msgspec.convert(details["attributes"], AttributeRecord, strict=False, str_keys=True)
     except msgspec.ValidationError as error:

@@ -16,7 +16,7 @@ def read_thread_rights(root: int) -> dict[int, Rights]:
     while waiting:
         pid = waiting.pop()
         with suppress(OSError):
-            # Frozen, the lists of children are complete (proc_tid_children(5)).
+            # The tree is frozen, so its lists of children are complete (proc_tid_children(5)).
             for tid in procfs.threads(pid):
                 status = read_status(pid, tid)
                 found[int(status["NSpid"].split()[-1])] = _rights(status)

@@ -47,7 +47,7 @@ class Membership(Struct, frozen=True):
 
 def find_groups(pid: int) -> Iterator[tuple[int, int, str]]:
     """Level, interface and address of the groups of which sockets of the process may be members."""
-    # The lists are those of its network namespace: of whose sockets they are, only the sockets themselves tell.
+    # These are all groups of its network namespace. Which socket is a member, only the socket itself can tell.
     for group, index, users in read_multicast_groups(pid):
         if users > (group in _BY_KERNEL):
             yield _IPV6 if ":" in group else _IP, index, group
@@ -69,7 +69,7 @@ def join(held: socket.socket, memberships: tuple[Membership, ...]) -> Iterator[t
             group = _GROUP.pack(interface_index(held, member.interface), _address(member.group))
             if member.excludes:
                 held.setsockopt(level, _JOIN_GROUP, group)
-            # To block a source takes a membership; to join one makes it.
+            # MCAST_BLOCK_SOURCE needs a membership; MCAST_JOIN_SOURCE_GROUP makes one.
             for source in member.sources:
                 held.setsockopt(level, _BLOCK_SOURCE if member.excludes else _JOIN_SOURCE, group + _address(source))
         except (OSError, ValueError) as error:
@@ -91,7 +91,7 @@ def interface_index(held: socket.socket, name: str) -> int:
 
 def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bool, tuple[str, ...]]:
     """Read whether a membership excludes sources, and which. Raises OSError if the socket is no member."""
-    # The kernel writes as many sources as fit, and how many there are.
+    # The kernel returns as many sources as fit, and the number of all.
     sources = 16
     while True:
         head = _GROUP.pack(index, _address(group)) + _MODE.pack(0, sources)

@@ -67,7 +67,7 @@ def _carry_out_one(order: Order) -> OrderResult:
 
 def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     number = _PRCTL_32 if thread.is_compat else _PRCTL
-    # The first call has a limit: it shows whether the thread runs at all.
+    # Only the first call has a time limit: after it, the thread is known to run.
     refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
     if refuses > 0:
         yield "no_written_code", (refuses,)
@@ -94,7 +94,7 @@ def _locks_new_maps(thread: ptrace.StoppedThread, pid: int) -> int:
     made = thread.system_call(
         _MMAP_32 if thread.is_compat else _MMAP, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0
     )
-    # An address of a 32-bit program may be negative, too: only the last 4095 numbers are errors.
+    # Read as a signed number, an address of a 32-bit program may be negative: only the last 4095 numbers are errors.
     if -_MOST_ERRNO <= made < 0:
         return LOCKED_AT_ONCE if made == -errno.EAGAIN else LOCKED_NOT
     try:
@@ -151,7 +151,7 @@ def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: i
     # In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
     keep = -1
     own_user, own_group = thread.system_call(_GETEUID), thread.system_call(_GETEGID)
-    # The group first: without root's user id it could not be changed. And back in the other order.
+    # Change the group first: without root's user id it cannot be changed. Change it back last.
     found = thread.system_call(_SETRESGID, keep, group, keep)
     if found == 0:
         found = thread.system_call(_SETRESUID, keep, user, keep)
@@ -177,7 +177,7 @@ def _without_tracer(order: Order) -> Iterator[None]:
         try:
             yield
         finally:
-            # CRIU goes on as its tracer when its script has ended.
+            # When its script ends, CRIU expects to be the tracer again.
             _raise_if_failed(holder.system_call(_PTRACE, _SEIZE, order.tid, 0, 0))
 
 

@@ -56,7 +56,7 @@ def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
     """Carry out the orders in a helper process; return a result for each. Takes about 0.1 s, and 1 ms for each."""
     if not orders:
         return ()
-    # Not pipes: results of a large tree are more than a pipe holds, and the helper would wait for a reader.
+    # A pipe does not hold the results of a large tree: the helper would wait for a reader.
     with _memory() as said, _memory() as answers:
         os.write(said, msgspec.json.encode(tuple(orders)))
         os.lseek(said, 0, os.SEEK_SET)

@@ -174,7 +174,8 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
             kind = _kind(held)
             options, interfaces, is_connected = _read_options(held, kind)
             memberships: tuple[multicast.Membership, ...] = ()
-            # Keys and memberships take of it, and the kernel's tables of them are slow: read them only then, and once.
+            # A socket with keys or memberships uses option memory. The kernel's tables of them are slow to read: read
+            # them only then, and once.
             uses_memory = kind[0] in _INET and _uses_option_memory(held)
             if uses_memory and kind[1] == socket.SOCK_STREAM:
                 with_keys = find_sockets_with_keys() if with_keys is None else with_keys
@@ -213,7 +214,7 @@ def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
     with _as_socket(ours) as held:
         if _kind(held) != (record.family, record.kind, record.protocol):
             return
-        # With --tcp close CRIU closes it. Many options then fail, and nobody misses them.
+        # With --tcp close CRIU closes the connection. Then many options cannot be set, and nobody needs them.
         is_gone = record.is_connected and record.kind == socket.SOCK_STREAM and not _is_connected(held)
         failed = [
             *(SocketFailure(title, protects=False, why=why) for title, why in multicast.join(held, record.memberships)),
@@ -301,7 +302,7 @@ def _read_options(held: socket.socket, kind: tuple[int, int, int]) -> tuple[dict
 
 def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFailure]:
     priority = held.getsockopt(_SOCKET, _SO_PRIORITY)
-    # In the order of the table, not of the record: some options change others.
+    # Use the order of the table, not that of the record: some options change others.
     for name, option in OPTIONS.items():
         if name not in record.options and name not in record.interfaces:
             continue
@@ -311,7 +312,7 @@ def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFa
             else:
                 given = record.options[name]
                 value = bytes(given) if option.size else struct.pack("=i", *given)
-            # Not what it has already: setting it may need a right, or be refused in this state.
+            # Skip a value that the socket has already: setting it may need a capability, or fail in this state.
             if held.getsockopt(option.level, option.number, option.size or 4) != value:
                 held.setsockopt(option.level, option.number, value)
         except (OSError, ValueError, KeyError, struct.error) as error:
@@ -332,5 +333,5 @@ def _interface_value(option: Option, number: int) -> bytes:
 def _uses_option_memory(held: socket.socket) -> bool:
     """Return whether the socket uses memory for options: memberships and keys of TCP do."""
     memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
-    # A kernel that reports less than this: then assume it.
+    # If the kernel does not report it, assume that it is used.
     return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])

@@ -24,7 +24,7 @@ from crckpt.host.syscalls.prctl import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KIL
 Value = tuple[int, ...]
 Reader = Callable[[int], Value]
 
-_IOPRIO_WHO_PROCESS: Final = 1  # a single thread, in spite of its name
+_IOPRIO_WHO_PROCESS: Final = 1  # it means a single thread, in spite of its name
 # struct sched_attr, 56 bytes since Linux 5.3: the order of `_scheduling`.
 _ATTRIBUTES: Final = struct.Struct("<IIQiIQQQII")
 # SCHED_OTHER and SCHED_BATCH: a thread may request another slice than the default (Linux 6.12).
@@ -193,7 +193,7 @@ def memory_merge(pid: int) -> Value:
     """
     with suppress(FileNotFoundError):
         said = procfs.text(f"/proc/{pid}/ksm_stat")
-        # The file is older than this line of it.
+        # Older kernels have the file without this line.
         if "ksm_merge_any:" in said:
             return (int("ksm_merge_any: yes" in said),)
     return ()

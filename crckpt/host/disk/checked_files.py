@@ -15,7 +15,7 @@ from typing import Final
 
 from crckpt.errors import IntegrityError
 
-# Whatever replaced the file after the first check: follow no link, wait for no FIFO, take no terminal as ours.
+# The file may be replaced after the first check: do not follow a link, wait for a FIFO, or get a controlling terminal.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _AT_ONCE: Final = 64 << 10
 _SECTOR: Final = 512
@@ -72,7 +72,8 @@ def read_checked(path: str | Path, most: int, *, within: int | None = None, owne
     """Read a file of up to `most` bytes. Raises what `open_checked` raises."""
     descriptor, size = _open(path, most, within, owner)
     try:
-        # A byte more than it has: so one read is enough, unless the file changes or is larger than read(2) returns.
+        # Ask for one byte more than the size: then one read is enough, unless the file changes or is larger than
+        # read(2) can return.
         content = os.read(descriptor, size + 1)
         while len(content) != size and len(content) <= most and (more := os.read(descriptor, _AT_ONCE)):
             content += more

@@ -254,7 +254,7 @@ def created(path: Path, what: str) -> Iterator[int]:
 def _make_private(path: Path, what: str) -> None:
     step(f"{what}.mkdir", path)
     path.mkdir(mode=PRIVATE_DIRECTORY)
-    path.chmod(PRIVATE_DIRECTORY)  # the umask takes bits away; 0777 would leave us no right to our own directory
+    path.chmod(PRIVATE_DIRECTORY)  # the umask removes bits: 0777 would lock us out of our own directory
 
 
 def _fill(descriptor: int, content: bytes, what: str) -> None:
@@ -297,7 +297,7 @@ def _empty(top: int, path: Path, what: str) -> None:
 
 def _remove_files(directory: int, path: Path, what: str) -> list[str]:
     """Remove all but directories; return the names of these."""
-    # All names first: POSIX leaves open what readdir(3) returns of a directory that changes.
+    # Read all names before removing any: what readdir(3) returns of a directory that changes is unspecified.
     with os.scandir(directory) as entries:
         found = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries]
     for name, _ in filter(lambda entry: not entry[1], found):

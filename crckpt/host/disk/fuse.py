@@ -19,7 +19,7 @@ from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.libc import syscall
 
 _CREATE: Final = 6  # FSCONFIG_CMD_CREATE, linux/mount.h
-_WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]  # an abort ends no wait for a userfaultfd
+_WAITS_IN: Final = ANSWERED_BY_PROGRAMS[:1]  # an abort does not end a wait for a userfaultfd
 _LOOK_S: Final = 1.0
 
 
@@ -32,7 +32,8 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
     with suppress(OSError), _connections() as connections:
         for mount in _mounts_of_users(pids, users):
             with suppress(OSError):
-                # The kernel names a connection by the minor number of its device. An idle one owes no answer: leave it.
+                # The kernel names a connection by the minor number of its device. An idle connection owes no answer:
+                # leave it alone.
                 one = f"{os.minor(mount.device)}"
                 if int(_read(connections, f"{one}/waiting")):
                     _write(connections, f"{one}/abort", b"1")
@@ -87,7 +88,7 @@ def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mou
 @contextmanager
 def _connections() -> Iterator[int]:
     """Open the kernel's directory of connections without mounting it anywhere. Raises OSError."""
-    # Linux 5.2. /sys/fs/fuse/connections is not mounted everywhere, least in containers.
+    # Linux 5.2. /sys/fs/fuse/connections is often not mounted in containers.
     context = syscall("fsopen", b"fusectl", 1)  # FSOPEN_CLOEXEC
     try:
         syscall("fsconfig", context, _CREATE, None, None, 0)

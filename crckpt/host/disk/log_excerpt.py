@@ -66,7 +66,7 @@ def read_stream_ends(descriptor: int, most: int = MOST) -> bytes:
         else:
             last.append(chunk)
     end = b"".join(last)[-(most // 2) :]
-    # Between the parts a line ends: halves of two lines must not be read as one.
+    # End the line between the two parts, so that halves of two lines are not read as one.
     return bytes(begin) + (b"\n" if total > most else b"") + end
 
 

@@ -30,7 +30,7 @@ def open_own(path: Path) -> int:
 
 def write_private(path: Path, content: bytes) -> None:
     """Create a file that only its owner can read, whatever the umask. Raises OSError."""
-    # A new file: the old one may have other modes, and others may have it open.
+    # Make a new file: the old one may have another mode, or be open elsewhere.
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "wb") as file:  # noqa: PTH123

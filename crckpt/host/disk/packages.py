@@ -71,7 +71,7 @@ def _ask_dpkg(paths: tuple[str, ...], after: datetime) -> dict[str, Package]:
     # Its exit status only says whether all files were found.
     for line in run.run(("dpkg", "--search", *spelled), timeout=_WITHIN_S).output.splitlines():
         owner, _, path = line.partition(": ")
-        # `PACKAGE[:ARCH][, PACKAGE]...: PATH`; a diversion is where another package's file is kept (dpkg-divert(1)).
+        # `PACKAGE[:ARCH][, PACKAGE]...: PATH`; a diversion names the place of another package's file (dpkg-divert(1)).
         if path in spelled and not owner.startswith("diversion "):
             names[spelled[path]] = owner.split(", ")[0]
     # logrotate keeps one old log uncompressed.
@@ -94,7 +94,7 @@ def _package(name: str, log: str, after: datetime) -> Package | None:
     found = first_change(log, name, after)
     if found is not None:
         return Package(plain, shown.output, found[0], found[1])
-    # dpkg writes the list of files at each installation.
+    # dpkg rewrites the package's list of files when it installs or upgrades it.
     return Package(plain, shown.output, utc_datetime(lists.stat().st_mtime))
 
 

@@ -63,7 +63,8 @@ def find_changers(directory: Path) -> Changers:
     except OSError:
         return Changers(anyone=True)
     os.close(descriptor)
-    # In /tmp anybody can make a file once its owner has removed it. What lies above in sticky directories exists.
+    # In a sticky directory such as /tmp, anybody can create the file once it is gone. Directories above it exist, and
+    # the sticky bit protects their names.
     users, anyone = set(), bool(entries[-1].status.st_mode & stat.S_ISVTX)
     for entry in entries:
         mode = entry.status.st_mode
@@ -86,7 +87,8 @@ def open_path(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
 
     The descriptor (O_PATH) cannot read the file. Raises OSError.
     """
-    # As the kernel would, but keeping each part open: what is judged is what was gone through.
+    # Resolve the path as the kernel does, but keep each part open: then the entries are those that the path really led
+    # through.
     with ExitStack() as stack:
         here = _open("/", None, stack)
         entries = [PathEntry(Path("/"), os.fstat(here))]
@@ -120,7 +122,7 @@ def read_small(descriptor: int, most: int) -> bytes:
     if not stat.S_ISREG(status.st_mode):
         is_directory = stat.S_ISDIR(status.st_mode)
         raise OSError(*((errno.EISDIR, "Is a directory") if is_directory else (errno.EINVAL, "Not a regular file")))
-    # The same file, whatever its path names by now.
+    # This opens the same file, whatever its path names by now.
     file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.read(file, most)

@@ -135,7 +135,7 @@ def _check_room(file: int, size: int, tail: int, path: Path) -> None:
     """Raise OSError if the later lines do not fit on the disk, apart from space that is reserved for root."""
     found = os.fstatvfs(tail)
     status = os.fstat(file)
-    # Holes are copied as holes: no more than what the file has on the disk.
+    # Holes are copied as holes, so the copy takes no more than the file has on the disk.
     wanted = min(status.st_size - size, status.st_blocks * _SECTOR)
     if wanted > found.f_bavail * found.f_frsize:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
@@ -156,7 +156,7 @@ def _copy(source: int, start: int, target: int, at: int, what: str, most: int | 
             if error.errno != errno.ENXIO:
                 raise
             start = end  # a hole until the end
-        # Both files are open to append: a hole is made by the size.
+        # Both files are open for appending, so only a change of the size can make a hole.
         if start > end or start + shift > os.fstat(target).st_size:
             resize(target, min(start, end) + shift, what)
         if start >= end:

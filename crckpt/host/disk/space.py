@@ -24,7 +24,7 @@ def nearest_existing(path: Path) -> Path:
 def free_disk(path: Path) -> int:
     """Free bytes for us on the file system of an existing path."""
     status = os.statvfs(path)
-    # Not f_bfree, which counts the reserve for root: a full disk must still let root log in and clean up.
+    # f_bfree would include root's reserve: a full disk must still let root log in and clean up.
     return status.f_bavail * status.f_frsize
 
 
@@ -70,7 +70,7 @@ def unwritten_limit() -> int:
     Source: Documentation/admin-guide/sysctl/vm.rst.
     """
     fixed, share = (int(Path(f"/proc/sys/vm/dirty_{name}").read_text()) for name in ("bytes", "ratio"))
-    # Only one of the two is set; the other reads as 0.
+    # Only one of the two is set: the other is 0.
     return fixed or free_memory() * share // 100
 
 

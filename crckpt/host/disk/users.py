@@ -83,7 +83,7 @@ def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
             return False
         if path.endswith(_DELETED):
             return True
-        # A file that all may read is out of reach in a directory that this user may not enter.
+        # Even a file that everybody may read is out of reach in a directory that this user may not enter.
         above = path.rpartition("/")[0].lstrip("/") or "."
         try:
             directory = open_without_links(above, os.O_PATH | os.O_DIRECTORY, directory=root)

@@ -49,8 +49,8 @@ class Lender:
         except BlockingIOError:
             done = 0
         if done < len(content):
-            # vmsplice would wait for room by spinning, on a core that others need, while the reader copies: 130 ms of
-            # CPU time for 270 MB, so it is 20 ms.
+            # vmsplice would wait for room by spinning, on a core that others need, while the reader copies: that cost
+            # 130 ms of CPU time for 270 MB; poll costs 20 ms.
             self._room.poll()
         return done
 

@@ -38,7 +38,8 @@ def find_foreign_namespaces(processes: Iterable[Process], own: Process) -> tuple
 def _foreign(process: Process, ours: dict[str, int], belongs: dict[int, bool]) -> Iterator[ForeignNamespace]:
     theirs = dict(process.namespaces)
     if theirs.get("user") != ours.get("user"):
-        # One finding is enough: the tree is refused. None: the process has ended, or we may not look.
+        # One finding is enough, because the tree is refused. Without any namespace, the process has ended or we may not
+        # look.
         if theirs:
             yield ForeignNamespace(process.pid, process.comm, "user")
         return

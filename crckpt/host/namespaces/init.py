@@ -61,7 +61,7 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
 
     Return the root's exit status, or 128 plus its signal.
     """
-    # Signals first, then READY: what crckpt forwards after that must not get lost.
+    # Handle signals before writing to READY: crckpt forwards signals after that, and none must get lost.
     root = _Root(pid)
     # The kernel drops signals to a PID 1 that does not handle them.
     signal.signal(signal.SIGCHLD, root.reap)
@@ -69,7 +69,7 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
         handle_signal(number, root.pass_on)
     lock = os.open(owner, os.O_RDWR | os.O_CLOEXEC)
     if plan:
-        # Loaded for rehearsals alone.
+        # Only rehearsals need it.
         from crckpt.host.namespaces.isolation import seclude
 
         seclude(Path(plan))

@@ -57,7 +57,7 @@ def seclude(plan: Path) -> None:
     wanted = msgspec.json.decode(plan.read_bytes(), type=SeclusionPlan)
     _put_on_loopback(wanted.addresses)
     unwritable = _renew_root(wanted)
-    # Only now: these are copies in the overlays. Before, they were the host's files.
+    # Only now are these copies in the overlays: before, they were the host's files.
     for path, size in wanted.cut:
         os.truncate(path, size)
     write_private(result_path(plan), msgspec.json.encode(SeclusionResult(unwritable)))
@@ -87,7 +87,7 @@ def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:
             unwritable.append(found.path)
             with suppress(OSError):
                 bind_read_only(found.path, f"{root}{found.path}", found.flags)
-    # Not as overlays: what is written in `work` must reach crckpt.
+    # These need no overlay: what is written in `work` must reach crckpt.
     for path in (wanted.work, *wanted.sockets):
         bind(path, f"{root}{path}")
     become_root(str(root))
@@ -96,7 +96,7 @@ def _renew_root(wanted: SeclusionPlan) -> tuple[str, ...]:
 
 def _mount_anew(found: Mount, target: str, layer: Path) -> None:
     """Mount one file system again at `target`. Raises OSError."""
-    # A look below autofs would mount something on the host. What is mounted below /proc (binfmt_misc) is the host's.
+    # Access below autofs would mount something on the host. What is mounted below /proc (binfmt_misc) is the host's.
     if found.kind == "autofs" or found.path.startswith("/proc/"):
         return
     if found.path == "/proc":
@@ -141,7 +141,7 @@ def _put_on_loopback(addresses: Iterable[str]) -> None:
         fcntl.ioctl(control, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
         for number, address in enumerate(map(ip_address, addresses)):
             if isinstance(address, IPv4Address):
-                # A label of its own: on `lo` itself the new address would replace the one before.
+                # Each address gets its own label: on `lo` itself it would replace the previous one.
                 label = f"lo:{number}".encode()
                 _set(control, _SIOCSIFADDR, label, address.packed)
                 _set(control, _SIOCSIFNETMASK, label, b"\xff" * 4)

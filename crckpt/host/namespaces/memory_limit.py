@@ -24,7 +24,7 @@ _WITH_SWAP: Final = (("memory.swap.max", 0), ("memory.memsw.limit_in_bytes", 1))
 
 _COUNTS: Final = ("memory.events", "memory.oom_control")
 _EMPTY_WITHIN_S: Final = 5.0
-# The shell joins, and becomes the command: so no process of it is ever outside of the group.
+# The shell joins the group and then becomes the command, so no process of the command is ever outside the group.
 _JOIN: Final = 'echo $$ >"$0" && exec "$@"'
 
 
@@ -69,7 +69,7 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Mem
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield MemoryGroup(path, memory)
     finally:
-        # The lock goes last: an unlocked group is another crckpt's to remove.
+        # Release the lock last: another crckpt removes a group that is not locked.
         with interrupts_deferred():
             _remove(path)
             os.close(descriptor)
@@ -101,7 +101,7 @@ def _remove_abandoned(top: Path) -> None:
         with suppress(OSError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                # EWOULDBLOCK: its crckpt lives. EBUSY: it has processes.
+                # EWOULDBLOCK: its crckpt is alive. EBUSY: the group still has processes.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.rmdir()
             finally:

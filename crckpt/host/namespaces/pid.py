@@ -47,7 +47,8 @@ def started_init(
     os.mkfifo(ready, 0o600)
     listening = os.open(ready, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     init = (sys.executable, "-P", "-m", "crckpt.host.namespaces.init", str(root), str(ready), str(owner), *more)
-    # --kill-child: the namespace ends with the parent. Private: its new /proc must not appear on the host.
+    # --kill-child: the namespace ends with the parent. --propagation private: its new /proc must not appear on the
+    # host.
     new = ("--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
     child = run.start(
         (*unshare, *new, *init),
@@ -67,7 +68,7 @@ def started_init(
 
 
 def _init_of(child: run.Child, ready: int, output: Path) -> int:
-    # Whichever comes first: the init is ready, or unshare has failed and ended.
+    # Wait until the init is ready, or unshare has failed and ended.
     select.select([ready, child.pidfd], [], [])
     children = proc.children(child.pid)
     if not children:

@@ -41,7 +41,7 @@ class TreeRights(Struct, frozen=True):
 
 def rights_of(program: Rights) -> TreeRights:
     """The rights for a command next to a program: those of one user, and no more than the program has."""
-    # A program with root's id and another's counts as the other's: rather too few rights than too many.
+    # A program with both root's id and another user's counts as that user's: too few rights are safer than too many.
     uid = next((uid for uid in (program.uids[1], *program.uids) if uid), 0)
     gid = program.gids[1]
     permitted = program.capabilities[1]
@@ -79,7 +79,8 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
 
 
 def _give_up_rights(rights: TreeRights) -> None:
-    # The bounding set first, while we have CAP_SETPCAP. The user last: then the right to change groups is gone.
+    # Drop the bounding set first, while we have CAP_SETPCAP. Change the user last: after that we could not change the
+    # groups.
     for number in range(64):
         if not rights.capabilities >> number & 1:
             drop_capability(number)

@@ -76,7 +76,8 @@ def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None])
     try:
         if target not in known:
             known[target] = _identity(target)
-        # The program runs on: it counts only if the link still has that name, and both differ once more.
+        # The program still runs: the file counts as hidden only if the link keeps this name, and a second comparison
+        # agrees.
         return (
             _identity(link) != known[target]
             and _is_file(os.stat(link).st_mode, target)

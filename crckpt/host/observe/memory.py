@@ -23,9 +23,9 @@ _RUNS: Final = 16
 # Most places of one map that are read: it may be terabytes of reserved, almost empty address space.
 _MOST_CHUNKS: Final = 1 << 14
 
-# 2^32 / golden ratio: in a regular step the sample would meet the same place of each of many equal objects.
+# 2^32 / golden ratio. With a regular step, the sample would hit the same place in each of many equal objects.
 _SPREAD: Final = 0x9E3779B1
-# Bits of an entry of pagemap. The second: of a file, or shared anonymous.
+# Bits of an entry of pagemap. The second one means: a page of a file, or shared anonymous memory.
 _PRESENT: Final = 1 << 63
 _OF_FILE: Final = 1 << 61
 _IN_MEMORY: Final = ("/memfd:", "/dev/zero", "/SYSV")
@@ -36,7 +36,7 @@ def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
     # The places are the same in each process, so that pages that processes have in common are so in the sample, too.
     every = max(1, -(-memory // most))
     chunk = max(1, min(_CHUNK, most // (len(pids) * _RUNS * PAGE_SIZE)))
-    left = 2 * most  # a limit: the tree may have grown since its memory was measured
+    left = 2 * most  # a limit, because the tree may have grown since its memory was measured
     for pid in pids:
         with suppress(OSError):
             for run in _runs(pid, every, chunk):
@@ -57,7 +57,7 @@ def _own(pid: int) -> Iterator[Map]:
 def _runs(pid: int, every: int, chunk: int) -> Iterator[bytes]:
     pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
     try:
-        # Not process_vm_readv(2): it pins pages, which ends their sharing after a fork.
+        # process_vm_readv(2) would pin pages, and so end their sharing after a fork.
         memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
         try:
             for number, found in enumerate(_own(pid)):

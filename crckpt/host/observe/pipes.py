@@ -74,7 +74,8 @@ def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
         with suppress(OSError):
             borrowed = borrow(end.pid, end.fd)
             try:
-                # The number may have got another file since. With 0 poll(2) reports errors and hang-ups alone.
+                # The number may belong to another file by now. Registered with 0, poll(2) reports only errors and
+                # hang-ups.
                 if os.fstat(borrowed).st_ino == inode:
                     waiting = select.poll()
                     waiting.register(borrowed, 0)

@@ -128,7 +128,7 @@ def _namespace(borrowed: int) -> int:
 
 
 def _uses_option_memory(found: socket.socket) -> bool:
-    # Filled up with ones: where a kernel does not report it, assume it.
+    # Padded with ones: if the kernel does not report it, assume that it is used.
     memory = struct.unpack("9I", found.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36).ljust(36, b"\1"))
     return bool(memory[_OPTION_MEMORY])
 

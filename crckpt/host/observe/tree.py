@@ -183,7 +183,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
     may_have_tcp = len(sockets) < len(_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
     here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
-    # In another mount namespace a name leads elsewhere: of such files nothing is said.
+    # In another mount namespace a name leads elsewhere, so such files are not checked.
     reached = tuple(found for found in descriptors if found.pid in here)
     return Observed(
         tree=tree,
@@ -214,7 +214,8 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         frozen=tuple((pid, frozen) for pid in tree.pids if (frozen := cgroups.find_frozen_group(pid)) is not None),
         foreign_namespaces=find_foreign_namespaces(tree.processes, own),
         closed_pipes=find_closed_pipes(descriptors),
-        # As late as possible after the first time: a busy server often has a connection that waits for a moment.
+        # The second observation comes last, as long after the first as possible: a busy server often has a connection
+        # that waits for a moment.
         transient=transient.intersect(_read_transient(tree, sockets)) if transient != Transient() else transient,
         waits=tuple(
             found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
@@ -280,7 +281,7 @@ def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -
         # CRIU refuses these ("is not a part of process tree", criu/pidfd.c:97), but saves one of an ended process.
         if found.target == "anon_inode:[pidfd]" and (named := _PIDFD_OF.search(found.info)):
             pid = int(named[1])
-            # A child that has come since the tree was read is in it.
+            # A child that started after the tree was read belongs to it, too.
             if pid >= 0 and pid not in tree.pids and tree.root.pid not in proc.ancestors(pid):
                 yield pid
 

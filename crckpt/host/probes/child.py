@@ -84,7 +84,7 @@ def _read_now(reading: int) -> bytes:
 def _answer(probe: Callable[[], Outcome], writing: int, within: int) -> NoReturn:
     try:
         os.setpgid(0, 0)  # so that programs that it starts can be ended with it
-        # Python's handlers would only note a signal while a call blocks.
+        # While a call blocks, a Python handler would only record the signal.
         for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         signal.alarm(within)

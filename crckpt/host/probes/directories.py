@@ -79,7 +79,7 @@ def cgroups() -> Outcome:
 
 def _find_obstacle(path: Path, above: Path) -> Outcome | None:
     """Find why no directory can be made there; None if one can."""
-    # By trying it: the mode does not tell of read-only mounts, quotas, or file systems like /proc.
+    # Try it: the mode does not show read-only mounts, quotas, or file systems like /proc.
     try:
         Path(tempfile.mkdtemp(prefix=".crckpt-", dir=above)).rmdir()
     except OSError as error:
@@ -127,6 +127,6 @@ def _nearest(path: Path) -> Path:
 def _file_system(path: Path) -> str:
     """The kind of file system that a path lies on."""
     real = path.resolve()
-    # Parents come first: the last mount above the path is the nearest.
+    # Parents come first, so the last mount above the path is the nearest.
     above = (found.kind for found in reversed(mount_points()) if real.is_relative_to(found.path))
     return next(above, "an unknown file system")

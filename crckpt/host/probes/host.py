@@ -30,7 +30,7 @@ class ProbeRequest(Struct, frozen=True):
 
 def probe_host(subject: ProbeRequest) -> Iterator[Fact]:
     """Run all probes, one after the other. They leave nothing behind, and also run without root."""
-    # One at a time: some would disturb each other, as by taking the PID that another has freed.
+    # Run one at a time: some would disturb each other, for example by taking the PID that another has freed.
     for key, trial in _probes(subject).items():
         yield fact(key, probe_in_child(trial))
 

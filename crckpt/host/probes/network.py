@@ -32,7 +32,8 @@ _DIAGNOSTICS = {
 }
 
 _PROGRAM_S = 3
-# As CRIU locks (criu/netfilter.c, nftables_init_connection_lock): its own packets have this mark.
+# The same lock as CRIU's (criu/netfilter.c, nftables_init_connection_lock), which lets CRIU's own packets pass by this
+# mark.
 _TABLE = """
 add table inet crckpt
 add chain inet crckpt output { type filter hook output priority 0; }
@@ -139,7 +140,8 @@ def _answers(request: bytes) -> bool:
         for _ in ask_for_sockets(request):
             break
     except OSError as error:
-        # ENOENT: no module for this family or protocol. The others: one that cannot list (net/core/sock_diag.c).
+        # ENOENT: no module for this family or protocol. The others: its module cannot list sockets
+        # (net/core/sock_diag.c).
         return error.errno not in (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL)
     return True
 

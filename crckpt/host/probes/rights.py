@@ -34,7 +34,7 @@ def capabilities() -> Outcome:
     lacking = [name for number, name in _NEEDED.items() if number not in held]
     if lacking:
         return missing(_without(lacking), "nothing can be checkpointed", _add(lacking))
-    # In a user namespace all of its root's capabilities are set, and few count outside.
+    # Root of a user namespace has all capabilities, but few of them count outside.
     if not _reach_the_kernel():
         lost = "nothing can be checkpointed: the kernel hides which files are mapped"
         return missing("root of a user namespace only", lost, "sudo crckpt doctor, outside the container")
@@ -97,7 +97,7 @@ def _reach_the_kernel() -> bool:
     """Return whether our capabilities count in the first user namespace. Source: fs/proc/base.c,
     proc_map_files_get_link.
     """
-    # Following such a link takes a capability there, and CRIU does so for each mapped file.
+    # Following such a link needs a capability there, and CRIU follows one for each mapped file.
     try:
         next(Path("/proc/self/map_files").iterdir()).stat()
     except PermissionError:

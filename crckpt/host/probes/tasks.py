@@ -74,7 +74,7 @@ def ptrace_scope() -> Outcome:
     """Let one child seize another: what CRIU does to every process of a tree."""
     scope = _YAMA.read_text().strip() if _YAMA.exists() else None
     found = "no Yama" if scope is None else f"yama ptrace_scope {scope}"
-    # Not a child of the one that seizes: Yama's scope 1 lets a parent trace its descendants.
+    # The target is no child of the one that seizes it: Yama's scope 1 lets a parent trace its descendants.
     target = fork(_wait)
     number = wait_for_status(fork(lambda: _errno_of_seizing(target)))
     kill_child(target)

@@ -28,7 +28,7 @@ def read_commands(tree: Tree) -> Iterator[tuple[Process, tuple[str, ...], str]]:
     """Each process of a tree with its command line and its current directory, except those that have ended."""
     for process in tree.processes:
         found = process, command_line(process.pid), working_directory(process.pid)
-        # Only now: then the PID was still its own while both files were read.
+        # Check this last: then the PID belonged to this process while both files were read.
         if is_current(process):
             yield found
 
@@ -37,7 +37,7 @@ def title(pid: int) -> str:
     """Return the name that people use for a process: its comm, or `criu` where CRIU was started through a loader; `?`
     if it has ended.
     """
-    # The loader's name would be its comm: `ld-linux-x86-64.so.2 --library-path DIRECTORIES ... criu`.
+    # Started as `ld-linux-x86-64.so.2 --library-path DIRECTORIES ... criu`, it has the loader's name as its comm.
     if any(Path(word).name == "criu" for word in command_line(pid)[:6]):
         return "criu"
     process = read_process(pid)

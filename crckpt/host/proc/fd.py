@@ -80,7 +80,7 @@ def read_targets(pid: int) -> Iterator[tuple[int, str]]:
     """Number and target of each descriptor, ascending. Raises OSError if the process has ended."""
     # No more is read: this is used while a tree is frozen, and a process may have very many.
     for fd in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
-        with suppress(OSError):  # it was closed since
+        with suppress(OSError):  # it was closed in the meantime
             yield fd, read_target(pid, fd)
 
 
@@ -123,7 +123,7 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
         mode=status.st_mode if status else 0,
         size=status.st_size if status else 0,
         links=status.st_nlink if status else 0,
-        flags=int(fields.get("flags", "0"), 8),  # octal, unlike all else there
+        flags=int(fields.get("flags", "0"), 8),  # octal, unlike the other numbers there
         pos=int(fields.get("pos", "0")),
         info=info,
         device=status.st_rdev if status else 0,
@@ -135,7 +135,8 @@ def _read_descriptor(pid: int, fd: int) -> Descriptor:
 
 
 def _identity(status: os.stat_result, fields: Mapping[str, str]) -> tuple[int, int]:
-    # The number may have got another file between stat and the reading of fdinfo, which has `ino` since Linux 5.14.
+    # Between stat and the read of fdinfo, the number may have been given to another file. fdinfo has `ino` since Linux
+    # 5.14.
     return (status.st_dev, status.st_ino) if int(fields.get("ino", status.st_ino)) == status.st_ino else (0, 0)
 
 

@@ -17,7 +17,7 @@ from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.images.filelocks import LockKind
 
-# Not LEASE and DELEG: they keep nobody from locking.
+# LEASE and DELEG are left out: they do not prevent locks.
 _KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
 # A line of a held lock. A waiting program's line has an arrow.
 _LINE: Final = re.compile(
@@ -75,7 +75,7 @@ def _file(path: str) -> str:
     """The name of a file in /proc/locks."""
     # Its device is the file system's, which stat(2) does not always report.
     with suppress(OSError):
-        # O_PATH: opening the file itself could act on a device, or break another program's lease.
+        # O_PATH, because opening the file itself could act on a device, or break another program's lease.
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         try:
             info, inode = read_info("self", descriptor), os.fstat(descriptor).st_ino
@@ -111,8 +111,8 @@ class _Holders:
 
     def of(self, line: re.Match[str]) -> tuple[int, str]:
         """PID and title of the holder."""
-        # The PID in the line may be of a process that has ended; OFD locks have none.
-        # So the holder is who has an fdinfo with the same line. The PID is tried first: it is mostly right.
+        # The PID in the line may be of a process that has ended; OFD locks have none. So look for the process whose
+        # fdinfo has the same line, first at that PID, which is usually right.
         what = _without_number(line[0])
         self._look_at(int(line["pid"]))
         if what not in self._found and not self._is_all_seen:

@@ -51,7 +51,7 @@ def read_mounts() -> Iterator[Mount]:
 def read_mounts_of(pid: int | str) -> Iterator[Mount]:
     """Read the mounts of a process's namespace in the kernel's order, also those that others hide."""
     for line in Path(f"/proc/{pid}/mountinfo").read_bytes().removesuffix(b"\n").split(b"\n"):
-        # Optional fields, of any number, end with the hyphen.
+        # Any number of optional fields ends with the hyphen.
         before, _, after = line.partition(b" - ")
         fields, (kind, _, of_all) = before.split(b" "), after.split(b" ", 2)
         device = os.makedev(*map(int, fields[2].split(b":")))

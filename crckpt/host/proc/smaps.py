@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from crckpt.host.proc import procfs
 
-# The lines of smaps_rollup that count what CRIU writes. Of shared memory the Pss, the part of each process: so the sum
-# over all of them counts each page once.
+# The lines of smaps_rollup that count what CRIU writes. Shared memory counts by its Pss, the share of each process, so
+# that the sum over all processes counts each page once.
 _IN_NO_FILE: Final = ("Anonymous:", "Pss_Shmem:", "Swap:", "Private_Hugetlb:")
 _SHARED_HUGE: Final = "Shared_Hugetlb:"
 
-# CRIU: "Unknown shit" (criu/proc_parse.c:502), [uprobes] without an option (614), SysV memory outside of the tree's IPC
-# namespace (criu/cr-dump.c).
+# CRIU refuses unknown maps (criu/proc_parse.c:502), [uprobes] without an option (614), and SysV memory outside the
+# tree's IPC namespace (criu/cr-dump.c:477).
 _UNSAVABLE: Final = re.compile(r"/secretmem|anon_inode:|/SYSV|\[uprobes\]|/dev/(?!zero\b|shm/)")
 _MAP: Final = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S{4} \S+ \S+ \d+ *(.*)\n((?:[A-Z].*\n)*)", re.MULTILINE)
 # mseal(2), Linux 6.10. CRIU restores such a map without its seal.

@@ -46,7 +46,7 @@ def huge_pages(pid: int) -> int:
 
 def effective_capabilities() -> frozenset[int]:
     """Our own effective capabilities, as numbers (linux/capability.h)."""
-    # Not whether we are root: in a container root lacks most of them.
+    # Being root is not enough: in a container, root lacks most of them.
     mask = int(read_status("self").get("CapEff", "0"), 16)
     return frozenset(bit for bit in range(64) if mask >> bit & 1)
 

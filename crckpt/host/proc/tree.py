@@ -103,8 +103,8 @@ def read_tree(root: Process) -> Tree:
 
     Also leave out another process that has got the PID of one of them, with its children.
     """
-    # One pass over all processes: /proc/PID/task/TID/children needs a file of each thread, and misses children while
-    # others end (proc_tid_children(5)).
+    # Read the parent of every process once: /proc/PID/task/TID/children is a file for each thread, and may miss
+    # children while others end (proc_tid_children(5)).
     children: dict[int, list[int]] = {}
     for pid, ppid in _parents():
         children.setdefault(ppid, []).append(pid)
@@ -148,7 +148,7 @@ def cores_in_use(pids: Iterable[int]) -> set[int]:
         for tid in procfs.living_threads(pid):
             with suppress(FileNotFoundError, ProcessLookupError):
                 stat = read_stat(pid, tid)
-                # R is also who waits for its core: it will run there.
+                # R also means waiting for its core: it will run there.
                 if stat.state == "R":
                     found.add(stat.cpu)
     return found
@@ -159,7 +159,7 @@ def find_ended_tasks(tasks: Iterable[tuple[int, int]], init: int | None = None) 
 
     They may be there still, as zombies.
     """
-    # The init's own /proc, which shows that namespace: in ours its processes have other numbers.
+    # Use the init's own /proc, which shows its namespace: in ours, the processes have other numbers.
     proc = Path("/proc") if init is None else Path(f"/proc/{init}/root/proc")
     return tuple(tid for pid, tid in tasks if not _lives(pid, tid, proc))
 
@@ -182,7 +182,7 @@ def outer_pids(pids: Iterable[int], init: int | None = None) -> dict[int, int]:
     found = {}
     for pid in procfs.pids():
         with suppress(OSError):
-            # The last of the numbers is that of the innermost namespace, which is this one.
+            # The last number is the PID in the innermost namespace, which is this one.
             if namespace(pid, "pid") == inside and (process := read_process(pid)) and process.ns_pids[-1] in wanted:
                 found[process.ns_pids[-1]] = pid
     return found

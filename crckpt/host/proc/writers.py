@@ -52,5 +52,5 @@ def _writable(pid: int, *, appends: bool) -> Iterator[str]:
             if flags & os.O_ACCMODE != os.O_RDONLY and (appends or not flags & os.O_APPEND):
                 yield f"/proc/{pid}/fd/{fd}"
     with suppress(OSError):
-        # A private map takes a copy of what is written: the file stays as it is.
+        # Writes to a private map go to a copy, and never reach the file.
         yield from (each.link(pid) for each in read_maps(pid) if each.is_writable and each.is_shared)

@@ -15,7 +15,7 @@ from typing import Final
 _LARGE: Final = "numpy"
 # Bytes of address space that numpy takes (2.3 on x86-64), with a margin.
 _NEEDED: Final = 80 << 20
-# Texts of the C library's loader: an ImportError has no errno.
+# An ImportError has no errno, so look for the texts of the C library's loader.
 _SAID: Final = ("failed to map segment", "Cannot allocate memory", "cannot allocate", "out of memory")
 
 

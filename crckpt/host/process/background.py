@@ -19,7 +19,7 @@ def continue_in_background() -> Callable[[], None]:
     exits with its status. After that call the child has no terminal and no output. The parent forwards interruptions.
     """
     reading, writing = os.pipe()
-    # Otherwise both processes would write what is still in the buffers.
+    # Otherwise both processes would write what is still buffered.
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()

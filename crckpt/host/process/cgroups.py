@@ -122,7 +122,8 @@ def find_frozen_group(pid: int) -> FrozenGroup | None:
     with suppress(OSError):
         for group in groups("freezer", pid):
             for switch, thaw, file in _FREEZERS:
-                # Not the state (cgroup.events, freezer.state): a group below a frozen one cannot be thawed by itself.
+                # Do not look at the state (cgroup.events, freezer.state): a group below a frozen one cannot be thawed
+                # by itself.
                 if (group / switch).exists() and (group / switch).read_text().strip() == "1":
                     return FrozenGroup(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
     return None

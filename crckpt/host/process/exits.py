@@ -54,7 +54,7 @@ class ExitWatch:
         poll = select.poll()
         for pidfd in self._left:
             poll.register(pidfd, select.POLLIN)
-        # A pidfd can be read once its process is a zombie, whoever its parent is. Rounded up: with 0 `wait` would spin.
+        # A pidfd can be read once its process is a zombie, whoever its parent is. Round up: with 0, `wait` would spin.
         for pidfd, _ in poll.poll(math.ceil(seconds * 1000)):
             each = self._left.pop(pidfd)
             self._ended[each.inside] = _status(each)

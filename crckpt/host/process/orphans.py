@@ -43,7 +43,7 @@ class Ending(Struct, frozen=True):
 def find_ending(pid: int) -> Ending | None:
     """Find how a process, perhaps our child, has ended; None if it is alive. A child still has to be waited for."""
     with suppress(ChildProcessError):
-        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # it stays to be waited for
+        found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # WNOWAIT: the caller still waits for it
         if found is None:
             return None
         return Ending(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
@@ -86,7 +86,7 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
 
 
 def _end(pids: Collection[int]) -> None:
-    # Again and again: when one ends, its children become ours.
+    # Repeat this: when a process ends, its children become ours.
     while ours := [pid for pid in pids if _is_child(pid)]:
         for pid in ours:
             os.kill(pid, signal.SIGKILL)

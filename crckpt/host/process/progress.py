@@ -46,7 +46,7 @@ def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
     """Values that change with progress; None if a process waits for a disk."""
     ours = proc.read_process(os.getpid())
     assert ours is not None
-    # The restored processes are CRIU's children, or ours: their PIDs are not known yet.
+    # The restored processes descend from CRIU or from us. Their PIDs are not known yet.
     pids = proc.read_tree(ours).pids
     if waits_for_a_disk(pids) and not waits_for_a_program(pids):
         return None
@@ -71,14 +71,14 @@ def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple
 def _bytes_moved(pid: int) -> int:
     with suppress(OSError):
         fields = dict(line.split(": ", 1) for line in procfs.lines(f"/proc/{pid}/io") if ": " in line)
-        # Not read_bytes and write_bytes: these count disks alone, and neither pipes nor the page cache.
+        # read_bytes and write_bytes would count disks only, neither pipes nor the page cache.
         return int(fields["rchar"]) + int(fields["wchar"])
     return 0
 
 
 def _memory(pid: int) -> int:
     with suppress(OSError):
-        # Resident pages do not count huge pages that were set aside.
+        # The resident pages do not include hugetlb pages.
         return int(procfs.text(f"/proc/{pid}/statm").split()[1]) + proc.huge_pages(pid)
     return 0
 

@@ -19,8 +19,8 @@ from msgspec import Struct
 from crckpt.errors import HostCannot
 
 _PRIVATE: Final = 0o077
-# What the user has exported must not change what programs do: LD_PRELOAD, CRIU_CONFIG_FILE; LANG, as messages are
-# parsed.
+# The user's variables must not change what programs do (LD_PRELOAD, CRIU_CONFIG_FILE) or the language of messages that
+# crckpt parses (LANG).
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
@@ -96,7 +96,7 @@ def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None =
             timeout=timeout,
             cwd=cwd,
             check=False,
-            start_new_session=True,  # ^C on our terminal would end it, too, perhaps half-way
+            start_new_session=True,  # otherwise ^C on our terminal would end it half-way
         )
     except OSError as error:
         raise HostCannot(f"cannot run {words[0]}: {error.strerror}", hint=f"install {Path(words[0]).name}") from error
@@ -130,7 +130,7 @@ def start(
             stdout=descriptor,
             stderr=descriptor,
             env={**ENVIRONMENT, **(environment or {})} | ({"PYTHONPATH": str(python_path)} if python_path else {}),
-            cwd="/",  # it may outlive us, and would keep our directory's mount busy
+            cwd="/",  # it may outlive us, and must not keep our directory's mount busy
             start_new_session=own_session,
             pass_fds=tuple(keep),
             umask=_PRIVATE,

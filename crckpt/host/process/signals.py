@@ -77,7 +77,7 @@ def interrupts_deferred() -> Iterator[None]:
         return
     with _deferral(value=True):
         yield
-    # Not if the block has failed: its error says more than the interruption.
+    # If the block has failed, this is skipped: its error says more than the interruption.
     _deliver_unless_deferred()
 
 
@@ -110,7 +110,7 @@ def stops_deferred() -> Iterator[None]:
     try:
         yield
     finally:
-        # The default action stops us in this call.
+        # With the default action, the signal stops us during this call.
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         if come:
             os.kill(os.getpid(), signal.SIGTSTP)

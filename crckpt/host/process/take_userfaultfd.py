@@ -49,7 +49,7 @@ def close_descriptors(descriptors: Mapping[int, int]) -> tuple[TakeResult, ...]:
 def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
     if not wanted:
         return ()
-    # SEQPACKET: one message for each process, with its descriptor, and an end once no helper has the socket.
+    # SEQPACKET keeps the messages apart, each with its descriptor, and reports the end once no helper has the socket.
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours:
         with theirs:

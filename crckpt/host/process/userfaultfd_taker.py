@@ -36,7 +36,7 @@ def main(words: list[str]) -> int:
     with socket.socket(fileno=int(words[0])) as speaking:
         for word in words[1:]:
             pid, start, *descriptor = (int(part) for part in word.split(":"))
-            # A child each: a thread that cannot be stopped stays seized until its tracer ends.
+            # Use a child for each process: a thread that cannot be stopped stays seized until its tracer ends.
             child = os.fork()
             if child == 0:
                 _enter(pid, start, (*descriptor, -1)[0], speaking)

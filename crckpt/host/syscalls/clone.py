@@ -29,7 +29,7 @@ def unshare(kinds: int) -> None:
 
 def fork_with_pid(pid: int) -> int:
     """Fork a child that has this PID; return its PID, and 0 in the child. Raises OSError."""
-    # set_tid needs Linux 5.5, and CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE. EEXIST: somebody has this PID.
+    # set_tid needs Linux 5.5, and CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE. EEXIST: the PID is in use.
     wanted = ctypes.c_int(pid)
     # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size
     words = struct.pack("=10Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(wanted), 1)

@@ -55,7 +55,8 @@ def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor
     return tuple(
         epoll
         for epoll, suspected in suspects.items()
-        # A child that inherited the epoll may have closed the files. CRIU dumps an epoll once, in the first process.
+        # CRIU dumps an epoll once, in the first process that has it. A child that inherited it may have closed the
+        # files.
         if not any(_is_same(epoll.pid, other.pid, _KCMP_FILE, epoll.fd, other.fd) for other in _before(epoll, epolls))
         # Twice: while the descriptors are compared, a server may close a connection and accept one by the same number.
         and any(_is_escaped(epoll, watched) and _is_escaped(epoll, watched) for watched in suspected)
@@ -66,7 +67,7 @@ def find_sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
     """Find other processes than those `inside` that have the same open file (inherited or received)."""
     found = []
     for pid in procfs.pids():
-        # The same open file has the same target everywhere: so kcmp is asked about few descriptors.
+        # The same open file has the same target everywhere, so kcmp is needed for few descriptors.
         if pid not in inside and any(
             _is_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _find_descriptors(pid, held.target)
         ):
@@ -132,7 +133,7 @@ def _compare(epoll: Descriptor, watched: _Watched, fd: int) -> int | None:
 
 
 def _is_same(one: int, other: int, kind: int, this: object, that: object) -> bool:
-    # 1, 2 and 3 are an order of different things. EBADF, ESRCH: one of them has gone.
+    # 0: the same. 1, 2 and 3: different. EBADF, ESRCH: one of them has gone.
     with suppress(OSError):
         return syscall("kcmp", one, other, kind, this, that) == 0
     return False

@@ -12,7 +12,7 @@ from crckpt.host.syscalls.libc import syscall
 
 _GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
 _SESSION: Final = -3  # KEY_SPEC_SESSION_KEYRING
-# The kernel stands this keyring in where a process has none of its own. Source: user-session-keyring(7).
+# A process without a session keyring uses this one. Source: user-session-keyring(7).
 _OF_USER: Final = "_uid_ses."
 # The longest description of a key (add_key(2)).
 _MOST: Final = 4096

@@ -83,7 +83,7 @@ def can_bring_pages_later() -> bool:
         fcntl.ioctl(
             descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, len(memory), userfaultfd.MODE_MISSING, 0)
         )
-        # Not a thread: the one that touches the page waits in the kernel with Python's lock.
+        # A thread could not do this: whoever touches the page waits in the kernel and holds Python's lock.
         child = os.fork()
         if child == 0:
             _bring(descriptor)
@@ -102,7 +102,7 @@ def _bring(descriptor: int) -> NoReturn:
             descriptor, userfaultfd.COPY, struct.pack("<5Q", fault, ctypes.addressof(page), mmap.PAGESIZE, 0, 0)
         )
     finally:
-        os._exit(0)  # this is a copy of our parent: it must not go on as one
+        os._exit(0)  # this copy of our parent must not continue its work
 
 
 @contextmanager

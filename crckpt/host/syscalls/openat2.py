@@ -47,8 +47,8 @@ def file_rights_of(uid: int, gid: int, others: Iterable[int] = ()) -> Iterator[N
     try:
         _set_groups(list(others))
         _set(LIBC.setfsgid, gid)
-        # Not seteuid(2), which the C library does for all threads. With the user id the kernel drops root's
-        # capabilities over files, and restores them with it (capabilities(7)).
+        # Not seteuid(2), which the C library does for all threads. When this id changes from root's, the kernel drops
+        # root's capabilities over files; it restores them with the id (capabilities(7)).
         _set(LIBC.setfsuid, uid)
         yield
     finally:

@@ -43,11 +43,11 @@ _SWAPPED_BIT = 1 << 62
 _REGION: Final = 24
 _REGION_END: Final = 8
 _REGIONS_AT_ONCE: Final = 8192
-# Bytes that are scanned in one call: during a call the program cannot map or unmap memory. 4 GiB in one call held it up
-# for 38 to 54 ms, in such pieces for 2 to 10 ms.
+# Bytes that are scanned in one call: during a call the program cannot map or unmap memory. Scanning 4 GiB in one call
+# blocked it for 38 to 54 ms, in such pieces for 2 to 10 ms.
 _PIECE: Final = 128 << 20
 
-# The kernel's names of maps without a file. Others in brackets are its own: [vdso], [vvar].
+# The kernel's names for maps without a file. Other names in brackets are maps of the kernel: [vdso], [vvar].
 _ANONYMOUS: Final = ("", "[heap]", "[stack]")
 _OWN, _PRIVATE_OF_FILE, _OTHER = "own", "private of a file", "other"
 
@@ -80,8 +80,8 @@ def count_changed_file_pages(pid: int) -> int:
     found = 0
     with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as file:
         for one in (one for one, kind, _ in _classify(read_maps(pid)) if kind == _PRIVATE_OF_FILE):
-            # A page that was written is a copy, and no longer one of the file. CRIU leaves out the others likewise
-            # (criu/pagemap-cache.c:190).
+            # A page that was written is a private copy, and no longer a page of the file. CRIU skips the file's pages
+            # likewise (criu/pagemap-cache.c:190).
             for regions in _regions(file.fileno(), one, _PAGE_IS_PFNZERO | _PAGE_IS_FILE):
                 found += sum(end - start for start, end, _ in struct.iter_unpack("<3Q", regions)) // mmap.PAGESIZE
     return found
@@ -103,7 +103,7 @@ def _classify(maps: Sequence[Map]) -> Iterator[tuple[AddressRange, str, int]]:
     spans = [AddressRange(each.start, each.end) for each in listed]
     nexts = [span.start for span in spans[1:]] + [span.end for span in spans[-1:]]
     for each, span, next_ in zip(listed, spans, nexts, strict=True):
-        # PR_SET_VMA_ANON_NAME: a program gives its own memory a name.
+        # A program can name its own memory (PR_SET_VMA_ANON_NAME).
         is_named = each.path not in _ANONYMOUS and not each.path.startswith("[anon:")
         kind = _OTHER if each.is_shared else _PRIVATE_OF_FILE if each.has_file else _OTHER if is_named else _OWN
         yield span, kind, max(span.end, next_)
@@ -112,7 +112,7 @@ def _classify(maps: Sequence[Map]) -> Iterator[tuple[AddressRange, str, int]]:
 def is_registered(pagemap: int, found: AddressRange) -> bool:
     """Return whether a map is write-protected asynchronously, by an open /proc/PID/pagemap. Raises OSError."""
     try:
-        # One page is enough: the kernel checks the map that it lies in, and answers EPERM.
+        # One page is enough: the kernel checks the whole map that it lies in, and fails with EPERM.
         _request(pagemap, found.start, found.start + mmap.PAGESIZE, None, flags=SCAN_CHECK_WPASYNC)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.ENOTTY):  # ENOTTY: a kernel that cannot protect so, before 6.7
@@ -127,7 +127,7 @@ def find_written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
     A page is clean only if its map is registered and it was not written. Untouched and discarded pages are in no row.
     Nothing is reset.
     """
-    import numpy as np  # some 100 ms: those who only list maps need none
+    import numpy as np  # takes some 100 ms, and is not needed to list maps
 
     found: list[NDArray[np.uint64]] = []
     # Opened each time: after an exec an old descriptor returns nothing, without an error.
@@ -135,7 +135,7 @@ def find_written(pid: int, maps: Iterable[AddressRange]) -> NDArray[np.uint64]:
         for one in maps:
             for regions in _regions(file.fileno(), one):
                 rows = np.frombuffer(regions, dtype="<u8").reshape(-1, 3)
-                # Where no asynchronous protection is (WPALLOWED) nothing is known: such pages count as written.
+                # Without asynchronous protection (WPALLOWED) nothing is known of a page: it counts as written.
                 kind = rows[:, 2] & (_PAGE_IS_WPALLOWED | PAGE_IS_WRITTEN)
                 found.append(rows[kind != _PAGE_IS_WPALLOWED][:, :2])
     return np.concatenate(found) if found else np.empty((0, 2), dtype="<u8")
@@ -193,7 +193,7 @@ def _request(
     """Scan for pages with content that are of no `excluded` kind: (number of regions, where the scan ended)."""
     room = len(buffer) // _REGION if buffer else 0
     place = ctypes.addressof(buffer) if buffer else 0
-    # Masks: inverted, all of, any of. A page is of no `excluded` category, and of any that has content.
+    # Masks: inverted, all of, any of. A page must be in no `excluded` category, and in one of those with content.
     holds_something = (excluded, excluded, _PAGE_IS_PRESENT | _PAGE_IS_SWAPPED)
     reported = _PAGE_IS_WPALLOWED | PAGE_IS_WRITTEN
     # struct pm_scan_arg: its size of 96 bytes, flags, start, end, walk_end (an answer), vec, vec_len, max_pages, masks.

@@ -33,7 +33,7 @@ def borrow_each(pid: int, descriptors: Iterable[int]) -> Iterator[tuple[int, int
                 borrowed = syscall("pidfd_getfd", process, descriptor, 0)
             except OSError:
                 continue
-            # At once: while we have it, a pipe has no end of file, and a closed port is still taken.
+            # Hold it for a moment only: while we have it, a pipe gets no end of file, and a closed port stays in use.
             try:
                 yield descriptor, borrowed
             finally:

@@ -19,7 +19,8 @@ MOST_ROWS: Final = 1024
 MOST_BYTES: Final = (1 << 31) - (1 << 12)
 """Most bytes of a call (MAX_RW_COUNT, linux/fs.h)."""
 
-# Types once, not at each of the many calls of a restore. (pid, our rows, their number, theirs, their number, flags)
+# Set the types once, as a restore makes many calls: (pid, our rows, their number, the process's rows, their number,
+# flags).
 _process_vm_writev = LIBC.process_vm_writev
 _process_vm_writev.argtypes = (
     ctypes.c_int,
@@ -42,7 +43,7 @@ def write_memory(pid: int, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.
     cannot be written, or if it has ended.
     """
     done = _process_vm_writev(pid, ours.ctypes.data, len(ours), theirs.ctypes.data, len(theirs), 0)
-    # It stops without an error at the first page that it cannot write, if it has written some before.
+    # If some pages were written, it stops at the first one that it cannot write, and reports no error.
     if done != int(ours[:, 1].sum()):
         error = ctypes.get_errno() if done < 0 else errno.EFAULT
         why = "it has ended" if error == errno.ESRCH else f"{os.strerror(error)} (perhaps no memory is left)"

@@ -195,7 +195,7 @@ def _find_thread(pid: int) -> int:
         raise _tracer_refusal(pid, process.tracer)
     for tid in sorted(process.threads, key=lambda tid: tid != pid):
         with suppress(OSError):
-            # A thread in D stops when its disk answers, perhaps never: another one may do as well.
+            # A thread in uninterruptible sleep may never stop: take another one.
             if _state(pid, tid) not in "DZX":
                 return tid
     raise _uninterruptible_error(pid, pid)

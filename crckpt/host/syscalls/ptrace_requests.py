@@ -75,7 +75,8 @@ def _request(request: int, tid: int, data: object = 0, address: int = 0) -> None
     try:
         check(LIBC.ptrace(request, tid, ctypes.c_void_p(address), pointer))
     except OSError as error:
-        # The answer to an unknown request. Its text, "Input/output error", would have people look at a disk.
+        # EIO means that the kernel does not know the request. Its text, "Input/output error", would mislead people to
+        # look at a disk.
         if error.errno == errno.EIO:
             raise OSError(errno.EIO, "the kernel does not know this request") from None
         raise

@@ -50,7 +50,7 @@ class Machine(Struct, frozen=True):
 
 MACHINES: Final = {
     "x86_64": Machine(
-        # The kernel overwrites rax with the result. From orig_rax it takes which call to restart, if any.
+        # The kernel overwrites rax with the result. orig_rax still tells it which call to restart, if any.
         number="orig_rax",
         result="rax",
         # `syscall`, AUDIT_ARCH_X86_64; `int 0x80`, AUDIT_ARCH_I386

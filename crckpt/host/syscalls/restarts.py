@@ -16,7 +16,8 @@ SOCKET: Final = -1
 """The call's first argument must be a socket."""
 _NO_HANDLER: Final = -514  # ERESTARTNOHAND: made again, unless a handler runs
 _RESTART_BLOCK: Final = -516  # ERESTART_RESTARTBLOCK: made again by restart_syscall, unless a handler runs
-# By `is_compat`. A thread that was stopped before is in restart_syscall, and only the kernel knows for which call.
+# By `is_compat`. A thread that was stopped before is in restart_syscall; only the kernel knows which call that
+# continues.
 _RESTART_SYSCALL: Final = {False: 219, True: 0}
 
 
@@ -29,8 +30,8 @@ class RestartedCall(Struct, frozen=True):
     only: int = 0
 
 
-# A stop alone, without a handler, makes them return EINTR (signal(7)); with a socket if it has a timeout (SO_RCVTIMEO,
-# SO_SNDTIMEO). No other files: a FUSE server may have done its part of the call.
+# These return EINTR after a mere stop, without a handler (signal(7)); on a socket, if it has a timeout (SO_RCVTIMEO,
+# SO_SNDTIMEO). Other files are left out: a FUSE server may have done its part of the call.
 RESTARTED_CALLS: Final = (
     # Events stay in the set until they are returned.
     RestartedCall("epoll_wait", 232, 256),
@@ -44,7 +45,7 @@ RESTARTED_CALLS: Final = (
     # It returns a signal that it took.
     RestartedCall("rt_sigtimedwait", 128, 177),
     RestartedCall("rt_sigtimedwait_time64", -1, 421),
-    # They return the count of what they took, read or sent: EINTR means nothing.
+    # If they took, read or sent anything, they return its count: EINTR means nothing was done.
     RestartedCall("io_getevents", 208, 247),
     RestartedCall("io_pgetevents", 333, 385),
     RestartedCall("io_pgetevents_time64", -1, 416),

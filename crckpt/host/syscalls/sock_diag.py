@@ -13,7 +13,7 @@ _SOCK_DIAG_BY_FAMILY: Final = 20
 _ERROR: Final = 2
 _DONE: Final = 3
 _REQUEST_DUMP: Final = 0x301  # NLM_F_REQUEST | NLM_F_DUMP
-# The kernel puts at most 32 KiB into an answer: none is cut.
+# The kernel puts at most 32 KiB into an answer, so none is truncated.
 _ANSWER_BYTES: Final = 1 << 18
 
 # struct nlmsghdr: length, type, flags, sequence number, port.

@@ -72,7 +72,7 @@ def pinned(target: str) -> Iterator[PinnedProcess]:
     process = PinnedProcess(resolve.resolve(target))
     try:
         started = proc.start_time(process.pid)
-        # A tick more: both are rounded. A bare PID is what the user has typed: it has no look-up.
+        # Allow one more tick, as both are rounded. A bare PID needs no look-up: the user typed it.
         if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:
             raise UsageError(f"the process of {target} has just been started", hint="try again")
         yield process

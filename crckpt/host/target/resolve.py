@@ -42,7 +42,7 @@ def resolve(target: str) -> int:
 
 
 def _number(text: str, pidfile: str, hint: str) -> int:
-    # isdigit() alone takes the digits of all scripts.
+    # isdigit() alone accepts the digits of all scripts.
     number = int(text) if text.strip().isascii() and text.strip().isdigit() and len(text) < _MOST_DIGITS else 0
     if 0 < number <= _HIGHEST_PID:
         return number

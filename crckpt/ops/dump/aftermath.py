@@ -43,7 +43,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
     """The result of a CRIU that worked on the tree. Raises DumpFailed, explained, if it failed; BaseMismatch."""
     if result.ok:
         return result
-    # That explains more than CRIU's log, which is of another process.
+    # This explains more than CRIU's log, which is about another process.
     if target.root is not None and target.root.is_replaced:
         target.root.check()
     # A killed CRIU leaves sockets in repair mode, which no other process can end.
@@ -120,7 +120,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> I
     except (CrckptError, OSError) as error:
         with interrupts_deferred():
             state = state_of(tree)
-            # CRIU lifts its lock where it undoes a dump (criu/cr-dump.c:2098), but not where it was killed.
+            # CRIU lifts its lock when it undoes a dump (criu/cr-dump.c:2098), but not if it was killed.
             name, made = _find_remains(log, repository)
             failure = to_crckpt_error(error, DumpFailed, "the dump")
             # A tree that ended after its checkpoint was made, or may have been, needs the lock until its restore.
@@ -136,7 +136,7 @@ def state_of(tree: proc.Tree) -> TreeState:
     stopped, gone, holders = [], [], []
     for before in tree.processes:
         process = now[before.pid]
-        # A zombie that was one before has not ended since. CRIU saves zombies.
+        # A process that was a zombie before has not ended since: CRIU saves zombies, too.
         if process is None or process.start != before.start or (process.state == "zombie" != before.state):
             gone.append(before.pid)
         elif process.state in _STANDING and process.tracer:

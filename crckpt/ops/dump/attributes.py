@@ -26,7 +26,7 @@ Answers = dict[int, dict[str, AttributeValue]]
 Members = tuple[tuple[str, str], ...]
 """The control groups of a process: for each hierarchy, its controllers and the path of the group."""
 
-# CRIU saves `current` and `sockcreate` alone (criu/lsm.c).
+# CRIU saves only `current` and `sockcreate` (criu/lsm.c).
 _LABELS = ("exec", "fscreate", "keycreate")
 
 
@@ -67,7 +67,7 @@ def record(root: proc.Process, asked: Answers) -> object:
     for process in proc.read_tree(root).processes:
         with suppress(OSError):
             read = _process(process, asked.get(process.pid, {}), groups)
-            # A copy: sockets of a process that is left out below must still be read by the next one that has them.
+            # Work on a copy: if this process is left out below, the next one that has its sockets must still read them.
             numbers = set(known)
             own_sockets = tuple(sockets.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers))
             # Else this may be of another process that has got its PID.
@@ -111,7 +111,7 @@ def _threads(process: proc.Process) -> Iterator[tuple[int, dict[str, AttributeVa
 def _read(readers: Iterable[tuple[str, tasks.Reader]], number: int) -> Iterator[tuple[str, AttributeValue]]:
     """Read each value that this kernel has."""
     for name, reader in readers:
-        # ValueError: a kernel that writes such a file in another way.
+        # ValueError: this kernel formats the file differently.
         with suppress(OSError, ValueError):
             yield name, reader(number)
 

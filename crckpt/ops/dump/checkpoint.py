@@ -47,7 +47,7 @@ def make_checkpoint(
     target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
 ) -> DumpResult:
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
-    # Before anything is copied: a refusal costs the tree nothing yet.
+    # Check this before anything is copied: a refusal costs the tree nothing yet.
     check_job_owner(target, workspace.repository)
     with ExitStack() as stack:
         target = pre_copy(_with_lineage(target, stack), workspace)
@@ -58,7 +58,7 @@ def make_checkpoint(
         try:
             result = _dump(target, workspace, waiting, on_resumed)
         except BaseMismatch as error:
-            # Once: without a base there is nothing to mismatch.
+            # Try again only once: without a base there is nothing to mismatch.
             result = _dump(_restart_full(target, error, workspace), workspace, None, on_resumed)
     if target.request.stop:
         return replace(result, unreaped=_wait_until_reaped(target.observed.tree))
@@ -114,7 +114,7 @@ def _restart_full(target: DumpTarget, error: BaseMismatch, workspace: Workspace)
         raise error
     # Without a base CRIU copies all memory: the next try cannot fail for the same reason.
     target.lineage.restart_full(error.reason)
-    # Images that the next CRIU does not write again would be stored, too.
+    # Otherwise images that the next CRIU does not write again would be stored, too.
     remove_tree(workspace.images, "images")
     workspace.images.mkdir(mode=0o700)
     # A program that replaced itself has other files, and may have another name.
@@ -125,7 +125,7 @@ def _dump_and_resume(
     target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
 ) -> DumpResult:
     """CRIU freezes the tree, dumps it and lets it run. Then the images are stored while the tree runs."""
-    # Before the freeze: processes cannot answer in it, and it must be short.
+    # Ask before the freeze: frozen processes cannot answer, and the freeze must be short.
     target, answers = ask_processes(target)
     details, began = read_details(target, answers), time.monotonic()
     rights: dict[int, Rights] = {}
@@ -147,7 +147,7 @@ def _dump_and_resume(
     with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
         try:
-            # Storing takes all cores that it gets, and longer than the freeze.
+            # Storing takes longer than the freeze, and would use all cores.
             with cores_left_to(target.observed.tree.pids):
                 return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights, preparation))
         except OSError as error:
@@ -171,7 +171,7 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         spent_ms = (time.monotonic() - began) * 1000
         log = read_log(workspace.log)
         target.check_entered(log)
-        # Of the frozen tree: nothing changes any more.
+        # Read this from the frozen tree: nothing changes any more.
         details = read_details(target, answers)
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
         # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.

@@ -33,7 +33,7 @@ def commit_checkpoint(
         # CRIU wrote the images as the tree's user, and the store takes only our own files.
         for image in images.iterdir():
             os.chown(image, os.geteuid(), os.getegid(), follow_symlinks=False)
-    # CRIU dumps such a tree, and its restore fails: with --stop the program would be lost.
+    # CRIU dumps such a tree, but cannot restore it: with --stop the program would be lost.
     if any(images.glob("userns-*.img")):
         raise DumpFailed(
             "the dump failed: a process changed its user namespace during the dump",
@@ -54,7 +54,7 @@ def commit_checkpoint(
         check=check,
         preparation=preparation,
     )
-    # Only now: until the checkpoint is durable, what was written counts from the one before.
+    # Report it only now: until the checkpoint is durable, the next dump must count from the one before.
     if target.lineage is not None:
         target.lineage.commit(CheckpointBase(checkpoint.id))
     if target.request.tag is not None:

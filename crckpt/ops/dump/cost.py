@@ -40,7 +40,7 @@ _LEAST: Final = 1 / 4
 # How often each is measured.
 _TIMES: Final = 2
 
-# Of a process or thread: its number is in the name.
+# An image of a process or thread has its number in the name.
 _OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
 
 
@@ -86,7 +86,7 @@ def _opened_place(job: JobName, context: Context) -> Iterator[_TrialPlace]:
         # The lock is held for a moment only: what `StorageTrial` needs of the store stays open even if it is removed.
         with store.shared() if store else nullcontext():
             work = stack.enter_context(staged(store.backend.scratch if store else above))
-            # A store of our own on the same disk: nothing of the trial may stay in the user's.
+            # Use our own store on the same disk: the trial must leave nothing in the user's.
             own = Repository.open(work / "own", create=True)
             series = store.checkpoints(job) if store else ()
             on_trial = StorageTrial(store or own, series[-1] if series else None, work, context.compress)
@@ -140,14 +140,15 @@ def _image_files(tried: SpeedTrial) -> ImageFiles:
 
 
 def _commit_speed(place: _TrialPlace, images: tuple[Path, ...], sample: list[bytes]) -> CommitSpeed:
-    # What small files cost. The cost of memory is that of the sample, which is the tree's own.
+    # These rounds measure what small files cost. What memory costs is measured with the sample, which is the tree's
+    # own.
     for directory in images:
         for path in (*directory.glob("pages-*"), *directory.glob("pagemap-*")):
             path.unlink()
     rounds = [_store(place.own, directory, "trial") for directory in images]
     bare = _make_directory(place.work / "bare")
     nothing = _store(place.own, bare, "nothing")
-    # In the second round the store knows most files already, as after another checkpoint of the job.
+    # In the second round the store already has most files, as after another checkpoint of the job.
     usual = rounds[-1 if place.is_next else 0]
     files = len(list(images[0].iterdir()))
     # A new page makes a new pack each time. The difference of the two is without the fixed cost of a pack and its sync.

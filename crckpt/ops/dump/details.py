@@ -39,7 +39,7 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
     """
     observed = target.observed
     processes = [
-        # By the PID in its own namespace, as in CRIU's images.
+        # The PID is that in its own namespace, as in CRIU's images.
         {"pid": process.ns_pids[-1], "command_line": words, "directory": directory, "uids": process.uids}
         for process, words, directory in proc.read_commands(observed.tree)
     ]

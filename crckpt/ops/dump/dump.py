@@ -59,7 +59,7 @@ def dump(
             with tree_state_reported(target.observed.tree, workspace.log, workspace.repository):
                 result = make_checkpoint(target, workspace, waiting, on_resumed)
     except Interrupted:
-        # While the workspace is removed: the checkpoint is made, and an error would say otherwise.
+        # The interruption came while the workspace was removed. The checkpoint is made: an error would say otherwise.
         if result is None:
             raise
     return result

@@ -147,7 +147,7 @@ def examine_target(
         blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
     if blockers:
         raise preflight_refusal(blockers)
-    # CRIU dumps some things that it does not restore: then the tree would be ended for nothing.
+    # CRIU dumps some things that it cannot restore: the tree would be ended and lost.
     if request.stop and not request.force and target.plan.untested:
         raise preflight_refusal(target.plan.untested)
     return target
@@ -195,7 +195,7 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
         assert against is not None
         raise UsageError(against.what, hint=against.remedy) if process is None else preflight_refusal((against,))
     job = check_name(request.job, "job") if request.job is not None else _default_job(process.comm)
-    # Here, though it is needed last: a bad name must not be found after the freeze.
+    # Check the tag here, though it is needed last: a bad name must be found before the freeze.
     if request.tag is not None:
         check_name(request.tag, "tag")
     try:
@@ -225,7 +225,7 @@ def _estimate_images(target: DumpTarget) -> int:
     """
     observed = target.observed
     summary = target.predict_lineage(wanted=target.request.incremental)
-    # A full dump writes what is in no file.
+    # A full dump writes all memory that is in no file.
     if summary is None or not (summary.base or summary.rounds):
         return observed.memory
     expected = 0

@@ -98,7 +98,7 @@ def bytes_left(root: proc.Process, tracker: str) -> tuple[int, int]:
     """Bytes left to the freeze below `root`: of tracked memory, written since the last round; of stopped processes."""
     tracked = whole = 0
     now = proc.read_process(root.pid)
-    # The tree has ended: the dump says so, not its forecast.
+    # If the tree has ended, the dump reports that, not its forecast.
     if now is None or now.start != root.start:
         return tracked, whole
     for process in proc.read_tree(now).processes:

@@ -100,7 +100,7 @@ def _released_criu(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         with started_criu(target.command, workspace, target.pid, stop=target.request.stop) as another:
             yield another
         return
-    # From here on CRIU freezes whoever has the PID.
+    # From here on, CRIU freezes whatever process has the PID.
     target.check_root()
     waiting.release()
     yield waiting

@@ -69,7 +69,7 @@ def opened_workspace(context: Context) -> Iterator[Workspace]:
         work = staging = stack.enter_context(repository.transaction()).path
         if context.staging is not None:
             staging = stack.enter_context(staged(context.staging))
-            # If crckpt is killed, `gc` finds by this link what lies outside of the store.
+            # If crckpt is killed, `gc` finds what lies outside the store by this link.
             (work / STAGING).symlink_to(staging)
         workspace = Workspace(repository, work, staging)
         workspace.images.mkdir(mode=0o700)
@@ -121,7 +121,7 @@ def started_criu(
     holds: dict[Step, Hold] = {}
     with ExitStack() as stack:
         if steps:
-            # Two names: the CRIU that waited in vain may still be there when the next one starts.
+            # There are two names, because the CRIU that waited in vain may still run when the next one starts.
             directory = workspace.work / ("waiting" if waits else "hold")
             holds = dict(zip(steps, stack.enter_context(holds_at(directory, *steps)), strict=True))
             # The next CRIU in this workspace makes it again.
@@ -161,15 +161,14 @@ def criu_started_early(
 
 def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> DumpOptions | None:
     """Guess the plan for a tree that holds nothing unusual."""
-    # Without a look at the tree, which takes as long as CRIU to start. A wrong guess costs a CRIU that was started in
-    # vain.
+    # A look at the tree would take as long as CRIU's start. A wrong guess costs a CRIU that was started in vain.
     ours = proc.read_process(os.getpid())
     own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
     apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}
     # Such a CRIU is started in another way: it enters namespaces, or gets the environment of a tracker.
     if apart & {"pid", "mnt"} or request.wants_tracker or keeper_socket(root).exists():
         return None
-    # CRIU locks a network namespace of the tree's own in any case, by iptables unless it is told otherwise.
+    # CRIU always locks a network namespace of the tree's own, with iptables unless it is told otherwise.
     lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"
     return DumpOptions(
         tcp=request.tcp,

@@ -64,7 +64,7 @@ class Lineage:
             self.give_up(error.message)
             return
         self.tracks = basis.tracks
-        # LD_PRELOAD and the settings of the library. By env(1): only CRIU loads it.
+        # LD_PRELOAD and the settings of the library, set by env(1) so that only CRIU loads it.
         self.environment = ("env", *(f"{name}={value}" for name, value in keeper.environment.items()))
         why = "" if basis.base else self._mismatch or (basis.tracks and self.keeper.why_restarted) or basis.why
         self._mismatch = ""
@@ -118,7 +118,7 @@ class Lineage:
             for process in basis.whole:
                 # CRIU leaves the vDSO of a process that it finds there to the parent. An exec has moved it.
                 self.parent.pagemap(process.pid).unlink(missing_ok=True)
-        # A base in another store, a damaged or a removed one costs a full dump, and no more.
+        # If the base is damaged, removed or in another store, the dump is full: nothing worse.
         except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
             self.summary = replace(self.summary, why_full=error.message, whole=())
             return

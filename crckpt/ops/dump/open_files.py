@@ -18,7 +18,7 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str,
     """By path, the device, inode and whether it is open for writing, for the details of the checkpoint."""
     look = PathChangers()
     known: dict[str, list[tuple[int, int, int]]] = {}
-    # Only what others than root can change: nobody else exchanges a file in /etc or /usr.
+    # Record only paths that others than root can change: only root can replace a file in /etc or /usr.
     for descriptor in descriptors:
         if descriptor.identity != (0, 0) and look(descriptor.target):
             writes = int(descriptor.flags & os.O_ACCMODE != os.O_RDONLY)

@@ -86,7 +86,7 @@ def write_page_maps(last: RoundBase) -> None:
         content = path.read_bytes()
         # While the tree is frozen, CRIU reads every entry of its parent, and of the parent's parents.
         joined = write_pagemap(read_pagemap(content, path.name).join()) if is_pagemap(path.name) else content
-        # After a crash of the host the tree is gone, and its rounds are of no use.
+        # No sync: after a crash of the host, the tree is gone, and its rounds are useless.
         write_unsynced(place / path.name, joined, "image")
 
 

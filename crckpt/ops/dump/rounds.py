@@ -54,7 +54,7 @@ def take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wor
     try:
         return _take_round(target, lineage, repository, work)
     except BaseMismatch as error:
-        # A full round, once: it has no base that could mismatch.
+        # Take a full round, once: it has no base that could mismatch.
         lineage.restart_full(error.reason)
         return _take_round(target, lineage, repository, work)
 
@@ -141,8 +141,8 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
 
 def _descriptor_limit_words(target: DumpTarget, lineage: Lineage) -> tuple[str, ...]:
     """Words before a CRIU that needs more descriptors than it may open now. Raises PreflightRefused if it may not."""
-    # Otherwise CRIU fails with the tree frozen ("Can't make pipe for page-pipe: Too many open files"): a round of 10 GB
-    # where 20,000 descriptors are allowed.
+    # Otherwise CRIU fails while the tree is frozen ("Can't make pipe for page-pipe: Too many open files"), for example
+    # in a round of 10 GB with 20,000 descriptors.
     limits, processes = read_descriptor_limits(), len(target.observed.tree.processes)
     needed = limits.count_needed(target.observed.memory, processes)
     if needed > limits.soft and lineage.parent is not None:
@@ -196,7 +196,7 @@ def _make_rounds_directory(context: Context, repository: Repository, lineage: Li
 
 def _make_staged_rounds(staging: Path, in_store: Path, session: KeeperSession, keeper: int) -> Path:
     with handed_over(staging, keeper, outside=True) as directory:
-        # If crckpt and the keeper are killed, `gc` finds by this link what lies outside of the store.
+        # If crckpt and the keeper are killed, `gc` finds what lies outside the store by this link.
         (in_store / STAGING).symlink_to(directory)
         session.hand_over((in_store, directory))
         return directory

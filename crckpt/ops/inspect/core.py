@@ -90,10 +90,10 @@ def segments_of(region: Region) -> Iterator[Segment]:
         return  # no map of its own: CRIU lists guard pages again, after all maps (criu/mem.c, collect_madv_guards)
     low, high = region.vma.start // PAGE_SIZE, region.vma.end // PAGE_SIZE
     first = region.extents["first"].astype(np.int64)
-    # Empty runs at both ends: so gaps before the first page and after the last one count, too.
+    # The empty runs at both ends make the gaps before the first page and after the last one count, too.
     begins = np.concatenate(([low], first, [high]))
     ends = np.concatenate(([low], first + region.extents["count"], [high]))
-    # What is missing and not zero must not read as zeros: it gets a segment without bytes.
+    # What is missing but not zero must not read as zeros: it gets a segment without bytes.
     longest = _LONGEST_HOLE // PAGE_SIZE if region.is_zero_elsewhere else 0
     apart = begins[1:] - ends[:-1] > longest
     blocks = zip(begins[np.append(True, apart)].tolist(), ends[np.append(apart, True)].tolist(), strict=True)
@@ -148,7 +148,7 @@ def _read_registers(process: ImageProcess, read: Callable[[str], bytes]) -> tupl
 def _notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> bytes:
     try:
         return b"".join(_make_notes(process, memory, registers))
-    except struct.error as error:  # images from elsewhere may have any numbers
+    except struct.error as error:  # images from elsewhere may contain any number
         raise IntegrityError(
             f"the images of process {process.pid} contain a number that is too large: {error}"
         ) from error
@@ -210,7 +210,7 @@ def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory
 
 def _write_memory(descriptor: int, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
     total, done = _bytes_held(memory), 0
-    # Page by page where it goes: what is not written stays a hole.
+    # Write each run at its place: what is not written stays a hole.
     begins = [segment.address for segment in segments]
     for region in memory.regions:
         for address, content in memory.runs(region):

@@ -125,7 +125,7 @@ def socket_section(file: OpenFile, holders: tuple[Holder, ...], files: OpenFiles
 
 
 def _kind(file: OpenFile) -> str:
-    # Directories and devices are regular files to CRIU; an old one has recorded no mode.
+    # CRIU saves directories and devices as regular files; an old CRIU recorded no mode.
     if not isinstance(file, RegularFile) or file.mode is None:
         return file.kind
     known = ((stat.S_ISDIR, "directory"), (stat.S_ISCHR, "character device"), (stat.S_ISBLK, "block device"))
@@ -134,7 +134,7 @@ def _kind(file: OpenFile) -> str:
 
 def _size(file: OpenFile) -> int | None:
     if isinstance(file, RegularFile):
-        # Of a deleted file CRIU saves the content, and the size with that.
+        # CRIU saves the content of a deleted file, and with it the size.
         return file.size if file.remap is None or file.remap.size is None else file.remap.size
     return file.size if isinstance(file, MemFd) else None
 

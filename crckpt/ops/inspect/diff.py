@@ -93,7 +93,7 @@ def diff(context: Context, first: str, second: str) -> CheckpointDiff:
         files = open_files(before), open_files(after)
         changed = []
         with open_reader(repository, one) as reading_one, open_reader(repository, two) as reading_two:
-            # Another program under the same PID has come, and the old one has gone.
+            # If another program has the PID, the old process has gone and a new one has come.
             both = [pid for pid in new if pid in old and _is_same(old[pid], new[pid])]
             for pid in both:
                 was = ProcessMemory(one, Memory(reading_one, old[pid]))
@@ -157,7 +157,7 @@ def _facts(process: ImageProcess) -> ProcessFacts:
 
 def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> DescriptorChange:
     """The descriptors that `process` has and `other` lacks."""
-    if process.descriptors == other.descriptors:  # the usual case, and a process may have 20,000 of them
+    if process.descriptors == other.descriptors:  # usually so, and a process may have 20,000
         return DescriptorChange()
     lacks = {_identity(descriptor) for descriptor in other.descriptors}
     mine = sorted((found for found in process.descriptors if _identity(found) not in lacks), key=lambda found: found.fd)

@@ -40,11 +40,11 @@ _IDENT: Final = b"\x7fELF\x02\x01\x01"  # 64 bits, little-endian, version 1
 _PRSTATUS: Final = struct.Struct("<3ihxxQQ4i64x27QiI")
 # struct elf_prpsinfo: state, its letter, zombie, nice; flags; uid, gid, pid, ppid, pgrp, sid; name; arguments.
 _PRPSINFO: Final = struct.Struct("<4b4xQ6I16s80s")
-# mmap(2) and elf(5) number the rights differently.
+# mmap(2) and elf(5) use different numbers for permissions.
 _FLAGS: Final = ((PROT_READ, 4), (PROT_WRITE, 2), (PROT_EXEC, 1))
 _ARGUMENTS: Final = 80
 
-# In the bytes that the CPU leaves to software: gdb reads the components there.
+# These bytes are the CPU's to ignore: gdb reads the components there.
 _XCR0_AT: Final = 464
 _XSAVE_HEADER: Final = struct.Struct("<Q56x")
 _XSAVE_HEADER_AT: Final = 512
@@ -120,7 +120,7 @@ def prstatus(ids: Ids, general: Sequence[int], pending: Iterable[int], blocked: 
 def prpsinfo(ids: Ids, owner: tuple[int, int], comm: str, arguments: bytes) -> bytes:
     """Make the content of NT_PRPSINFO: `owner` is (uid, gid); 80 bytes of the arguments, NUL after each, are kept."""
     name = comm.encode("utf-8", "surrogateescape")[:15]
-    # As the kernel (fs/binfmt_elf.c: fill_psinfo): the last byte stays 0, and spaces part the arguments.
+    # As the kernel (fs/binfmt_elf.c: fill_psinfo): the last byte stays 0, and spaces separate the arguments.
     line = arguments[: _ARGUMENTS - 1].rstrip(b"\0").replace(b"\0", b" ")
     return _PRPSINFO.pack(0, ord("R"), 0, 0, 0, *owner, ids.pid, ids.ppid, ids.pgid, ids.sid, name, line)
 

@@ -16,7 +16,7 @@ def explain(log: Path) -> Explanation:
     Reads only the start and the end of a long log. Raises UsageError if it cannot be read or is not a CRIU log.
     """
     text = read_log(log).decode(errors="replace")
-    # Otherwise any text would be explained by whatever word it has.
+    # Otherwise any text would be explained by some word in it.
     if not is_log(text):
         named = _name(log)
         what = "is not a CRIU log" if text.strip() else "is empty"

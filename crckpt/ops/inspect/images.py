@@ -34,7 +34,7 @@ def read_pipes(repository: Repository, checkpoint: Checkpoint, inodes: frozenset
 def unpack_images(repository: Repository, checkpoint: Checkpoint, directory: Path, progress: Progress) -> None:
     """Write the images into `directory`, which must be empty. Raises IntegrityError, OSError."""
     materialise(repository, checkpoint, directory, progress=progress)
-    # These alone: everything else is as CRIU wrote it.
+    # Only these are repaired: everything else is as CRIU wrote it.
     for path in (directory / _FILES, *directory.glob(f"{_CORE}*")):
         repair = repair_image(path.name)
         if repair is not None and path.exists():

@@ -120,7 +120,7 @@ class Memory:
             if region.vma.end <= start:
                 continue
             stop = min(end, region.vma.end)
-            # Not mapped: what follows is at another address.
+            # Here nothing is mapped: what follows is at another address.
             if region.vma.start > start or start >= stop:
                 break
             piece = self._piece(region, start, stop)
@@ -146,7 +146,7 @@ class Memory:
 def cut_extents(extents: Extents, low: int, high: int) -> Extents:
     """Cut the extents, which are in ascending order, to the pages from `low` to before `high`."""
     first = extents["first"].astype(np.int64)
-    # By bisection: a map may have hundreds of thousands of extents.
+    # Use bisection: a map may have hundreds of thousands of extents.
     begin = int(np.searchsorted(first + extents["count"], low, side="right"))
     found = extents[begin : max(begin, int(np.searchsorted(first, high, side="left")))].copy()
     if len(found):
@@ -210,7 +210,7 @@ def _map_extents(extents: Extents, vma: Vma, source: str) -> Extents:
 
 
 def _check_order(file: StoredFile) -> Extents:
-    # Every search in them assumes this; an index from elsewhere may say anything.
+    # All searches rely on this order, but an index from elsewhere may say anything.
     first = file.extents["first"].astype(np.int64)
     if (first[1:] < first[:-1] + file.extents["count"][:-1]).any():
         raise IntegrityError(f"{file.pagemap}: its pages are not in the order of their addresses")

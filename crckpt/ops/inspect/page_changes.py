@@ -65,7 +65,7 @@ def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange
     """
     old, new = before.memory.regions, after.memory.regions
     overlaps = list(_overlaps(old, new))
-    # An old map that was split has several new ones: what is gone of it counts in the first.
+    # An old map that was split has several new ones: what is gone of it counts for the first.
     heirs = {left: right for left, right, _, _ in reversed(overlaps)}
     # A row for each new map, then for each old one: pages changed, new, gone. Pages in both are subtracted from the
     # last two.
@@ -82,7 +82,7 @@ def page_changes(before: ProcessMemory, after: ProcessMemory) -> tuple[MapChange
         unknown.append(_UnknownPages(right, *pages))
     for left, region in enumerate(old):
         counts[heirs.get(left, len(new) + left), 2] += region.pages
-    # All maps in one go: two passes through the store, not two for each map.
+    # Compare all maps at once: that takes two passes through the store, not two for each map.
     counts[: len(new), 0] += _compare_contents(before.memory, after.memory, unknown, len(new))
     kept = {right for _, right, _, _ in overlaps}
     states = ["" if right in kept else "new" for right in range(len(new))]
@@ -169,7 +169,7 @@ def _compare_places(
     """Count the pages that differ for sure, because one of the two is zero, and the pages that may differ."""
     before, after = cells
     one, two = (renumber_packs(side, table) for side, table in zip(cells, numbers, strict=True))
-    # The store writes no page of zeros: one that it has is none.
+    # The store keeps no page of zeros, so a page that it has is not zero.
     zeros = (before["pack"] == ZERO).astype(np.int8) + (after["pack"] == ZERO)
     same = (zeros == 2) | ((one["pack"] == two["pack"]) & (one["page"] == two["page"]))
     is_unknown = (zeros == 0) & ~same
@@ -193,7 +193,7 @@ def _differing_pages(before: Iterator[memoryview], after: Iterator[memoryview]) 
     """(position of a first page, which of the pages after it differ) for two equally long runs of pages."""
     done = 0
     one = two = memoryview(b"")
-    # The two come in parts of different sizes: compare what both have, and keep the rest.
+    # The parts of the two have different sizes: compare what both have, and keep the rest.
     while (one := one or next(before, one)) and (two := two or next(after, two)):
         size = min(len(one), len(two))
         left, right = (np.frombuffer(side[:size], np.uint64).reshape(-1, PAGE_SIZE // 8) for side in (one, two))

@@ -153,7 +153,7 @@ def _files(tree: ImageTree) -> Iterator[FileSection]:
 
 
 def _sockets(tree: ImageTree) -> Iterator[SocketSection]:
-    # Once for all sockets: each may be open in every process.
+    # Collect the holders of all sockets in one pass: each socket may be open in every process.
     holders: dict[int, list[Holder]] = {}
     for process in tree.processes:
         for descriptor in process.descriptors:

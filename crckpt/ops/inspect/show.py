@@ -60,9 +60,9 @@ def show(context: Context, ref: str) -> CheckpointDetail:
         details = read_details(repository, checkpoint)
         index = contents_of(repository, checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
-    # From the index: no page is read, and numpy not loaded.
+    # Taken from the index, so that no page is read and numpy is not loaded.
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
-    # None in a checkpoint that was imported.
+    # An imported checkpoint has none.
     known = {entry["pid"]: entry for entry in details.get("processes", [])}
     return CheckpointDetail(
         checkpoint=checkpoint,
@@ -92,7 +92,7 @@ def _files(tree: ImageTree) -> tuple[FileDetail, ...]:
     used = file_uses(tree)
     found: dict[str, FileDetail] = {}
     for file in tree.regular_files:
-        # `append`: its size is not checked at a restore, and so the one that may have grown.
+        # `append` is shown because CRIU does not check the size of such a file: it may have grown.
         state = "deleted" if file.is_deleted else "append" if file.is_append_only else ""
         size = file.remap.size if file.remap is not None else file.size
         found.setdefault(file.path, FileDetail(file.path, state, size, used.get(file.id, "")))

@@ -70,12 +70,12 @@ def matches(runs: Iterable[tuple[int, memoryview]], pattern: re.Pattern[bytes]) 
     """
     window, base, at = b"", 0, 0
     for address, content in runs:
-        # A gap: what is before it ends here.
+        # There is a gap: a match cannot cross it.
         if address != base + len(window):
             yield from _within(window, base, at, len(window), pattern)
             window, base, at = b"", address, 0
         window += bytes(content).translate(_AS_LINES)
-        # A match that begins later may go on in the next run.
+        # A match that begins after this may continue in the next run.
         settled = len(window) - _LONGEST
         if settled > at:
             for start, found in _within(window, base, at, settled, pattern):

@@ -35,7 +35,8 @@ class RestoreAttempt(Struct, frozen=True):
 
     def command(self, paths: Paths, inherit: tuple[str, ...], *, stream: bool) -> tuple[str, ...]:
         """The command that runs CRIU; `inherit` are values for its --inherit-fd."""
-        # CRIU needs the options of the dump again. Connections that were kept can be restored closed, too.
+        # CRIU needs the options of the dump again, except for TCP: connections that were kept can also be restored
+        # closed.
         options = replace(self.checkpoint.options, tcp=self.request.tcp or self.checkpoint.options.tcp)
         words = restore_command(self.criu.path, paths, options, sibling=self.is_sibling, inherit=inherit, stream=stream)
         return (*restore_words(self.criu.path), *words)

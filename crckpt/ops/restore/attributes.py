@@ -91,7 +91,7 @@ class AttributeRestore(Struct, frozen=True):
         protections = [loss for loss in losses if loss.key == "protection-lost"]
         if protections and not self.allow_weaker:
             raise RestoreFailed(f"{protections[0].what}; nothing is left behind", hint=protections[0].remedy)
-        # Each kind of loss once, the first of its kind: a tree may have thousands of threads.
+        # Report only the first loss of each kind: a tree may have thousands of threads.
         return tuple({(loss.key, loss.what.partition(" of ")[0]): loss for loss in reversed(losses)}.values())
 
 
@@ -105,7 +105,7 @@ def plan_attributes(
         return AttributeRestore(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)
     if is_isolated:
         record = msgspec.structs.replace(record, groups=())
-    # A group without limits protects nothing: the tree may as well be in ours.
+    # A group without limits protects nothing: the tree can stay in ours.
     restricting = {group.id for members in record.groups for group in members if group.restricts}
     host = HostAttributes(
         cpus=tasks.online_cpus(),
@@ -135,7 +135,7 @@ class _RestoredTree:
 
     def set(self, wanted: tuple[ThreadAttributes, ...]) -> Iterator[Finding]:
         """Set the attributes that differ; yield what could not be set."""
-        # Orders of all threads go to one helper process, which takes 0.1 s to start.
+        # Collect the orders of all threads for one helper process, which takes 0.1 s to start.
         orders: list[tuple[ThreadAttributes, Order]] = []
         for pid, of_process in _by_process(wanted).items():
             tids = self._tids(pid)
@@ -186,7 +186,7 @@ class _RestoredTree:
             by_process.setdefault(each.pid, {})[each.fd] = each
         listening: list[tuple[RecordedSocket, Order]] = []
         for pid, sockets in by_process.items():
-            here = self._pids.get(pid, 0)  # 0, of a process that has gone: nothing is borrowed
+            here = self._pids.get(pid, 0)  # 0 if the process has gone: then nothing is borrowed
             for fd, ours in borrow_each(here, sockets):
                 for lost in socket_options.restore_socket(ours, sockets[fd].record):
                     yield _socket_lost(sockets[fd], lost.title, lost.why, protects=lost.protects)

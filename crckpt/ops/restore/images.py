@@ -62,8 +62,8 @@ class ImageStreams:
         self._progress = progress
         self._done = 0
         self._lock = threading.Lock()
-        # If CRIU makes the tree's PID namespace, we do not know the PIDs that the tree has for us.
-        # CRIU would read it with one thread; crckpt unpacks and writes it with one for each core.
+        # If CRIU makes the tree's PID namespace, we do not know the PIDs that the tree has for us. CRIU would read this
+        # memory with one thread; crckpt unpacks and writes it with one thread for each core.
         own = own_memory(tree) if can_write_memory() and not tree.is_apart("pid") else {}
         self._owners = {pid: pagemap_name(pid) for pid in own}
         self._memory_fill = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})

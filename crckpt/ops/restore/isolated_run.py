@@ -109,7 +109,7 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
     Raises RehearsalFailed, RestoreFailed, IntegrityError, OSError.
     """
     tree, work = isolated.tree, isolated.work
-    # All that is started for the tree joins the group: the init, CRIU and the probe take of the same memory.
+    # Everything that is started for the tree joins the group: the init, CRIU and the probe share its memory limit.
     joining = () if isolated.group is None else isolated.group.joining
     cut = tuple((rewind.path, rewind.size) for rewind in isolated.verdict.rewinds)
     plan = SeclusionPlan(str(work), reachable_sockets(tree), find_needed_addresses(tree), cut, limit)

@@ -54,7 +54,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         streamer = stack.enter_context(serving(work))
         images = streamer.directory
         as_files = tree is not None and tree.is_read_by_position
-        # A stream can only be read from its begin to its end.
+        # A stream can only be read from its start to its end.
         if tree is not None and as_files:
             without_signal = attempt.images_without_signal(tree)
             images = write_images(

@@ -59,8 +59,8 @@ def check_open_files(
     The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed if it finds any, unless
     `allow_weaker`.
     """
-    # In mounts of the tree's own the recorded paths lead elsewhere; in a PID namespace that CRIU makes we do not know
-    # the tree's PIDs.
+    # In the tree's own mounts the recorded paths lead elsewhere; in a PID namespace that CRIU makes, we do not know the
+    # tree's PIDs.
     if tree.is_apart("mnt") or tree.is_apart("pid"):
         return ()
     root = os.open("/" if init is None else f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -129,7 +129,7 @@ class _Check:
 
     def _finding(self, process: ImageProcess, used: _FileInUse) -> Iterator[Finding]:
         owner = process.core.credentials
-        # A program of root may open whatever it likes.
+        # A program of root may open any file.
         theirs = (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
         found = read_link_target(used.link)
         if who := self._changers(used.file):

@@ -42,7 +42,7 @@ from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsa
 from crckpt.store import Checkpoint, Repository, open_reader, read_file
 from crckpt.store.read.details import read_details
 
-# For CRIU, the init, the probe, and what the kernel counts to a group: page tables, pipes.
+# For CRIU, the init, the probe, and what the kernel charges to the group: page tables, pipes.
 _SPARE: Final = 512 << 20
 
 
@@ -162,7 +162,7 @@ def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: 
         cpu_features=checkpoint.host.cpu_features,
         keeps_connections=False,
         append_sizes=details.get("append_sizes", {}),
-        grown="rewind",  # in the overlay
+        grown="rewind",  # they are cut back in the overlay only
         new_pid_namespace=True,
         has_terminal=True,
         crius=(checkpoint.host.criu_version, criu.version),

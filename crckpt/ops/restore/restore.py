@@ -122,7 +122,7 @@ def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
 def _restore(attempt: RestoreAttempt) -> RestoreResult:
     request, repository, checkpoint = attempt.request, attempt.repository, attempt.checkpoint
     with ExitStack() as stack:
-        early = stack.enter_context(ExitStack())  # closed alone if this CRIU turns out to be of no use
+        early = stack.enter_context(ExitStack())  # closed on its own if this CRIU turns out to be useless
         criu = None
         if not request.dry_run and not request.new_pid_namespace:
             # CRIU starts slowly: check everything while it does. As if the tree needed nothing from outside: most do
@@ -214,7 +214,7 @@ def _follow(
     lost: list[Finding] = []
 
     def in_hold() -> None:
-        # Where the store could not be read, a stream has ended early: what CRIU has made of it must not run.
+        # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
         criu.streamer.check()
         fill_memory(tree, criu.init, streams)
         lost.extend(check_open_files(tree, recorded, criu.init, allow_weaker=attempt.request.allow_weaker))

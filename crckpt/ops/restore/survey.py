@@ -91,7 +91,7 @@ def _find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
 
 
 def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
-    # A symbolic link that is open itself (O_PATH | O_NOFOLLOW): CRIU opens it as the flags say.
+    # The tree may have a symbolic link itself open (O_PATH | O_NOFOLLOW): CRIU opens it with these flags.
     found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
     if found is None:
         return None
@@ -144,7 +144,7 @@ def _is_met(need: Need) -> bool:
             return kernel.has_security_module(need.name)
         case "clocks-jump":
             return kernel.has_clocks()
-    # Probes of doctor, here in our own process: both only open something.
+    # These probes of doctor may run in our own process: both only open something.
     trial = {"no-tcp-repair": network.tcp_repair, "no-tun": network.tun}[need.key]
     return trial().state != "missing"
 

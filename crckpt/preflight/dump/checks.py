@@ -49,7 +49,7 @@ def plan_dump(
     `tcp`, `stop` and `skip_in_flight` are the user's choices. `names`: the names of the tracers, by PID.
     `restarts_calls`: CRIU loads the preload library.
     """
-    # Without connections CRIU need not lock a network: --tcp then asks for nothing that a host may lack.
+    # Without connections, `--tcp keep` must not fail on a host that cannot lock a network.
     may_connect = sockets.may_connect(observed, tcp, locks_by_nftables=locks_by_nftables)
     options, reasons = pick_options(
         observed,
@@ -82,7 +82,7 @@ def find_blockers(
     observed: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool, skip_in_flight: bool = False
 ) -> Iterator[Finding]:
     """Find everything that prevents a dump. Some findings come twice."""
-    # The message of a refusal is the first of them: what concerns the whole tree comes before its parts.
+    # The first one becomes the message of a refusal: what concerns the whole tree comes before its parts.
     yield from namespaces.find_blockers(observed)
     yield from tasks.find_blockers(observed, names)
     yield from descriptors.find_blockers(observed)

@@ -62,7 +62,7 @@ class Prediction(Struct, frozen=True):
     sampled_bytes: int
 
 
-_ONCE_MS: Final = 5.0  # for a tree of any size
+_ONCE_MS: Final = 5.0  # the same for every tree
 # The times of CRIU 4.2.1 in a virtual machine with two cores of 2024. Only their ratios count: trials measure how fast
 # this host is.
 _EACH_MS: Final = Load(memory=0, maps=0.026, descriptors=0.055, threads=0.35, processes=2.5)

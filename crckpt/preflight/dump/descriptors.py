@@ -13,7 +13,7 @@ from crckpt.host.proc import Descriptor
 from crckpt.preflight.dump.files import is_deleted_file
 from crckpt.preflight.dump.namespaces import find_known_namespaces, shares_namespace
 
-# Those that CRIU saves. Source: criu/files.c:498, dump_one_file.
+# CRIU saves these. Source: criu/files.c:498, dump_one_file.
 _ANONYMOUS = ("bpf-map", "eventfd", "eventpoll", "fanotify", "inotify", "pidfd", "signalfd", "timerfd")
 # Device numbers. Source: Documentation/admin-guide/devices.txt.
 _TUN = (10, 200)
@@ -45,7 +45,7 @@ def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
         # delete_link_remaps), and a restore does not find it.
         if not stop and is_deleted_file(descriptor) and descriptor.links:
             yield cause("link-remap").finding(**values)
-        # CRIU saves the counter, but not this flag: a read of the restored one takes all of it.
+        # CRIU saves the counter, but not this flag: a read after the restore takes the whole counter.
         if "eventfd-semaphore: 1" in descriptor.info:
             yield cause("eventfd-semaphore").finding(**values)
         if descriptor.target == "anon_inode:bpf-map":
@@ -61,7 +61,7 @@ def find_unread(observed: Observed) -> Iterator[Finding]:
 def _find_unsaved(descriptor: Descriptor, observed: Observed) -> Iterator[Finding]:
     """Find what CRIU refuses. Source: criu/files.c, dump_one_file."""
     kind, _, name = descriptor.target.partition(":")
-    # The order matters: the first that applies explains most.
+    # The order matters: the first case that applies explains most.
     if descriptor.target == "anon_inode:[io_uring]":
         yield cause("io-uring").finding()
     elif descriptor.target == "anon_inode:[pidfd]":
@@ -97,7 +97,7 @@ def _find_unsaved_device(descriptor: Descriptor, observed: Observed) -> Iterator
     is_terminal = major in _TERMINALS or minor in _CONSOLES.get(major, ())
     is_saved = major == _MEMORY_DEVICES or number == _AUTOFS or is_terminal or descriptor.target.startswith(_OF_PLUGINS)
     if number == _TUN:
-        # CRIU makes the interface again, which it does only in a network that it makes, too (criu/tun.c:306).
+        # CRIU makes the interface again, but only in a network namespace that it makes, too (criu/tun.c:306).
         if shares_namespace(observed, "net"):
             yield cause("tun").finding()
     elif not is_saved:

@@ -15,7 +15,7 @@ _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hug
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find files and watches that CRIU cannot find again by their path."""
-    # criu/files-reg.c:1790 and 1444: CRIU compares what it finds by the path with what the descriptor is.
+    # CRIU looks for the file by its path, and refuses any other file there (criu/files-reg.c:1790 and 1444).
     for file in observed.unreachable_files:
         if file.why == "mount":
             yield cause("mount-lookup").finding(path=file.path, fd=file.fd)
@@ -55,7 +55,7 @@ def find_deleted_files(observed: Observed) -> Iterator[tuple[str, int, int]]:
 def is_deleted_file(descriptor: Descriptor) -> bool:
     """Return whether the descriptor is of a regular file that lost the name by which it was opened."""
     return (
-        # The kernel adds this. A memfd always has it: it never had a name.
+        # The kernel adds this suffix. A memfd always has it, because it never had a name.
         descriptor.target.endswith(" (deleted)")
         and stat.S_ISREG(descriptor.mode)
         and not descriptor.target.startswith("/memfd:")

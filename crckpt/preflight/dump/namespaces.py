@@ -8,14 +8,15 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Process
 
-# criu/namespaces.c:460 and 739. Of `user` crckpt refuses any.
+# CRIU refuses these (criu/namespaces.c:460 and 739). crckpt refuses all user namespaces.
 _NESTED_REFUSED = ("pid", "ipc", "uts", "cgroup", "time", "time_for_children")
 
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find containers and namespaces that CRIU cannot save, or that crckpt must not enter."""
     root = observed.tree.root
-    # PID 1 of its own namespace. CRIU would dump it, with mounts, network and control groups that its engine made.
+    # It is PID 1 of its own namespace. CRIU would dump it, but not what its engine made around it: mounts, network,
+    # control groups.
     if root.ns_pids[-1] == 1:
         yield cause("container").finding(pid=root.pid, comm=root.comm)
     for namespace in observed.foreign_namespaces:
@@ -27,7 +28,7 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
 
 def find_warnings(observed: Observed) -> Iterator[Finding]:
     """Find a mount namespace that a restore here cannot rebuild."""
-    # CRIU is made to enter it, and so takes its mounts for the host's, and saves none of them.
+    # crckpt makes CRIU enter it: CRIU takes its mounts for the host's, and saves none of them.
     if namespaces_to_enter(observed) == ("mnt",):
         yield cause("mount-namespace").finding(pid=observed.tree.root.pid, comm=observed.tree.root.comm)
 
@@ -51,7 +52,7 @@ def find_known_namespaces(observed: Observed) -> frozenset[int]:
 
 def _find_nested(process: Process, observed: Observed) -> Iterator[Finding]:
     """Find namespaces of a process that are not the root's. Source: criu/namespaces.c and criu/pstree.c."""
-    if process.state == "zombie":  # it is in none any more
+    if process.state == "zombie":  # it has left all namespaces
         return
     root = dict(observed.tree.root.namespaces)
     # CRIU saves these and does not make them again: it starts in the root's mount namespace and can make no other.

@@ -50,16 +50,16 @@ def _find_reasons(observed: Observed, tcp: str | None) -> Iterator[OptionReason]
             if observed.connections
             else "a TCP connection may be made before the freeze",
         )
-    # criu/pstree.c:304: CRIU refuses such a tree otherwise.
+    # Without this option CRIU refuses such a tree (criu/pstree.c:304).
     if root.sid not in observed.tree.pids:
         yield OptionReason("--shell-job", f"its session leader {root.sid} is outside the tree")
     elif terminals := outside_terminals(observed):
         yield OptionReason("--shell-job", f"{terminals[0].target} belongs to a terminal outside the tree")
-    # criu/file-lock.c:110: likewise.
+    # Likewise (criu/file-lock.c:110).
     locks = [descriptor for descriptor in observed.descriptors if "\nlock:" in descriptor.info]
     if locks:
         yield OptionReason("--file-locks", f"PID {locks[0].pid} holds a lock on {locks[0].target}")
-    # criu/files-reg.c:1122: likewise. The file itself has another name, and CRIU does not know which.
+    # Likewise (criu/files-reg.c:1122). The file still has another name, but CRIU does not know which.
     linked = [path for path, _, links in find_deleted_files(observed) if links]
     if linked:
         yield OptionReason("--link-remap", f"{linked[0]} has another name")
@@ -71,6 +71,6 @@ def _find_reasons(observed: Observed, tcp: str | None) -> Iterator[OptionReason]
 
 def _ghost_limit(observed: Observed) -> int:
     """Return the bytes for --ghost-limit, with space for growth until the freeze; 0 if the default of 1 MiB will do."""
-    # CRIU compares what the file takes on its disk (criu/files-reg.c:1030).
+    # CRIU compares the space that the file takes on its disk (criu/files-reg.c:1030).
     largest = max((size for _, size in ghost_files(observed)), default=0)
     return 0 if largest < MEBIBYTE // 2 else (largest + largest // 4) // MEBIBYTE * MEBIBYTE + MEBIBYTE

@@ -34,6 +34,6 @@ def _find_outside(observed: Observed) -> Iterator[Descriptor]:
     """Find one descriptor of each pipe of which the tree holds one end and another process the other."""
     for inode, ends in group_by_pipe(observed.descriptors).items():
         is_inside = any(map(is_read_end, ends)) and any(map(is_write_end, ends))
-        # Where nobody has the other end, the restored pipe is as it was.
+        # If nobody has the other end, the restored pipe is as it was.
         if not is_inside and inode not in observed.closed_pipes:
             yield ends[0]

@@ -48,7 +48,8 @@ def find_connection_blockers(
     """Find TCP connections for which the user must choose, or that cannot be kept."""
     if observed.transient.queues and not skip_in_flight:  # criu/sk-inet.c:185
         yield cause("tcp-in-flight").finding()
-    # Both have their price, so the user must choose: keep blocks the peers until the restore, close loses them.
+    # The user must choose: `close` loses the connections; `keep` needs the same addresses at the restore, and after
+    # --stop blocks the peers until then.
     if tcp is None:
         for link in observed.connections:
             yield cause("tcp").finding(
@@ -59,7 +60,7 @@ def find_connection_blockers(
             # Restored without TLS, the connection would send in plain text what the program writes.
             if found.layer:
                 yield cause("tcp-layer").finding(pid=found.pid, fd=found.fd, layer=found.layer)
-    # Unlocked, the kernel would answer the peers with resets as soon as the sockets are gone.
+    # Without the lock, the kernel would answer the peers with resets as soon as the sockets are gone.
     if tcp == "keep" and observed.connections and not locks_by_nftables:
         yield cause("network-lock").finding()
 

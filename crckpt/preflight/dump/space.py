@@ -38,7 +38,7 @@ def find_shortages(images: int, space: FreeSpace) -> Iterator[Finding]:
     if space.read_only:
         yield cause("store-read-only").finding(directory=space.read_only)
         return
-    # The images stay until the packs are written: for a while both are there.
+    # The images stay until the packs are written: both need space at the same time.
     on_disk = images + (images // _NEW_SHARE if space.shares_disk else 0)
     if on_disk > space.disk:
         yield cause("disk").finding(needed=mebibytes(on_disk), free=mebibytes(space.disk), directory=space.directory)

@@ -70,7 +70,7 @@ def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str
         yield _report_tracer(process, process.tracer, observed, names)
     if process.state == "zombie" and len(process.threads) > 1:  # criu/seize.c:882
         yield cause("thread-leader-gone").finding()
-    # CRIU's own code in a process stops by SIGTRAP: it refuses one that is pending (compel/src/lib/infect.c:321).
+    # CRIU's own code in a process stops by SIGTRAP, so CRIU refuses a pending one (compel/src/lib/infect.c:321).
     if process.trapped:
         yield cause("breakpoint").finding(tid=process.pid)
     for group in (group for pid, group in observed.frozen if pid == process.pid):

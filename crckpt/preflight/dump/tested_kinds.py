@@ -129,7 +129,7 @@ def _process_kinds(process: Process, own: dict[str, int], root: dict[str, int]) 
 
 
 def _location(root: int | None, own: int | None, inode: int) -> str:
-    # A nested namespace is another kind: CRIU saves some of them, and restores fewer.
+    # A nested namespace is a kind of its own: CRIU saves some of them, and restores fewer.
     if root == inode:
         return ""
     return " inside the tree" if root == own else " inside the tree's own"
@@ -141,7 +141,7 @@ def _descriptor_kind(found: Descriptor) -> str:
         return "pipe"
     if kind == "anon_inode":
         return name.strip("[]")
-    # Before files: `ip netns` mounts it at a path, and a restore does not find it there.
+    # This comes before files: `ip netns` mounts a namespace at a path, where a restore does not find it.
     if found.is_namespace:
         return "descriptor of a namespace"
     if found.target.startswith("/memfd:"):

@@ -104,7 +104,7 @@ def _fit(
     """Fit the values to the CPUs and nodes of this host."""
     for name, value in values.items():
         if name == "affinity":
-            # A thread that could run on every CPU of the old host was not bound to them: it gets all of this one.
+            # A thread that could run on every CPU of the old host was not bound: it may use every CPU here.
             everywhere = set(value) >= set(record.cpus)
             yield name, tuple(sorted((not everywhere and host.cpus & set(value)) or host.cpus))
         elif name == "memory_policy":
@@ -227,7 +227,7 @@ def _find_lost_keys(
 
 def _once(findings: list[Finding]) -> Iterator[Finding]:
     """Return one finding of each kind, and every lost label."""
-    # A tree of 1,000 processes that lost one thing would fill the screen. Labels differ, and each may matter.
+    # Otherwise a tree of 1,000 processes would fill the screen with one loss. Labels differ, and each may matter.
     keys: set[str] = set()
     for finding in findings:
         if finding.key not in keys or finding.key == "label-lost":

@@ -49,7 +49,7 @@ def check_groups(
     lost: list[Finding] = []
     for group in groups:
         missing = _missing_restrictions(group, ours)
-        # Another group may have the path by now: only one with all of the old limits is taken.
+        # The path may belong to another group by now: use it only if it still has all of the old limits.
         if missing and _still_restricts(group, old):
             moves.append(group)
         elif rules := [name for name in missing if name in RULES]:

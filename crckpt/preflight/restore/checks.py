@@ -14,7 +14,7 @@ from crckpt.preflight.restore.plan import PlannedRestore
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""
 
-# The program itself may be running: --or-older must not start an older one beside it.
+# The program itself may be running: --or-older must not start an older one next to it.
 _IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written", "terminal-taken")
 
 
@@ -43,7 +43,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
     checked = files.check_files(planned, host)
     outside_pipes = pipes.outside_pipes(planned)
     return Verdict(
-        # The message of a refusal is the first: a PID that is taken mostly means that the program runs.
+        # The first one becomes the message of a refusal: a taken PID usually means that the program still runs.
         blockers=(
             *(tasks.find_taken_ids(host) if not planned.new_pid_namespace else ()),
             *checked.blockers,

@@ -75,7 +75,7 @@ def find_changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, .
 
 def find_needed_files(tree: ImageTree) -> tuple[RegularFile, ...]:
     """Return the files that must be there, each path once. None for a tree that brings its own mount namespace."""
-    # CRIU mounts what such a tree had: paths lead elsewhere there than here.
+    # CRIU mounts what such a tree had: there, the paths lead elsewhere.
     if tree.is_apart("mnt"):
         return ()
     needed: dict[str, RegularFile] = {}
@@ -162,7 +162,7 @@ def _check_file(
     if file.mode is not None and stat.S_IFMT(file.mode) != stat.S_IFMT(now.mode):
         yield finding("file-kind", was=_kind(file.mode), now=_kind(now.mode)), None
         return
-    # CRIU compares the mode, and sets that of a file that it makes again.
+    # CRIU compares the mode of a file, except of one that it makes again.
     if file.mode is not None and file.mode != now.mode and file.remap is None:
         yield finding("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
     if not stat.S_ISREG(now.mode):

@@ -10,7 +10,7 @@ from crckpt.images.tree import ImageTree
 
 def find_blockers(tree: ImageTree) -> Iterator[Finding]:
     """Find processes that were dumped in another user namespace than CRIU's."""
-    # By CRIU's own numbers for namespaces, which mean nothing on another host. A zombie has none.
+    # These are CRIU's own numbers, not inodes, so they can be compared on any host. A zombie has none.
     outside = tree.inventory.root_ids.namespaces.user
     for process in tree.processes:
         if process.ids is not None and process.ids.namespaces.user != outside:

@@ -41,7 +41,7 @@ def outside_pipes(planned: PlannedRestore) -> tuple[OutsidePipe, ...]:
         for opened in process.descriptors:
             if isinstance(opened.file, Pipe):
                 numbers.setdefault(opened.file.pipe_id, set()).add(opened.fd)
-    # All files, also those that wait in a socket, which no process has open.
+    # Go through all files: some wait in a socket, and no process has them open.
     for file in tree.files:
         if isinstance(file, Pipe):
             ends.setdefault(file.pipe_id, set()).add(file.flags & os.O_ACCMODE)

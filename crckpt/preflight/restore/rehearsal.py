@@ -35,7 +35,7 @@ def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterato
 def find_needed_addresses(tree: ImageTree) -> tuple[str, ...]:
     """Return the addresses that its sockets use, without those that every loopback interface has."""
     used = {end.host for socket in tree.inet_sockets for end in (socket.source, socket.destination)}
-    # Without the interface of a link-local address (`fe80::1%eth0`).
+    # A link-local address may name its interface: `fe80::1%eth0`.
     found = {_plain(ip_address(host.partition("%")[0])) for host in used if host}
     needed = (one for one in found if not (one.is_unspecified or one.is_loopback or one.is_multicast))
     return tuple(sorted(str(one) for one in needed if str(one) != _BROADCAST))

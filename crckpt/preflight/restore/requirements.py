@@ -25,7 +25,7 @@ _MODULES = {1: "selinux", 2: "apparmor"}
 
 _CLOCKS_IMAGE = "timens-0.img"
 
-# Flags of /proc/cpuinfo for features that programs may use and look for when they start. All other flags are the
+# Flags of /proc/cpuinfo for features that programs look for when they start, and then use. All other flags are the
 # kernel's, and change with its version and options. Source: arch/x86/include/asm/cpufeatures.h.
 _INSTRUCTIONS = (
     "3dnow 3dnowext abm adx aes amx_bf16 amx_complex amx_fp16 amx_int8 amx_tile avx avx2 avx512_4fmaps avx512_4vnniw "
@@ -105,11 +105,11 @@ def count_huge_pages(tree: ImageTree) -> dict[int, int]:
 def find_blockers(tree: ImageTree, recorded: Iterable[str], largest: int, host: HostResources) -> Iterator[Finding]:
     """Find what this host lacks. `recorded`: the CPU features at the dump. `largest`: the tree's highest id."""
     strange = next((thread.core.arch for thread in _threads(tree) if thread.core.arch != host.arch), None)
-    # Nothing else of this host matters then.
+    # Then nothing else of this host matters.
     if strange is not None:
         yield cause("images-arch").finding(machine=f"{strange}, and this machine is {host.arch}")
         return
-    # Not known of a checkpoint that was imported; none on a machine whose kernel does not list them.
+    # An imported checkpoint has few, and some kernels list none: then nothing can be compared.
     features = find_needed_features(tree, recorded) - host.cpu_features
     if features and host.cpu_features:
         yield cause("cpu").finding(features=", ".join(sorted(features)))
@@ -134,7 +134,7 @@ def find_older_criu(recorded: str, version: str) -> Iterator[Finding]:
 
 def find_needed_features(tree: ImageTree, recorded: Iterable[str]) -> frozenset[str]:
     """Return the CPU features without which a program of this tree may die: it may use all that its CPU had."""
-    # Of the kernel's own flags this one alone: the program has been using a shadow stack.
+    # This is the only flag of the kernel's own that counts: the program was using a shadow stack.
     shadowed = any(vma.status & SHADOW_STACK for vma in _vmas(tree))
     return frozenset(_INSTRUCTIONS.split()) & frozenset(recorded) | ({"user_shstk"} if shadowed else set())
 
@@ -164,7 +164,7 @@ def _find_shortages(tree: ImageTree, host: HostResources) -> Iterator[Finding]:
         yield cause("tasks-limit").finding(
             group=host.tasks.group, left=max(0, host.tasks.left), needed=count_tasks(tree)
         )
-    # Refused before: the kernel's OOM killer would end other programs.
+    # Refuse this: the kernel's OOM killer would end other programs.
     if host.memory > host.free_memory:
         yield cause("tree-memory").finding(needed=mebibytes(host.memory), free=mebibytes(max(0, host.free_memory)))
     for pages in host.huge_pages:

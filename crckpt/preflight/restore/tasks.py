@@ -20,7 +20,7 @@ def find_needed_ids(tree: ImageTree) -> frozenset[int]:
     members = {number for process in tree.processes for number in (process.pgid, process.sid)}
     tasks = {thread.tid for process in tree.processes for thread in process.threads}
     tasks.update(process.pid for process in tree.processes)
-    # 0 is a session or group outside of the tree's PID namespace.
+    # 0 is a session or group outside the tree's PID namespace.
     return frozenset(number for number in tasks | (members - of_shell) if number > 0)
 
 
