@@ -23,6 +23,7 @@ from __future__ import annotations
 class CrckptError(Exception):
     """A failure with a message, a hint, and an exit code."""
 
+    # Scripts rely on these numbers, which README.md lists. 1 is a bug: what a user can meet has another.
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = ()) -> None:
@@ -95,6 +96,7 @@ class PreflightRefused(CrckptError):
     def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), is_in_use: bool = False) -> None:
         """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run."""
         super().__init__(message, hint=hint, causes=causes)
+        # `restore --or-older` then tries no older checkpoint: two of the same program could run.
         self.is_in_use = is_in_use
 
 

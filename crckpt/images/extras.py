@@ -24,7 +24,7 @@ def extra_size(magic: int, payload: bytes, *, is_first: bool, rest: memoryview, 
 
 
 def _ghost(record: Message, is_first: bool, rest: int) -> int:
-    # A file with holes: each further record is followed by one part of the content (criu/files-reg.c:217).
+    # A file with holes: each further record is followed by one part of the content (criu/files-reg.c:218).
     if not is_first:
         return record.required(1)
     # Without `chunks` the whole content follows the only record (criu/files-reg.c:968).
@@ -33,7 +33,7 @@ def _ghost(record: Message, is_first: bool, rest: int) -> int:
 
 def _messages(count: int, rest: memoryview, name: str) -> int:
     """Return the size of a System V message queue: `count` times size, protobuf, and text padded to eight bytes."""
-    # Source: criu/ipc_ns.c:207.
+    # Source: criu/ipc_ns.c:209.
     at = 0
     for _ in range(count):
         if at + 4 > len(rest):
@@ -45,7 +45,7 @@ def _messages(count: int, rest: memoryview, name: str) -> int:
 
 
 def _count_shared_memory(record: Message) -> int:
-    # With `in_pagemaps` (3) the segment has a page map. Old CRIU put its content here (criu/ipc_ns.c:796).
+    # With `in_pagemaps` (3) the segment has a page map. Old CRIU put its content here (criu/ipc_ns.c:795).
     return 0 if record.flag(3) else _round_up(record.required(2), 4)
 
 

@@ -1,8 +1,8 @@
-"""The layout of an image file: magic numbers, then records `u32 size | protobuf | extra` (criu/image.c:534).
+"""The layout of an image file: magic numbers, then records `u32 size | protobuf | extra`.
 
 All numbers are little endian. `inventory.img` has its own magic only. Every other image has a common magic before it,
 or for `stats-*` and `irmap-cache` a service magic. The size of the extra bytes follows from the record. `pages-N.img`,
-tarballs and firewall dumps are raw and have none of this.
+tarballs and firewall dumps are raw and have none of this. Sources: criu/image.c:570, criu/protobuf.c:121.
 """
 
 from __future__ import annotations

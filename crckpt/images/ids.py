@@ -42,5 +42,6 @@ def read_ids(data: bytes, name: str = "ids.img") -> KernelIds:
 
 def decode_ids(message: Message) -> KernelIds:
     """Decode the ids of a message."""
+    # In the order of task_kobj_ids_entry, in which all namespaces are optional.
     vm, files, fs, sighand = (message.uint(number) for number in range(1, 5))
     return KernelIds(vm, files, fs, sighand, Namespaces(*(message.uint(number) for number in range(5, 13))))

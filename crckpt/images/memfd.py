@@ -44,6 +44,7 @@ class MemFdInode(Struct, frozen=True):
 
 def decode_memfd(message: Message) -> MemFd:
     """Decode an entry of `files.img`, without what the inode has."""
+    # Field 4 is the owner of its signals (fown).
     file_id, flags, pos, inode = (message.required(number) for number in (1, 2, 3, 5))
     return MemFd(file_id, flags, pos, inode)
 

@@ -1,7 +1,7 @@
 """`pagemap-PID.img` and `pagemap-shmem-ID.img`: which pages are in `pages-N.img` (images/pagemap.proto).
 
 `pages-N.img` holds the pages of all PRESENT entries, raw and in order. The pages of IN_PARENT entries are in the image
-directory behind the symlink `parent`. Source: criu/include/pagemap.h:133, criu/pagemap.c:670.
+directory behind the symlink `parent`. Source: criu/include/pagemap.h:133.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ def _read_varints(data: NDArray[np.uint8], at: NDArray[np.intp]) -> tuple[NDArra
 
 def _entry(payload: bytes, name: str) -> Entry:
     """Decode an entry of any form."""
-    # Older CRIU had `in_parent` for flags and a 32-bit count (criu/pagemap.c:670).
+    # Older CRIU had `in_parent` for flags and a 32-bit count (criu/pagemap.c:673).
     unknown = {number for number, _, _ in fields(payload, name)} - _KNOWN_FIELDS
     message = Message(payload, name)
     flags = message.uint(4, default=0 if message.flag(3) else PRESENT) | (IN_PARENT if message.flag(3) else 0)

@@ -1,18 +1,4 @@
-"""Files with a path in `files.img` (images/regfile.proto); `remap-fpath.img` and `ghost-file-N.img` for deleted ones.
-
-What CRIU 4.2 checks at a restore:
-
-- It opens each file by its path at the dump (criu/files-reg.c:2351). A missing file ends the restore.
-- Size: recorded for regular files (files-reg.c:1827) and compared (2174). A difference ends the restore; no option
-  prevents that. For files opened O_WRONLY with O_APPEND no size is recorded (1456-1463): a log may have grown.
-- A mapping and the executable are recorded apart from descriptors of the same file, with flags 0
-  (criu/cr-dump.c:434-470): the size of a mapped file is always checked, however it was opened.
-- Build-id: recorded for every ELF file whose size is recorded, opened or mapped (files-reg.c:1693). Compared only if
-  the file has one at the restore too (2137-2156).
-- Mode: compared for files of all types (2284-2298). `--skip-file-rwx-check` leaves out the rwx bits only.
-- Content, owner, inode and times are not checked.
-- A file that `--inherit-fd` gives under its path is not checked at all (2200). External files are.
-"""
+"""Files with a path in `files.img` (images/regfile.proto). Deleted ones: `remap-fpath.img` and `ghost-file-N.img`."""
 
 from __future__ import annotations
 
@@ -49,7 +35,10 @@ class Remap(Struct, frozen=True):
 
 
 class RegularFile(Struct, frozen=True):
-    """A file with a path: regular, directory, device, named pipe. The module's docstring lists what a restore checks.
+    """A file with a path: regular, directory, device, named pipe.
+
+    A restore by CRIU 4.2 checks neither content, owner, inode nor times, and nothing of a file that `--inherit-fd`
+    gives under its path (criu/files-reg.c:2200).
 
     - `flags`: of open(2); 0 for mappings, executables and a process's directories
     - `mode`: st_mode
@@ -62,11 +51,18 @@ class RegularFile(Struct, frozen=True):
     kind: ClassVar[str] = "file"
 
     id: int
+    # A restore opens each file by its path (criu/files-reg.c:2351), and fails if it is missing.
     path: str
+    # A mapping and the executable have entries of their own, with flags 0 (criu/cr-dump.c:317, 434): so the size of a
+    # mapped file is always checked, however it was opened.
     flags: int
     pos: int
+    # Another size ends the restore (criu/files-reg.c:2174); no option prevents that.
     size: int | None
+    # Compared for files of all types (criu/files-reg.c:2284); `--skip-file-rwx-check` leaves out the rwx bits only.
     mode: int | None
+    # Of ELF files whose size is saved (criu/files-reg.c:1693). Compared only if the file has one at the restore, too
+    # (2137).
     build_id: str
     mnt_id: int | None
     external: bool
@@ -89,7 +85,8 @@ class RegularFile(Struct, frozen=True):
 
     @property
     def is_append_only(self) -> bool:
-        """Whether all writes go to its end: then CRIU does not check its size (criu/files-reg.c:1456)."""
+        """Whether all writes go to its end: then CRIU does not check its size."""
+        # Such a log may have grown (criu/files-reg.c:1456).
         return self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
 
 

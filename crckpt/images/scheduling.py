@@ -12,6 +12,7 @@ from crckpt.images import magics
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.wire import VARINT, encode, fields
 
+# Fields of core_entry and thread_core_entry (images/core.proto), then policies of sched(7).
 _THREAD_CORE: Final = 5
 _POLICY: Final = 4
 _DEADLINE: Final = 6

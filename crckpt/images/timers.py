@@ -12,6 +12,7 @@ from crckpt.images import magics
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.images.wire import BYTES, VARINT, Message, encode
 
+# The field of file_entry, then fields of timerfd_entry (images/timerfd.proto).
 _TIMERFD: Final = 12
 _TICKS, _VALUE_S, _VALUE_NS, _INTERVAL_S, _INTERVAL_NS = 5, 7, 8, 9, 10
 

@@ -15,6 +15,7 @@ BYTES = 2
 FIXED32 = 5
 
 _FIXED_SIZE = {FIXED64: 8, FIXED32: 4}
+# Protobuf's largest field number.
 _MAX_FIELD = (1 << 29) - 1
 _U64 = 1 << 64
 

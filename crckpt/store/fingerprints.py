@@ -62,7 +62,7 @@ def compute_fingerprints(pages: Bytes, which: Positions, key: bytes) -> Numbers:
 
 
 def write_fingerprints(key: bytes, written: FinishedPack, prints: Numbers) -> None:
-    """Write the fingerprints of a new pack's pages beside it."""
+    """Write the fingerprints of a new pack's pages to a file next to it."""
     # A failure is ignored: they are a cache.
     with suppress(OSError):
         write_new(_beside(written.path), _append_seal(key, written.digest, prints.tobytes()), "fingerprints")

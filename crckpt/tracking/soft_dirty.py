@@ -40,13 +40,13 @@ class SoftDirty:
         return {pid: self._attach_to(pid) for pid in pids}
 
     def environment(self, criu: Path) -> Mapping[str, str]:
-        """Load our preload library."""
+        """Load the preload library."""
         # It stops CRIU before its first reset, and finds writes without a bit (frames.c).
         joined = {} if memory_trials.soft_dirty_misses_joined() else {"CRCKPT_JOINED_ARE_DIRTY": "1"}
         return {**library.environment(criu, NAME), **joined}
 
     def is_left_in(self, _pid: int) -> bool:
-        """Never: nothing of ours is in any process."""
+        """Return False: this method leaves nothing in a process."""
         return False
 
     def find_written(self, pid: int) -> NDArray[np.uint64]:

@@ -46,7 +46,7 @@ class Method(Protocol):
         """Attach to each process. Return the attachment of each, or why there is none."""
 
     def is_left_in(self, pid: int) -> bool:
-        """Return whether a process without attachment inherited something of ours, which attaching removes."""
+        """Return whether a process without attachment inherited something of crckpt's, which attaching removes."""
 
     def find_written(self, pid: int) -> NDArray[np.uint64]:
         """Return rows of addresses (start, end) of the pages that count as written. Raises OSError."""

@@ -55,7 +55,7 @@ class UffdWp:
         close_descriptors({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
 
     def is_left_in(self, pid: int) -> bool:
-        """Return whether a process without attachment inherited a userfaultfd of ours."""
+        """Return whether a process without attachment inherited a userfaultfd that crckpt holds."""
         return bool(self._ours_in(pid))
 
     def _ours_in(self, pid: int) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""A store in a directory of this host: files are written beside their place, synced and renamed; links are refused."""
+"""A store in a directory of this host: files are written next to their place, synced and renamed; links are refused."""
 
 from __future__ import annotations
 

@@ -33,6 +33,7 @@ def encode_columns(extents: Extents) -> bytes:
         (extents["pack"] + np.uint32(1)).astype(np.uint64),
         _fold(_steps_by_pack(extents["pack"], page, count)),
     )
+    # Bytes of equal weight together: the high ones are nearly all zero, the low ones similar.
     planes = b"".join(column.astype("<u8").view(np.uint8).reshape(-1, 8).T.tobytes() for column in columns)
     compressed: bytes = zstandard.ZstdCompressor(level=_LEVEL).compress(planes)
     return compressed

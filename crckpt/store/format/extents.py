@@ -36,6 +36,7 @@ def join_extents(extents: Extents) -> Extents:
         return extents
     before, after = extents[:-1], extents[1:]
     follows = (after["first"] == before["first"] + before["count"]) & (after["pack"] == before["pack"])
+    # The `page` of zeros says nothing: they lie nowhere.
     follows &= (after["page"] == before["page"] + before["count"]) | (after["pack"] == ZERO)
     starts = np.flatnonzero(np.concatenate(([True], ~follows)))
     joined = extents[starts]

@@ -110,7 +110,7 @@ def seal(draft: Checkpoint) -> tuple[Checkpoint, bytes]:
 
 
 def _id_of(manifest: bytes) -> CheckpointId:
-    # Imported here: OpenSSL is slow to load, and a dump must not wait until the tree runs again.
+    # Imported here: OpenSSL is slow to load, and a dump needs it only when the tree runs again.
     import hashlib
 
     return CheckpointId(hashlib.sha256(manifest).hexdigest())

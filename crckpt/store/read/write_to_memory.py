@@ -58,7 +58,7 @@ class _Runs(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """A batch of frames, and the slot in our memory into which it is unpacked."""
+    """A batch of frames, and the slot of the buffer into which it is unpacked."""
 
     number: int
     slot: int

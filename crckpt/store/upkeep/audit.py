@@ -102,6 +102,7 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
     contents = Contents(backend, checkpoint)
     try:
         files = contents.index.files
+        # The index itself, too: it lies in packs like the files.
         needed = np.concatenate([place, *(file.extents for file in files)])
         _check_range(checkpoint, packs, needed)
         # Page maps are read from the packs: the damage of these is reported already.

@@ -43,6 +43,7 @@ def _open(digest: str, copies: Sequence[Backend]) -> Pack:
             return open_pack(backend, digest)
         except (IntegrityError, OSError) as error:
             errors.append(error)
+    # The first copy's: the caller names that store.
     raise IntegrityError(str(errors[0]))
 
 

@@ -59,7 +59,9 @@ def repair(
         raise UsageError(
             f"--from names the damaged store itself: {source.backend.location}", hint="name another store: --from STORE"
         )
+    # So that gc removes no pack of the source in the meantime.
     unchanging = source.shared() if source is not None else nullcontext()
+    # Shared: a repair removes nothing, and what it replaces is damaged for readers, too.
     with repository.shared(), unchanging, repository.transaction() as begun:
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
         repairer = _Repairer(repository, source, begun.path) if source is not None else None

@@ -21,7 +21,8 @@ _MOST_LARGE: Final = 1 << 30
 @contextmanager
 def opened_image(path: Path) -> Iterator[int]:
     """Open an image file, and yield its descriptor. Raises IntegrityError, OSError."""
-    # It must belong to root, to us, or to the owner of its directory: unpacking an archive gives both the same owner.
+    # It must belong to root, to the user of this process, or to the owner of its directory: unpacking an archive gives
+    # both the same owner.
     descriptor = open_checked(path, None, owner=path.parent.stat().st_uid)
     try:
         yield descriptor

@@ -237,7 +237,7 @@ def _start_keeper(root: proc.Process, criu: Path, *, replaces_killed: bool) -> K
         # It outlives this process, and is never waited for.
         child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[3])
         child.abandon()
-    # The kernel names as peer of a socket pair whoever made the pair, so the keeper's PID comes from `child`.
+    # Of a socket pair, the kernel names as peer the process that made it: the keeper's PID comes from `child`.
     session = KeeperSession(ours, child.pid, replaces_killed=replaces_killed)
     try:
         session.wait_until_started()

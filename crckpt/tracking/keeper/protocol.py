@@ -142,7 +142,7 @@ def peer_pid(connection: socket.socket) -> int:
 
 
 def is_trusted(connection: socket.socket) -> bool:
-    """Return whether root or our own user is at the other end."""
+    """Return whether root or the user of this process is at the other end."""
     return _read_credentials(connection)[1] in (0, os.geteuid())
 
 

@@ -3,10 +3,9 @@
 Run as `python -m crckpt.tracking.keeper.server PID CRIU DESCRIPTOR`. It answers the peers that connect to its socket,
 and the one that holds the other end of DESCRIPTOR. Only root and the keeper's own user are answered.
 
-The connection that asks to begin is a dump until it asks `committed` or closes; there is one at a time. The dump's
-images may need the rounds that the keeper holds, so the keeper ends only after the dump: on `end`, or on SIGTERM. After
-a SIGTERM it leaves its socket, as if it was killed, and the next dump says why it is full. A killed keeper leaves
-nothing in the tree: every page counts as written then.
+The connection that asks to begin is a dump until it asks `committed` or closes; there is one at a time. The keeper ends
+with the tree, on `end` and on SIGTERM, but only after a dump that is going on. A killed keeper leaves nothing in the
+tree: every page counts as written then.
 """
 
 from __future__ import annotations
@@ -125,6 +124,7 @@ class _Service:
             waiting.register(terminated, selectors.EVENT_READ)
             waiting.register(listener, selectors.EVENT_READ)
             waiting.register(first, selectors.EVENT_READ)
+            # The images of a dump that is going on may need the rounds that this keeper removes when it ends.
             while not self._ending or self._dumping is not None:
                 for key, _ in waiting.select():
                     if key.fileobj in (root, terminated):
@@ -289,6 +289,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
             finally:
                 service.discard_rounds()
     finally:
+        # After a SIGTERM the socket stays, as if the keeper was killed: so the next dump can say why it is full.
         if not is_terminated:
             path.unlink(missing_ok=True)
         choice.tracker.close()
