@@ -1,4 +1,4 @@
-"""Steps: named moments before something is created, written, synced, renamed or removed.
+"""Named moments ("steps") before something is created, written, synced, renamed or removed.
 
 Tests see what a crash leaves: with CRCKPT_KILL_AT=NAME[:N] in the environment, the process kills itself before its
 N-th step (default: the first) of that name. With CRCKPT_STOP_AT it stops itself there until it gets SIGCONT. Without

@@ -44,7 +44,7 @@ class Fix(Struct, frozen=True):
 
     @property
     def effect(self) -> str:
-        """What a command does that does not say it by itself."""
+        """What the command does, if that is not plain from reading it; else empty."""
         return f"downloads Debian's CRIU into {PREFIX}; changes no package" if self.command == _INSTALL else ""
 
 

@@ -58,7 +58,7 @@ class InetRow(Struct, frozen=True):
 
     @property
     def inode(self) -> int:
-        """0 if no process has it open any more."""
+        """The socket's inode; 0 if no process has it open any more."""
         return int(self.words[9])
 
     @property

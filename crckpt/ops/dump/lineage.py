@@ -199,7 +199,7 @@ def predict_lineage(
 
 
 def _why_incompatible(keeper: Keeper, criu: Path) -> str:
-    """Why this tracker does not work with this crckpt and CRIU, or nothing."""
+    """Return why this tracker does not work with this crckpt and CRIU; empty if it does."""
     if keeper.criu != str(criu):
         restart = f"crckpt trackers --end {keeper.root}"
         return f"the tracker was started for another CRIU, {keeper.criu}; to start a new one: {restart}"

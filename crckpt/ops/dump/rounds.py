@@ -1,4 +1,4 @@
-"""Rounds: copy what was written while the tree runs, until little is left for the freeze."""
+"""Copy in rounds what the running tree writes, until little is left for the freeze."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def worthwhile_rounds(
 
 
 def why_no_rounds(lineage: Lineage) -> str:
-    """Why there are no rounds: without a tracker, the sentence on it says that."""
+    """Return why there are no rounds; without a tracker, the sentence about the tracker says it."""
     summary = lineage.summary
     return summary.why_full if summary.tracker else summary.why or summary.why_full
 

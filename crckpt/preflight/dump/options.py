@@ -15,7 +15,7 @@ from crckpt.preflight.dump.terminals import outside_terminals
 
 
 class OptionReason(Struct, frozen=True):
-    """Why crckpt picked an option of CRIU."""
+    """An option of CRIU, and why crckpt picked it."""
 
     option: str
     why: str
