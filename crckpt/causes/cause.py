@@ -14,7 +14,7 @@ class Cause(Struct, frozen=True):
 
     `{name}` becomes the value, `{name|other words}` the other words if the value is not known. If the cause is not
     `sure`, CRIU writes the same in other cases: the message calls it the most likely one. CRIU does not have this cause
-    from the release `fixed` on.
+    from the release `fixed` on. `by_criu` is the remedy for users of criu without crckpt, if it is another one.
     """
 
     key: str
@@ -24,6 +24,11 @@ class Cause(Struct, frozen=True):
     source: str = ""
     sure: bool = True
     fixed: tuple[int, ...] = ()
+    by_criu: str = ""
+
+    def advise_by_criu(self, remedy: str) -> str:
+        """Return the remedy in CRIU's own options for a `remedy` of this cause, whose names are filled in."""
+        return self.by_criu or remedy.replace("run crckpt as root", "run criu as root")
 
     def finding(self, **values: object) -> Finding:
         """Fill in the names; an unknown value is shown as `?`."""

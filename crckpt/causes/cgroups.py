@@ -60,9 +60,10 @@ CGROUPS = (
     Cause(
         "cgroup-root",
         "the cgroups of the tree are not nested as CRIU expects",
-        "dump without them, with criu: --manage-cgroups=ignore (crckpt does so)",
+        "crckpt leaves them out: use it for the dump and the restore",
         r"invalid cgroup configuration|cg \S+ shorter than path prefix|CG paths mismatch",
         "criu/proc_parse.c",
+        by_criu="--manage-cgroups=ignore on dump and restore",
     ),
     Cause(
         "cgroup-properties",

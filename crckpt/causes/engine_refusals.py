@@ -64,6 +64,8 @@ REFUSALS = (
         r"|is not a container.s checkpoint",
         "podman, docker, containerd",
         sure=False,
+        by_criu="use one that this engine wrote, with all its files (config.json, config.dump, "
+        "descriptors.json); restore images of criu with criu",
     ),
     Cause(
         "engine-unreachable",

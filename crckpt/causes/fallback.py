@@ -40,6 +40,7 @@ GENERAL = (
         "criu/cr-restore.c",
         sure=False,
         fixed=(3, 17),
+        by_criu="use a newer CRIU: crckpt install-criu; if it is new, take another copy of the images",
     ),
     Cause(
         "crashed-later",
@@ -50,6 +51,7 @@ GENERAL = (
         _CRASHED,
         "criu/cr-restore.c",
         sure=False,
+        by_criu="use a newer CRIU: crckpt install-criu; restore on a machine like that of the dump",
     ),
     Cause(
         "killed-frozen",
@@ -147,6 +149,7 @@ GENERAL = (
         "find which: crckpt doctor; boot a newer kernel",
         "Function not implemented$|NSID is not supported|[Kk]ernel (?:doesn't|does not) (?:support|have)",
         "errno ENOSYS",
+        by_criu="find which: criu check --all; boot a newer kernel",
     ),
 )
 

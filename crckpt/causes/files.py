@@ -39,9 +39,10 @@ FILES = (
     Cause(
         "other-name",
         "{path} is open but no longer at its path (it has another name, or is below a mount)",
-        "crckpt handles this by itself; with criu: --link-remap on dump and restore",
+        "try again: crckpt picks --link-remap for the files that it sees",
         r"Can't create link remap for (?P<path>.*)\. Use",
         "criu/files-reg.c",
+        by_criu="--link-remap on dump and restore",
     ),
     Cause(
         "link-refused",
@@ -61,9 +62,10 @@ FILES = (
         "deleted-large",
         # DEFAULT_GHOST_LIMIT is 1 MiB (criu/include/cr_options.h:86).
         "{path} is deleted but still open, and has {size} bytes",
-        "crckpt raises the limit by itself; with criu: --ghost-limit {size}",
+        "try again: crckpt raises the limit for the files that it sees",
         r"Can't dump ghost file (?P<path>.*) of (?P<size>\d+) size(?:, increase limit|$)",
         "criu/files-reg.c",
+        by_criu="--ghost-limit BYTES on the dump, with more bytes than the file has",
     ),
     Cause(
         "deleted-unreadable",
@@ -87,6 +89,7 @@ FILES = (
         "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
         "Corrupted ghost image|Ghost file size mismatch|No rdev for ghost device",
         "criu/files-reg.c",
+        by_criu="take another copy of the images, or dump again",
     ),
     Cause(
         "proc-of-the-dead",
@@ -116,6 +119,7 @@ FILES = (
         "put the file back as it was, or use --grown rewind if it only grew",
         r"File /?(?P<path>.+) has bad size (?P<now>\d+) \(expect (?P<size>\d+)\)",
         "criu/files-reg.c",
+        by_criu="put the file back as it was; if it only grew: truncate --size BYTES FILE",
     ),
     Cause(
         "bad-build",
@@ -186,9 +190,10 @@ FILES = (
     Cause(
         "locks",
         "the tree holds file locks",
-        "crckpt handles this by itself; with criu: --file-locks on dump and restore",
+        "try again: crckpt saves the locks that it sees",
         "Some file locks are hold by dumping tasks",
         "criu/file-lock.c",
+        by_criu="--file-locks on dump and restore",
     ),
     Cause(
         "lock-outside",

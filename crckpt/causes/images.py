@@ -53,6 +53,7 @@ IMAGES = (
         "check them: crckpt verify REF; or dump again",
         "[Mm]agic doesn't match for (?P<path>.+)",
         "criu/image.c",
+        by_criu="take another copy of the images, or dump again",
     ),
     Cause(
         "image-unreadable",
@@ -76,6 +77,7 @@ IMAGES = (
         "|TUN link entry|master peer|slave peer)|Can't find regfile for|No entry for reg-file-ID"
         "|Unexpected EOF$|Can't read core data|Bad number of sigactions in the image|VMA-s are not sorted",
         "criu/protobuf.c",
+        by_criu="take another copy of the images, or dump again",
     ),
     Cause(
         "images-arch",
@@ -156,6 +158,7 @@ IMAGES = (
         "start it first: criu-image-streamer, or use crckpt",
         "Unable to connect to (?:image streamer|local) socket|Failed to communicate with the image streamer",
         "criu/img-streamer.c",
+        by_criu="start it first: criu-image-streamer",
     ),
     Cause(
         "configuration",

@@ -218,6 +218,7 @@ MEMORY = (
         "|Can't read mapping page|Page read err "
         "|Can't read async pr bytes|Out of order read completed|Error punching hole",
         "criu/pagemap.c",
+        by_criu="take another copy of the images, or dump again",
     ),
     Cause(
         "page-outside",
@@ -226,6 +227,7 @@ MEMORY = (
         r"Page entry address \S+ outside of VMA|Trying to restore page for non-private VMA",
         "criu/mem.c",
         sure=False,
+        by_criu="restore with the CRIU of the dump on the same kind of machine; or dump again",
     ),
     Cause(
         "high-memory",

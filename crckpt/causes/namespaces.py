@@ -75,9 +75,10 @@ NAMESPACES = (
     Cause(
         "new-pids-needed",
         "the tree had its own PID namespace, and needs a new one",
-        "crckpt restore REF --new-pid-namespace; by hand: unshare --pid --fork --mount-proc criu restore",
+        "crckpt restore REF --new-pid-namespace",
         "This process tree can only be restored in a new pid namespace",
         "criu/cr-restore.c",
+        by_criu="unshare --pid --fork --mount-proc criu restore",
     ),
     Cause(
         "no-init-in-image",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from crckpt.causes.cause import Cause
 
+_IN_NEW_NAMESPACE = "restore it in a new PID namespace: unshare --pid --fork --mount-proc criu restore"
+
 RESTORED = (
     Cause(
         "pid-limit",
@@ -43,6 +45,7 @@ RESTORED = (
         # -1: EPERM.
         r"|Unable to create a thread: -1\b",
         "criu/cr-restore.c",
+        by_criu=f"restore as root (CAP_CHECKPOINT_RESTORE), or {_IN_NEW_NAMESPACE}",
     ),
     Cause(
         "fork-pid",
@@ -50,6 +53,7 @@ RESTORED = (
         "end the process that has it, wait for it, or use --new-pid-namespace",
         r"Can't fork for (?P<pid>\d+): File exists",
         "criu/cr-restore.c",
+        by_criu=f"end the process that has it, wait for it, or {_IN_NEW_NAMESPACE}",
     ),
     Cause(
         "thread-taken",
@@ -58,6 +62,7 @@ RESTORED = (
         # -17: EEXIST, of clone3(2) with a `set_tid` that is in use.
         r"Unable to create a thread: -17\b|Thread pid mismatch \d",
         "criu/pie/restorer.c",
+        by_criu=f"end the thread that has it (ps -e -L -o pid,lwp,comm), or {_IN_NEW_NAMESPACE}",
     ),
     Cause(
         "pid-other",
@@ -65,6 +70,7 @@ RESTORED = (
         "try again, or use --new-pid-namespace",
         r"Pid (?P<pid>\d+) do not match expected (?!1\b)\d+",
         "criu/cr-restore.c",
+        by_criu=f"try again, or {_IN_NEW_NAMESPACE}",
     ),
     Cause(
         "pid-remembered",
@@ -81,6 +87,7 @@ RESTORED = (
         "restore it with its own PIDs, or use crckpt restore --new-pid-namespace",
         "First PID in a PID namespace needs to be",
         "criu/cr-restore.c",
+        by_criu="restore it with its own PIDs, outside of a new PID namespace",
     ),
     Cause(
         "session-taken",
@@ -90,6 +97,7 @@ RESTORED = (
         r"Current (?:sid|gid) \d+ intersects with"
         r"|BUG at criu/pstree\.c",
         "criu/pstree.c",
+        by_criu=f"end those processes, or {_IN_NEW_NAMESPACE}",
     ),
     Cause(
         "session-again",
@@ -97,6 +105,7 @@ RESTORED = (
         "end the process that uses that ID (ps -e -o pid,pgid,sid,comm), or use --new-pid-namespace",
         r"Can't restore (?:sid|pgid) \(|Requested sid \d+ doesn't match inherited",
         "criu/cr-restore.c",
+        by_criu=f"end the process that uses that ID (ps -e -o pid,pgid,sid,comm), or {_IN_NEW_NAMESPACE}",
     ),
     Cause(
         "cpu",
@@ -134,5 +143,6 @@ RESTORED = (
         "Failed to proxify dumpee contents|Unable to find suitable vDSO|Failed to map vdso"
         "|Can't find vDSO area in image",
         "criu/pie/parasite-vdso.c",
+        by_criu="restore on the kernel of the checkpoint: the log of the dump names it",
     ),
 )

@@ -14,6 +14,7 @@ EXHAUSTED = (
         "free space, or use --store on a larger disk",
         f"{_NO_LIMIT}.*No space left on device",
         "errno ENOSPC",
+        by_criu="free space, or let CRIU write to a larger disk: --images-dir DIR",
     ),
     Cause(
         "quota",
@@ -21,6 +22,7 @@ EXHAUSTED = (
         "free space, or use --store on another disk",
         "(?:Disk q|Q)uota exceeded",
         "errno EDQUOT",
+        by_criu="free space, or let CRIU write to another disk: --images-dir DIR",
     ),
     Cause(
         "open-files",

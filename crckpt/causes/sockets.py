@@ -11,6 +11,7 @@ SOCKETS = (
         "choose: --tcp keep or --tcp close",
         "Connected TCP socket, consider using|Connected TCP socket in image|Need to set the --tcp-close",
         "criu/sk-inet.c",
+        by_criu="choose, on dump and restore: --tcp-established (keep it) or --tcp-close (close it)",
     ),
     Cause(
         "tcp-in-flight",
@@ -19,6 +20,7 @@ SOCKETS = (
         "restored one does not, and with --stop the peer sees a reset)",
         r"In-flight connections? (?:\(l\) for|can be ignored)",
         "criu/sk-inet.c",
+        by_criu="try again in a moment, or leave it out: --skip-in-flight",
     ),
     Cause(
         "protocol",
@@ -94,12 +96,13 @@ SOCKETS = (
     Cause(
         "packets-not-held",
         "packets cannot be blocked while CRIU saves TCP connections",
-        "run crckpt as root (CAP_NET_ADMIN), with nf_tables (modprobe); with criu: --network-lock nftables",
+        "run crckpt as root (CAP_NET_ADMIN), with nf_tables (modprobe)",
         "Failed to lock TCP connection|Locking (?:network|connection) failed|Iptables configuration failed"
         "|(?:CHAIN|RULE)_[A-Z_]{1,20} failed|Unable to write iptables config"
         r"|ip6?tables-restore: line \d{1,4} failed|nable to initialize table"
         r"|an't initialize ip6?tables table|nftables: .*(?:failed|error)",
         "criu/net.c",
+        by_criu="run criu as root (CAP_NET_ADMIN), with nf_tables (modprobe): --network-lock nftables",
     ),
     Cause(
         "tcp-repair",
@@ -107,6 +110,7 @@ SOCKETS = (
         "run crckpt as root (CAP_NET_ADMIN); a connection with TLS in the kernel can only be closed: --tcp close",
         r"libsoccr_save\(\) failed|Unable to set TCP_REPAIR|Can't turn TCP repair mode ON",
         "criu/sk-tcp.c",
+        by_criu="run criu as root (CAP_NET_ADMIN); a connection with TLS in the kernel can only be closed: --tcp-close",
     ),
     Cause(
         "firewall-drops",
@@ -117,6 +121,8 @@ SOCKETS = (
         r"Unable to send a fin packet.{0,120}Operation not permitted",
         "soccr/soccr.c",
         sure=False,
+        by_criu="allow outgoing packets with CRIU's mark 0xc114 (the rule KUBE-FIREWALL of Kubernetes drops "
+        "mark 0x8000, which that includes); or drop the connections: --tcp-close",
     ),
     Cause(
         "tcp-rebuild",

@@ -11,6 +11,7 @@ TASKS = (
         "start crckpt from another terminal, or with setsid --fork",
         "The criu itself is within dumped tree",
         "compel/src/lib/infect.c",
+        by_criu="start criu from another terminal, or with setsid --fork",
     ),
     Cause(
         "cannot-stop",
@@ -77,6 +78,7 @@ TASKS = (
         "run crckpt as root with that capability; in a container: --cap-add SYS_RESOURCE",
         r"Can't get rlimit \d+: (?:Operation not permitted|Permission denied)",
         "criu/cr-dump.c",
+        by_criu="run criu as root with that capability; in a container: --cap-add SYS_RESOURCE",
     ),
     Cause(
         "registers",

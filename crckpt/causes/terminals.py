@@ -32,16 +32,18 @@ TERMINALS = (
     Cause(
         "no-terminal",
         "the tree had a terminal, but CRIU has none, or it is not the terminal of CRIU's session",
-        "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
+        "restore it from a terminal: crckpt restore REF",
         "Don't have tty to inherit session from|Failed to set group .+ on .+: Inappropriate ioctl",
         "criu/tty.c",
+        by_criu="--shell-job on dump and restore, from a terminal",
     ),
     Cause(
         "session-missing",
         "the checkpoint has a terminal of session {session}, but not the leader of that session",
-        "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
+        "restore it from a terminal: crckpt restore REF",
         r"No task found with sid (?P<session>\d+)",
         "criu/tty.c",
+        by_criu="--shell-job on dump and restore, from a terminal",
     ),
     Cause(
         "terminal-number",
@@ -81,11 +83,12 @@ TERMINALS = (
     Cause(
         "terminal-again",
         "CRIU cannot restore a terminal of the tree",
-        "restore it from a terminal: crckpt restore REF; with criu: --shell-job",
+        "restore it from a terminal: crckpt restore REF",
         "Can't open tty |Can't set sid on terminal|Can't set tty params|Unable to (?:un)?lock pty"
         "|Can't get tty (?:locked |window )?params",
         "criu/tty.c",
         sure=False,
+        by_criu="--shell-job on dump and restore, from a terminal",
     ),
     Cause(
         "terminal",

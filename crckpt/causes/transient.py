@@ -124,6 +124,7 @@ SILENT = (
         r"Turning repair on for socket [0-9a-f]{1,16}\n(?:\([\d.]{1,20}\) )?(?:-{20}|Error \()",
         "criu/sk-tcp.c",
         sure=False,
+        by_criu="try again in a moment, or drop the connections: --tcp-close; or use a newer CRIU: crckpt install-criu",
     ),
 )
 """Messages that are no errors: examined only if CRIU failed without an error message."""

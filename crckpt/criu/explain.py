@@ -86,22 +86,24 @@ def is_log(text: str) -> bool:
     )
 
 
-def explain(log: str) -> Explanation:
+def explain(log: str, *, by_criu: bool = False) -> Explanation:
     """Find the first known cause in a log of `criu dump` or `criu restore`, and the lines that matter.
 
-    Takes time and memory in proportion to the log's length at most, whatever the log contains.
+    With `by_criu` the remedy is for users of criu without crckpt. Takes time and memory in proportion to the log's
+    length at most, whatever the log contains.
     """
     log = rejoin_lines(unquote(log))
     telling = find_telling_lines(log)
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
     release = find_release(log)
     is_silent = _FAILED in log and all(is_consequence(line) for line in telling)
-    silent = _explain_silence(log, shown) if is_silent else None
+    silent = _explain_silence(log, shown, by_criu=by_criu) if is_silent else None
     for line, finding in _find_causes(log, telling, release):
         # A sure cause beats the silence; the silence beats a guess.
         if silent and silent.finding and not finding.sure:
             break
         cause = _find_earlier_cause(log, line, finding)
+        cause = _advise_by_criu(cause) if by_criu else cause
         cause = cause if cause.sure else _advise_newer_criu(cause, release)
         location = find_failure_location(log, line)
         return Explanation(cause, shown, line.text, location, find_outside_end(log, line))
@@ -110,6 +112,11 @@ def explain(log: str) -> Explanation:
     if release and release < OLD and shown:
         return Explanation(OLD_CRIU.finding(release=_format_release(release)), shown)
     return Explanation(None, shown)
+
+
+def _advise_by_criu(finding: Finding) -> Finding:
+    remedy = CAUSE_BY_KEY[finding.key].advise_by_criu(finding.remedy)
+    return msgspec.structs.replace(finding, remedy=remedy)
 
 
 def _advise_newer_criu(finding: Finding, release: tuple[int, ...] | None) -> Finding:
@@ -195,11 +202,13 @@ def _find_surer_before(retyped: Iterable[Line], line: Line) -> Iterator[tuple[Li
             yield earlier, finding
 
 
-def _explain_silence(log: str, shown: tuple[str, ...]) -> Explanation:
+def _explain_silence(log: str, shown: tuple[str, ...], *, by_criu: bool) -> Explanation:
     """Look for what else a CRIU wrote that failed and did not complain."""
     for cause in SILENT:
         if found := re.search(cause.pattern, log):
-            return Explanation(cause.finding(**found.groupdict()), shown, line_at(log, found.start(), 0).text)
+            finding = cause.finding(**found.groupdict())
+            finding = _advise_by_criu(finding) if by_criu else finding
+            return Explanation(finding, shown, line_at(log, found.start(), 0).text)
     return Explanation(None, shown)
 
 

@@ -46,6 +46,8 @@ def _section(module: ModuleType) -> Iterator[str]:
         yield _sentence(cause)
         if cause.remedy:
             yield f"**Remedy:** {_fill(cause.remedy)}."
+        if cause.by_criu:
+            yield f"**With criu alone:** {_fill(cause.by_criu)}."
 
 
 def _causes_in(module: ModuleType) -> Iterator[Cause]:

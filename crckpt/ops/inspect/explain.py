@@ -21,7 +21,8 @@ def explain(log: Path) -> Explanation:
         named = _name(log)
         what = "is not a CRIU log" if text.strip() else "is empty"
         raise UsageError(f"{named} {what}", hint="to get one, run criu dump or criu restore with: -v4 --log-file LOG")
-    return explain_text(text)
+    # crckpt explains its own failures at once, so this log is of a criu that something else started.
+    return explain_text(text, by_criu=True)
 
 
 def read_log(log: Path) -> bytes:

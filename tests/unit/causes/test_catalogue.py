@@ -12,6 +12,7 @@ import pytest
 import crckpt
 from crckpt.causes import Cause, Finding, cause
 from crckpt.causes.catalogue import CATALOGUE
+from crckpt.criu.explain import explain
 
 NAMES = {
     name
@@ -92,3 +93,29 @@ def test_every_cause_that_the_code_names_is_in_the_catalogue() -> None:
     asked = calls()
     assert len(asked) > 15
     assert [(file, key) for file, key in asked if key not in known] == []
+
+
+OF_CRCKPT = re.compile(
+    r"--(?:tcp|no-preflight|allow-weaker|grown|new-pid-namespace|detach|staging|stop|force|or-older|pre-copy|store"
+    r"|incremental)(?![\w-])|crckpt (?!explain |install-criu)"
+)
+"""Options and commands of crckpt that a user of criu alone has not."""
+BY_CRCKPT_ALONE = {"unanswered", "unanswered-before", "unanswered-built"}
+"""CRIU writes these only where crckpt started it."""
+
+
+@pytest.mark.parametrize("entry", [entry for entry in CATALOGUE if entry.pattern], ids=lambda entry: entry.key)
+def test_a_remedy_that_needs_crckpt_has_one_in_options_of_criu(entry: Cause) -> None:
+    if entry.key not in BY_CRCKPT_ALONE:
+        assert not OF_CRCKPT.search(entry.advise_by_criu(entry.remedy)), entry.advise_by_criu(entry.remedy)
+    assert not set("{}") & set(entry.by_criu), "the names in the log are not known any more"
+    assert entry.by_criu != entry.remedy, "say it once"
+
+
+def test_what_explain_advises_names_options_of_criu() -> None:
+    log = "Error (criu/sk-inet.c:191): inet: Connected TCP socket, consider using --tcp-established option."
+    by_criu, by_crckpt = (explain(log, by_criu=choice).finding for choice in (True, False))
+    assert by_criu
+    assert by_crckpt
+    assert "--tcp-established" in by_criu.remedy
+    assert "--tcp keep" in by_crckpt.remedy
