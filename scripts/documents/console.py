@@ -7,6 +7,7 @@ say what a reader need not see::
     <!-- not run: REASON -->        do not run the next block
     <!-- file: /srv/app/app.py -->  the next block is this file: write it
     <!-- run: COMMAND -->           run this command: it waits for a server, for example
+    <!-- under: systemd -->         anywhere: the page needs systemd as PID 1
 """
 
 from __future__ import annotations
@@ -32,14 +33,16 @@ _COMMAND: Final = re.compile(r"^[#$] (.*(?:\n> .*)*)\n?", re.MULTILINE)
 # What differs from run to run, and what it looks like then.
 _NAMES: Final = (
     (r"\b[0-9a-f]{12,64}\b", r"[0-9a-f]+"),
-    (r"(?<=PID )\d+|(?<=process )\d+|(?<=core\.)\d+|^\d+$", r"\d+"),
+    (r"(?<=PID )\d+|(?<=process )\d+|(?<=leader )\d+|(?<=core\.)\d+|\b1[5-9]\d\d\b|^\d{2,}$", r"\d+"),
 )
 """They name a checkpoint or a process: later commands of the page use the name that it has in this run."""
 _OTHERS: Final = (
     (r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d", r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d"),
     (r"\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)\b", r"\d+(?:\.\d+)? (?:B|KiB|MiB|GiB)"),
     (r"\d+(?:\.\d+)? (?:ms|s)\b", r"\d+(?:\.\d+)? (?:ms|s)"),
-    (r"\d+(?= pages?\b)", r"\d+"),
+    (r"\d+(?= pages?\b)|\d+(?= bytes\b)|(?<=grew from )\d+", r"\d+"),
+    (r"python3\.\d+", r"python3\.\d+"),
+    (r"(?<=tracker: ).*", r".*"),  # it depends on the kernel
     (r"(?<=:)[345]\d{4}\b", r"\d+"),
 )
 _VARYING: Final = re.compile("|".join(f"({found})" for found, _ in (*_NAMES, *_OTHERS)), re.MULTILINE)
@@ -63,6 +66,11 @@ class Ran(Struct, frozen=True):
     command: str
     status: int
     output: str
+
+
+def needs_systemd(page: str) -> bool:
+    """Return whether the commands of a page need systemd."""
+    return "\n<!-- under: systemd -->\n" in page
 
 
 def read_steps(page: str) -> Iterator[Step]:
@@ -91,7 +99,7 @@ def _read_block(text: str) -> Iterator[Step]:
 # A host of its own, which ends with the shell: PIDs, network, /srv and /run. PIDs of a host in use are not small.
 _BEGIN: Final = (
     "mount -t tmpfs -o mode=755 tmpfs /srv && mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && "
-    "echo 1500 >/proc/sys/kernel/ns_last_pid && cd /srv && exec bash --noprofile --norc"
+    "echo 1500 >/proc/sys/kernel/ns_last_pid && cd /srv && setsid bash --noprofile --norc; exit"
 )
 _ISOLATED: Final = (
     "unshare",
@@ -110,20 +118,20 @@ _ISOLATED: Final = (
 class Shell:
     """A shell that runs steps one after the other; names of processes and checkpoints become those of this run.
 
-    It has root's rights, its own empty /srv, and the store and other files in `directory`.
+    It has root's rights, and its files in `directory`.
     """
 
-    def __init__(self, directory: Path) -> None:
-        """Start it."""
+    def __init__(self, directory: Path, *, isolated: bool = True) -> None:
+        """Start it: `isolated`, it has a host of its own, with an empty /srv and no store."""
         self._names: dict[str, str] = {}
         self._directory = directory
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._shell = subprocess.Popen(
-            _ISOLATED,
+            _ISOLATED if isolated else ("bash", "--noprofile", "--norc"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "CRCKPT_STORE": str(directory / "store"), "PATH": path},
+            env={**os.environ, "PATH": path, **({"CRCKPT_STORE": str(directory / "store")} if isolated else {})},
             text=True,
             start_new_session=True,
         )
@@ -136,7 +144,8 @@ class Shell:
         command = re.sub(r"\w+", lambda word: self._names.get(word[0], word[0]), step.command)
         status, output = self._execute(command)
         output = output.replace(str(self._directory / "store"), "/var/lib/crckpt")
-        self._names |= _match(step.output or "", output) or {}
+        names = _match(step.output or "", output) or {}
+        self._names |= {shown: name for shown, name in names.items() if len(shown) > 1}  # 1 is also a number
         return Ran(step, command, status, output)
 
     def _execute(self, command: str) -> tuple[int, str]:
@@ -167,7 +176,7 @@ def difference(ran: Ran) -> str:
     step = ran.step
     if step.output is None or step.path is not None:
         return "" if ran.status == 0 else f"{step.command}: exit status {ran.status}\n{ran.output}"
-    fails = "crckpt: " in step.output
+    fails = "crckpt: " in step.output or '"status": "error"' in step.output
     if fails != (ran.status != 0):
         return f"{step.command}: exit status {ran.status}\n{ran.output}"
     if _match(step.output, ran.output) is None:

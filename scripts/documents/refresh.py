@@ -1,27 +1,54 @@
-"""Run the commands of pages and put their output into the pages: `python -m documents.refresh PAGE...`, as root."""
+"""Run the commands of pages and put their output into the pages, as root: `python -m documents.refresh PAGE...`.
+
+With --print one page is only printed, after what it shows wrong; the commands run on this host and in its /srv.
+"""
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from documents.console import Shell, difference, read_steps, refresh
+from documents.console import Shell, difference, needs_systemd, read_steps, refresh
+
+_UNDER_SYSTEMD = Path(__file__).parents[1] / "lab/systemd"
 
 
-def refresh_page(path: Path) -> None:
-    """Write the output of this run into a page. Print the steps whose output is another than before."""
+def run_page(path: Path) -> tuple[list[str], str]:
+    """Run a page where it needs to run. Return what it shows wrong, and the page with the output of this run."""
+    if not needs_systemd(path.read_text(encoding="utf-8")):
+        return _run(path, isolated=True)
+    command = [_UNDER_SYSTEMD, "env", f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", __name__]
+    if __name__ == "__main__":
+        command[-1] = "documents.refresh"
+    done = subprocess.run([*command, "--print", path], capture_output=True, text=True, check=True)
+    differences, page = json.loads(done.stdout)
+    return differences, page
+
+
+def _run(path: Path, *, isolated: bool) -> tuple[list[str], str]:
     page = path.read_text(encoding="utf-8")
     with TemporaryDirectory(prefix="crckpt-documents.") as directory:
-        shell = Shell(Path(directory))
+        shell = Shell(Path(directory), isolated=isolated)
         try:
             rans = [shell.run(step) for step in read_steps(page)]
         finally:
             shell.close()
-    sys.stdout.writelines(f"{text}\n" for text in map(difference, rans) if text)
-    path.write_text(refresh(page, rans), encoding="utf-8")
+    return [text for text in map(difference, rans) if text], refresh(page, rans)
+
+
+def main(words: list[str]) -> None:
+    """Refresh pages, or print one."""
+    if words[:1] == ["--print"]:
+        sys.stdout.write(json.dumps(_run(Path(words[1]), isolated=False)))
+        return
+    for path in map(Path, words):
+        differences, page = run_page(path.resolve())
+        sys.stdout.writelines(f"{text}\n" for text in differences)
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        refresh_page(Path(name))
+    main(sys.argv[1:])
