@@ -4,7 +4,7 @@ Each subject has a file. `pattern` matches what CRIU writes to its log for the c
 the groups of the pattern fill the message. Only the preflight finds a cause without a pattern. No line matches two
 causes, except that these come first: messages of the kernel or other programs (`OUTSIDE`), bugs of the release
 (`BUGS`), exhausted resources (`EXHAUSTED`). Errors after which CRIU may continue (`PASSING`) and answers of the kernel
-(`GENERAL`) count only if no line has another cause. A lookahead in a pattern leaves lines to another cause.
+(`GENERAL`) count only if no line has another cause.
 """
 
 from __future__ import annotations

@@ -31,8 +31,6 @@ NAMESPACES = (
         "the session leader of process {pid|(not named)} is outside its PID namespace",
         "start the program in its own session: setsid PROGRAM",
         r"A session leader of (?:zombie process )?(?P<pid>\d+)\(\d+\) is outside of its pid namespace"
-        # A session outside has the ID 0: CRIU wants its leader, and writes 0 less 1 as the last PID
-        # (criu/cr-restore.c:1072).
         r"|Failed to write -1 to \S*ns_last_pid",
         "criu/cr-dump.c",
     ),

@@ -93,7 +93,6 @@ RESTORED = (
         "session-taken",
         "the session ID or process group ID of the tree is in use",
         "end those processes, or use --new-pid-namespace",
-        # With --shell-job the tree gets CRIU's session, whose ID its images use already (criu/pstree.c:386).
         r"Current (?:sid|gid) \d+ intersects with"
         r"|BUG at criu/pstree\.c",
         "criu/pstree.c",

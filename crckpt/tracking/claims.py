@@ -28,7 +28,7 @@ class Claims:
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
     def claim(self, pid: int, start: int) -> bool:
-        """Claim a process. Return whether that worked: not if another tracker has it, even one in this process."""
+        """Claim a process. Return whether it is ours now: not if another tracker has it, even one in this process."""
         with suppress(BlockingIOError, PermissionError):
             self._set(fcntl.F_WRLCK, pid, start)
             return True

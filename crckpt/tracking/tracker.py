@@ -151,7 +151,7 @@ class Tracker:
 
     @property
     def why_full(self) -> str:
-        """Why the next dump is to be full; empty if it is not."""
+        """Why the next dump is to be full, or nothing."""
         return self._why_full
 
     def find_refusal(self, *, all_of_it: bool = False) -> str:

@@ -51,7 +51,7 @@ class UffdWp:
         return refused | {taken.pid: self._attach_to(taken) for taken in self._take(others)}
 
     def _close_inherited(self, pids: Iterable[int]) -> None:
-        """Close the userfaultfds in children that were forked just when one was taken from their parent."""
+        """Close what a child inherited that another thread forked just when its parent held ours."""
         close_descriptors({pid: descriptor for pid in pids for descriptor in self._ours_in(pid)})
 
     def is_left_in(self, pid: int) -> bool:

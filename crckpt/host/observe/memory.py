@@ -71,7 +71,7 @@ def _runs(pid: int, every: int, chunk: int) -> Iterator[bytes]:
 
 
 def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) -> Iterator[tuple[int, int]]:
-    """Yield (address, pages) of resident runs in one of every `every` chunks of a map, in each group another one."""
+    """(address, pages) of resident runs, in one of every `every` chunks of a map: a different one of each group."""
     chunks = -(-(found.end - found.start) // (PAGE_SIZE * chunk))
     step = max(every, chunks // _MOST_CHUNKS)
     for group in range(0, chunks, step):
@@ -90,7 +90,7 @@ def _is_own(entry: int, *, shared: bool) -> bool:
 
 
 def _together(there: list[bool]) -> Iterator[tuple[int, int]]:
-    """Yield (index of the first, number) of each run of true values."""
+    """(index of the first, number) of each run of true values."""
     first = 0
     for at in range(len(there) + 1):
         if at == len(there) or not there[at]:

@@ -44,7 +44,7 @@ def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
 
 
 def find_waiting_listeners(pids: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Return (PID, descriptor) of every listening TCP socket at which a connection waits to be accepted."""
+    """(PID, descriptor) of every listening TCP socket at which a connection waits to be accepted."""
     return tuple((pid, fd) for pid, fd, row in _tcp_sockets(pids) if row.state == "LISTEN" and row.unread)
 
 
@@ -99,7 +99,7 @@ def unix_datagram_sockets(pid: int) -> frozenset[int]:
 
 
 def _tcp_sockets(pids: Iterable[int]) -> Iterator[tuple[int, int, InetRow]]:
-    """Yield (PID, descriptor, row of the kernel's table) of every TCP socket of the processes."""
+    """(PID, descriptor, row of the kernel's table)."""
     # Each table is read once: the kernel takes milliseconds for it.
     tables: dict[int, dict[int, InetRow]] = {}
     for pid in pids:

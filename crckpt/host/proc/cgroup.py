@@ -8,7 +8,7 @@ from crckpt.host.proc import procfs
 
 
 def read_cgroups(pid: int | str) -> tuple[tuple[str, str], ...]:
-    """Return (controllers, path) of the group of a process in each hierarchy; version 2 has no controllers' names.
+    """(controllers, path) of the group of a process in each hierarchy; version 2 has no controllers' names.
 
     Raises OSError if the process has ended.
     """

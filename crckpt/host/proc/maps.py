@@ -81,7 +81,7 @@ def find_mapped_files(pid: int) -> dict[tuple[str, str, str], str]:
 
 
 def find_deleted_mapped_files(pid: int) -> tuple[tuple[str, int, int], ...]:
-    """Return (path, bytes, links) of mapped files whose name is gone; bytes as in `Descriptor.most`."""
+    """(path, bytes, links) of mapped files whose name is gone; bytes as in `Descriptor.most`."""
     found = {}
     for (*_, path), link in find_mapped_files(pid).items():
         with suppress(OSError):

@@ -15,7 +15,7 @@ def namespace(pid: int | str, kind: str) -> int:
 
 
 def read_namespaces(pid: int) -> tuple[tuple[str, int], ...]:
-    """Return (kind, inode) of the namespaces of a process; none if we may not see them."""
+    """(kind, inode) of the namespaces of a process; none if we may not see them."""
     found = []
     with suppress(OSError):
         for kind in _KINDS:

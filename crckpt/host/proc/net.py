@@ -103,7 +103,7 @@ def read_inet(pid: int, table: InetTable) -> Iterator[InetRow]:
 
 
 def read_multicast_groups(pid: int) -> Iterator[tuple[str, int, int]]:
-    """Yield (address, index of the interface, number of its users) of the multicast groups that are joined."""
+    """(address, index of the interface, number of its users) of the multicast groups that are joined."""
     index = 0
     with suppress(OSError):
         # A line `INDEX DEVICE : COUNT QUERIER` for each interface, then its groups, indented: `GROUP USERS TIMER ...`

@@ -52,7 +52,7 @@ def effective_capabilities() -> frozenset[int]:
 
 
 def tracers(pid: int) -> tuple[tuple[int, int], ...]:
-    """Return (thread id, PID of its tracer) of the threads of a process that are traced, except its first."""
+    """(thread id, PID of its tracer) of the threads of a process that are traced, except its first."""
     found = []
     for tid in procfs.living_threads(pid):
         with suppress(FileNotFoundError, ProcessLookupError):

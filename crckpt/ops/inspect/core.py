@@ -156,8 +156,6 @@ def _notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ..
 
 def _make_notes(process: ImageProcess, memory: Memory, registers: tuple[Registers, ...]) -> Iterator[bytes]:
     """Make the notes in the kernel's order: those of the process are between the two notes of its first thread."""
-    # Readers count every note to the thread of the last NT_PRSTATUS before it, and take the first thread for the one
-    # that dumped core (fs/binfmt_elf.c, write_note_info).
     for thread, values in zip(process.threads, registers, strict=True):
         yield _prstatus(process, thread, values)
         if thread.tid == process.pid:

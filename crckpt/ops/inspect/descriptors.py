@@ -77,7 +77,7 @@ class OpenFiles(Struct, frozen=True):
 
 def open_files(tree: ImageTree) -> OpenFiles:
     """Index the open files of a tree."""
-    # A unix socket names its peer by the inode, and CRIU's id of a file is another number.
+    # A unix socket names its peer by the inode.
     names = {file.inode: file.name for file in tree.files if isinstance(file, UnixSocket)}
     return OpenFiles({file.id: file for file in tree.files}, names)
 

@@ -156,7 +156,7 @@ def _facts(process: ImageProcess) -> ProcessFacts:
 
 
 def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> DescriptorChange:
-    """Return the descriptors that `process` has and `other` lacks."""
+    """The descriptors that `process` has and `other` lacks."""
     if process.descriptors == other.descriptors:  # usually so, and a process may have 20,000
         return DescriptorChange()
     lacks = {_identity(descriptor) for descriptor in other.descriptors}
@@ -169,10 +169,9 @@ def _only(process: ImageProcess, other: ImageProcess, files: OpenFiles) -> Descr
 
 
 def _identity(descriptor: OpenDescriptor) -> tuple[int, str, str]:
-    """Return what identifies a descriptor; for pipes and nameless sockets the inode."""
+    """Return what identifies a descriptor: for sockets not their state; for pipes and nameless sockets their inode."""
     # Not the file's id: CRIU numbers files anew in each dump.
     file = descriptor.file
-    # Not a socket's state either: it may change while the socket stays the same.
     if isinstance(file, InetSocket):
         return descriptor.fd, file.kind, f"{file.protocol} {file.source} {file.destination}"
     if isinstance(file, UnixSocket):

@@ -130,7 +130,7 @@ class Memory:
         return bytes(content)
 
     def _piece(self, region: Region, start: int, stop: int) -> bytes:
-        """Return the bytes of a region from `start` to `stop`, or to the first page that is not known."""
+        """The bytes of a region from `start` to `stop`, or to the first page that is not known."""
         low, high = start // PAGE_SIZE, -(-stop // PAGE_SIZE)
         if not region.is_zero_elsewhere:
             high = _first_gap(cut_extents(region.extents, low, high), low)
@@ -194,15 +194,14 @@ def _regions(files: Iterable[StoredFile], process: ImageProcess) -> tuple[Region
 
 
 def _source(vma: Vma, file: OpenFile | None, pid: int) -> str:
-    """Return the page map that has the pages of a map: that of the process, or that of its shared memory."""
-    # CRIU saves shared memory once, however many processes have it.
+    """The page map that has the pages of a map: that of the process, or that of its shared memory."""
     if not vma.flags & _MAP_SHARED or not vma.status & (ANON_SHARED | SYSV_IPC | MEMFD):
         return f"pagemap-{pid}.img"
     return f"{_SEGMENT}{file.shmid if isinstance(file, MemFd) else vma.shmid}.img"
 
 
 def _map_extents(extents: Extents, vma: Vma, source: str) -> Extents:
-    """Return the pages of a map."""
+    """The pages of a map."""
     # Those of shared memory are numbered from the start of the segment (criu/shmem.c).
     shift = (vma.start - vma.pgoff) // PAGE_SIZE if source.startswith(_SEGMENT) else 0
     found = cut_extents(extents, vma.start // PAGE_SIZE - shift, vma.end // PAGE_SIZE - shift)
@@ -219,7 +218,7 @@ def _check_order(file: StoredFile) -> Extents:
 
 
 def _first_gap(extents: Extents, low: int) -> int:
-    """Return the first page from `low` on that the extents lack."""
+    """The first page from `low` on that the extents lack."""
     for first, count, _, _ in extents.tolist():
         if first > low:
             break

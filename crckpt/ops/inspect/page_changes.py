@@ -104,8 +104,7 @@ class _UnknownPages(Struct, frozen=True):
 
 
 def _overlaps(old: tuple[Region, ...], new: tuple[Region, ...]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (position of an old map, of a new one, first page, page after the last) of each range that is in both."""
-    # Both are in the order of their addresses: one pass finds all pairs.
+    """(position of an old map, of a new one, first page, page after the last) of each range that is in both."""
     left = right = 0
     while left < len(old) and right < len(new):
         one, two = old[left].vma, new[right].vma
@@ -121,7 +120,6 @@ def _overlaps(old: tuple[Region, ...], new: tuple[Region, ...]) -> Iterator[tupl
 def _identity(region: Region) -> tuple[str, str, bool, int]:
     """Return what is mapped, and which offset of it would be at address 0."""
     vma = region.vma
-    # If a map was cut at its start, its address and its offset have changed, but not their difference.
     return vma.kind, region.path, region.is_shared, vma.start - vma.pgoff if region.path else 0
 
 
@@ -138,7 +136,7 @@ def _numbers(before: Checkpoint, after: Checkpoint) -> tuple[_PackNumbers, _Pack
 
 
 def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:
-    """Return the pages that both have, cut so that each extent of the one has a counterpart in the other."""
+    """The pages that both have, cut so that each extent of the one has a counterpart in the other."""
     edges = [
         edge.astype(np.int64) for side in (before, after) for edge in (side["first"], side["first"] + side["count"])
     ]
@@ -150,9 +148,8 @@ def _in_both(before: Extents, after: Extents) -> tuple[Extents, Extents]:
 
 
 def _owners(extents: Extents, pages: Positions) -> Positions:
-    """Return the position of the extent that has each page; -1 if there is none."""
+    """The position of the extent that has each page; -1 if there is none."""
     first = extents["first"].astype(np.int64)
-    # Pages before the first extent get -1. They are then compared with the last extent, which changes nothing.
     found = np.searchsorted(first, pages, side="right") - 1
     if len(extents):
         found[pages >= (first + extents["count"])[found]] = -1
@@ -181,7 +178,6 @@ def _compare_places(
 
 def _compare_contents(before: Memory, after: Memory, unknown: list[_UnknownPages], rows: int) -> Positions:
     """Read the unknown pages, and count those that differ in each row."""
-    # numpy cannot concatenate nothing.
     one = np.concatenate([np.empty(0, EXTENT), *(part.before for part in unknown)])
     two = np.concatenate([np.empty(0, EXTENT), *(part.after for part in unknown)])
     ends = extent_ends(one)
@@ -194,7 +190,7 @@ def _compare_contents(before: Memory, after: Memory, unknown: list[_UnknownPages
 
 
 def _differing_pages(before: Iterator[memoryview], after: Iterator[memoryview]) -> Iterator[tuple[int, Mask]]:
-    """Yield (position of a first page, which of the pages after it differ) for two equally long runs of pages."""
+    """(position of a first page, which of the pages after it differ) for two equally long runs of pages."""
     done = 0
     one = two = memoryview(b"")
     # The parts of the two have different sizes: compare what both have, and keep the rest.

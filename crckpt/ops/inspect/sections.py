@@ -153,7 +153,6 @@ def _files(tree: ImageTree) -> Iterator[FileSection]:
 
 
 def _sockets(tree: ImageTree) -> Iterator[SocketSection]:
-    # Start from the files of the tree, not from descriptors: a socket may be only a peer, or wait to be received.
     # Collect the holders of all sockets in one pass: each socket may be open in every process.
     holders: dict[int, list[Holder]] = {}
     for process in tree.processes:

@@ -88,7 +88,7 @@ def _process(process: ImageProcess, known: dict[str, Any], memory: dict[str, int
 
 
 def _files(tree: ImageTree) -> tuple[FileDetail, ...]:
-    """Return each path once, with its first use. Directories and devices are files too."""
+    """Each path once, with its first use. Directories and devices are files too."""
     used = file_uses(tree)
     found: dict[str, FileDetail] = {}
     for file in tree.regular_files:

@@ -41,7 +41,7 @@ def strings(context: Context, ref: str, pattern: str) -> Iterator[Match]:
     """
     try:
         compiled = re.compile(pattern.encode("utf-8", "surrogateescape"), re.MULTILINE)
-    except (re.error, OverflowError, RecursionError) as error:  # a{9999999999}; very many (
+    except (re.error, OverflowError, RecursionError) as error:
         raise UsageError(
             f"{pattern!r} is not a regular expression: {error}",
             hint="to search for a special character itself, put a \\ before it",

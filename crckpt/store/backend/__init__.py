@@ -1,6 +1,5 @@
-"""The places where a store's files lie.
-
-`protocol` says what the store needs of a place, `local` is a directory of this host.
+"""The places where a store's files lie: `protocol` says what the store needs of one, `local` is a directory of this
+host.
 
 Reading, writing, verify, repair and gc use a `Backend` and nothing else for what lies in the store. What is in flight
 lies in the backend's `scratch`, a local directory for any backend: CRIU writes images there, and packs are made there.

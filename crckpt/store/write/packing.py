@@ -206,7 +206,7 @@ class Packing:
         return concatenate_extents(parts)
 
     def _copy_batch(self, name: str, start: int, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
-        """Store again the chosen pages among those of `extents`, of which the first is the `start`-th of the object."""
+        """Store again the chosen pages among some, which begin with the `start`-th."""
         pack, page = page_locations(extents)
         old = np.flatnonzero(pack < len(self._known.packs))
         numbers = self._known.page_numbers(pack[old], page[old])

@@ -73,7 +73,7 @@ class KeeperSession:
         return answer.began.basis
 
     def hand_over(self, directories: tuple[Path, ...]) -> None:
-        """Have the keeper remove these when its base is no longer a round in the last of them, or when it ends."""
+        """Have the keeper remove these once its base is no round in the last of them, or when it ends."""
         self._ask(KeeperRequest("stage", directories=tuple(map(str, directories))))
 
     def check_freeze(self) -> None:
