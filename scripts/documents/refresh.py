@@ -20,10 +20,9 @@ def run_page(path: Path) -> tuple[list[str], str]:
     """Run a page where it needs to run. Return what it shows wrong, and the page with the output of this run."""
     if not needs_systemd(path.read_text(encoding="utf-8")):
         return _run(path, isolated=True)
-    command = [_UNDER_SYSTEMD, "env", f"PYTHONPATH={Path(__file__).parents[1]}", sys.executable, "-m", __name__]
-    if __name__ == "__main__":
-        command[-1] = "documents.refresh"
-    done = subprocess.run([*command, "--print", path], capture_output=True, text=True, check=True)
+    module = (sys.executable, "-m", "documents.refresh", "--print", str(path))
+    command = (str(_UNDER_SYSTEMD), "env", f"PYTHONPATH={Path(__file__).parents[1]}", *module)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     differences, page = json.loads(done.stdout)
     return differences, page
 
