@@ -218,6 +218,7 @@ class Repository:
                 remedy = error.hint or _remedy(checkpoint_id)
                 job = None
                 with suppress(OSError, IntegrityError):
+                    # Tells `resolve` whether this may be the newest checkpoint of a job.
                     job = job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))
                 unreadable.append(UnreadableCheckpoint(checkpoint_id, job, error.message, remedy))
         found.sort(key=lambda checkpoint: checkpoint.order)

@@ -112,6 +112,7 @@ class Contents:
             self._frames[key] = self.pack(pack).unpack_frame(frame, self.pack(pack).read_stored(frame))
             if len(self._frames) > _KEPT_FRAMES:
                 self._frames.popitem(last=False)
+        # The frame that was used longest ago is dropped first.
         self._frames.move_to_end(key)
         return self._frames[key]
 

@@ -350,6 +350,7 @@ def _ends(pieces: Pieces, most: int) -> list[int]:
     ends: list[int] = []
     begin = 0
     for end, frames in zip(bounds, np.bincount(needs).tolist(), strict=True):
+        # A part in too many frames is cut after every `most` pieces, each of which lies in one frame.
         ends += [*range(begin + most, end, most), end] if frames > most else [end]
         begin = end
     return ends

@@ -171,6 +171,7 @@ class MemoryFill:
     def _next(self) -> _Batch | None:
         """Return the next batch to unpack, with a slot; None if none is left."""
         try:
+            # If there is a batch, there is a slot: what was unpacked ahead is written first, and frees its own.
             batch = _Batch(self._left.popleft(), self._free.popleft())
         except IndexError:
             return None

@@ -239,6 +239,7 @@ class _Chain(NamedTuple):
             entries[:, 1],
             number,
         )
+        # The pages of PRESENT entries lie one after the other in the file.
         own = np.where(inherited, 0, entries[:, 1])
         extents["page"] = np.cumsum(own) - own
         if above is None:

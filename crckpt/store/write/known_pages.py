@@ -57,6 +57,8 @@ class KnownPages:
         extents = self._files.get(key)
         if extents is None or not len(extents):
             return np.full(len(first), -1, np.int64)
+        # The last extent that begins at or before the page. Where there is none, the first stands in: `inside` is
+        # false.
         spot = np.maximum(np.searchsorted(extents["first"], first, side="right"), 1) - 1
         found = extents[spot]
         inside = (first >= found["first"]) & (first < found["first"] + found["count"]) & (found["pack"] != ZERO)

@@ -243,6 +243,7 @@ class Packing:
         found = self._known.find_at(key, first)
         there = np.flatnonzero(found >= 0)
         differs = (self._known.fingerprints(found[there]) != prints[there]).any(axis=1)
+        # Another content there: it may still lie elsewhere.
         found[there[differs]] = -1
         missing = np.flatnonzero(found < 0)
         found[missing] = self._known.find_by_fingerprint(prints[missing])

@@ -236,7 +236,7 @@ def _allow_descriptors() -> None:
 def _watch_for_sigterm() -> int:
     """Return a descriptor that is readable once a SIGTERM has come."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    # After a handler that raises nothing, Python repeats select(2) (PEP 475): only a readable descriptor ends it.
+    # After a handler that raises nothing, Python goes on waiting (PEP 475): only a readable descriptor ends that.
     signal.set_wakeup_fd(writing)
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     return reading
