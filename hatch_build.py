@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sysconfig
 from pathlib import Path
@@ -28,12 +30,17 @@ class BuildHook(BuildHookInterface[Any]):
         }
         for file in files.values():
             file.unlink(missing_ok=True)
-        status = subprocess.run([Path(self.root, "scripts/build-preload"), *files.values()], check=False).returncode
-        if status == _NO_COMPILER:
-            self.app.display_warning("no C compiler: crckpt gets no tracker, and dumps interrupt system calls")
+        if reason := _compile([Path(self.root, "scripts/build-preload"), *files.values()]):
+            for file in files.values():
+                file.unlink(missing_ok=True)
+            # scripts/build-wheel sets it: a wheel for others must be whole.
+            if os.environ.get("CRCKPT_NEEDS_COMPILER"):
+                raise RuntimeError(reason)
+            self.app.display_warning(
+                f"{reason}: crckpt gets no tracker, and dumps interrupt system calls; "
+                "install gcc and libc6-dev, then install crckpt again"
+            )
             return
-        if status != 0:
-            raise RuntimeError(f"scripts/build-preload ended with {status}")
         if not editable:
             build_data["force_include"] |= {str(file): name for name, file in files.items() if file.exists()}
             build_data["pure_python"] = False
@@ -42,3 +49,18 @@ class BuildHook(BuildHookInterface[Any]):
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove the compiled files: the wheel contains them."""
         self._built.cleanup()
+
+
+def _compile(words: list[Path]) -> str:
+    """Compile; return why that failed, in one line, or nothing."""
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        return ""
+    if done.returncode == _NO_COMPILER:
+        return "there is no C compiler"
+    missing = re.search(r"fatal error: (\S+): No such file", done.stderr)
+    if missing:
+        return f"the C library's headers are missing ({missing[1]})"
+    error = re.search(r"error: .*", done.stderr)
+    lines = done.stderr.strip().splitlines()
+    return f"the C compiler fails ({error[0] if error else lines[-1] if lines else f'status {done.returncode}'})"

@@ -20,6 +20,7 @@ from crckpt.host.probes.tools import has_gpu
 from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.choose_tracker import find_method
+from crckpt.tracking.preload.library import LIBRARY
 
 # Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used.
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
@@ -124,6 +125,14 @@ def _tracker(criu: Outcome, found: Search | None, fix: str) -> Outcome:
     if not found or not found.criu:
         return Outcome(criu.state, "not tried: there is no CRIU that works", "dumps may not be incremental", criu.fix)
     name, why = find_method(found.criu.path)
+    if not LIBRARY.exists():
+        lost = "" if name else "; --incremental and --pre-copy do not work: every dump is full"
+        return Outcome(
+            "limited" if name else "missing",
+            "crckpt was installed without a C compiler",
+            f"dumps interrupt system calls of programs{lost}",
+            "apt-get install gcc libc6-dev; then install crckpt again",
+        )
     if name:
         return Outcome("ok", f"incremental dumps work ({name}: {why})")
     return Outcome("missing", why, "--incremental and --pre-copy do not work: every dump is full", fix)

@@ -26,7 +26,9 @@ ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
 """The library writes this to CRIU's stderr when CRIU has entered the mounts."""
 NO_TRACKER: Final = "no tracker of this name"
 _NO_PID: Final = "no PID was given"
-NO_LIBRARY: Final = "crckpt was installed without a C compiler: install gcc and libc6-dev, then install crckpt again"
+NO_LIBRARY: Final = (
+    "crckpt was installed without a C compiler: apt-get install gcc libc6-dev, then install crckpt again"
+)
 
 
 def find_enter_refusal(criu: Path) -> str:
