@@ -275,7 +275,10 @@ def test_without_a_mirror_it_says_what_to_do(tmp_path: Path) -> None:
     env = os.environ | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 20
-    assert "hint: connect this machine to a Debian mirror, or name one: crckpt install-criu --mirror URL" in done.stderr
+    assert (
+        "hint: give this machine a Debian mirror that works, or name one: crckpt install-criu --mirror URL"
+        in done.stderr
+    )
     assert [path.name for path in (tmp_path / "p").iterdir()] == [".criu.lock"]
 
 

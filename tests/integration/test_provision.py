@@ -32,7 +32,7 @@ mount -o remount,bind,ro .project
 pivot_root . .before
 cd /
 umount --lazy /.before  # CRIU must see no mounts but this root's
-rm -rf /opt/crckpt /usr/local/bin/crckpt /usr/local/lib/crckpt
+rm -rf /usr/local/bin/crckpt /usr/local/lib/crckpt
 dpkg --force-depends --purge nftables > /dev/null 2>&1
 exec bash -c "$2"
 """
@@ -63,7 +63,7 @@ class Provisioned:
 
 def footprint() -> tuple[int | None, ...]:
     """When what provision.sh makes was last changed on this machine itself; None where it is not."""
-    paths = (Path("/opt/crckpt"), Path("/usr/local/bin/crckpt"), Path("/usr/local/lib/crckpt/criu"))
+    paths = (Path("/usr/local/bin/crckpt"), Path("/usr/local/lib/crckpt/venv"), Path("/usr/local/lib/crckpt/criu"))
     return tuple(path.lstat().st_mtime_ns if path.is_symlink() or path.exists() else None for path in paths)
 
 
@@ -100,7 +100,7 @@ def test_vagrantfile_is_ruby() -> None:
 def test_first_run_leaves_a_working_crckpt(provisioned: Provisioned) -> None:
     """The command is linked, it runs from anywhere, and it finds the CRIU that was installed."""
     assert provisioned.statuses[0] == 0, provisioned.outputs[0]
-    assert provisioned.command == "/opt/crckpt/bin/crckpt"
+    assert provisioned.command == "/usr/local/lib/crckpt/versions/1/bin/crckpt"
     assert provisioned.version.startswith("crckpt "), provisioned.version
     assert "CRIU" in provisioned.version
     assert "packages: installing nftables" in provisioned.outputs[0]

@@ -113,7 +113,7 @@ def _next_try(request: InstallRequest, *, downloaded: bool) -> str:
     if not tried.issuperset(["path", "prefix", *SUITES]):
         return command
     if not downloaded:
-        return f"connect this machine to a Debian mirror, or name one: {command} --mirror URL"
+        return f"give this machine a Debian mirror that works, or name one: {command} --mirror URL"
     if "build" not in tried:
         return f"{command} --build"
     return f"put a newer CRIU on PATH, then: {command}"
