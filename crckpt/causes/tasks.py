@@ -211,10 +211,10 @@ TASKS = (
     ),
     Cause(
         "groups",
-        "a process of the tree is in {count|too many} groups, and CRIU cannot save so many",
+        "a process of the tree is in more groups than CRIU can save",
         "run it in fewer groups",
-        # CRIU names no task here, but the number of groups (criu/pie/parasite.c:363).
-        r"Too many groups in task (?P<count>\d+)|Error parsing proc status file",
+        # The number that follows is no PID: CRIU writes how many groups there are (criu/pie/parasite.c:363).
+        r"Too many groups in task \d+|Error parsing proc status file",
         "criu/pie/parasite.c",
     ),
     Cause(
