@@ -320,7 +320,7 @@ FILES = (
     Cause(
         "file-rewound",
         "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and is cut back",
-        "what is cut off is kept in a file next to it",
+        "what is cut off is kept in {kept|a file next to it}",
     ),
     Cause(
         "file-being-written",

@@ -100,8 +100,9 @@ def _lines(result: RehearsalResult) -> Iterator[str]:
     yield from note_lines(_limits(result))
     yield from (f"process {each.pid} ({each.comm}) ended early {_ending(each)}\n" for each in result.ended)
     yield from (f"failed: {failure}\n" for failure in result.failures)
-    if result.probe is not None and result.probe.status != 0:
-        yield from (f"  {line}\n" for line in result.probe.output.splitlines())
+    if result.probe is not None and result.probe.output:
+        yield "the probe printed:\n"
+        yield from (f"  | {line}\n" for line in result.probe.output.splitlines())
     verdict = "failed its rehearsal" if result.failures else "can be restored"
     probed = "" if result.probe is None or result.probe.status else ", the probe exited with 0"
     yield (

@@ -170,6 +170,14 @@ def test_memory_is_limited(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
+def test_people_read_what_the_probe_printed(crckpt: Crckpt) -> None:
+    with started(BY_NAME["counter"]) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        said = crckpt.run("rehearse", JOB, "--seconds", "0", "--probe", "sh -c 'echo all; echo well'").out
+    assert "the probe printed:\n  | all\n  | well\n" in said
+    assert "the probe exited with 0" in said.splitlines()[-1]
+
+
 @pytest.mark.parametrize(("probe", "status"), [("sh -c 'exit 5'", 5), ("no-such-program", 127)])
 def test_a_probe_that_fails(crckpt: Crckpt, probe: str, status: int) -> None:
     with dumped(crckpt, BY_NAME["counter"]):

@@ -27,11 +27,11 @@ _EXCHANGED: Final = frozenset({errno.ELOOP, errno.EXDEV, errno.ENOENT, errno.ENO
 
 
 @contextmanager
-def restored_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
+def restored_on_failure(path: Path, size: int, kept: str) -> Iterator[Path]:
     """Truncate the file `path` to `size` bytes, and keep the later lines in a new file next to it.
 
     The new file is named `kept`, or the first of `kept.2`, `kept.3` ... that is free; it belongs to the owner of
-    `path`. If the block fails, the file gets its content back, and the new file is removed.
+    `path`. Gives its path. If the block fails, the file gets its content back, and the new file is removed.
 
     Raises RestoreFailed if `path` is no regular file, is reached through a link, or is shorter than `size`: that is
     not the file that was meant. Raises OSError if the owner of `path` may not write to it or next to it.
@@ -50,7 +50,7 @@ def restored_on_failure(path: Path, size: int, kept: str) -> Iterator[None]:
             kept_bytes = os.fstat(tail).st_size
             resize(file, size, "rewound")
             is_cut = True
-            yield
+            yield path.with_name(name)
         except BaseException:
             with interrupts_deferred():
                 # An interruption may come when the file is cut, and before `is_cut` says so.

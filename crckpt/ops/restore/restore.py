@@ -164,7 +164,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             criu = stack.enter_context(launched_criu(attempt, outside, tree))
         recorded = RecordedFiles(details.get("files", {}))
         # Only until the tree runs: its files are its own then.
-        with _files_rewound(checkpoint, verdict):
+        with _files_rewound(checkpoint, verdict) as kept:
+            verdict = replace(verdict, warnings=tuple(_name_kept_files(verdict.warnings, kept)))
             return _follow(attempt, tree, verdict, criu, streams, attributes, recorded)
 
 
@@ -285,11 +286,23 @@ def _check_root(root: int, init: int | None) -> Iterator[Finding]:
 
 
 @contextmanager
-def _files_rewound(checkpoint: Checkpoint, verdict: Verdict) -> Iterator[None]:
+def _files_rewound(checkpoint: Checkpoint, verdict: Verdict) -> Iterator[dict[str, Path]]:
+    """Cut files back; give for each the path of the file with what was cut off."""
+    kept_files: dict[str, Path] = {}
     with ExitStack() as stack:
         for rewind in verdict.rewinds:
             path = Path(rewind.path)
             kept = f"{path.name}.after-{checkpoint.id[:12]}"
             # A restore that fails leaves the files as they were.
-            stack.enter_context(restored_on_failure(path, rewind.size, kept))
-        yield
+            kept_files[rewind.path] = stack.enter_context(restored_on_failure(path, rewind.size, kept))
+        yield kept_files
+
+
+def _name_kept_files(warnings: tuple[Finding, ...], kept_files: dict[str, Path]) -> Iterator[Finding]:
+    """Name in the warning of each file that was cut back the file with what was cut off."""
+    for warning in warnings:
+        kept = next((kept for path, kept in kept_files.items() if warning.what.startswith(f"{path} ")), None)
+        if warning.key != "file-rewound" or kept is None:
+            yield warning
+        else:
+            yield replace(warning, remedy=cause("file-rewound").finding(kept=kept).remedy)

@@ -20,8 +20,9 @@ pytestmark = pytest.mark.usefixtures("wide_umask")
 
 
 def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:
-    with restored_on_failure(log, 4, "kept"):
+    with restored_on_failure(log, 4, "kept") as kept:
         assert log.read_bytes() == b"old "
+    assert kept == tmp_path / "kept"
     assert (log.read_bytes(), mode(log)) == (b"old ", 0o644)
     assert ((tmp_path / "kept").read_bytes(), mode(tmp_path / "kept")) == (b"new lines", 0o600)
 
