@@ -23,7 +23,7 @@ from __future__ import annotations
 class CrckptError(Exception):
     """A failure with a message, a hint, and an exit code."""
 
-    # Scripts rely on these numbers, which README.md lists. 1 is a bug: what a user can meet has another.
+    # Scripts rely on these numbers; the documents list them. 1 is a bug: what a user can meet has another.
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = ()) -> None:

@@ -167,8 +167,10 @@ class Shell:
 
     def close(self) -> None:
         """End the shell, and all that it has started."""
+        assert self._shell.stdin is not None
         self._shell.kill()
         self._shell.wait()
+        self._shell.stdin.close()
 
 
 def difference(ran: Ran) -> str:
