@@ -1,0 +1,34 @@
+"""README is short, its links lead somewhere, and its picture shows its tour."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+from documents.console import read_steps
+from places import PROJECT
+
+PAGES = (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md", PROJECT / "CHANGELOG.md")
+LONGEST = 150
+
+
+def test_it_is_short() -> None:
+    assert len(PAGES[0].read_text().splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page: Path) -> None:
+    """The site checks the links of all other pages."""
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (PROJECT / link).exists()] == []
+
+
+def test_the_picture_shows_the_tour() -> None:
+    page = PAGES[0].read_text()
+    shown = page.partition("<!-- picture: begin -->")[2].partition("<!-- picture: end -->")[0]
+    picture = html.unescape((PROJECT / "docs/static/tour.svg").read_text()).replace("\N{NO-BREAK SPACE}", " ")
+    commands = [step.command for step in read_steps(shown) if step.output is not None]
+    assert commands
+    assert [command for command in commands if command not in picture] == []
