@@ -1,0 +1,84 @@
+"""Which files a live tree has open, of those that users other than root could replace."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from dump_targets import observe_live
+from msgspec.structs import replace
+from other_user import NOBODY
+from small_programs import WAITS, program, read
+
+from crckpt.host import proc
+from crckpt.ops.dump.open_files import record
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+OPENS = "os.chdir({0!r}); files = [os.open(name, flags) for name, flags in {1!r}]"
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory of another user, with files."""
+    (tmp_path / "users").mkdir()
+    for name in ("read", "written", "renamed", "mapped"):
+        (tmp_path / "users" / name).write_bytes(b"x" * 4096)
+    os.chown(tmp_path / "users", NOBODY, NOBODY)
+    return tmp_path / "users"
+
+
+@pytest.fixture
+def root(place: Path) -> Iterator[proc.Process]:
+    """A program that has them open, twice one of them, and a file of root's."""
+    files = [("read", os.O_RDONLY), ("written", os.O_RDWR), ("written", os.O_RDONLY), ("renamed", os.O_RDONLY)]
+    code = OPENS.format(str(place), [*files, ("/etc/passwd", os.O_RDONLY)])
+    maps = "import mmap; there = mmap.mmap(os.open('mapped', os.O_RDWR), 4096); os.rename('renamed', 'new')"
+    with program(f"{code}\n{maps}\n{WAITS}") as process:
+        yield read(process.pid)
+
+
+def recorded(root: proc.Process) -> dict[str, list[tuple[int, int, int]]]:
+    observed = observe_live(root)
+    return record(observed.tree, observed.descriptors)
+
+
+def identity(path: Path, writes: int) -> tuple[int, int, int]:
+    return (path.stat().st_dev, path.stat().st_ino, writes)
+
+
+def test_files_that_another_user_could_replace(root: proc.Process, place: Path) -> None:
+    files = recorded(root)
+    # The directory itself lies in one of root's.
+    names = {Path(path).name for path in files if path.startswith(str(place))}
+    assert names == {"read", "written", "new", "mapped"}
+    assert "/etc/passwd" not in files
+    assert files[f"{place}/read"] == [identity(place / "read", 0)]
+    assert files[f"{place}/written"] == [identity(place / "written", 0), identity(place / "written", 1)]
+    # Its descriptor, and the map.
+    assert files[f"{place}/mapped"] == [identity(place / "mapped", 0), identity(place / "mapped", 1)]
+
+
+def test_a_file_that_is_replaced_is_recorded_as_it_was(root: proc.Process, place: Path) -> None:
+    """Its name leads to another file now."""
+    before = identity(place / "read", 0)
+    (place / "other").write_bytes(b"other")
+    (place / "other").rename(place / "read")
+    files = recorded(root)
+    assert f"{place}/read" not in files or identity(place / "read", 0) not in files[f"{place}/read"]
+    assert files[f"{place}/read (deleted)"] == [before]
+
+
+def test_what_may_be_of_another_file_or_process_is_not_recorded(root: proc.Process) -> None:
+    observed = observe_live(root)
+    unknown = tuple(replace(found, identity=(0, 0)) for found in observed.descriptors)
+    other = replace(root, start=root.start + 1)  # another process has got its PID
+    assert record(proc.Tree(other, (other,)), unknown) == {}
+
+
+def test_files_of_a_process_that_has_ended_are_not_read(root: proc.Process) -> None:
+    observed = observe_live(root)
+    os.kill(root.pid, 9)
+    os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
+    assert record(observed.tree, ()) == {}
