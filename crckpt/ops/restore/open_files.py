@@ -134,7 +134,7 @@ class _Check:
         found = read_link_target(used.link)
         if who := self._changers(used.file):
             if found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
-                others = users_of(Changers(who.users - {each.uid for each in theirs}))
+                others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
                 yield from self._refusals(process, used, (*theirs, *others) or users_of(who))
         elif theirs and self._is_of_another(used) and (found is None or found.owner != theirs[0].uid):
             yield _exchange_finding(process, used, theirs[0])

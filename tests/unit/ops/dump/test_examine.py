@@ -68,7 +68,7 @@ def test_a_root_that_has_ended_is_noticed(context: Context) -> None:
         assert (had_ended, target.root_has_ended) == (False, True)
         process.wait()
         with pytest.raises(DumpFailed, match=f"PID {process.pid} ended"):
-            target.check_root()
+            root.check()
 
 
 def test_a_process_that_cannot_be_a_target(context: Context) -> None:

@@ -1,0 +1,176 @@
+"""A restored tree must have its own files open: a user may have put a link in the place of one."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from other_user import NOBODY
+from own_process import descriptors
+from recorded import RECORDED
+from small_programs import WAITS, program
+
+from crckpt.errors import RestoreFailed
+from crckpt.images.core import ZOMBIE, Credentials
+from crckpt.images.regfile import RegularFile
+from crckpt.images.tree import ImageTree, OpenDescriptor
+from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
+
+SECRET = 0o600
+FD = 50
+USER = 65533
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A directory of another user that all may enter, with a file of root's that only root may read."""
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(0o755)
+    (tmp_path / "users").mkdir(mode=0o755)
+    (tmp_path / "users/file").write_text("content")
+    (tmp_path / "users/file").chmod(SECRET)
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "secret").chmod(SECRET)
+    os.chown(tmp_path / "users", NOBODY, NOBODY)
+    return tmp_path / "users"
+
+
+@contextmanager
+def restored(path: Path, uid: int = 0, flags: int = os.O_RDONLY) -> Iterator[ImageTree]:
+    """A program that has opened what is at `path` now, and the images of a tree of user `uid` that had it open."""
+    file = RegularFile(
+        id=1000, path=str(path), flags=flags, pos=0, size=None, mode=None, build_id="", mnt_id=None, external=False
+    )
+    code = f"os.dup2(os.open({str(path)!r}, {flags}), {FD})"
+    with program(f"{code}\n{WAITS}") as process:
+        thread = RECORDED.root.threads[0]
+        core = replace(thread.core, credentials=Credentials(uid, uid, uid, uid, (uid,)))
+        root = replace(
+            RECORDED.root,
+            pid=process.pid,
+            threads=(replace(thread, tid=process.pid, core=core),),
+            descriptors=(OpenDescriptor(FD, file, close_on_exec=False),),
+            memory=None,
+            exe=None,
+            cwd=None,
+            root=None,
+        )
+        yield replace(RECORDED, processes=(root,), files=(file,))
+
+
+def recorded_as(path: Path, writes: int = 0) -> RecordedFiles:
+    found = path.stat()
+    return RecordedFiles({str(path): [(found.st_dev, found.st_ino, writes)]})
+
+
+def check(tree: ImageTree, known: RecordedFiles) -> None:
+    before = descriptors()
+    try:
+        assert check_open_files(tree, known, None, allow_weaker=False) == ()
+    finally:
+        assert descriptors() == before
+
+
+def test_the_file_that_the_tree_had(place: Path) -> None:
+    with restored(place / "file") as tree:
+        check(tree, recorded_as(place / "file"))
+
+
+def test_a_link_that_a_user_put_there(place: Path) -> None:
+    known = recorded_as(place / "file")
+    (place / "file").unlink()
+    (place / "file").symlink_to(place.parent / "secret")
+    with restored(place / "file") as tree:
+        with pytest.raises(RestoreFailed) as refused:
+            check(tree, known)
+        (finding,) = check_open_files(tree, known, None, allow_weaker=True)
+    assert refused.value.message == f"{finding.what}; nothing is left behind"
+    assert f"{place}/file" in finding.what
+    assert f"{place.parent}/secret" in finding.what
+    assert "nobody" in finding.what
+
+
+def test_another_file_of_that_name(place: Path) -> None:
+    """Moved there from a directory that its user could not enter, say."""
+    known = recorded_as(place / "file")
+    (place.parent / "secret").rename(place / "file")
+    with restored(place / "file") as tree, pytest.raises(RestoreFailed):
+        check(tree, known)
+
+
+def test_another_file_that_all_may_read(place: Path) -> None:
+    known = recorded_as(place / "file")
+    (place.parent / "secret").rename(place / "file")
+    (place / "file").chmod(0o644)
+    with restored(place / "file") as tree:
+        check(tree, known)
+    with restored(place / "file", flags=os.O_RDWR) as tree, pytest.raises(RestoreFailed):
+        check(tree, known)
+
+
+def test_a_file_that_was_open_only_for_reading_is_not_opened_for_writing(place: Path) -> None:
+    with restored(place / "file", flags=os.O_RDWR) as tree:
+        check(tree, recorded_as(place / "file", writes=1))
+        with pytest.raises(RestoreFailed):
+            check(tree, recorded_as(place / "file"))
+
+
+def test_on_other_file_systems_only_inodes_are_compared(place: Path) -> None:
+    found = (place / "file").stat()
+    elsewhere = {f"{place}/file": [(found.st_dev + 1, found.st_ino, 0)]}
+    with restored(place / "file") as tree:
+        check(tree, RecordedFiles(elsewhere, by_inode=True))
+        with pytest.raises(RestoreFailed):
+            check(tree, RecordedFiles(elsewhere))
+
+
+def test_a_file_in_a_directory_of_roots_needs_no_record(place: Path) -> None:
+    with restored(place.parent / "secret") as tree:
+        check(tree, RecordedFiles({}))
+
+
+def test_a_user_may_replace_its_own_file(place: Path) -> None:
+    """The program and the directory are of the same user, who can put only its own files there."""
+    known = recorded_as(place / "file")
+    (place / "new").write_text("new")
+    (place / "new").chmod(SECRET)
+    (place / "new").rename(place / "file")
+    with restored(place / "file", uid=NOBODY) as tree:
+        with pytest.raises(RestoreFailed):
+            check(tree, known)
+        os.chown(place / "file", NOBODY, NOBODY)
+        check(tree, known)
+
+
+def test_where_all_may_make_files_a_program_keeps_its_own(place: Path) -> None:
+    """As in /tmp: nobody else can put a file of that user there, but a link to one."""
+    os.chown(place, 0, 0)
+    place.chmod(0o1777)
+    known = recorded_as(place / "file")
+    (place / "new").write_text("new")
+    (place / "new").chmod(SECRET)
+    os.chown(place / "new", USER, USER)
+    (place / "new").rename(place / "file")
+    with restored(place / "file", uid=USER) as tree:
+        check(tree, known)
+    (place / "file").rename(place.parent / "elsewhere")
+    (place / "file").symlink_to(place.parent / "elsewhere")
+    with restored(place / "file", uid=USER) as tree, pytest.raises(RestoreFailed):
+        check(tree, known)
+
+
+def test_a_process_that_has_ended_has_nothing_open(place: Path) -> None:
+    known = recorded_as(place / "file")
+    with restored(place / "file") as tree:
+        root = tree.root
+        os.kill(root.pid, signal.SIGKILL)
+        os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
+        zombie = replace(root, threads=(replace(root.threads[0], core=replace(root.core, state=ZOMBIE)),))
+        check(replace(tree, processes=(zombie,)), known)
