@@ -1,0 +1,122 @@
+"""CRIU's images become a checkpoint only if they can be read again, and nothing in them was forged."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from dump_targets import target_of
+from image_sets import described, files_of, restore_files, write_set
+from msgspec.structs import replace
+from other_user import NOBODY
+from recorded import IMAGES, PAGES, RECORDED, image_set
+
+from crckpt.errors import CrckptError, DumpFailed
+from crckpt.images.creds import Rights, read_rights
+from crckpt.ops.context import Context
+from crckpt.ops.dump.commit import commit_checkpoint
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.launch import Workspace
+from crckpt.ops.dump.request import DumpRequest
+from crckpt.store import Checkpoint, Preparation, Repository
+
+ROOT = RECORDED.root.pid
+TIDS = [thread.tid for process in RECORDED.processes for thread in process.threads]
+
+
+@pytest.fixture
+def workspace(repository: Repository, tmp_path: Path) -> Workspace:
+    """The recorded images, as CRIU left them."""
+    write_set(tmp_path / "images", image_set(PAGES))
+    return Workspace(repository, tmp_path, tmp_path)
+
+
+@pytest.fixture
+def target(context: Context) -> DumpTarget:
+    return target_of(context, request=DumpRequest("100", tag="good"))
+
+
+@pytest.fixture
+def rights() -> dict[int, Rights]:
+    """Those that the images say."""
+    found = {tid: read_rights(IMAGES[f"core-{tid}.img"]) for tid in TIDS}
+    return {tid: each for tid, each in found.items() if each is not None}
+
+
+def commit(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> Checkpoint:
+    return commit_checkpoint(target, workspace, described(), rights or {}, Preparation(workspace.repository))
+
+
+def refusal(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
+    """Why there is no checkpoint."""
+    with pytest.raises(CrckptError) as refused:
+        commit(target, workspace, rights)
+    assert workspace.repository.checkpoints() == ()
+    return refused.value.message
+
+
+def test_the_images_are_stored_and_tagged(
+    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights], tmp_path: Path
+) -> None:
+    checkpoint = commit(target, workspace, rights)
+    assert workspace.repository.resolve("job:good") == checkpoint.id
+    assert restore_files(workspace.repository, checkpoint, tmp_path) == files_of(workspace.images)
+
+
+def test_a_process_that_entered_a_user_namespace(target: DumpTarget, workspace: Workspace) -> None:
+    (workspace.images / "userns-13.img").touch()
+    assert "a process changed its user namespace during the dump" in refusal(target, workspace)
+
+
+def test_images_of_an_unknown_format(target: DumpTarget, workspace: Workspace) -> None:
+    (workspace.images / "inventory.img").write_bytes(b"another format")
+    assert "inventory.img" in refusal(target, workspace)
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"uids": (33, 33, 33, 33)}, "user 0"),
+        ({"gids": (33, 33, 33, 33)}, "group 0"),
+        ({"capabilities": (0, 0, 0, 0, 0)}, "capabilities"),
+        ({"confined": True}, "no_new_privs"),
+    ],
+)
+def test_rights_that_a_thread_did_not_have(
+    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, object], what: str
+) -> None:
+    had = rights | {ROOT: replace(rights[ROOT], **changes)}
+    said = refusal(target, workspace, had)
+    assert said.startswith(f"the dump failed: task {ROOT} told CRIU that it has the rights of ")
+    assert what in said
+
+
+def test_a_thread_whose_rights_are_not_known(
+    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]
+) -> None:
+    del rights[ROOT]
+    assert "rights that crckpt could not read" in refusal(target, workspace, rights)
+
+
+def test_a_check_that_fails_leaves_no_checkpoint(target: DumpTarget, workspace: Workspace) -> None:
+    def fail() -> None:
+        assert workspace.repository.checkpoints() == ()
+        raise DumpFailed("the tree runs again")
+
+    with pytest.raises(DumpFailed, match="runs again"):
+        commit_checkpoint(target, workspace, described(), {}, Preparation(workspace.repository), fail)
+    assert workspace.repository.checkpoints() == ()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
+def test_images_that_criu_wrote_as_the_user_of_the_tree(target: DumpTarget, workspace: Workspace) -> None:
+    for image in workspace.images.iterdir():
+        os.chown(image, NOBODY, NOBODY)
+    elsewhere = workspace.staging / "elsewhere"
+    elsewhere.mkdir()
+    os.chown(elsewhere, NOBODY, NOBODY)
+    (workspace.images / "parent").symlink_to("../elsewhere")
+    commit(replace(target, plan=replace(target.plan, as_user=(NOBODY, NOBODY))), workspace)
+    assert {image.lstat().st_uid for image in workspace.images.iterdir()} == {0}
+    assert elsewhere.stat().st_uid == NOBODY

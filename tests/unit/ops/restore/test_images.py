@@ -1,0 +1,94 @@
+"""The images that CRIU gets in a restore, as files and as streams: the same, and without what would harm the tree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from image_sets import ImageSet, files_of, store
+from recorded import IMAGES, PAGES, RECORDED, image_set
+
+from crckpt.images import wire
+from crckpt.images.core import read_core
+from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.ops.context import ignore_progress
+from crckpt.ops.inspect.images import read_image_tree
+from crckpt.ops.restore.images import ImageStreams, images_with_parent_signal, write_images
+from crckpt.store import Checkpoint, Repository, open_reader
+
+CORE = f"core-{RECORDED.root.pid}.img"
+THREAD_CORE, PARENT_DEATH_SIGNAL, SIGTERM = 5, 8, 15  # images/core.proto
+
+
+def with_parent_signal(content: bytes) -> bytes:
+    """A core image whose thread has asked for a signal when its parent ends (PR_SET_PDEATHSIG)."""
+    image = read_image(content)
+    signal = wire.encode([(PARENT_DEATH_SIGNAL, wire.VARINT, SIGTERM)])
+    (record,) = image.records
+    fields = (
+        (number, kind, value + signal if number == THREAD_CORE and isinstance(value, bytes) else value)
+        for number, kind, value in wire.fields(record.payload)
+    )
+    return write_image(Image(image.magic, (Record(wire.encode(fields), record.extra),)))
+
+
+@pytest.fixture
+def checkpoint(repository: Repository, tmp_path: Path) -> Checkpoint:
+    """The recorded tree, whose root has asked for such a signal."""
+    images = image_set(PAGES)
+    return store(repository, tmp_path, ImageSet(images.maps, {**images.files, CORE: with_parent_signal(IMAGES[CORE])}))
+
+
+def streamed(repository: Repository, checkpoint: Checkpoint, without_signal: frozenset[str]) -> dict[str, bytes]:
+    """All images, read as CRIU reads them."""
+    tree = read_image_tree(repository, checkpoint)
+    with open_reader(repository, checkpoint) as reading:
+        streams = ImageStreams(reading, tree, ignore_progress, without_signal)
+        streams.begin()
+        assert streams("none.img") is None
+        names = [file.name for file in reading.files if file.name.endswith(".img")]
+        return {name: b"".join(map(bytes, streams(name) or ())) for name in names}
+
+
+def test_which_images_ask_for_the_signal(repository: Repository, checkpoint: Checkpoint) -> None:
+    assert images_with_parent_signal(RECORDED) == frozenset()
+    assert images_with_parent_signal(read_image_tree(repository, checkpoint)) == {CORE}
+
+
+def test_files_and_streams_are_the_same(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, frozenset({CORE})))
+    streams = streamed(repository, checkpoint, frozenset({CORE}))
+    small = {name for name in files if name.endswith(".img") and not name.startswith("pages-")}
+    # The pages that crckpt fills in itself are left out of the streams.
+    assert small <= set(streams)
+    assert {name: streams[name] for name in small} == {name: files[name] for name in small}
+    assert read_core(files[CORE]).parent_death_signal == 0
+    assert files[CORE] == IMAGES[CORE]
+
+
+def test_a_sibling_keeps_the_signal(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, frozenset()))
+    assert read_core(files[CORE]).parent_death_signal == SIGTERM
+    assert streamed(repository, checkpoint, frozenset())[CORE] == files[CORE]
+
+
+def test_the_images_are_nobody_elses(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+    directory = write_images(repository, checkpoint, tmp_path, ignore_progress, frozenset())
+    assert directory.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o077 for path in directory.iterdir()} == {0}
+
+
+def test_progress_never_goes_back_nor_beyond_the_end(repository: Repository, checkpoint: Checkpoint) -> None:
+    seen: list[tuple[int, int]] = []
+    tree = read_image_tree(repository, checkpoint)
+    with open_reader(repository, checkpoint) as reading:
+        streams = ImageStreams(reading, tree, lambda done, total: seen.append((done, total)))
+        streams.begin()
+        # CRIU may read an image twice.
+        for name in [file.name for file in reading.files] * 2:
+            for _ in streams(name) or ():
+                pass
+    assert seen[0][0] == 0
+    assert sorted(seen) == seen
+    assert seen[-1][0] <= seen[-1][1]
+    assert {total for _, total in seen} == {seen[0][1]}
