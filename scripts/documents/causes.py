@@ -69,7 +69,8 @@ def _flatten(value: object) -> Iterator[Cause]:
 def _sentence(cause: Cause) -> str:
     text = _fill(cause.says)
     sure = "" if cause.sure else " CRIU writes the same in other cases, so crckpt calls this the most likely cause."
-    fixed = f" Fixed in CRIU {'.'.join(map(str, cause.fixed))}." if cause.fixed else ""
+    release = ".".join(map(str, cause.fixed))
+    fixed = f" Fixed in CRIU {release}." if release and release not in text else ""
     first = text[0] if text.startswith(_NOT_CAPITALIZED) else text[0].upper()
     return f"{first}{text[1:]}.{sure}{fixed}"
 

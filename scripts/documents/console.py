@@ -43,7 +43,7 @@ _OTHERS: Final = (
     (r"\d+(?= pages?\b)|\d+(?= bytes\b)|(?<=grew from )\d+", r"\d+"),
     (r"python3\.\d+", r"python3\.\d+"),
     (r"(?<=tracker: ).*", r".*"),  # it depends on the kernel
-    (r"(?<=:)[345]\d{4}\b", r"\d+"),
+    (r"(?<=:)[3-6]\d{4}\b", r"\d+"),
 )
 _VARYING: Final = re.compile("|".join(f"({found})" for found, _ in (*_NAMES, *_OTHERS)), re.MULTILINE)
 
