@@ -42,15 +42,19 @@ class _Root:
                 if ended[0] == self.pid:
                     self.status = os.waitstatus_to_exitcode(ended[1])
 
-    def wait(self) -> int:
-        """Block until it has ended, and return its status as our exit status."""
+    def is_there(self) -> bool:
+        """Return whether it exists, or has ended and was reaped."""
+        # In this order: it may be reaped, by a signal handler, between the two.
+        return Path(f"/proc/{self.pid}").exists() or self.status is not None
+
+    def wait(self) -> None:
+        """Block until it has ended."""
         with suppress(ProcessLookupError):  # it ended, and was reaped, a moment ago
             select.select([os.pidfd_open(self.pid)], [], [])
-            self.reap()
-        return self.exit_status()
 
     def exit_status(self) -> int:
         """Its status as our exit status; 1 if it has not ended."""
+        self.reap()
         if self.status is None:
             return 1
         return self.status if self.status >= 0 else 128 - self.status
@@ -81,17 +85,22 @@ def main(pid: int, ready: str, owner: str, plan: str = "") -> int:
         # Returns when crckpt unlocks the file, or dies.
         fcntl.flock(lock, fcntl.LOCK_SH)
         return root.exit_status()
-    while root.status is None and not _exists(pid):
+    while True:
+        # The lock first: if we looked at it last, the root could come, and the lock be freed, between the two.
+        is_awaited = _is_awaited(lock)
+        if root.is_there():
+            break
         # crckpt has died: no root will come.
-        if not _is_awaited(lock):
+        if not is_awaited:
             return 1
         select.select([], [], [], _LOOK_S)
     os.close(lock)
-    status = root.wait()
+    root.wait()
     # CRIU may be ending the tree in here: if we ended now, the kernel would end CRIU, too.
     while _has_visitors():
         select.select([], [], [], _LOOK_S)
-    return status
+    # Only now: a root that ended before CRIU, its parent, becomes our child when CRIU ends.
+    return root.exit_status()
 
 
 def _is_awaited(lock: int) -> bool:
@@ -112,10 +121,6 @@ def _has_visitors() -> bool:
                 if fields[0] != "Z" and fields[1] == "0":
                     return True
     return False
-
-
-def _exists(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
 
 
 if __name__ == "__main__":
