@@ -61,15 +61,27 @@ def examine_growing_images(
         if path is None:
             is_over.wait(_LOOK_S)
             continue
-        # Of root or ours only. A CRIU that runs as the tree's user leaves its images to that user, who could change
-        # them before they are read again. Then these fingerprints would make different pages equal.
-        descriptor = open_checked(path, None)
-        try:
-            read_into(descriptor, path.name, start * PAGE_SIZE, buffer.reshape(-1).data)
-        finally:
-            os.close(descriptor)
-        found[path.name, start] = examine_pages(buffer, key)
+        found[path.name, start] = _examine_batch(path, start, key, buffer)
         reached[path.name] = start + BATCH_PAGES
+
+
+def examine_written_image(path: Path, key: bytes) -> dict[tuple[str, int], ExaminedPages]:
+    """Examine the whole batches of an image that is complete. Returns and raises what `examine_growing_images` does."""
+    buffer = np.empty((BATCH_PAGES, PAGE_SIZE), np.uint8)
+    starts = range(0, path.stat().st_size // PAGE_SIZE - BATCH_PAGES + 1, BATCH_PAGES)
+    return {(path.name, start): _examine_batch(path, start, key, buffer) for start in starts}
+
+
+def _examine_batch(path: Path, start: int, key: bytes, buffer: Bytes) -> ExaminedPages:
+    """Examine the batch that begins with the `start`-th page; `buffer` has room for it."""
+    # Of root or ours only. A CRIU that runs as the tree's user leaves its images to that user, who could change
+    # them before they are read again. Then these fingerprints would make different pages equal.
+    descriptor = open_checked(path, None)
+    try:
+        read_into(descriptor, path.name, start * PAGE_SIZE, buffer.reshape(-1).data)
+    finally:
+        os.close(descriptor)
+    return examine_pages(buffer, key)
 
 
 def _has_batch(path: Path, start: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.repository import Repository
 from crckpt.store.workers import workers
 from crckpt.store.write.compress import Frames
+from crckpt.store.write.examine_pages import examine_written_image
 from crckpt.store.write.fingerprint_table import FingerprintTable
 from crckpt.store.write.imageset import Source
 from crckpt.store.write.known_pages import KnownPages
@@ -53,6 +55,8 @@ class StorageTrial:
 
     def store(self, pages: Path) -> TrialResult:
         """Store a file of whole pages, such as CRIU leaves. Raises OSError."""
+        # A dump does this while CRIU still writes: see `Preparation`, which needs a second core, too.
+        examined = examine_written_image(pages, self._key) if len(os.sched_getaffinity(0)) > 1 else {}
         began = time.monotonic()
         source = _source(pages)
         new_pages = FingerprintTable(max(1, source.size // PAGE_SIZE))
@@ -61,7 +65,8 @@ class StorageTrial:
             workers() as pool,
             new_packs(Path(directory), Frames(pool, self._level), pages_in_a_pack(source.size), self._key) as packs,
         ):
-            Packing(self._known, new_pages, packs, self._key).store((source,), pool)
+            packing = Packing(self._known, new_pages, packs, self._key, lambda *batch: examined.get(batch))
+            packing.store((source,), pool)
             packed = time.monotonic()
             stored = sum(pack.size for pack in packs.finish())
         return TrialResult((time.monotonic() - began) * 1000, (packed - began) * 1000, stored)

@@ -16,7 +16,12 @@ from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import Bytes
 from crckpt.store.write import examine_pages as examining
-from crckpt.store.write.examine_pages import ExaminedPages, examine_growing_images, examine_pages
+from crckpt.store.write.examine_pages import (
+    ExaminedPages,
+    examine_growing_images,
+    examine_pages,
+    examine_written_image,
+)
 from crckpt.store.write.imageset import BATCH_PAGES
 
 KEY = bytes(32)
@@ -41,6 +46,20 @@ def test_equal_pages_have_equal_fingerprints_under_one_key() -> None:
     first, second, third = examine_pages(as_pages(content), KEY).prints.tolist()
     assert first == second != third
     assert first not in examine_pages(as_pages(content), bytes(31) + b"x").prints.tolist()
+
+
+def test_whole_batches_of_a_complete_image_are_examined(tmp_path: Path) -> None:
+    content = random.Random(2).randbytes(PAGE_SIZE) * (2 * BATCH_PAGES + 1)
+    (tmp_path / "pages-1.img").write_bytes(content)
+    found = examine_written_image(tmp_path / "pages-1.img", KEY)
+    assert list(found) == [("pages-1.img", 0), ("pages-1.img", BATCH_PAGES)]
+    batch = examine_pages(as_pages(content[: BATCH_PAGES * PAGE_SIZE]), KEY)
+    assert all((some.prints == batch.prints).all() for some in found.values())
+
+
+def test_an_image_smaller_than_a_batch_is_left_to_the_commit(tmp_path: Path) -> None:
+    (tmp_path / "pages-1.img").write_bytes(bytes(PAGE_SIZE * (BATCH_PAGES - 1)))
+    assert examine_written_image(tmp_path / "pages-1.img", KEY) == {}
 
 
 class Growing:
