@@ -59,14 +59,12 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Mem
     places = tuple(groups("memory")) if within is None else within
     for top in (place for place in places if place.parent not in places):
         _remove_abandoned(top)
-    path = _make_group(places, memory)
-    if path is None:
+    made = _make_group(places, memory)
+    if made is None:
         yield None
         return
-    # Another crckpt removes a group that is not locked.
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    path, descriptor = made
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield MemoryGroup(path, memory)
     finally:
         # Release the lock last: another crckpt removes a group that is not locked.
@@ -75,24 +73,38 @@ def limited(memory: int, within: tuple[Path, ...] | None = None) -> Iterator[Mem
             os.close(descriptor)
 
 
-def _make_group(places: tuple[Path, ...], memory: int) -> Path | None:
-    """Make a group with this limit in the first of `places` that allows it; None if none does."""
+def _make_group(places: tuple[Path, ...], memory: int) -> tuple[Path, int] | None:
+    """Make a group with this limit in the first of `places` that allows it, and lock it; None if none does."""
     # Under version 2 the new group must be next to our own: a group with processes cannot limit groups below it.
     for place in places:
-        path = place / f"{_PREFIX}{own_name()}"
         with suppress(OSError):
-            path.mkdir(0o700)
+            path, descriptor = _make_locked(place)
             try:
                 next(path / name for name in _LIMITS if (path / name).exists()).write_text(str(memory))
             except (OSError, StopIteration):
                 path.rmdir()
+                os.close(descriptor)
                 continue
             for name, share in _WITH_SWAP:
                 with suppress(OSError):  # no swap, or not counted
                     if (path / name).exists():
                         (path / name).write_text(str(memory * share))
-            return path
+            return path, descriptor
     return None
+
+
+def _make_locked(place: Path) -> tuple[Path, int]:
+    """Make a group in `place` and lock it; return the descriptor that holds the lock. Raises OSError."""
+    path = place / f"{_PREFIX}{own_name()}"
+    while True:
+        path.mkdir(0o700)
+        # Another crckpt removes a group that is not locked, also between these steps: then make it again.
+        with suppress(FileNotFoundError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if path.exists():
+                return path, descriptor
+            os.close(descriptor)
 
 
 def _remove_abandoned(top: Path) -> None:

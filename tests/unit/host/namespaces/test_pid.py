@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import platform
 import select
 import signal
 import subprocess
@@ -13,20 +12,16 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from held_calls import held_before_call
 from own_process import descriptors
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process import run
-from crckpt.host.syscalls import ptrace_binding, ptrace_requests
-from crckpt.host.syscalls.call_names import call_name
-from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 
 ROOT = 3
 """In a new namespace: 1 is its init, 2 the shell that `nsenter` starts, 3 what the shell leaves behind."""
-ALL_THREADS, SYSTEM_CALL_STOPS, AT_SYSTEM_CALL = 0x40000000, 1, signal.SIGTRAP | 0x80
-"""__WALL, PTRACE_O_TRACESYSGOOD, and the stop that this option brings (ptrace(2))."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -65,24 +60,6 @@ def status_of(parent: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1])
 
 
-@contextmanager
-def stopped_before_call(pid: int, name: str) -> Iterator[None]:
-    """Hold a process where it is about to make this system call, while the block runs."""
-    ptrace_requests.seize(pid, SYSTEM_CALL_STOPS)
-    ptrace_requests.interrupt(pid)
-    while True:
-        _, status = os.waitpid(pid, ALL_THREADS)
-        assert os.WIFSTOPPED(status), "it has ended"
-        stop = os.WSTOPSIG(status)
-        if stop == AT_SYSTEM_CALL and call_name(ThreadRegisters.read(pid).call, platform.machine()) == name:
-            break
-        ptrace_binding.continue_to_system_call(pid, 0 if stop in (AT_SYSTEM_CALL, signal.SIGTRAP) else stop)
-    try:
-        yield
-    finally:
-        ptrace_binding.detach(pid)
-
-
 def test_the_status_of_the_root_comes_through(tmp_path: Path) -> None:
     with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
         left_behind(new.init, "echo there; exec >/dev/null; sleep 0.1; exit 9")
@@ -90,11 +67,10 @@ def test_the_status_of_the_root_comes_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", ["sleep 0.2; exit 9", "exit 9"])
-@pytest.mark.skipif(not is_supported(), reason="no table of registers for this machine")
 def test_a_root_that_comes_while_the_init_looks_at_the_lock(tmp_path: Path, script: str) -> None:
     with ExitStack() as stack:
         with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
-            stack.enter_context(stopped_before_call(new.init, "flock"))
+            stack.enter_context(held_before_call(new.init, "flock"))
             left_behind(new.init, f"echo there; exec >/dev/null; {script}")
         stack.close()
         assert status_of(new.parent) == 9
