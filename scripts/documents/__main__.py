@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
 from crckpt.cli.command_reference import read_commands
 from documents.causes import causes
 from documents.commands import command_page
-from documents.json_pages import json_commands
+from documents.json_documents import DOCUMENTS
+from documents.json_pages import json_commands, schemas
 from documents.store_format import store_format
 from documents.tables import environment, exit_codes, files
 
@@ -24,7 +26,10 @@ def main(docs: Path) -> None:
         "generated/store-format.md": store_format(),
     }
     pages = {f"reference/commands/{command.name}.md": command_page(command) for command in read_commands()}
-    for name, text in {**parts, **pages}.items():
+    files_of_schemas = {
+        path: json.dumps(schema, indent=2) + "\n" for command in DOCUMENTS for path, schema in schemas(command).items()
+    }
+    for name, text in {**parts, **pages, **files_of_schemas}.items():
         path = docs / name
         path.parent.mkdir(parents=True, exist_ok=True)
         # Sphinx reads again only what has changed.

@@ -1,47 +1,75 @@
-"""The reference of JSON documents: a table of keys and a schema for each command, in Markdown."""
+"""The reference of JSON documents: tables of keys in Markdown, and schemas."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
+from inspect import cleandoc
 from typing import Any
 
 from documents.json_documents import DOCUMENTS, schema
 from documents.tables import table
 
+# In docstrings: "- `frozen_ms`: how long the tree was frozen".
+_KEY = re.compile(r"^- `(?P<name>\w+)`: (?P<text>.*)\n?", re.MULTILINE)
+
 
 def json_commands() -> str:
-    """Make a section for each command."""
-    return "\n\n".join(part for command in DOCUMENTS for part in _section(command)) + "\n"
+    """Make a section for each command, and one for each type where it is met first."""
+    shown: set[str] = set()
+    return "\n\n".join(part for command in DOCUMENTS for part in _section(command, shown)) + "\n"
 
 
-def _section(command: str) -> Iterator[str]:
+def schemas(command: str) -> dict[str, dict[str, Any]]:
+    """The schemas of a command's documents, by the path of their file."""
+    names = (command, *(f"{command}-{number}" for number in range(2, 1 + len(DOCUMENTS[command]))))
+    return {f"generated/schemas/{name}.json": schema(one) for name, one in zip(names, DOCUMENTS[command], strict=True)}
+
+
+def _section(command: str, shown: set[str]) -> Iterator[str]:
     yield f"## crckpt {command}"
-    for document in DOCUMENTS[command]:
-        made = schema(document)
+    for path, made in schemas(command).items():
         definitions = made["$defs"]
-        root = definitions[document.__name__]
-        yield root["description"]
+        root = definitions[_name(made["$ref"])]
+        yield _description(root)
         yield _table(root)
+        yield f"{{download}}`JSON schema <../{path}>`"
         for name in _used(root, definitions):
-            yield f"**{name}**: {definitions[name]['description']}"
-            yield _table(definitions[name])
-        text = json.dumps(made, indent=2)
-        yield f"<details><summary>JSON schema</summary>\n\n```json\n{text}\n```\n\n</details>"
+            if name not in shown:
+                yield f"### {name}"
+                yield _description(definitions[name])
+                yield _table(definitions[name])
+            shown.add(name)
+
+
+def _description(definition: Mapping[str, Any]) -> str:
+    """What a type is, without the lines on its keys, in the words of JSON."""
+    return re.sub(r"\bNone\b", "null", _KEY.sub("", _text(definition)).strip())
+
+
+def _text(definition: Mapping[str, Any]) -> str:
+    return cleandoc(definition.get("description", ""))
 
 
 def _table(definition: Mapping[str, Any]) -> str:
     required = definition["required"]
+    known = {key["name"]: key["text"] for key in _KEY.finditer(_text(definition))}
     rows = (
-        (f"`{name}`", _type(value) + ("" if name in required else " (may be missing)"), value.get("description", ""))
+        (
+            f"`{name}`",
+            _type(value) + ("" if name in required else " (may be missing)"),
+            re.sub(r"\bNone\b", "null", value.get("description") or known.get(name, "")),
+        )
         for name, value in definition["properties"].items()
     )
-    return table(("key", "type", ""), rows)
+    return table(("key", "type", "meaning"), rows)
 
 
 def _type(value: Mapping[str, Any]) -> str:
     if "$ref" in value:
-        return _name(value["$ref"])
+        name = _name(value["$ref"])
+        return f"[{name}](#{name.lower()})"
     if "anyOf" in value:
         return " or ".join(map(_type, value["anyOf"]))
     if "enum" in value:
