@@ -1,0 +1,108 @@
+"""Memberships in multicast groups are found as the kernel has them, and made again on another socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from crckpt.host.attributes.multicast import (
+    Membership,
+    find_groups,
+    find_memberships,
+    interface_index,
+    interface_name,
+    join,
+)
+
+GROUP, OTHER_GROUP, GROUP_6 = "239.83.1.7", "239.83.1.8", "ff05::83:7"
+SOURCES = tuple(f"127.0.83.{number}" for number in range(1, 4))
+SOURCES_6 = tuple(f"fd00:83::{number:x}" for number in range(1, 31))
+
+
+@pytest.fixture
+def held() -> Iterator[socket.socket]:
+    with socket.socket(type=socket.SOCK_DGRAM) as made:
+        yield made
+
+
+@pytest.fixture
+def held_6() -> Iterator[socket.socket]:
+    try:
+        made = socket.socket(socket.AF_INET6, socket.SOCK_DGRAM)
+    except OSError as error:
+        pytest.skip(f"IPv6: {error.strerror}")
+    with made:
+        yield made
+
+
+def memberships(held: socket.socket) -> set[Membership]:
+    return set(find_memberships(held, list(find_groups(os.getpid()))))
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        (Membership("lo", GROUP),),
+        (Membership("lo", GROUP), Membership("lo", OTHER_GROUP, sources=SOURCES)),
+        (Membership("lo", GROUP, excludes=False, sources=SOURCES),),
+    ],
+    ids=["plain", "blocked sources", "chosen sources"],
+)
+def test_memberships_come_back(held: socket.socket, wanted: tuple[Membership, ...]) -> None:
+    assert memberships(held) == set()
+    assert list(join(held, wanted)) == []
+    assert memberships(held) == set(wanted)
+
+
+def test_more_sources_than_are_read_at_once(held_6: socket.socket) -> None:
+    wanted = (Membership("lo", GROUP_6, excludes=False, sources=SOURCES_6),)
+    assert list(join(held_6, wanted)) == []
+    (found,) = memberships(held_6)
+    assert (found.group, found.excludes, set(found.sources)) == (GROUP_6, False, set(SOURCES_6))
+    assert len(found.sources) == len(SOURCES_6)
+
+
+def test_a_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as other:
+        assert list(join(other, (Membership("lo", GROUP),))) == []
+        assert GROUP in {group for _, _, group in find_groups(os.getpid())}
+        assert memberships(held) == set()
+        assert memberships(other) == {Membership("lo", GROUP)}
+    assert GROUP not in {group for _, _, group in find_groups(os.getpid())}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (Membership("lo", "127.0.0.1"), "Invalid argument"),
+        (Membership("lo", "no address"), "illegal IP address"),
+        (Membership("none0", GROUP), "No such device"),
+        (Membership("lo", GROUP, sources=("x",)), "illegal IP address"),
+        (Membership("l\0o", "::x"), ""),
+    ],
+)
+def test_what_cannot_be_joined_is_named_and_keeps_no_other_back(
+    held: socket.socket, wrong: Membership, why: str
+) -> None:
+    ((title, reason),) = join(held, (wrong, Membership("lo", OTHER_GROUP)))
+    assert title == f"the membership in {wrong.group} on {wrong.interface}"
+    assert why in reason
+    assert reason
+    assert Membership("lo", OTHER_GROUP) in memberships(held)
+
+
+def test_groups_that_the_kernel_joins_by_itself_are_left_out() -> None:
+    with socket.socket(type=socket.SOCK_DGRAM) as held:
+        assert list(join(held, (Membership("lo", GROUP),))) == []
+        assert not {group for _, _, group in find_groups(os.getpid())} & {"224.0.0.1", "ff02::1"}
+
+
+def test_interfaces_have_names_and_numbers(held: socket.socket) -> None:
+    for number, name in socket.if_nameindex():
+        assert interface_name(held, number) == name
+        assert interface_index(held, name) == number
+    with pytest.raises(OSError, match="No such device"):
+        interface_index(held, "none0")

@@ -1,0 +1,122 @@
+"""A restored program is a job of the shell that started crckpt: it stops, continues and ends as any job does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from entering import state, wait_for
+from places import TESTS
+
+WITHIN_S: Final = 20
+STOP: Final = b"\x1a"
+JOB_SHELL: Final = str(TESTS / "programs/job_shell.py")
+
+
+class Shell:
+    """tests/programs/job_shell.py on a terminal of its own."""
+
+    def __init__(self, program: str) -> None:
+        self.master, slave = os.openpty()
+        told, self._telling = os.pipe()
+        self._said, saying = os.pipe()
+        self.process = subprocess.Popen(
+            ["setsid", "--ctty", sys.executable, JOB_SHELL, program, str(told), str(saying)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            pass_fds=(told, saying),
+        )
+        for end in (slave, told, saying):
+            os.close(end)
+        self._lines = os.fdopen(self._said)
+        self._shown = bytearray()
+        self._reader = threading.Thread(target=self._gather, daemon=True)
+        self._reader.start()
+        self.child = 0
+
+    def _gather(self) -> None:
+        with suppress(OSError):
+            while part := os.read(self.master, 4096):
+                self._shown += part
+
+    def wait(self, what: str) -> str:
+        """The rest of the next line of the shell, which is of that kind."""
+        word, _, rest = self._lines.readline().rstrip().partition(" ")
+        assert word == what, bytes(self._shown)
+        return rest
+
+    def wait_shown(self, text: bytes) -> None:
+        wait_for(lambda: text in self._shown, f"{text!r} on the terminal")
+
+    def foreground(self) -> None:
+        os.write(self._telling, b"fg\n")
+
+    def close(self) -> None:
+        # Hang up: the kernel sends SIGHUP to all in the foreground.
+        with suppress(ProcessLookupError):
+            if self.child:
+                os.kill(self.child, signal.SIGKILL)
+        os.close(self._telling)
+        self.process.kill()
+        self.process.wait(WITHIN_S)
+        self._reader.join(WITHIN_S)
+        os.close(self.master)
+        self._lines.close()
+
+
+@contextmanager
+def shell(program: str) -> Iterator[Shell]:
+    found = Shell(program)
+    try:
+        found.child = int(found.wait("started"))
+        yield found
+    finally:
+        found.close()
+
+
+def test_the_status_is_that_of_the_program() -> None:
+    with shell("exit 7") as found:
+        assert found.wait("exited") == "7"
+    with shell("kill -TERM $$") as found:
+        assert int(found.wait("exited")) in (-signal.SIGTERM, 256 - signal.SIGTERM)
+
+
+def test_a_program_that_another_process_stops_stops_its_job(tmp_path: Path) -> None:
+    """The shell gets the terminal back, so that its user can continue the job."""
+    goes_on = f"trap 'echo > {tmp_path}/continued' CONT; echo here; while :; do sleep 0.01; done"
+    with shell(f"read line; {goes_on}") as found:
+        # It gets the terminal when it reads there.
+        os.write(found.master, b"\n")
+        found.wait_shown(b"here")
+        for _ in range(2):
+            wait_for(lambda: os.tcgetpgrp(found.master) == found.child, "the program to have the terminal")
+            os.kill(found.child, signal.SIGSTOP)
+            found.wait("stopped")
+            assert not (tmp_path / "continued").exists()
+            found.foreground()
+            wait_for((tmp_path / "continued").exists, "the program to go on")
+            (tmp_path / "continued").unlink()
+
+
+def test_a_program_that_stops_stops_its_job_and_goes_on_with_it() -> None:
+    with shell("echo here; read line; echo got $line") as found:
+        found.wait_shown(b"here")
+        # Its own group has the terminal: ^Z reaches it alone.
+        wait_for(lambda: os.tcgetpgrp(found.master) == found.child, "the program to have the terminal")
+        os.write(found.master, STOP)
+        found.wait("stopped")
+        assert state(found.child) == "T"
+        assert os.tcgetpgrp(found.master) == found.process.pid
+        found.foreground()
+        wait_for(lambda: os.tcgetpgrp(found.master) == found.child, "the program to have the terminal again")
+        os.write(found.master, b"words\n")
+        found.wait_shown(b"got words")
+        assert found.wait("exited") == "0"
