@@ -181,7 +181,7 @@ def test_what_it_says(waited: Waited, tmp_path: Path) -> None:
 
 def test_a_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:
     """Unless `--force` says so; nothing else is left beside it."""
-    core = tmp_path / "core"
+    core = tmp_path / ("core" + "\U0001f600" * 62)  # of the 255 bytes that a name may have, it has 252
     core.write_text("mine")
     assert "--force" in waited.crckpt.run("core", "job", "-o", str(core), status=2).err
     assert core.read_text() == "mine"

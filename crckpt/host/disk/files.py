@@ -18,7 +18,8 @@ from crckpt.host.steps import step
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
-_MOVED_NAME = 100
+# NAME_MAX (limits.h), in bytes.
+_LONGEST_NAME = 255
 
 # EUCLEAN: ext4, XFS and btrfs about damaged metadata. EBADMSG: ext4 and XFS about a wrong checksum.
 LOST: Final = frozenset({errno.EIO, errno.EUCLEAN, errno.EBADMSG})
@@ -39,6 +40,13 @@ def own_name() -> str:
     """A new name for a file of this process."""
     # A PID alone may be in use by a leftover: PIDs recur after a crash.
     return f"{os.getpid()}-{os.urandom(4).hex()}"
+
+
+def name_with_ending(name: str, ending: str) -> str:
+    """`name` with `ending`; `name` is cut where the two are too long for a file name."""
+    while name and len(os.fsencode(name + ending)) > _LONGEST_NAME:
+        name = name[:-1]
+    return name + ending
 
 
 def runtime_directory() -> Path:
@@ -221,7 +229,7 @@ def move_durably(source: Path, target: Path, what: str) -> None:
 def write_durably(path: Path, content: bytes, what: str) -> None:
     """Create or replace `path` so that after any crash it has either all of the old or all of the new content."""
     # In the same directory: rename(2) replaces a name only within one file system.
-    temporary = path.with_name(f".{path.name}.{own_name()}")
+    temporary = path.with_name(name_with_ending(f".{path.name}", f".{own_name()}"))
     with removed_on_failure(temporary, what):
         write_new(temporary, content, what)
         rename(temporary, path, what)
@@ -286,7 +294,7 @@ def _empty(top: int, path: Path, what: str) -> None:
             continue
         try:
             for inner in _remove_files(here, path / name, what):
-                moved = f"{inner[:_MOVED_NAME]}.{own_name()}"
+                moved = own_name()
                 step(f"{what}.rename", path / name / inner, path / moved)
                 os.rename(inner, moved, src_dir_fd=here, dst_dir_fd=top)
                 left.append(moved)

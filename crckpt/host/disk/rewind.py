@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import RestoreFailed
-from crckpt.host.disk.files import PRIVATE_FILE, resize, sync, write
+from crckpt.host.disk.files import PRIVATE_FILE, name_with_ending, resize, sync, write
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
@@ -99,7 +99,7 @@ def _make_beside(directory: int, file: int, wanted: str, stack: ExitStack) -> tu
     is_roots = above.st_uid == os.geteuid() and not above.st_mode & stat.S_IWOTH
     uid, gid = (os.geteuid(), os.getegid()) if is_roots else (owner.st_uid, owner.st_gid)
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_EXCL
-    names = (wanted, *(f"{wanted}.{number}" for number in range(2, _MOST_NAMES)))
+    names = (wanted, *(name_with_ending(wanted, f".{number}") for number in range(2, _MOST_NAMES)))
     step("tail.create", wanted)
     with file_rights_of(uid, gid):
         for name in names:

@@ -16,6 +16,7 @@ from msgspec import Struct
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.host.disk.files import (
     created,
+    name_with_ending,
     own_name,
     rename,
     resize,
@@ -192,7 +193,7 @@ def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
 
 def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
     """Write a temporary file next to the target, and rename it when it is complete and durable."""
-    temporary = target.with_name(f".{target.name}.{own_name()}")
+    temporary = target.with_name(name_with_ending(f".{target.name}", f".{own_name()}"))
     with ExitStack() as undo:
         try:
             descriptor = undo.enter_context(created(temporary, _WHAT))

@@ -22,6 +22,7 @@ from crckpt.errors import (
     UsageError,
 )
 from crckpt.host import proc
+from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
@@ -292,7 +293,7 @@ def _files_rewound(checkpoint: Checkpoint, verdict: Verdict) -> Iterator[dict[st
     with ExitStack() as stack:
         for rewind in verdict.rewinds:
             path = Path(rewind.path)
-            kept = f"{path.name}.after-{checkpoint.id[:12]}"
+            kept = name_with_ending(path.name, f".after-{checkpoint.id[:12]}")
             # A restore that fails leaves the files as they were.
             kept_files[rewind.path] = stack.enter_context(restored_on_failure(path, rewind.size, kept))
         yield kept_files

@@ -17,10 +17,11 @@ import pytest
 from crckpt.errors import IntegrityError
 from crckpt.host.disk import build_id
 from crckpt.host.disk.checked_files import check_directory, open_checked, open_directory, read_checked
-from crckpt.host.disk.files import open_lock, remove_tree
+from crckpt.host.disk.files import open_lock, remove_tree, write_durably
 from crckpt.host.disk.log_excerpt import read_file_ends
 
 NOBODY = 65534
+LONGEST = "\U0001f600" * 63  # 252 of the 255 bytes that a name may have
 MOST = 1 << 20
 
 
@@ -150,6 +151,18 @@ def test_removal_goes_to_any_depth(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_removal_of_a_nested_directory_with_the_longest_name(tmp_path: Path) -> None:
+    (tmp_path / "tree/inner" / LONGEST / "more").mkdir(parents=True)
+    remove_tree(tmp_path / "tree", "test")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_with_the_longest_name_is_replaced(tmp_path: Path) -> None:
+    for content in (b"old", b"new"):
+        write_durably(tmp_path / LONGEST, content, "test")
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
 
 
 @pytest.mark.parametrize("read", [build_id.read_build_id, read_file_ends])

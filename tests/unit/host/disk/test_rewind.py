@@ -13,6 +13,7 @@ from listing import mode, names
 
 from crckpt.errors import RestoreFailed
 from crckpt.host import steps
+from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.syscalls.openat2 import file_rights_of
 
@@ -76,6 +77,14 @@ def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
         "kept.3": b"more",
         "log": b"old more",
     }
+
+
+def test_a_log_with_the_longest_name(log: Path, tmp_path: Path) -> None:
+    kept = name_with_ending("\U0001f600" * 63, ".after-0123456789ab")
+    (tmp_path / kept).touch()
+    with restored_on_failure(log, 4, kept) as other:
+        assert other.read_text()
+    assert other.name.endswith(".2")
 
 
 def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
