@@ -14,8 +14,9 @@ _GET_ID, _JOIN, _DESCRIBE = 0, 1, 6
 _SESSION: Final = -3  # KEY_SPEC_SESSION_KEYRING
 # A process without a session keyring uses this one. Source: user-session-keyring(7).
 _OF_USER: Final = "_uid_ses."
-# The longest description of a key (add_key(2)).
-_MOST: Final = 4096
+# The longest name (4095 bytes and a zero, add_key(2)), and before it "keyring;", two ids and the permissions.
+# The kernel writes nothing into a smaller buffer, and reports no error.
+_MOST: Final = 4096 + 64
 
 
 class SessionKeyring(Struct, frozen=True):

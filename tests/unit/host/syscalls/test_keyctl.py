@@ -17,6 +17,21 @@ child = subprocess.run([sys.executable, "-c", told], capture_output=True, text=T
 print(own_session().id, child.stdout.strip(), own_session().uid)
 """
 
+LONGEST_NAME = """
+import ctypes
+from crckpt.host.syscalls.keyctl import own_session
+from crckpt.host.syscalls.libc import syscall
+serial = syscall("keyctl", 1, ctypes.create_string_buffer(b"n" * 4095))
+print(own_session().id == serial)
+"""
+
+
+def test_the_longest_name() -> None:
+    done = subprocess.run([sys.executable, "-c", LONGEST_NAME], capture_output=True, text=True, check=False)
+    if "in syscall" in done.stderr:
+        pytest.skip(f"no keyrings here: {done.stderr.splitlines()[-1]}")
+    assert done.stdout == "True\n", done.stderr
+
 
 def test_children_inherit_the_new_one() -> None:
     done = subprocess.run([sys.executable, "-c", INHERITS], capture_output=True, text=True, check=False)
