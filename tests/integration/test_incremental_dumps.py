@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from entering import merging
+from entering import merging, running, state
 from image_sets import flip, pack_path
 from incremental import (
     MIB,
@@ -34,9 +34,10 @@ from moments import orphans_of, wait_ended
 from oracle import PROGRAMS
 from rounds import FEW, PAGE, PAGES, Target
 from stopped import program
-from trees import runs, started, wait_for
+from trees import PYTHON, READY_S, runs, started, wait_for
 
 from crckpt.criu.find import find
+from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.model import MEBIBYTE
 from crckpt.store import Repository, verify
@@ -46,6 +47,14 @@ from crckpt.tracking.keeper.client import ENDED, open_session
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "this is the first tracked dump of this tree"
 SOON_S = "2"
+ENDS_ITS_MAIN_THREAD = """
+import ctypes, sys, threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+print("ready", flush=True)
+sys.stdin.readline()
+ctypes.CDLL(None).syscall(60, 0)
+"""
+"""Another thread goes on. 60: exit(2), x86-64."""
 CHOICES = (
     "tracker: uffd-wp (this kernel has no soft-dirty bits)",
     "tracker: soft-dirty (the kernel has soft-dirty bits)",
@@ -445,6 +454,22 @@ def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> No
     assert error["message"].startswith(f"process {os.getpid()} is copying or dumping this tree; no checkpoint was made")
     first.close()
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
+
+
+def test_a_dump_that_cannot_begin_is_not_going_on() -> None:
+    """The connection that asked for it may stay open."""
+    with running(PYTHON, "-c", ENDS_ITS_MAIN_THREAD) as process:
+        root = proc.read_process(process.pid)
+        assert root is not None
+        session = open_session(root, find(None, None).path, start=True)
+        assert session is not None
+        with closing(session):
+            assert process.stdin is not None
+            process.stdin.write("\n")
+            wait_for(lambda: state(process.pid) == "Z", READY_S, "the main thread to end")
+            with pytest.raises(HostCannot, match="has ended"):
+                session.begin()
+            assert session.describe().dumping == 0
 
 
 def test_a_keeper_that_we_have_started_is_told_apart_from_us(target: Target) -> None:

@@ -189,8 +189,10 @@ class _Service:
     def _perform(self, caller: _Caller, request: KeeperRequest) -> Answer:
         match request.do:
             case "begin":
+                basis = self._tracker.begin()
+                # Only now: no dump is going on if that failed.
                 self._dumping = caller
-                return begin_answer(self._tracker.begin())
+                return begin_answer(basis)
             case "stage":
                 self.discard_rounds()
                 self._staged = request.directories
