@@ -19,6 +19,9 @@ A message says what happened and why. The hint says what to type next.
 
 from __future__ import annotations
 
+from copy import copy
+from typing import Self
+
 
 class CrckptError(Exception):
     """A failure with a message, a hint, and an exit code."""
@@ -26,12 +29,23 @@ class CrckptError(Exception):
     # Scripts rely on these numbers; the documents list them. 1 is a bug: what a user can meet has another.
     exit_code = 1
 
-    def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = ()) -> None:
-        """`causes`: the findings behind the message, one line each."""
+    def __init__(
+        self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), is_explained: bool = False
+    ) -> None:
+        """`causes`: the findings behind the message, one line each. `is_explained`: the message says all of them."""
         super().__init__(message)
         self.message = message
         self.hint = hint
         self.causes = causes
+        self.is_explained = is_explained
+
+    def reword(self, message: str, *, hint: str) -> Self:
+        """Return the same failure with another message and hint."""
+        other = copy(self)
+        other.args = (message,)
+        other.message = message
+        other.hint = hint
+        return other
 
 
 class UsageError(CrckptError):
@@ -93,11 +107,23 @@ class PreflightRefused(CrckptError):
 
     exit_code = 24
 
-    def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), is_in_use: bool = False) -> None:
-        """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        causes: tuple[str, ...] = (),
+        is_in_use: bool = False,
+        findings: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run.
+
+        `findings` are the causes in two parts: what prevents the operation, and the remedy.
+        """
         super().__init__(message, hint=hint, causes=causes)
         # `restore --or-older` then tries no older checkpoint: two of the same program could run.
         self.is_in_use = is_in_use
+        self.findings = findings
 
 
 class RehearsalFailed(CrckptError):

@@ -132,8 +132,11 @@ def run(arguments: Sequence[str]) -> int:
         return _report(command, error, as_json=as_json)
     except _InvalidCommandLine as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
-        hint = f"crckpt {command} --help" if command in COMMANDS else "crckpt --help"
-        return _report(command, UsageError(message, hint=hint), as_json=as_json)
+        # Rare, and it compiles patterns.
+        from crckpt.cli.parser_errors import invalid_command_line
+
+        failure = invalid_command_line(message, command if command in COMMANDS else "")
+        return _report(command, failure, as_json=as_json)
     except (BrokenPipeError, SystemExit):  # while typer wrote a help text
         discard(sys.stdout)
         return 0

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.format import count, draw_table, duration, escape, local_time, note_lines, on_one_line, size
+from crckpt.cli.format import (
+    count,
+    draw_table,
+    duration,
+    escape,
+    finding_lines,
+    local_time,
+    note_lines,
+    on_one_line,
+    size,
+)
 from crckpt.cli.output import Output, discard, emit
 from crckpt.errors import HostCannot, PreflightRefused, UsageError
 from crckpt.ops.doctor import Diagnosis, Fix, fix_host
@@ -113,7 +123,8 @@ def _examination_lines(
     else:
         yield f"PID {result.pid} can be checkpointed\n"
     yield from _tree_line(processes)
-    yield from (f"blocker: {finding}\n" for finding in result.blockers)
+    blockers = ((finding.what, finding.remedy) for finding in result.blockers)
+    yield from (f"{line}\n" for line in finding_lines(blockers, "blocker: "))
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
     yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)

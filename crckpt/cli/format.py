@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from crckpt.ops.dump.result import RoundResult
     from crckpt.store import Checkpoint
 
+# Findings with the same remedy that are all named.
+_MOST_ALIKE: Final = 8
+
 # Titles of columns that a drawn table keeps on one line.
 _NEVER_FOLDED: Final = ("id", "created", "frozen", "raw", "new", "stored", "size")
 
@@ -73,6 +76,22 @@ def title(checkpoint: Checkpoint) -> str:
 def note_lines(findings: Iterable[Finding | str]) -> Iterator[str]:
     """Findings that do not stop the operation, as lines."""
     return (f"note: {finding}\n" for finding in findings)
+
+
+def finding_lines(findings: Iterable[tuple[str, str]], mark: str = "  - ") -> Iterator[str]:
+    """What was found and the remedy, as lines that begin with `mark`. A remedy of several is said once, after them."""
+    by_remedy: dict[str, list[str]] = {}
+    for what, remedy in findings:
+        by_remedy.setdefault(remedy, []).append(what)
+    for remedy, whats in by_remedy.items():
+        if len(whats) == 1:
+            yield f"{mark}{whats[0]}: {remedy}" if remedy else f"{mark}{whats[0]}"
+            continue
+        yield from (f"{mark}{what}" for what in whats[:_MOST_ALIKE])
+        if len(whats) > _MOST_ALIKE:
+            yield f"{mark}{len(whats) - _MOST_ALIKE} more like these"
+        if remedy:
+            yield f"    hint: {remedy}"
 
 
 def round_line(copied: RoundResult) -> str:

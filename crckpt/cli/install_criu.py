@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from crckpt.cli import options
+from crckpt.cli.help import ADVANCED, WHERE
 from crckpt.cli.output import Output, emit
 from crckpt.criu.install.install import InstallRequest, parse_candidates
 from crckpt.criu.install.install import install_criu as perform
@@ -23,15 +24,27 @@ def install_criu(
             "--prefix",
             metavar="DIR",
             help="Where CRIU is installed.",
-            show_default="/usr/local/lib/crckpt/criu; for other users than root ~/.local/share/crckpt-criu",
+            show_default="/usr/local/lib/crckpt/criu; unless you are root, ~/.local/share/crckpt-criu",
+            rich_help_panel=WHERE,
         ),
     ] = None,
     mirror: Annotated[
         str | None,
-        typer.Option("--mirror", metavar="URL", help="A Debian mirror.", show_default="the one that apt uses"),
+        typer.Option(
+            "--mirror",
+            metavar="URL",
+            help="A Debian mirror.",
+            show_default="the one that apt uses",
+            rich_help_panel=WHERE,
+        ),
     ] = None,
     build: Annotated[
-        bool, typer.Option("--build", help="If nothing else works, install compilers and build CRIU from source.")
+        bool,
+        typer.Option(
+            "--build",
+            help="If nothing else works, install compilers and build CRIU from source.",
+            rich_help_panel=ADVANCED,
+        ),
     ] = False,
     candidates: Annotated[
         str | None,
@@ -40,6 +53,7 @@ def install_criu(
             metavar="NAME,...",
             help="Try only these, in this order: path, prefix, sid, testing, stable, build.",
             show_default="all but build",
+            rich_help_panel=ADVANCED,
         ),
     ] = None,
     as_json: options.AsJson = False,

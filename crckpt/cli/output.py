@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from crckpt.cli.format import on_one_line
+from crckpt.cli.format import finding_lines, on_one_line
 from crckpt.errors import CrckptError, PreflightRefused
 
 if TYPE_CHECKING:
@@ -69,12 +69,14 @@ def error_document(command: str, error: CrckptError) -> dict[str, object]:
 
 
 def error_text(error: CrckptError) -> str:
-    """A failure as text: what happened, the causes if there are several, and what to type next."""
+    """A failure as text: what happened, the causes that the message does not say, and what to type next."""
     if isinstance(error, PreflightRefused) and len(error.causes) > 1:
         # Each cause has its own remedy; the message and the hint are those of the first.
-        lines = [f"crckpt: refused for {len(error.causes)} reasons:", *(f"  - {cause}" for cause in error.causes)]
+        reasons = finding_lines(error.findings) if error.findings else (f"  - {cause}" for cause in error.causes)
+        lines = [f"crckpt: refused for {len(error.causes)} reasons:", *reasons]
         return "".join(f"{on_one_line(line)}\n" for line in lines)
-    causes = error.causes if len(error.causes) > 1 else ()
+    has_more = len(error.causes) > 1 and not error.is_explained
+    causes = [cause for cause in error.causes if cause not in error.message] if has_more else []
     lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
     if error.hint:
         lines.append(f"  hint: {error.hint}")

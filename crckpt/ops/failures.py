@@ -55,7 +55,8 @@ def preflight_refusal(blockers: Sequence[Finding], *, is_in_use: bool = False) -
     first, more = blockers[0], len(blockers) - 1
     said = f"{first.what} (and {more} more)" if more else first.what
     causes = tuple(str(finding) for finding in blockers)
-    return PreflightRefused(said, hint=first.remedy, causes=causes, is_in_use=is_in_use)
+    findings = tuple((finding.what, finding.remedy) for finding in blockers)
+    return PreflightRefused(said, hint=first.remedy, causes=causes, is_in_use=is_in_use, findings=findings)
 
 
 def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what: str) -> CrckptError:
@@ -118,7 +119,7 @@ def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tup
             if not aborted:
                 raise
             said, hint = _describe_disconnected(aborted[0])
-            raise type(error)(f"{said}: {error.message}", hint=hint, causes=error.causes) from error
+            raise error.reword(f"{said}: {error.message}", hint=hint) from error
 
 
 @contextmanager
@@ -172,7 +173,8 @@ def criu_failure(
         keys = _PREFLIGHT_KNOWS_MORE.get(explanation.finding.key, ())
         finding = next((found for found in known if found.key in keys), explanation.finding)
         hint = _with_missing_capabilities(finding.remedy)
-        return kind(f"{what} failed: {finding.what}{where}{state}", hint=hint, causes=explanation.lines)
+        message = f"{what} failed: {finding.what}{where}{state}"
+        return kind(message, hint=hint, causes=explanation.lines, is_explained=finding.sure)
     if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = "check this host: crckpt doctor; if a process of the tree was killed during that time, try again"

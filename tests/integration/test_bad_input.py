@@ -155,13 +155,13 @@ def test_names_that_no_job_or_tag_can_have(crckpt: Crckpt) -> None:
 @pytest.mark.parametrize(
     ("words", "names"),
     [
-        (("dump", "--stopp", "12"), ("No such option: --stopp",)),
-        (("dump",), ("Missing argument", "TARGET")),
-        (("dump", "12", "job", "more"), ("unexpected extra argument", "more")),
+        (("dump", "--stopp", "12"), ("there is no option --stopp",)),
+        (("dump",), ("TARGET is missing",)),
+        (("dump", "12", "job", "more"), ("that is too much: more",)),
         (("dump", "12", "--tcp", "maybe"), ("--tcp", "maybe", "keep")),
         (("dump", "12", "--compress", "99"), ("--compress", "19")),
         (("dump", "12", "--compress", "much"), ("--compress", "much")),
-        (("dmup", "12"), ("No such command", "dmup")),
+        (("dmup", "12"), ("there is no command dmup",)),
     ],
     ids=lambda value: " ".join(value) if "dump" in value else None,
 )

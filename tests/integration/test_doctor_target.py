@@ -38,7 +38,9 @@ def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
 def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
     with started(BY_NAME["tcp-pair"]) as tree:
         said = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
-        assert "--tcp" in next(line for line in said.splitlines() if line.startswith("blocker: "))
+        lines = said.splitlines()
+        assert [line.split(": ")[0] for line in lines if "connected over TCP" in line] == ["blocker"] * 3
+        assert said.count("choose: --tcp keep") == 1, "once for all"
         assert said.startswith(f"PID {tree.pid} cannot be checkpointed: ")
 
 

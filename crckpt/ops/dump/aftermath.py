@@ -32,10 +32,18 @@ _AGAIN = "try again: the next dump of this tree is full"
 class BaseMismatch(DumpFailed):
     """The tree does not match what the dump or round counts from: a full one can be made. `reason` is a clause."""
 
-    def __init__(self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), reason: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        causes: tuple[str, ...] = (),
+        is_explained: bool = False,
+        reason: str = "",
+    ) -> None:
         """As DumpFailed, with the reason."""
-        # It has a default as every error is made again, from its message, hint and causes, with the tree's state.
-        super().__init__(message, hint=hint, causes=causes)
+        # It has a default as every error can be copied from its message.
+        super().__init__(message, hint=hint, causes=causes, is_explained=is_explained)
         self.reason = reason
 
 
@@ -62,7 +70,13 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
         reason = _find_mismatch(result) if target.parent else ""
         if not reason:
             raise failure
-        raise BaseMismatch(failure.message, hint=failure.hint, causes=failure.causes, reason=reason)
+        raise BaseMismatch(
+            failure.message,
+            hint=failure.hint,
+            causes=failure.causes,
+            is_explained=failure.is_explained,
+            reason=reason,
+        )
 
 
 def _find_mismatch(result: CriuResult) -> str:
@@ -177,7 +191,7 @@ def _lift_lock(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
                     network_locks.lift_lock(name, inside)
     except CrckptError as failure:
         said = f"{error.message}; CRIU's lock of its connections is still there: {failure.message}"
-        return type(error)(said, hint=failure.hint, causes=error.causes)
+        return error.reword(said, hint=failure.hint)
     return error
 
 
@@ -187,6 +201,6 @@ def _with_state(error: CrckptError, made: str | None, state: TreeState) -> Crckp
         what = "crckpt cannot read whether a checkpoint was made"
     said = f"{error.message}; {what}; {state.sentence}"
     if state.kind in ("stopped", "lost"):
-        return TreeStopped(said, hint=state.way_out, causes=error.causes)
+        return TreeStopped(said, hint=state.way_out, causes=error.causes, is_explained=error.is_explained)
     again = _AGAIN if isinstance(error, IntegrityError) else ""
-    return type(error)(said, hint=error.hint or again, causes=error.causes)
+    return error.reword(said, hint=error.hint or again)

@@ -83,7 +83,9 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
             return _rehearse(request, context, repository, checkpoint)
         except RestoreFailed as error:
             # Checks in the hold, which a restore has too, raise it.
-            raise RehearsalFailed(error.message, hint=error.hint, causes=error.causes) from error
+            raise RehearsalFailed(
+                error.message, hint=error.hint, causes=error.causes, is_explained=error.is_explained
+            ) from error
         except (Interrupted, OSError) as error:
             ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
             raise type(ours)(f"{ours.message}{NOTHING_LEFT}", hint=ours.hint) from error

@@ -88,7 +88,7 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["help"]) == 0
     assert capsys.readouterr().out == wanted
     assert run(["help", "dunp"]) == 2
-    assert "No such command 'dunp'" in capsys.readouterr().err
+    assert "there is no command dunp" in capsys.readouterr().err
 
 
 def test_no_arguments_show_the_help_and_are_an_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def test_structs_paths_times_and_iterators_become_json(capsys: pytest.CaptureFix
 def test_names_of_others_cannot_control_the_terminal() -> None:
     """Any program can choose the name of a socket that a tree is connected to."""
     named = "a socket to @\x1b[31m\nX\udcff"
-    said = error_text(CrckptError(named, hint=named, causes=(named, named)))
+    said = error_text(CrckptError(named, hint=named, causes=(f"1 {named}", f"2 {named}")))
     assert said.replace("\n", "").isprintable()
     assert len(said.splitlines()) == 4
     said.encode()
@@ -52,3 +52,32 @@ def test_several_reasons_are_listed_once_each() -> None:
         "  - PID 7 is taken: end it",
         "  - x is gone: put it back",
     ]
+
+
+def test_a_remedy_of_several_reasons_is_said_once_below_them() -> None:
+    found = [(f"fd {number} is connected", "choose: --tcp") for number in range(10)]
+    findings = (("x is gone", "put it back"), *found)
+    causes = tuple(f"{what}: {remedy}" for what, remedy in findings)
+    lines = error_text(PreflightRefused("x is gone", hint="put it back", causes=causes, findings=findings)).splitlines()
+    assert lines[:3] == ["crckpt: refused for 11 reasons:", "  - x is gone: put it back", "  - fd 0 is connected"]
+    assert lines[-3:] == ["  - fd 7 is connected", "  - 2 more like these", "    hint: choose: --tcp"]
+
+
+def test_the_lines_of_criu_are_shown_only_if_they_say_more() -> None:
+    log = ("Error: no file", "Error: it failed")
+    explained = CrckptError("a file is missing", hint="find it", causes=log, is_explained=True)
+    assert error_text(explained).splitlines() == ["crckpt: a file is missing", "  hint: find it"]
+    unknown = CrckptError("the dump failed: Error: no file", hint="find it", causes=log)
+    assert error_text(unknown).splitlines() == [
+        "crckpt: the dump failed: Error: no file",
+        "  - Error: it failed",
+        "  hint: find it",
+    ]
+
+
+def test_a_failure_in_other_words_keeps_all_else() -> None:
+    refusal = PreflightRefused("a", hint="b", causes=("c",), is_in_use=True, findings=(("d", "e"),))
+    other = refusal.reword("f", hint="g")
+    assert (str(other), other.message, other.hint) == ("f", "f", "g")
+    assert (other.causes, other.is_in_use, other.findings) == (("c",), True, (("d", "e"),))
+    assert (str(refusal), refusal.hint) == ("a", "b")

@@ -1,0 +1,52 @@
+"""Word the parser's complaints about a command line as crckpt words its own, and suggest what was meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from crckpt.errors import UsageError
+
+# The parser's words, with their release: typer 0.20 to 0.28 (`_click/exceptions.py`, `_click/types.py`).
+_COMMAND: Final = re.compile(r"No such command '(?P<name>.+?)'\.(?: Did you mean (?P<near>.+?)\?)?")
+_OPTION: Final = re.compile(
+    r"No such option: (?P<name>\S+)(?: \(Possible options: (?P<near>.+)\)| Did you mean (?P<one>\S+)\?)?"
+)
+_OTHERS: Final = (
+    (re.compile(r"Missing argument '(.+)'\."), r"\1 is missing"),
+    (re.compile(r"Got unexpected extra argument(?:\(s\)|s)? \((.+)\)"), r"that is too much: \1"),
+    (re.compile(r"Option '(.+)' requires an argument\."), r"\1 needs a value"),
+    (re.compile(r"Option '(.+)' does not take a value\."), r"\1 takes no value"),
+    (re.compile(r"Invalid value for '(.+?)': (\S+) is not in the range x>=(-?\d+)\."), r"\1: \2 is less than \3"),
+    (
+        re.compile(r"Invalid value for '(.+?)': (\S+) is not in the range (-?\d+)<=x<=(-?\d+)\."),
+        r"\1: \2 is not between \3 and \4",
+    ),
+    (re.compile(r"Invalid value for '(.+?)': (.+) is not a valid int(?: range)?\."), r"\1: \2 is not a whole number"),
+    (re.compile(r"Invalid value for '(.+?)': (.+) is not a valid float\."), r"\1: \2 is not a number"),
+    (re.compile(r"Invalid value for '(.+?)': (.+?)\.?"), r"\1: \2"),
+)
+
+
+def invalid_command_line(message: str, command: str) -> UsageError:
+    """Make the error for a complaint of the parser; `command` is empty if the command line names none."""
+    if found := _COMMAND.fullmatch(message):
+        near = [f"crckpt {name}" for name in _names(found["near"])]
+        return UsageError(f"there is no command {found['name']}", hint=_hint(near, "all commands: crckpt help"))
+    everything = f"all options: crckpt help {command}".rstrip()
+    if found := _OPTION.fullmatch(message):
+        near = _names(found["near"] or found["one"])
+        return UsageError(f"there is no option {found['name']}", hint=_hint(near, everything))
+    for pattern, words in _OTHERS:
+        if found := pattern.fullmatch(message):
+            return UsageError(found.expand(words), hint=f"crckpt help {command}".rstrip())
+    return UsageError(message, hint=f"crckpt help {command}".rstrip())
+
+
+def _names(listed: str | None) -> list[str]:
+    return [name.strip(" '") for name in re.split(r",| or ", listed or "") if name.strip(" '")]
+
+
+def _hint(near: Sequence[str], everything: str) -> str:
+    return f"did you mean {' or '.join(near)}? {everything}" if near else everything

@@ -1,0 +1,35 @@
+"""What the parser refuses is said as crckpt says everything else."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.cli.app import run
+
+
+@pytest.mark.parametrize(
+    ("line", "message", "hint"),
+    [
+        ("dunp 5", "there is no command dunp", "did you mean crckpt dump? all commands: crckpt help"),
+        ("xyzzy", "there is no command xyzzy", "all commands: crckpt help"),
+        ("dump --stopp 5", "there is no option --stopp", "did you mean --stop"),
+        ("list -q", "there is no option -q", "all options: crckpt help list"),
+        ("--wrong", "there is no option --wrong", "did you mean --version? all options: crckpt help"),
+        ("dump", "TARGET is missing", "crckpt help dump"),
+        ("diff a", "B is missing", "crckpt help diff"),
+        ("dump 5 job more words", "that is too much: more words", "crckpt help dump"),
+        ("dump 5 --tag", "--tag needs a value", "crckpt help dump"),
+        ("dump 5 --stop=3", "--stop takes no value", "crckpt help dump"),
+        ("dump 5 --max-rounds 0", "--max-rounds: 0 is less than 1", "crckpt help dump"),
+        ("dump 5 --max-rounds x", "--max-rounds: 'x' is not a whole number", "crckpt help dump"),
+        ("dump 5 --compress 99", "--compress: 99 is not between -7 and 19", "crckpt help dump"),
+        ("dump 5 --tcp so", "--tcp: 'so' is not one of 'keep', 'close'", "crckpt help dump"),
+        ("core a b", "PID: 'b' is not a whole number", "crckpt help core"),
+        ("rehearse a --seconds x", "--seconds: 'x' is not a number", "crckpt help rehearse"),
+    ],
+)
+def test_each_complaint(line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(line.split()) == 2
+    said, advised = capsys.readouterr().err.splitlines()
+    assert said == f"crckpt: {message}"
+    assert advised.startswith(f"  hint: {hint}")
