@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt import __version__
+from crckpt.cli.app import Commands
 from crckpt.cli.command_reference import Command, Parameter, read_commands
 from crckpt.cli.environment import FILES, VARIABLES
 from crckpt.cli.exit_codes import exit_codes
@@ -17,7 +18,7 @@ _DESCRIPTION: Final = (
     "crckpt stops a running Linux process tree and brings it back: later, on this host or on a similar one. It drives "
     "criu(8), which saves memory, registers, threads, files and sockets of unmodified programs. Checkpoints are in a "
     "store: complete, deduplicated, and protected by SHA-256.",
-    "Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`. Almost every command needs root.",
+    "Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`. These need root.",
 )
 _NAMES: Final = (
     ("TARGET", "A running tree: a PID, `pidfile:PATH`, `unit:NAME` (systemd) or `cgroup:PATH`."),
@@ -42,9 +43,13 @@ def _overview(commands: tuple[Command, ...]) -> Iterator[str]:
     yield from _head("crckpt", "checkpoint running Linux process trees and bring them back")
     yield from (".SH SYNOPSIS", r"\fBcrckpt\fR \fICOMMAND\fR [\fIOPTIONS\fR] [\fIARGUMENTS\fR]")
     yield from (".SH DESCRIPTION", *_paragraphs(_DESCRIPTION))
-    entries = tuple((f"crckpt-{command.name}(1)", command.summary) for command in commands)
+    yield ".SH COMMANDS"
+    summaries = {command.name: command.summary for command in commands}
+    for heading, names in Commands.groups.items():
+        yield f".SS {_escape(heading)}"
+        for name in names:
+            yield from _entry(rf"\fBcrckpt\-{_escape(name)}\fR(1)", _text(summaries[name]))
     for heading, rows in (
-        ("COMMANDS", entries),
         ("NAMES", _NAMES),
         ("ENVIRONMENT", VARIABLES),
         ("FILES", FILES),
@@ -66,8 +71,9 @@ def _page(command: Command) -> Iterator[str]:
     yield from (".SH DESCRIPTION", *_paragraphs(command.paragraphs))
     if command.arguments:
         yield from (".SH ARGUMENTS", *_entries(command.arguments))
+    yield ".SH OPTIONS"
     for heading, options in command.panels.items():
-        yield from (f".SH {_escape(heading).upper()}", *_entries(options))
+        yield from (f".SS {_escape(heading)}", *_entries(options))
     if command.examples:
         yield from (".SH EXAMPLES", ".nf", *map(_escape, command.examples), ".fi")
     yield from (".SH EXIT STATUS", _text("0 if the command succeeded. `crckpt`(1) lists all exit codes."))

@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from crckpt.cli.app import Commands
 from crckpt.cli.command_reference import Command, Parameter
 from documents.json_documents import DOCUMENTS
+from documents.tables import table
 
 
 def command_page(command: Command) -> str:
     """Make the page of a command."""
     return "\n\n".join(_parts(command)) + "\n"
+
+
+def command_groups(commands: Iterable[Command]) -> str:
+    """Make a table of commands for each group of the help."""
+    summaries = {command.name: command.summary for command in commands}
+    return "\n".join(
+        f"## {heading}\n\n" + table(("", ""), ((f"[{name}](commands/{name}.md)", summaries[name]) for name in names))
+        for heading, names in Commands.groups.items()
+    )
 
 
 def _parts(command: Command) -> Iterator[str]:

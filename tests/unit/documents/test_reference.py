@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from documents.causes import causes
-from documents.commands import command_page
+from documents.commands import command_groups, command_page
 from documents.json_documents import DOCUMENTS, check, schema
 from documents.store_format import store_format
 from msgspec import ValidationError
@@ -33,11 +33,14 @@ OTHER_VARIABLES = {"TERM"}
 
 def test_every_command_has_its_options_in_its_page_and_its_man_page(tmp_path: Path) -> None:
     commands = read_commands()
+    overview = command_groups(commands)
     assert {file.name for file in write_man_pages(tmp_path)} == {"crckpt.1", *(f"crckpt-{name}.1" for name in COMMANDS)}
     for command in commands:
         manual = (tmp_path / f"crckpt-{command.name}.1").read_text().replace("\\-", "-")
         page = command_page(command)
         assert command.paragraphs, command.name
+        assert f"[{command.name}](commands/{command.name}.md)" in overview
+        assert f"crckpt-{command.name}" in (tmp_path / "crckpt.1").read_text().replace("\\-", "-")
         for parameter in (*command.arguments, *command.options):
             assert parameter.help, parameter
             assert f"`{parameter.title}`" in page
