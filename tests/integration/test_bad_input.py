@@ -374,7 +374,7 @@ def _one_failure(done: subprocess.CompletedProcess[str], *, as_json: bool) -> Ma
     lines = done.stderr.splitlines()
     assert lines[0].startswith("crckpt: ")
     hint = lines.pop().removeprefix("  hint: ") if lines[-1].startswith("  hint: ") else ""
-    assert all(line.startswith("  - ") for line in lines[1:])
+    assert all(line.startswith(("  - ", "    hint: ")) for line in lines[1:])
     assert hint or len(lines) > 2, "of several reasons each has its own remedy"
     return {
         "message": lines[0].removeprefix("crckpt: "),

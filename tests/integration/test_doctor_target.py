@@ -39,7 +39,7 @@ def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
     with started(BY_NAME["tcp-pair"]) as tree:
         said = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
         lines = said.splitlines()
-        assert [line.split(": ")[0] for line in lines if "connected over TCP" in line] == ["blocker"] * 3
+        assert {line.split(": ")[0] for line in lines if "connected over TCP" in line} == {"blocker"}
         assert said.count("choose: --tcp keep") == 1, "once for all"
         assert said.startswith(f"PID {tree.pid} cannot be checkpointed: ")
 
