@@ -38,28 +38,25 @@ class Credentials(Struct, frozen=True):
 
 
 class Core(Struct, frozen=True):
-    """A thread's state; for a process's first thread (`is_leader`) also the process's.
+    """A thread's state; for a process's first thread also the process's.
 
     - `state`: ALIVE, STOPPED, ZOMBIE or UNKNOWN
     - `exit_code`: a wait status (exit status times 256, or a signal), meaningful for zombies
     - `blocked`: signal numbers
-    - `pending`, `pending_shared`: signals that wait for the thread or for the process, one entry for each queued signal
+    - `pending`: signals that wait for the thread, not for the process, one entry for each queued signal
     - `security_profile`: of AppArmor or SELinux, empty if it had none
     - `rseq`: the address and size of its rseq(2) area, 0 if it registered none
     - `parent_death_signal`: the signal that it gets when its parent ends, 0 for none (PR_SET_PDEATHSIG)
     - `adopts`: it becomes the parent of orphans among its descendants (PR_SET_CHILD_SUBREAPER)
     """
 
-    is_leader: bool
     arch: str
     comm: str
     state: str
     exit_code: int
     blocked: tuple[int, ...]
     pending: tuple[int, ...]
-    pending_shared: tuple[int, ...]
     credentials: Credentials | None
-    posix_timers: int
     has_seccomp_filter: bool
     security_profile: str = ""
     rseq: tuple[int, int] = (0, 0)
@@ -75,7 +72,6 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
     # process.
     task, thread = message.message(3), message.message(5)
     return Core(
-        is_leader=3 in message,
         arch=_architecture(message.required(1)),
         comm=thread.text(13, default=task.text(6)),
         state=_STATES.get(task.uint(1, default=1), UNKNOWN),
@@ -84,9 +80,7 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
         # (criu/parasite-syscall.c:194, 448).
         blocked=_signal_set(thread.uint(6, default=task.uint(5))),
         pending=_queue(thread.message(9)),
-        pending_shared=_queue(task.message(10)),
         credentials=_credentials(thread.message(10)) if 10 in thread else None,
-        posix_timers=len(task.message(7).messages(4)),
         has_seccomp_filter=thread.uint(11) == _SECCOMP_FILTER,
         security_profile=thread.message(10).text(15) if 10 in thread else "",
         rseq=(thread.message(15).uint(1), thread.message(15).uint(2)),

@@ -26,12 +26,9 @@ class Namespaces(Struct, frozen=True):
 
 
 class KernelIds(Struct, frozen=True):
-    """The ids of address space, descriptors (`fdinfo-<files>.img`), directories, signal handlers and namespaces."""
+    """The ids of a task's descriptor table (`fdinfo-<files>.img`) and namespaces."""
 
-    vm: int
     files: int
-    fs: int
-    sighand: int
     namespaces: Namespaces
 
 
@@ -42,6 +39,6 @@ def read_ids(data: bytes, name: str = "ids.img") -> KernelIds:
 
 def decode_ids(message: Message) -> KernelIds:
     """Decode the ids of a message."""
-    # In the order of task_kobj_ids_entry, in which all namespaces are optional.
-    vm, files, fs, sighand = (message.uint(number) for number in range(1, 5))
-    return KernelIds(vm, files, fs, sighand, Namespaces(*(message.uint(number) for number in range(5, 13))))
+    # In the order of task_kobj_ids_entry, in which all namespaces are optional. Fields 1, 3 and 4 (address space,
+    # directories, signal handlers) are not needed.
+    return KernelIds(message.uint(2), Namespaces(*(message.uint(number) for number in range(5, 13))))

@@ -23,15 +23,12 @@ class Inventory(Struct, frozen=True):
 
     - `root_ids`: the namespaces of the CRIU that dumped; a task with other ids is in other namespaces
     - `run_id`: names the network lock that the dump may have left (table `inet CRIU-<run id>`)
-    - `dump_uptime`: microseconds since boot; only if an incremental dump can build on this one (`--track-mem`)
     """
 
     version: int
     root_ids: KernelIds
     run_id: str | None
     tcp_close: bool
-    network_lock_method: int | None
-    dump_uptime: int | None
     lsm: int
 
 
@@ -51,7 +48,5 @@ def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
         root_ids=decode_ids(message.message(3)),
         run_id=run_id or None,
         tcp_close=message.flag(10),
-        network_lock_method=message.optional(11),
-        dump_uptime=message.optional(8),
         lsm=message.uint(6),
     )

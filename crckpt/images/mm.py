@@ -134,7 +134,6 @@ class AddressSpace(Struct, frozen=True):
     end_code: int
     start_stack: int
     start_brk: int
-    brk: int
     arg_start: int
     arg_end: int
     env_start: int
@@ -149,8 +148,8 @@ class AddressSpace(Struct, frozen=True):
 def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
     """Decode the image. Raises IntegrityError if it is damaged."""
     message = read_single(data, name, magics.MM)
-    # In the order of AddressSpace. Fields 3 and 4, start and end of data, are not needed.
-    places = (message.required(number) for number in (12, 1, 2, 5, 6, 7, 8, 9, 10, 11))
+    # In the order of AddressSpace. Fields 3 and 4 (start and end of data) and 7 (end of the heap) are not needed.
+    places = (message.required(number) for number in (12, 1, 2, 5, 6, 8, 9, 10, 11))
     return AddressSpace(tuple(_vma(entry) for entry in message.messages(14)), message.uints(13), *places)
 
 

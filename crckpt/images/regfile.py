@@ -44,7 +44,6 @@ class RegularFile(Struct, frozen=True):
     - `mode`: st_mode
     - `size`: None if CRIU does not check it
     - `build_id`: hexadecimal, empty if there is none
-    - `mnt_id`: None unless the tree has its own mount namespace
     - `external`: the caller of a restore provides the file
     """
 
@@ -64,7 +63,6 @@ class RegularFile(Struct, frozen=True):
     # Of ELF files whose size is saved (criu/files-reg.c:1693). Compared only if the file has one at the restore, too
     # (2137).
     build_id: str
-    mnt_id: int | None
     external: bool
     remap: Remap | None = None
 
@@ -112,7 +110,6 @@ def decode_regular_file(message: Message) -> RegularFile:
         mode=message.optional(10),
         # CRIU copies the bytes into 32-bit words and fills the last one with zeros (criu/files-reg.c:1719).
         build_id=b"".join((word & 0xFFFFFFFF).to_bytes(4, "little") for word in message.uints(11)).hex(),
-        mnt_id=message.sint(7) if 7 in message else None,
         external=message.flag(9),
     )
 

@@ -36,15 +36,13 @@ class TerminalInfo(Struct, frozen=True):
 
     - `kind`: `pty`, `console` ...
     - `index`: the N of /dev/pts/N, None if it is no pty
-    - `session`, `group`: the ids of its session and foreground process group, 0 if there is none
+    - `session`: the id of its session, 0 if there is none
     - `is_hung_up`: its other side was closed; CRIU makes a new one for it
     """
 
     id: int
     kind: str
     session: int
-    group: int
-    rdev: int
     index: int | None
     is_hung_up: bool = False
 
@@ -72,8 +70,6 @@ def _terminal_info(message: Message) -> TerminalInfo:
         id=message.required(1),
         kind=_TERMINAL_KINDS[kind] if kind < len(_TERMINAL_KINDS) else "unknown",
         session=message.uint(6),
-        group=message.uint(7),
-        rdev=message.uint(8),
         index=message.message(12).optional(1),
         # CRIU could not read its settings (criu/tty.c, tty_is_hung).
         is_hung_up=not message.messages(9),

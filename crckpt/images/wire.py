@@ -52,11 +52,6 @@ def read_varint(data: bytes, at: int, where: str = "protobuf") -> tuple[int, int
     raise IntegrityError(f"{where}: a number is longer than 64 bits")
 
 
-def decode_zigzag(value: int) -> int:
-    """Decode a `sint32` or `sint64` varint."""
-    return (value >> 1) ^ -(value & 1)
-
-
 def decode_signed(value: int) -> int:
     """Decode an `int32` or `int64` varint: two's complement of 64 bits."""
     return value - _U64 if value >> 63 else value
@@ -108,10 +103,6 @@ class Message:
     def signed(self, number: int, default: int = 0) -> int:
         """Return an `int32` or `int64`."""
         return decode_signed(self.uint(number)) if number in self._fields else default
-
-    def sint(self, number: int, default: int = 0) -> int:
-        """Return a `sint32` or `sint64` (zigzag)."""
-        return decode_zigzag(self.uint(number)) if number in self._fields else default
 
     def flag(self, number: int) -> bool:
         """Return a boolean, False if it is missing."""

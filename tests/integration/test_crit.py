@@ -119,22 +119,26 @@ def words(values: Iterable[int], size: int) -> bytes:
 
 
 def inventory(records: list[Record]) -> tuple[object, ...]:
-    """Version, ids, run, lock, uptime, and whether connections were closed."""
+    """Version, ids, run, and whether connections were closed."""
     (record,) = records
-    run, lock, uptime = (record.get(name) for name in ("dump_criu_run_id", "network_lock_method", "dump_uptime"))
-    return record["img_version"], ids(record["root_ids"]), run, lock, uptime, record.get("tcp_close", False)
+    return (
+        record["img_version"],
+        ids(record["root_ids"]),
+        record.get("dump_criu_run_id"),
+        record.get("tcp_close", False),
+    )
 
 
 def our_inventory(data: bytes) -> tuple[object, ...]:
     """The same of ours."""
     found = read_inventory(data)
-    return found.version, found.root_ids, found.run_id, found.network_lock_method, found.dump_uptime, found.tcp_close
+    return found.version, found.root_ids, found.run_id, found.tcp_close
 
 
 def ids(record: Record) -> KernelIds:
     """What a task shares with others."""
     namespaces = made(Namespaces, record, " ".join(f"{kind}_ns_id" for kind in Namespaces.__struct_fields__))
-    return made(KernelIds, record, "vm_id files_id fs_id sighand_id", namespaces=namespaces)
+    return made(KernelIds, record, "files_id", namespaces=namespaces)
 
 
 def thread(records: list[Record]) -> tuple[object, ...]:
@@ -144,16 +148,13 @@ def thread(records: list[Record]) -> tuple[object, ...]:
     mask = own.get("blk_sigset", task.get("blk_sigset", 0))
     owner = own.get("creds")
     state = core.Core(
-        is_leader="tc" in record,
         arch=record["mtype"].lower(),
         comm=own.get("comm", task.get("comm", "")),
         state={1: core.ALIVE, 2: core.ZOMBIE, 3: core.STOPPED}[task.get("task_state", 1)],
         exit_code=task.get("exit_code", 0),
         blocked=tuple(number for number in range(1, 65) if mask >> number - 1 & 1),
         pending=signals(own.get("signals_p", {})),
-        pending_shared=signals(task.get("signals_s", {})),
         credentials=owner and made(core.Credentials, owner, "uid gid euid egid", groups=tuple(owner.get("groups", ()))),
-        posix_timers=len(task.get("timers", {}).get("posix", ())),
         has_seccomp_filter=own.get("seccomp_mode") in ("filter", 2),
         rseq=tuple(own.get("rseq_entry", {}).get(f"rseq_abi_{name}", 0) for name in ("pointer", "size")),
     )
@@ -214,7 +215,7 @@ def statistics(records: list[Record]) -> DumpStats:
 
 def terminal(record: Record) -> tty.TerminalInfo:
     """A terminal as such."""
-    names = {"kind": record["type"].lower(), "session": record["sid"], "group": record["pgrp"], "rdev": record["rdev"]}
+    names = {"kind": record["type"].lower(), "session": record["sid"]}
     return made(tty.TerminalInfo, record, "id", index=record.get("pty", {}).get("index"), **names)
 
 
@@ -241,7 +242,6 @@ def regular(record: Record) -> RegularFile:
         size=record.get("size"),
         mode=record.get("mode"),
         build_id=words(record.get("build_id", ()), 4).hex(),
-        mnt_id=record.get("mnt_id"),
         external=record.get("ext", False),
     )
 

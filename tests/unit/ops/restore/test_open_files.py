@@ -45,9 +45,7 @@ def place(tmp_path: Path) -> Path:
 @contextmanager
 def restored(path: Path, uid: int = 0, flags: int = os.O_RDONLY) -> Iterator[ImageTree]:
     """A program that has opened what is at `path` now, and the images of a tree of user `uid` that had it open."""
-    file = RegularFile(
-        id=1000, path=str(path), flags=flags, pos=0, size=None, mode=None, build_id="", mnt_id=None, external=False
-    )
+    file = RegularFile(id=1000, path=str(path), flags=flags, pos=0, size=None, mode=None, build_id="", external=False)
     code = f"os.dup2(os.open({str(path)!r}, {flags}), {FD})"
     with program(f"{code}\n{WAITS}") as process:
         thread = RECORDED.root.threads[0]

@@ -65,7 +65,7 @@ def test_paths_that_need_not_exist(tree: ImageTree, change: dict[str, object]) -
 def test_a_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host: HostState) -> None:
     ids = planned.tree.root.ids
     assert ids is not None
-    other = KernelIds(ids.vm, ids.files, ids.fs, ids.sighand, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
+    other = KernelIds(ids.files, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
     apart = replace(planned.tree, processes=(replace(planned.tree.root, ids=other), *planned.tree.processes[1:]))
     assert find_needed_files(apart) == ()
     assert judge_restore(replace(planned, tree=apart), replace(host, files={})).blockers == ()

@@ -42,10 +42,10 @@ def test_a_program_gets_no_terminal_of_another_user(
 @pytest.mark.parametrize(
     ("terminals", "numbers"),
     [
-        ((TerminalInfo(6, "pty", 0, 0, 0, 3), TerminalInfo(7, "pty", 0, 0, 0, 3)), {3}),
-        ((TerminalInfo(6, "pty", 0, 0, 0, 3), TerminalInfo(9, "pty", 0, 0, 0, 4)), {4}),
-        ((TerminalInfo(6, "pty", 0, 0, 0, 3, is_hung_up=True),), {3}),
-        ((TerminalInfo(5, "console", 0, 0, 0, None),), set()),
+        ((TerminalInfo(6, "pty", 0, 3), TerminalInfo(7, "pty", 0, 3)), {3}),
+        ((TerminalInfo(6, "pty", 0, 3), TerminalInfo(9, "pty", 0, 4)), {4}),
+        ((TerminalInfo(6, "pty", 0, 3, is_hung_up=True),), {3}),
+        ((TerminalInfo(5, "console", 0, None),), set()),
     ],
     ids=["both sides", "one outside", "hung up", "console"],
 )
@@ -63,12 +63,12 @@ def test_numbers_that_are_needed_again(
 @pytest.mark.parametrize(
     ("terminal", "needed"),
     [
-        (TerminalInfo(6, "pty", 0, 0, 0, 3), True),
-        (TerminalInfo(6, "pty", 0, 0, 0, 3, is_hung_up=True), False),
-        (TerminalInfo(5, "current", 0, 0, 0, None), True),
-        (TerminalInfo(5, "current", 100, 100, 0, None), False),
-        (TerminalInfo(5, "console", 0, 0, 0, None), False),
-        (TerminalInfo(5, "virtual console", 0, 0, 0, None), False),
+        (TerminalInfo(6, "pty", 0, 3), True),
+        (TerminalInfo(6, "pty", 0, 3, is_hung_up=True), False),
+        (TerminalInfo(5, "current", 0, None), True),
+        (TerminalInfo(5, "current", 100, None), False),
+        (TerminalInfo(5, "console", 0, None), False),
+        (TerminalInfo(5, "virtual console", 0, None), False),
     ],
 )
 def test_only_a_terminal_outside_is_needed(
