@@ -59,7 +59,7 @@ class Step(Struct, frozen=True):
     path: Path | None = None
 
 
-class Ran(Struct, frozen=True):
+class StepResult(Struct, frozen=True):
     """What became of a step. `command` has the names of this run."""
 
     step: Step
@@ -136,17 +136,17 @@ class Shell:
             start_new_session=True,
         )
 
-    def run(self, step: Step) -> Ran:
+    def run(self, step: Step) -> StepResult:
         """Run a step to its end."""
         if step.path is not None:
             self._execute(f"mkdir -p {step.path.parent} && cat >{step.path} <<'THE END'\n{step.command}THE END")
-            return Ran(step, step.command, 0, "")
+            return StepResult(step, step.command, 0, "")
         command = re.sub(r"\w+", lambda word: self._names.get(word[0], word[0]), step.command)
         status, output = self._execute(command)
         output = output.replace(str(self._directory / "store"), "/var/lib/crckpt")
         names = _match(step.output or "", output) or {}
         self._names |= {shown: name for shown, name in names.items() if len(shown) > 1}  # 1 is also a number
-        return Ran(step, command, status, output)
+        return StepResult(step, command, status, output)
 
     def _execute(self, command: str) -> tuple[int, str]:
         output, status = self._directory / "output", self._directory / "status"
@@ -173,16 +173,16 @@ class Shell:
         self._shell.stdin.close()
 
 
-def difference(ran: Ran) -> str:
+def difference(result: StepResult) -> str:
     """Describe how a step's output differs from what the page shows; empty if it does not."""
-    step = ran.step
+    step = result.step
     if step.output is None or step.path is not None:
-        return "" if ran.status == 0 else f"{step.command}: exit status {ran.status}\n{ran.output}"
+        return "" if result.status == 0 else f"{step.command}: exit status {result.status}\n{result.output}"
     fails = "crckpt: " in step.output or '"status": "error"' in step.output
-    if fails != (ran.status != 0):
-        return f"{step.command}: exit status {ran.status}\n{ran.output}"
-    if _match(step.output, ran.output) is None:
-        return f"{step.command}\nthe page shows:\n{step.output}\nbut it prints:\n{ran.output}"
+    if fails != (result.status != 0):
+        return f"{step.command}: exit status {result.status}\n{result.output}"
+    if _match(step.output, result.output) is None:
+        return f"{step.command}\nthe page shows:\n{step.output}\nbut it prints:\n{result.output}"
     return ""
 
 
@@ -191,7 +191,7 @@ def _match(shown: str, output: str) -> dict[str, str] | None:
     names: list[str] = []
     pattern = "\n".join(_pattern(line, names) for line in _lines(shown))
     found = re.fullmatch(
-        pattern.replace("\\.\\.\\.\n", "(?:.*\n)*?").replace("\n\\.\\.\\.", "(?:\n.*)*"), _joined(output)
+        pattern.replace("\\.\\.\\.\n", "(?:.*\n)*?").replace("\n\\.\\.\\.", "(?:\n.*)*"), _without_alignment(output)
     )
     return dict(zip(names, found.groups(), strict=True)) if found else None
 
@@ -216,13 +216,13 @@ def _lines(text: str) -> list[str]:
     return [" ".join(line.split()) for line in text.strip().splitlines()]
 
 
-def _joined(text: str) -> str:
+def _without_alignment(text: str) -> str:
     return "\n".join(_lines(text))
 
 
-def refresh(page: str, rans: list[Ran]) -> str:
+def refresh(page: str, results: list[StepResult]) -> str:
     """Put the output of this run into a page, where it shows output in full."""
-    results = iter(ran for ran in rans if ran.step.output is not None and ran.step.path is None)
+    shown = iter(result for result in results if result.step.output is not None and result.step.path is None)
     kind = ""
 
     def replace(part: re.Match[str]) -> str:
@@ -231,15 +231,15 @@ def refresh(page: str, rans: list[Ran]) -> str:
             kind = part["kind"] if part["kind"] != "run" else kind
             return part[0]
         is_run, kind = part["language"] == "console" and kind not in {"file", "not run"}, ""
-        return f"```console\n{''.join(_refreshed(part['text'], results))}```" if is_run else part[0]
+        return f"```console\n{''.join(_refresh_block(part['text'], shown))}```" if is_run else part[0]
 
     return _PART.sub(replace, page)
 
 
-def _refreshed(text: str, results: Iterator[Ran]) -> Iterator[str]:
+def _refresh_block(text: str, results: Iterator[StepResult]) -> Iterator[str]:
     for command, step in zip(_COMMAND.finditer(text), _read_block(text), strict=True):
-        ran = next(results)
-        typed = ran.command.replace("\n", "\n> ")
+        result = next(results)
+        typed = result.command.replace("\n", "\n> ")
         yield f"{command[0][:2]}{typed}\n"
         shown = step.output or ""
-        yield shown if "\n...\n" in f"\n{shown}" else re.sub(r" +$", "", ran.output, flags=re.MULTILINE)
+        yield shown if "\n...\n" in f"\n{shown}" else re.sub(r" +$", "", result.output, flags=re.MULTILINE)

@@ -35,7 +35,7 @@ def _section(command: str, shown: set[str]) -> Iterator[str]:
         yield _description(root)
         yield _table(root)
         yield f"{{download}}`JSON schema <../{path}>`"
-        for name in _used(root, definitions):
+        for name in _find_used_types(root, definitions):
             if name not in shown:
                 yield f"### {name}"
                 yield _description(definitions[name])
@@ -80,7 +80,7 @@ def _type(value: Mapping[str, Any]) -> str:
     return f"{kind} ({value['format']})" if "format" in value else kind
 
 
-def _used(definition: Mapping[str, Any], definitions: Mapping[str, Any]) -> tuple[str, ...]:
+def _find_used_types(definition: Mapping[str, Any], definitions: Mapping[str, Any]) -> tuple[str, ...]:
     """The names of the types inside, each once, in the order in which a reader meets them."""
     names: dict[str, None] = {}
     waiting = [definition]

@@ -13,7 +13,7 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
-from documents.console import Ran, Shell, read_steps
+from documents.console import Shell, StepResult, read_steps
 
 _BEGIN: Final = "<!-- picture: begin -->"
 _END: Final = "<!-- picture: end -->"
@@ -22,13 +22,13 @@ _WIDTH: Final = 106
 _FONTS: Final = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
 
 
-def draw(rans: Iterable[Ran]) -> str:
+def draw(results: Iterable[StepResult]) -> str:
     """Draw commands with their output as SVG."""
     console = Console(record=True, width=_WIDTH, file=io.StringIO(), color_system="truecolor", legacy_windows=False)
-    for ran in rans:
-        if ran.step.output is not None:
-            console.print(Text.assemble(("# ", "bold green"), (ran.command, "bold")))
-            console.print(Text(ran.output.rstrip("\n")))
+    for result in results:
+        if result.step.output is not None:
+            console.print(Text.assemble(("# ", "bold green"), (result.command, "bold")))
+            console.print(Text(result.output.rstrip("\n")))
     return _FONTS.sub("", console.export_svg(title="crckpt", unique_id="tour"))
 
 
@@ -41,10 +41,10 @@ def main(page: Path, picture: Path) -> None:
         try:
             for step in read_steps(before):
                 shell.run(step)
-            rans = [shell.run(step) for step in read_steps(shown)]
+            results = [shell.run(step) for step in read_steps(shown)]
         finally:
             shell.close()
-    picture.write_text(draw(rans), encoding="utf-8")
+    picture.write_text(draw(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

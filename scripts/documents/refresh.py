@@ -32,10 +32,10 @@ def _run(path: Path, *, isolated: bool) -> tuple[list[str], str]:
     with TemporaryDirectory(prefix="crckpt-documents.") as directory:
         shell = Shell(Path(directory), isolated=isolated)
         try:
-            rans = [shell.run(step) for step in read_steps(page)]
+            results = [shell.run(step) for step in read_steps(page)]
         finally:
             shell.close()
-    return [text for text in map(difference, rans) if text], refresh(page, rans)
+    return [text for text in map(difference, results) if text], refresh(page, results)
 
 
 def main(words: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from documents.console import Ran, Step, difference, read_steps, refresh
+from documents.console import Step, StepResult, difference, read_steps, refresh
 
 PAGE = """
 <!-- file: /srv/a.py -->
@@ -52,20 +52,20 @@ def test_the_steps_of_a_page() -> None:
     ],
 )
 def test_what_varies_is_not_compared(shown: str, printed: str, is_same: bool) -> None:
-    assert (difference(Ran(Step("x", shown), "x", 0, printed)) == "") is is_same
+    assert (difference(StepResult(Step("x", shown), "x", 0, printed)) == "") is is_same
 
 
 @pytest.mark.parametrize(
     ("shown", "status", "is_same"), [("crckpt: no", 12, True), ("crckpt: no", 0, False), ("no", 1, False)]
 )
 def test_only_what_shows_a_failure_may_fail(shown: str, status: int, is_same: bool) -> None:
-    assert (difference(Ran(Step("x", shown), "x", status, shown)) == "") is is_same
-    assert bool(difference(Ran(Step("hidden"), "hidden", status, ""))) is (status != 0)
+    assert (difference(StepResult(Step("x", shown), "x", status, shown)) == "") is is_same
+    assert bool(difference(StepResult(Step("hidden"), "hidden", status, ""))) is (status != 0)
 
 
 def test_the_output_of_a_run_goes_into_the_page() -> None:
     steps = list(read_steps(PAGE))
-    rans = [Ran(step, step.command.replace("7", "9"), 0, "new\n") for step in steps]
-    assert refresh(PAGE, rans) == PAGE.replace(
+    results = [StepResult(step, step.command.replace("7", "9"), 0, "new\n") for step in steps]
+    assert refresh(PAGE, results) == PAGE.replace(
         "0123456789ab  job: frozen 10 ms, 1.0 MiB\nthe tree runs on", "new"
     ).replace("dump 7", "dump 9").replace("$ true\n", "$ true\nnew\n")
