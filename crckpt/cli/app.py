@@ -77,7 +77,9 @@ def make_app(command: str) -> typer.Typer:
     app = typer.Typer(
         name="crckpt",
         cls=Commands,
+        # crckpt completes words itself (`completion`), without loading all commands.
         add_completion=False,
+        # Both would load rich, which takes longer than many a command.
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -85,6 +87,7 @@ def make_app(command: str) -> typer.Typer:
         epilog="Start with `crckpt doctor`, then `crckpt dump PID JOB` and `crckpt restore JOB`.\n\n"
         "`crckpt help COMMAND` explains a command and its options.",
     )
+    # Without this, typer takes a single command for the whole program, and its name for an argument.
     app.callback()(_options)
     if command in COMMANDS:
         # Loading all the commands would take longer than most of them run.
@@ -119,14 +122,19 @@ def run(arguments: Sequence[str]) -> int:
     if arguments[0] == "help":
         # With no name, or after it: the help of all, or of the command.
         arguments = [*arguments[1:], "--help"]
+    # Not from the parser: an invalid command line is reported as JSON, too.
     as_json = "--json" in arguments
     command = find_command(arguments)
     try:
+        # An import might swallow an interruption.
         with interrupts_deferred():
             app = make_app(command)
+        # standalone_mode: typer would print errors, and exit, by itself.
         code = app(args=list(arguments), prog_name="crckpt", standalone_mode=False)
+        # crckpt ends without Python's own flush. A failure here is still reported.
         sys.stdout.flush()
         if command in COMMANDS:
+            # Only now is all loaded that the command needs.
             cold_start.note(command)
     except CrckptError as error:
         return _report(command, error, as_json=as_json)
@@ -146,6 +154,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _report_unexpected(command: str, error: Exception, *, as_json: bool) -> int:
+    # First: a lack of memory may be an OSError, too.
     if is_out_of_memory(error):
         return _report(command, _no_memory(command), as_json=as_json)
     if isinstance(error, OSError):
@@ -157,11 +166,13 @@ def _report_unexpected(command: str, error: Exception, *, as_json: bool) -> int:
 
 
 def _report(command: str, error: CrckptError, *, as_json: bool) -> int:
+    # If stdout takes nothing, the message goes to stderr.
     if as_json:
         with suppress(OSError):
             sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
             sys.stdout.flush()
             return error.exit_code
+    # Nobody can be told if stderr takes nothing; the exit code still tells.
     with suppress(OSError):
         sys.stderr.write(error_text(error))
     return error.exit_code
@@ -179,5 +190,6 @@ def _report_bug(command: str, *, as_json: bool) -> int:
         f"this is a bug in crckpt: {last}",
         hint="report it with the lines above and an archive: crckpt report",
     )
+    # On stderr with --json, too: stdout has the document and nothing else.
     sys.stderr.write(trace)
     return _report(command, error, as_json=as_json)

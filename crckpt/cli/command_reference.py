@@ -109,6 +109,7 @@ def _value(parameter: Any) -> str:
         return ""
     if parameter.metavar:
         return str(parameter.metavar)
+    # typer calls a number with limits INTEGER RANGE.
     return "|".join(_choices(parameter)) or str(parameter.type.name).upper().removesuffix(" RANGE")
 
 

@@ -111,6 +111,7 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         "prediction_missing": prediction.why_not or None,
     }
     emit("doctor", Output(document, _examination_lines(result, processes, prediction)), as_json=as_json)
+    # No error is raised for what was asked: the result is printed, with its own exit code.
     if result.blockers:
         raise typer.Exit(PreflightRefused.exit_code)
 
@@ -184,6 +185,7 @@ def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
     if yes:
         return True
     _print_error(f"would run: {fix.command}" + (f" ({fix.effect})" if fix.effect else "") for fix in fixes)
+    # Python has no sys.stdin if descriptor 0 was closed.
     if sys.stdin is None or not sys.stdin.isatty():
         _print_error(("nothing was changed, because there is no terminal to ask on: add --yes",))
         return False

@@ -183,6 +183,7 @@ def dump(
     context = options.make_context(store, criu=criu, config=config, staging=staging)
     if compress is not None:
         context = replace(context, compress=compress)
+    # Without a progress bar: the shell takes the terminal back while the checkpoint is stored.
     if release is not None:
 
         def on_running(result: DumpResult) -> None:
@@ -201,6 +202,7 @@ def dump(
 def _rounds(pre_copy: bool, max_rounds: int | None, max_freeze: str | None, abort_over: bool) -> PreCopy | None:
     limit = None if max_freeze is None else options.parse_milliseconds(max_freeze, "--max-freeze")
     if not pre_copy:
+        # These have no defaults, so that it is known whether they were given.
         given = {
             "--max-rounds": max_rounds is not None,
             "--max-freeze": max_freeze is not None,

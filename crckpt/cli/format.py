@@ -23,6 +23,7 @@ _MOST_ALIKE: Final = 8
 # Titles of columns that a drawn table keeps on one line.
 _NEVER_FOLDED: Final = ("id", "created", "frozen", "raw", "new", "stored", "size")
 
+# Control characters, and surrogates: bytes of names that are no UTF-8.
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
 
 # Letters, marks and symbols without a shape, most of them from Unicode's Default_Ignorable_Code_Point.
@@ -54,6 +55,7 @@ def duration(milliseconds: float) -> str:
 
 def local_time(when: datetime) -> str:
     """A time in the reader's own zone."""
+    # Without the offset from UTC.
     return when.astimezone().isoformat(" ", "seconds")[:19]
 
 

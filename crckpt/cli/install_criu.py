@@ -73,6 +73,7 @@ def install_criu(
 
 def _say(line: str) -> None:
     """Print a line on stderr: it is not the result."""
+    # A terminal that has gone does not stop the installation.
     with suppress(OSError):
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()

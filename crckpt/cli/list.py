@@ -41,6 +41,7 @@ def list_checkpoints(
     """
     listing = perform(options.make_context(store, config=config), job)
     document = {
+        # A generator: without --json nothing is made of it.
         "checkpoints": ({**checkpoint_document(entry.checkpoint), "tags": entry.tags} for entry in listing.entries),
         "pending": (
             {**asdict(pending), "state": "lost" if pending.lost else "committing"} for pending in listing.pending

@@ -75,6 +75,7 @@ def _page(command: Command) -> Iterator[str]:
     for heading, options in command.panels.items():
         yield from (f".SS {_escape(heading)}", *_entries(options))
     if command.examples:
+        # .nf: roff would fill the lines of commands into a paragraph.
         yield from (".SH EXAMPLES", ".nf", *map(_escape, command.examples), ".fi")
     yield from (".SH EXIT STATUS", _text("0 if the command succeeded. `crckpt`(1) lists all exit codes."))
     yield from (".SH SEE ALSO", ".BR crckpt (1),", ".BR criu (8)")
@@ -83,6 +84,7 @@ def _page(command: Command) -> Iterator[str]:
 def _head(name: str, summary: str) -> Iterator[str]:
     # Without a date: the same source makes the same page.
     yield f'.TH {_escape(name).upper()} 1 "" "crckpt {__version__}" "crckpt"'
+    # No hyphens in options and commands, and no stretched lines.
     yield from (".nh", ".ad l", ".SH NAME", rf"{_escape(name)} \- {_escape(summary)}")
 
 

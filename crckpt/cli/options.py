@@ -22,6 +22,7 @@ Store = Annotated[
     typer.Option(
         "--store",
         envvar="CRCKPT_STORE",
+        # Else the parser refuses a directory that we may not read, before crckpt can say what to do.
         readable=False,
         help="Where checkpoints are kept.",
         metavar="DIR",
@@ -33,6 +34,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document in
 CriuPath = Annotated[
     Path | None,
     typer.Option(
+        # Without `envvar`: if that CRIU does not work, crckpt says whether the option or the variable named it.
         "--criu",
         help="The CRIU to try first, before $CRCKPT_CRIU.",
         metavar="FILE",
@@ -98,6 +100,7 @@ class TcpConnections(enum.StrEnum):
     close = "close"
 
 
+# Bytes: a file that was named by mistake (a log) must not fill memory.
 _MOST_CONFIGURATION: Final = 1 << 20
 
 
@@ -129,6 +132,7 @@ def make_context(
     """Make a Context. Options win over the environment (typer reads it), then the configuration, then defaults."""
     configured = _read_configuration(config)
     return Context(
+        # Absolute: a dump in the background leaves the current directory.
         store=(store or configured.store or default_store()).absolute(),
         criu_option=criu,
         criu_configured=configured.criu,

@@ -58,6 +58,7 @@ def emit(command: str, output: Output, *, as_json: bool, to_stderr: bool = False
 def discard(stream: TextIO) -> None:
     """Send what is still written to a stream to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
+    # The stream itself stays open: later writes, and its flush, must not fail.
     os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
 
@@ -75,6 +76,7 @@ def error_text(error: CrckptError) -> str:
         reasons = finding_lines(error.findings) if error.findings else (f"  - {cause}" for cause in error.causes)
         lines = [f"crckpt: refused for {len(error.causes)} reasons:", *reasons]
         return "".join(f"{on_one_line(line)}\n" for line in lines)
+    # The message says a single cause already.
     has_more = len(error.causes) > 1 and not error.is_explained
     causes = [cause for cause in error.causes if cause not in error.message] if has_more else []
     lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
@@ -101,16 +103,20 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, object]:
 def _print(command: str, output: Output, *, as_json: bool, to_stderr: bool) -> None:
     if as_json:
         document = {"schema": SCHEMA, "command": command, "status": "ok", "result": output.document}
+        # On stdout also with `to_stderr`: a program reads it there.
         sys.stdout.write(_encode(document) + "\n")
         sys.stdout.flush()
         return
     if isinstance(output.text, Iterator):
         stream = sys.stderr if to_stderr else sys.stdout
         stream.writelines(on_one_line(line.removesuffix("\n")) + "\n" for line in output.text)
+        # Here, where a failure is still one of this command.
         stream.flush()
         return
     from rich.console import Console  # only where something is drawn: it takes long to load
 
+    # highlight: rich would colour numbers and paths in what is not ours. soft_wrap: a terminal folds lines so that a
+    # path can still be copied in one piece.
     console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = _WIDTH_WITHOUT_TERMINAL

@@ -25,6 +25,7 @@ _OTHERS: Final = (
     ),
     (re.compile(r"Invalid value for '(.+?)': (.+) is not a valid int(?: range)?\."), r"\1: \2 is not a whole number"),
     (re.compile(r"Invalid value for '(.+?)': (.+) is not a valid float\."), r"\1: \2 is not a number"),
+    # Last: it matches what those above match, too.
     (re.compile(r"Invalid value for '(.+?)': (.+?)\.?"), r"\1: \2"),
 )
 
@@ -41,6 +42,7 @@ def invalid_command_line(message: str, command: str) -> UsageError:
     for pattern, words in _OTHERS:
         if found := pattern.fullmatch(message):
             return UsageError(found.expand(words), hint=f"crckpt help {command}".rstrip())
+    # Another release of typer may use other words: they are better than none.
     return UsageError(message, hint=f"crckpt help {command}".rstrip())
 
 

@@ -32,6 +32,7 @@ def progress_bars(*steps: str, as_json: bool, program_follows: bool = False) -> 
     from rich.progress import Progress as Bar
     from rich.text import Text
 
+    # In here, because its base is loaded only now.
     class Bytes(DownloadColumn):
         """Nothing until the total is known."""
 
@@ -40,6 +41,7 @@ def progress_bars(*steps: str, as_json: bool, program_follows: bool = False) -> 
 
     # As in messages: MiB of 1024 KiB.
     columns = (TextColumn("{task.description}"), BarColumn(), Bytes(binary_units=True), TimeRemainingColumn())
+    # transient: the result follows in its place.
     bar = Bar(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(steps[0], total=None)
 

@@ -63,12 +63,14 @@ def rehearse(
     with progress_bar("rehearsing", as_json=as_json) as progress:
         result = perform(request, options.make_context(store, criu=criu, config=config, progress=progress))
     emit("rehearse", Output(_document(result), _lines(result)), as_json=as_json)
+    # Not an error: the result with all failures is printed, also as JSON.
     if result.failures:
         raise typer.Exit(RehearsalFailed.exit_code)
 
 
 def _split(probe: str) -> tuple[str, ...]:
     try:
+        # Words are split as a shell does it, but no shell runs them.
         return tuple(shlex.split(probe))
     except ValueError as error:
         raise UsageError(f"--probe {probe}: {error}", hint="quote it as in a shell") from error
@@ -79,6 +81,7 @@ def _document(result: RehearsalResult) -> dict[str, object]:
         "checkpoint": checkpoint_document(result.checkpoint),
         "passed": not result.failures,
         "failures": result.failures,
+        # If the tree does not start, that is an error, which has no such document.
         "came_up": True,
         "criu": result.criu.path,
         "criu_passed_over": result.criu.passed_over,

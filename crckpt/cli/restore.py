@@ -111,6 +111,7 @@ def restore(
         grown=grown.value,
         preflight=not no_preflight,
         allow_weaker=allow_weaker,
+        # Python has no sys.stdin if descriptor 0 was closed.
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
         output=2 if as_json else 1,  # with --json, stdout has the document and nothing else
     )
@@ -125,6 +126,7 @@ def restore(
         # stdout is the program's now. The program needs us as its parent even if this cannot be printed.
         with suppress(CrckptError):
             emit("restore", output, as_json=False, to_stderr=True)
+    # With --json the only document comes after this, because it has the program's status.
     status = wait_for_program(result)
     if as_json:
         emit("restore", Output(_document(result, program_status=status), iter(())), as_json=True)
@@ -141,6 +143,7 @@ def _document(result: RestoreResult, *, program_status: int | None = None) -> di
         "criu_passed_over": result.criu.passed_over,
         "command": result.command,
         "warnings": [str(finding) for finding in result.verdict.warnings],
+        # An old name, which programs read.
         "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.skipped],
         "program_status": program_status,
     }

@@ -75,6 +75,7 @@ def show(
 
 
 def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
+    # Rarely needed and slow to import.
     from crckpt.cli.show_sections import lines
     from crckpt.ops.inspect.sections import sections
     from crckpt.ops.inspect.strings import strings

@@ -30,6 +30,7 @@ def lines(found: Sections, matches: Iterator[Match] | None) -> Iterator[str]:
 
 
 def _or_none(found: Iterator[str]) -> Iterator[str]:
+    # Only the first: a search of large memory takes long, and each match is shown as it is found.
     first = next(found, None)
     yield "none\n" if first is None else first
     yield from found
@@ -38,6 +39,7 @@ def _or_none(found: Iterator[str]) -> Iterator[str]:
 def _processes(rows: tuple[ProcessSection, ...]) -> Iterator[str]:
     depth: dict[int, int] = {}
     for row in rows:
+        # Parents come before their children. The root's parent is not in the checkpoint.
         depth[row.pid] = depth.get(row.ppid, -1) + 1
         indent = "  " * depth[row.pid]
         user = "" if row.uid is None else f", uid {row.uid}"

@@ -54,6 +54,7 @@ def verify(
             repaired = perform_repair(context, ref, source)
         found = repaired.now if repaired else perform(context, ref)
     emit("verify", Output(_document(found, repaired), _lines(found, repaired)), as_json=as_json)
+    # Not an error: damage is the result, and --json has it.
     if found.damages:
         raise typer.Exit(IntegrityError.exit_code)
 
@@ -61,6 +62,7 @@ def verify(
 def _document(found: VerifyResult, repaired: RepairResult | None) -> dict[str, object]:
     document: dict[str, object] = {**asdict(found), "intact": not found.damages}
     if repaired is not None:
+        # Old names, which programs read.
         document |= {"mended": repaired.repaired, "unmended": repaired.unrepaired}
         document |= {"restorable": repaired.restorable, "lost": found.lost}
     return document

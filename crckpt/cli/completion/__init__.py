@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 VARIABLE: Final = "_CRCKPT_COMPLETE"
+# The shell does not react until the answer is there.
 _LIMIT_S: Final = 3.0
 
 
@@ -38,6 +39,7 @@ def answer(instruction: str, words: Sequence[str]) -> int:
     try:
         from crckpt.cli.completion.complete import complete
 
+        # All of them first: an alarm while they are printed would leave half an answer.
         lines = list(complete(words))
         sys.stdout.write("".join(f"{line}\n" for line in lines))
         sys.stdout.flush()

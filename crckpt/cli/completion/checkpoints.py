@@ -15,6 +15,7 @@ from crckpt.store import Checkpoint, Repository, Tag
 from crckpt.store.layout import checkpoint_directory
 from crckpt.store.refs import RefTargets, resolve
 
+# A store may have ten thousand checkpoints, and to read them takes a second.
 _LIMIT_S: Final = 0.3
 _SHORT: Final = 12
 
@@ -43,6 +44,7 @@ class StoredNames:
             yield f"{tag.job}:{tag.name}", f"of {local_time(made[tag.id].created)}" if tag.id in made else ""
         if typed:
             for checkpoint in reversed(self._checkpoints):
+                # A shell keeps only words that begin with what is typed.
                 word = checkpoint.id if len(typed) > _SHORT else checkpoint.id[:_SHORT]
                 yield word, f"{checkpoint.job} of {local_time(checkpoint.created)}"
 
@@ -73,6 +75,7 @@ def _read_newest(repository: Repository) -> Iterator[Checkpoint]:
     written: list[tuple[int, CheckpointId]] = []
     for checkpoint_id in repository.ids():
         with suppress(OSError):
+            # The time of the directory is about that of the checkpoint, and needs no manifest to be read.
             status = (repository.root / checkpoint_directory(checkpoint_id)).stat()
             written.append((status.st_mtime_ns, checkpoint_id))
     for _, checkpoint_id in sorted(written, reverse=True):

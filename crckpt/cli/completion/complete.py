@@ -41,6 +41,7 @@ class CommandLine:
     def next_argument(self) -> _Parameter | None:
         """Return the argument that a word here would be."""
         arguments = [each for each in self.parameters if each.param_type_name == "argument"]
+        # -1: the last argument takes any number of words (REF...).
         last = arguments[-1:] if arguments and arguments[-1].nargs == -1 else []
         return next(iter(arguments[len(self.positional) :] or last), None)
 
@@ -52,6 +53,7 @@ class CommandLine:
         if self.open_option is not None:
             self.values[self.open_option.name] = word
             self.open_option = None
+        # A dash alone is stdin: an argument.
         elif self.options_end or not word.startswith("-") or word == "-":
             self.positional.append(word)
         elif word == "--":
@@ -70,6 +72,7 @@ class CommandLine:
 def complete(words: Sequence[str]) -> Iterator[str]:
     """Complete the last word. The lines are those of the protocol."""
     typed = words[-1] if words else ""
+    # The last word is being typed: it is no command yet.
     command = next((word for word in words[:-1] if not word.startswith("-")), "")
     if not command or (command == "help" and len(words) == words.index("help") + 2):
         yield from _as_lines(_GLOBAL if typed.startswith("-") else _commands(), typed)
@@ -115,6 +118,7 @@ def _complete_value(line: CommandLine, parameter: _Parameter, typed: str, before
         return iter(("directories" if is_directory else "files",))
     words = _FINDERS.get(parameter.name)
     found = list(_as_lines(words(line, typed), typed, before)) if words else []
+    # One line is the heading alone: nothing in the store fits.
     if parameter.name in _OR_FILES and len(found) <= 1:
         return iter(("files",))
     return iter(found)
@@ -123,6 +127,7 @@ def _complete_value(line: CommandLine, parameter: _Parameter, typed: str, before
 def _as_lines(words: Words | Sequence[tuple[str, str]], typed: str, before: str = "") -> Iterator[str]:
     yield "words"
     for word, description in words:
+        # A tab or a line break in a name would break the protocol.
         if word.startswith(typed) and word.isprintable():
             yield f"{before}{word}\t{_shorten(description)}"
 
@@ -165,12 +170,14 @@ def _processes(line: CommandLine, _: str) -> Words:
 
 
 def _stored(line: CommandLine) -> StoredNames:
+    # typer reads these only while it parses a whole command line.
     variables = {"store": os.environ.get("CRCKPT_STORE"), "config": os.environ.get("CRCKPT_CONFIG")}
     store, config = (line.values.get(name) or variable for name, variable in variables.items())
     context = make_context(Path(store) if store else None, config=Path(config) if config else None)
     return StoredNames(context.store)
 
 
+# By the names of the parameters of all commands.
 _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
     "target": _targets,
     "end": _targets,

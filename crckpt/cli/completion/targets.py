@@ -11,6 +11,7 @@ from typing import Final
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 
+# Seconds: systemctl waits for a systemd that hangs.
 _UNITS_S: Final = 1.0
 _LONGEST: Final = 40
 _CGROUPS: Final = "/sys/fs/cgroup/"
@@ -41,6 +42,7 @@ def _processes() -> Iterator[tuple[str, str]]:
         with suppress(OSError):
             place = Path("/proc", str(pid))
             words = (place / "cmdline").read_bytes()[:4096].rstrip(b"\0").split(b"\0")
+            # A kernel thread has no command line.
             if any(words) and pid != os.getpid():
                 comm = (place / "comm").read_text(errors="replace").strip()
                 yield str(pid), _describe(comm, [word.decode(errors="replace") for word in words])
@@ -53,6 +55,7 @@ def _describe(comm: str, words: list[str]) -> str:
 
 
 def _units(typed: str) -> Iterator[tuple[str, str]]:
+    # Source: sd_booted(3).
     if not Path("/run/systemd/system").is_dir():
         return
     words = ["systemctl", "list-units", "--type=service", "--state=running", "--plain", "--no-legend", "--no-pager"]
