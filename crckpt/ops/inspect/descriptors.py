@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
@@ -16,7 +17,7 @@ from crckpt.images.sockets import INET6, InetSocket, NetlinkSocket, PacketSocket
 from crckpt.images.tree import ImageTree, OpenDescriptor
 
 _ACCESS: Final = {os.O_RDONLY: "r", os.O_WRONLY: "w", os.O_RDWR: "rw"}
-# O_SYNC includes O_DSYNC, and O_TMPFILE O_DIRECTORY: a flag counts if all of its bits are set.
+# O_SYNC includes O_DSYNC: a flag counts if all of its bits are set.
 _FLAGS: Final = (
     (os.O_APPEND, "append"),
     (os.O_NONBLOCK, "nonblock"),
@@ -99,7 +100,7 @@ def file_section(pid: int, descriptor: OpenDescriptor, files: OpenFiles) -> File
         kind=_kind(file),
         path=file.path if isinstance(file, RegularFile) else file.title,
         access=_ACCESS.get(flags & os.O_ACCMODE, ""),
-        flags=tuple(word for bit, word in _FLAGS if flags & bit == bit),
+        flags=tuple(_flag_words(flags)),
         offset=file.pos if isinstance(file, RegularFile | MemFd) else None,
         size=_size(file),
         deleted=isinstance(file, RegularFile | UnixSocket) and _is_deleted(file),
@@ -122,6 +123,13 @@ def socket_section(file: OpenFile, holders: tuple[Holder, ...], files: OpenFiles
     if isinstance(file, PacketSocket):
         return SocketSection("packet", file.type, f"{file.protocol:#06x}", "", str(file.interface), "", False, holders)
     return None
+
+
+def _flag_words(flags: int) -> Iterator[str]:
+    # O_TMPFILE includes O_DIRECTORY: it names the directory of a file that has no name.
+    if flags & os.O_TMPFILE == os.O_TMPFILE:
+        flags &= ~os.O_TMPFILE
+    yield from (word for bit, word in _FLAGS if flags & bit == bit)
 
 
 def _kind(file: OpenFile) -> str:

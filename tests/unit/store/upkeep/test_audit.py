@@ -1,0 +1,113 @@
+"""Packs are checked frame by frame, and checkpoints against what their packs have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from image_sets import ONE_PROCESS, flip, open_store, pack_path, store, with_changed_manifest
+
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.upkeep.audit import PackAudit, audit_contents, audit_packs
+
+
+def audit(repository: Repository, *checkpoints: Checkpoint) -> PackAudit:
+    seen: list[tuple[int, int]] = []
+    found = audit_packs(repository.backend, list(checkpoints), lambda done, total: seen.append((done, total)))
+    assert sorted(seen) == seen
+    assert seen[-1] == (found.bytes, found.bytes)
+    return found
+
+
+@contextmanager
+def flipped(path: Path, offset: int) -> Iterator[None]:
+    flip(path, offset)
+    try:
+        yield
+    finally:
+        flip(path, offset)
+
+
+def test_what_is_whole(whole: tuple[Repository, Checkpoint]) -> None:
+    repository, checkpoint = whole
+    # Named twice, it is read once.
+    packs = audit(repository, checkpoint, checkpoint)
+    (use,) = checkpoint.packs
+    assert (packs.count, packs.bytes) == (1, pack_path(repository, use.digest).stat().st_size)
+    assert audit_contents(repository.backend, checkpoint, packs) == []
+    assert list(packs.damages()) == []
+
+
+def test_a_damaged_frame_is_the_damage_of_its_pack(whole: tuple[Repository, Checkpoint]) -> None:
+    """Not of the index, too: it is reported once."""
+    repository, checkpoint = whole
+    (use,) = checkpoint.packs
+    with flipped(pack_path(repository, use.digest), 100):
+        packs = audit(repository, checkpoint)
+        assert audit_contents(repository.backend, checkpoint, packs) == []
+        (damage,) = packs.damages()
+    assert (damage.kind, damage.name, damage.checkpoints) == ("pack", use.digest, (checkpoint.id,))
+    assert "frame 0" in damage.what
+
+
+def test_damage_that_no_checkpoint_needs_is_reported_all_the_same(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    first = store(repository, tmp_path, ONE_PROCESS)
+    (use,) = first.packs
+    with flipped(pack_path(repository, use.digest), 100):
+        packs = audit(repository, first)
+        (damage,) = packs.damages()
+    # Nothing has asked yet whether the checkpoint needs it.
+    assert damage.checkpoints == ()
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "table"])
+def test_a_pack_that_cannot_be_opened(whole: tuple[Repository, Checkpoint], how: str) -> None:
+    repository, checkpoint = whole
+    path = pack_path(repository, checkpoint.packs[0].digest)
+    content = path.read_bytes()
+    mode = path.stat().st_mode & 0o777
+    path.chmod(0o600)
+    try:
+        match how:
+            case "gone":
+                path.unlink()
+            case "cut":
+                path.write_bytes(content[:-3])
+            case "table":
+                flip(path, len(content) - 30)
+        packs = audit(repository, checkpoint)
+        assert audit_contents(repository.backend, checkpoint, packs) == []
+        (damage,) = packs.damages()
+        assert (damage.name, damage.checkpoints) == (checkpoint.packs[0].digest, (checkpoint.id,))
+    finally:
+        path.write_bytes(content)
+        path.chmod(mode)
+
+
+def test_a_manifest_whose_index_lies_elsewhere(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    checkpoint = store(repository, tmp_path, ONE_PROCESS)
+    (_, count, pack, _), *_ = checkpoint.index.extents
+    wrong = {"bytes": checkpoint.index.bytes, "extents": [[0, count, pack, 1 << 40]]}
+    changed = repository.get(with_changed_manifest(repository, checkpoint, index=wrong))
+    (damage,) = audit_contents(repository.backend, changed, audit(repository, changed))
+    assert (damage.kind, damage.name, damage.checkpoints) == ("index", changed.id, (changed.id,))
+    assert "refers to pages that pack" in damage.what
+    others = {"bytes": checkpoint.index.bytes, "extents": [[0, count, 7, 0]]}
+    changed = repository.get(with_changed_manifest(repository, checkpoint, index=others))
+    (damage,) = audit_contents(repository.backend, changed, audit(repository, changed))
+    assert damage.what == "it refers to packs that its manifest does not name"
+
+
+def test_a_page_map_that_describes_other_pages(tmp_path: Path) -> None:
+    """Somebody else made this checkpoint: the index of one, with the packs of another."""
+    repository = open_store(tmp_path)
+    checkpoint = store(repository, tmp_path, ONE_PROCESS)
+    index = {"bytes": checkpoint.index.bytes, "extents": [list(extent) for extent in checkpoint.index.extents]}
+    index["extents"][0][3] += 1
+    changed = repository.get(with_changed_manifest(repository, checkpoint, index=index))
+    (damage,) = audit_contents(repository.backend, changed, audit(repository, changed))
+    assert damage.kind == "index"
