@@ -73,5 +73,7 @@ def lazy_pages() -> Outcome:
 def _try(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
     try:
         return ok(works) if trial() else missing("the trial's page was not found", lost, fix)
-    except (HostCannot, OSError) as error:
-        return missing(str(error), lost, fix)
+    except HostCannot as error:
+        return missing(error.message, lost, fix)
+    except OSError as error:
+        return missing(error.strerror or str(error), lost, fix)

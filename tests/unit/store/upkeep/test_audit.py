@@ -106,8 +106,8 @@ def test_a_page_map_that_describes_other_pages(tmp_path: Path) -> None:
     """Somebody else made this checkpoint: the index of one, with the packs of another."""
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ONE_PROCESS)
-    index = {"bytes": checkpoint.index.bytes, "extents": [list(extent) for extent in checkpoint.index.extents]}
-    index["extents"][0][3] += 1
+    (first, count, pack, page), *others = checkpoint.index.extents
+    index = {"bytes": checkpoint.index.bytes, "extents": [(first, count, pack, page + 1), *others]}
     changed = repository.get(with_changed_manifest(repository, checkpoint, index=index))
     (damage,) = audit_contents(repository.backend, changed, audit(repository, changed))
     assert damage.kind == "index"

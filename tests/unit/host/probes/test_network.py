@@ -1,0 +1,72 @@
+"""What this host lets us do with connections: with and without rights, and with tools that are missing or fail."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from other_user import as_user
+from own_process import descriptors
+
+from crckpt.host.probes import network
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it as root and as another user")
+
+ROOT = 0
+
+
+def test_without_rights_no_connection_is_saved() -> None:
+    def check() -> None:
+        found = network.tcp_repair()
+        assert found.state == "missing"
+        assert found.found == "TCP connections cannot be saved: Operation not permitted (needs CAP_NET_ADMIN)"
+        assert found.fix == "sudo crckpt doctor"
+
+    as_user(check)
+
+
+def test_with_rights_a_connection_is_saved() -> None:
+    before = descriptors()
+    assert network.tcp_repair().state == "ok"
+    assert descriptors() == before
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_tool_that_is_not_installed() -> None:
+    found = network.lock_by_iptables()
+    assert (found.state, found.found) == ("missing", "iptables is not installed")
+
+
+def test_a_tool_that_fails_is_quoted(commands: Path) -> None:
+    tool = commands / "iptables"
+    tool.write_text("#!/bin/sh\necho 'no such table' >&2\necho 'more' >&2\nexit 3\n")
+    tool.chmod(0o755)
+
+    def check() -> None:
+        network_before = Path("/proc/self/ns/net").readlink()
+        found = network.lock_by_iptables()
+        assert (found.state, found.found) == ("missing", f"{tool}: no such table")
+        # It was tried where it does no harm.
+        assert Path("/proc/self/ns/net").readlink() != network_before
+
+    as_user(check, ROOT)
+
+
+def test_without_rights_no_lock_is_tried(commands: Path) -> None:
+    tool = commands / "iptables"
+    tool.write_text("#!/bin/sh\nexit 0\n")
+    for path in (tool, commands):
+        path.chmod(0o755)
+    for directory in list(commands.parents)[:3]:
+        directory.chmod(0o755)
+
+    def check() -> None:
+        found = network.lock_by_iptables()
+        assert (found.state, found.found, found.fix) == (
+            "limited",
+            "not tried: the trial needs root",
+            "sudo crckpt doctor",
+        )
+
+    as_user(check)

@@ -1,0 +1,69 @@
+"""What this host lets us do with processes, tried as root and as a user without rights; nothing stays behind."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from other_user import as_user
+from own_process import children
+
+from crckpt.host.probes import tasks
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it as root and as another user")
+
+ROOT = 0
+
+
+def test_root_gets_a_pid_that_is_free() -> None:
+    before = children()
+    found = tasks.pid_selection()
+    assert found.state == "ok"
+    assert found.found.startswith("restored processes get their old PIDs (tried with PID ")
+    assert children() == before
+
+
+def test_another_user_gets_none() -> None:
+    def check() -> None:
+        found = tasks.pid_selection()
+        assert (found.state, found.consequence, found.fix) == (
+            "limited",
+            "only root can restore",
+            "sudo crckpt doctor",
+        )
+        assert not children()
+
+    as_user(check)
+
+
+def test_root_suspends_filters() -> None:
+    def check() -> None:
+        assert tasks.seccomp_suspension().state == "ok"
+        assert not children()
+
+    as_user(check, ROOT)
+
+
+def test_another_user_does_not_suspend_filters() -> None:
+    def check() -> None:
+        found = tasks.seccomp_suspension()
+        assert (found.state, found.fix) == ("missing", "sudo crckpt doctor")
+        assert found.found == "seccomp filters cannot be suspended: Operation not permitted"
+        assert not children()
+
+    as_user(check)
+
+
+def test_an_attached_child_is_ended() -> None:
+    def check() -> None:
+        found = tasks.ptrace_scope()
+        assert found.state == "ok"
+        assert found.found.startswith("crckpt can attach to other processes (")
+        assert not children()
+
+    as_user(check, ROOT)
+
+
+def test_the_kernel_can_describe_memory() -> None:
+    """CRIU cannot do without it: if this fails, so does every test of a dump."""
+    assert tasks.checkpoint_restore().state == "ok"
