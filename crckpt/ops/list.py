@@ -29,15 +29,13 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     """List all checkpoints, or those of one job. Raises NoSuchCheckpoint if the job has none, StoreUnusable."""
     # No lock is needed: manifests appear whole and never change, and `gc` or `rm` must not delay a list.
     repository = context.repository()
+    # In this order: what is stored between the two is in both, and listed once.
+    announced = repository.pending()
     everything, unreadable = repository.read_all()
     found = [checkpoint for checkpoint in everything if job in (None, checkpoint.job)]
-    # If crckpt was killed right after it stored a checkpoint, that one is not lost.
+    # A checkpoint is not lost, either, if crckpt was killed right after it had stored it.
     stored = {checkpoint.run_id for checkpoint in everything}
-    pending = tuple(
-        one
-        for one in repository.pending()
-        if job in (None, one.job) and not (one.lost and one.run_id and one.run_id in stored)
-    )
+    pending = tuple(one for one in announced if job in (None, one.job) and not (one.run_id and one.run_id in stored))
     if job is not None and not found and not pending:
         repository.resolve(job)  # its error suggests similar names
         raise NoSuchCheckpoint(f"there is no job {job}", hint="see all jobs: crckpt list")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import UTC, datetime
 
 import pytest
@@ -11,7 +12,7 @@ from crckpt.errors import NoSuchCheckpoint, StoreUnusable
 from crckpt.model import JobName
 from crckpt.ops.context import Context
 from crckpt.ops.list import list_checkpoints
-from crckpt.store import Checkpoint, Repository
+from crckpt.store import Checkpoint, PendingCheckpoint, Repository, UnreadableCheckpoint
 
 NOW = datetime.now(UTC)
 
@@ -46,6 +47,36 @@ def test_what_was_stored_in_the_end_is_not_lost(
             raise StoreUnusable("killed")
     lost = [pending.run_id for pending in list_checkpoints(context, None).pending]
     assert lost == (["another"] if stored else [stored, "another"])
+
+
+def test_what_is_stored_meanwhile_is_listed_once(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    """Another crckpt stores it after this one has looked for the first time."""
+    made, path = checkpoints[0], manifest_path(repository, checkpoints[0].id).parent
+    others = ExitStack()
+
+    class StoredMeanwhile(Repository):
+        def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[UnreadableCheckpoint, ...]]:
+            found = super().read_all()
+            others.close()
+            return found
+
+        def pending(self) -> tuple[PendingCheckpoint, ...]:
+            found = super().pending()
+            others.close()
+            return found
+
+    class OfContext(Context, frozen=True):
+        def repository(self, *, create: bool = False) -> Repository:
+            return StoredMeanwhile.open(self.store, create=create)
+
+    repository.remove([checkpoints[1].id])
+    others.enter_context(repository.announced(made.job, made.created, made.run_id, alone=False))
+    hidden = path.rename(repository.root / "hidden")
+    others.callback(hidden.rename, path)
+    listing = list_checkpoints(OfContext(context.store), None)
+    assert ([entry.checkpoint for entry in listing.entries], listing.pending) == ([made], ())
 
 
 def test_a_manifest_that_cannot_be_read(
