@@ -45,7 +45,7 @@ def rehearse(
 
     The tree gets its own PIDs, mounts, IPC and memory, and a network that leads nowhere. What it writes is discarded,
     and the program itself may run on this host at the same time. TCP connections are closed, because the other side is
-    not there. Not isolated are devices, the clock, and sockets of other programs: the tree can really change these.
+    not there. Devices, the clock and sockets of other programs are not isolated: the tree can really change these, and
     crckpt names the sockets. Exits with 25 if the tree does not start, if a signal ends one of its processes, or if its
     root or the probe exits with a nonzero status.
 

@@ -42,7 +42,6 @@ def show(
             "--strings",
             metavar="PATTERN",
             help="Search the printable strings in memory for a regular expression.",
-            show_default="no search",
         ),
     ] = None,
     store: options.Store = None,

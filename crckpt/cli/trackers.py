@@ -9,7 +9,7 @@ import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.format import align, duration, local_time, short_id, size
+from crckpt.cli.format import align, cut, duration, local_time, short_id, size, terminal_width
 from crckpt.cli.output import Output, emit
 from crckpt.ops.trackers import KeeperUsage, Trackers
 from crckpt.ops.trackers import trackers as perform
@@ -48,7 +48,10 @@ def _lines(result: Trackers) -> Iterator[str]:
         yield "no other tree is tracked\n" if result.unanswered else "no tree is tracked\n"
         return
     titles = ("tree", "program", "keeper", "since", "cpu", "memory", "base", "tracker")
-    yield from align(titles, map(_row, result.trackers), right=frozenset({"tree", "cpu", "memory"}))
+    lines = align(titles, map(_row, result.trackers), right=frozenset({"tree", "cpu", "memory"}))
+    # What may be too long for a terminal is why there is this tracker, at the end of the line.
+    width = terminal_width()
+    yield from (f"{cut(line.rstrip(), width)}\n" for line in lines) if width else lines
     if result.ended:
         yield "crckpt no longer tracks these trees\n"
 
@@ -58,7 +61,14 @@ def _row(tracker: KeeperUsage) -> tuple[str, ...]:
     used = ("", "", "")
     if usage is not None:
         used = (local_time(usage.started), duration(usage.cpu_s * 1000), size(usage.memory_bytes))
-    return (str(keeper.root), keeper.comm, str(keeper.pid), *used, _base(keeper.counts_from), keeper.why)
+    return (
+        str(keeper.root),
+        keeper.comm,
+        str(keeper.pid),
+        *used,
+        _base(keeper.counts_from),
+        keeper.why.removeprefix("tracker: "),
+    )
 
 
 def _base(base: Base | None) -> str:
