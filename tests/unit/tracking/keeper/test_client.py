@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
-from pathlib import Path
+from contextlib import closing
 
 import pytest
+from keepers import KEEPER, answering, leave_socket, listening, trackable
 from msgspec.structs import replace
 from other_user import NOBODY
 from own_process import descriptors
-from small_programs import WAITS, free_pid, program, read
+from small_programs import free_pid
 from smaller_bounds import smaller_bounds
 
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.tracking.keeper import client
 from crckpt.tracking.keeper.client import (
     ENDED,
@@ -31,56 +29,17 @@ from crckpt.tracking.keeper.client import (
     keepers,
     was_killed,
 )
-from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest, decode_request, encode
+from crckpt.tracking.keeper.protocol import Answer, KeeperRequest, decode_request, encode
 from crckpt.tracking.keeper.sockets import keeper_socket
 
-KEEPER = Keeper(1, 2, "program", "none", "", "criu", {})
 PATIENCE_S = 5.0
 
 
 @pytest.fixture
 def root() -> Iterator[proc.Process]:
     """A program that a keeper may track."""
-    with program(WAITS) as process:
-        found = read(process.pid)
+    with trackable() as found:
         yield found
-        keeper_socket(found).unlink(missing_ok=True)
-
-
-@contextmanager
-def listening(root: proc.Process, *, backlog: int = 8) -> Iterator[socket.socket]:
-    """The socket of the process's keeper."""
-    path = keeper_socket(root)
-    make_runtime_directory(path)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
-        listener.listen(backlog)
-        try:
-            yield listener
-        finally:
-            path.unlink(missing_ok=True)
-
-
-@contextmanager
-def answering(listener: socket.socket, *lines: bytes) -> Iterator[list[bytes]]:
-    """Accept one caller, and give each request the next line, at the end nothing; what it asked."""
-    asked: list[bytes] = []
-
-    def answer() -> None:
-        with suppress(OSError):
-            connection, _ = listener.accept()
-            with connection, connection.makefile("rb") as requests:
-                for line in lines:
-                    asked.append(requests.readline())
-                    connection.sendall(line)
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    try:
-        yield asked
-    finally:
-        thread.join(PATIENCE_S)
-        assert not thread.is_alive()
 
 
 def session(root: proc.Process) -> closing[KeeperSession]:
@@ -97,9 +56,7 @@ def test_a_tree_without_keeper(root: proc.Process) -> None:
 
 
 def test_a_keeper_that_was_killed_is_remembered_until_it_is_forgotten(root: proc.Process) -> None:
-    with listening(root):
-        keeper_socket(root).rename(f"{keeper_socket(root)}.kept")
-    Path(f"{keeper_socket(root)}.kept").rename(keeper_socket(root))
+    leave_socket(root)
     before = descriptors()
     assert find_session(root) is None
     assert was_killed(root)
@@ -112,9 +69,7 @@ def test_a_keeper_that_was_killed_is_remembered_until_it_is_forgotten(root: proc
 
 def test_the_socket_of_a_killed_keeper_goes_when_its_tree_has_ended(root: proc.Process) -> None:
     before = replace(root, start=root.start - 1)  # another process, which had the same PID
-    with listening(before):
-        keeper_socket(before).rename(f"{keeper_socket(before)}.kept")
-    Path(f"{keeper_socket(before)}.kept").rename(keeper_socket(before))
+    leave_socket(before)
     assert list(keepers(root.pid)) == []
     assert was_killed(before)
     for found in keepers():
