@@ -32,6 +32,7 @@ def trackers(
     `crckpt dump --incremental`, `crckpt dump --pre-copy` and `crckpt pre-dump` start a tracker. It ends with its tree.
     Ending it earlier does no harm: the next dump is full.
     """
+    # Only root can dump, so all keepers are root's.
     options.require_root("to list the trees that are tracked")
     result = perform(end)
     document = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import textwrap
@@ -10,9 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-import typer
-
-from crckpt.cli.app import COMMANDS
+from crckpt.cli.app import COMMANDS, make_parser
 from crckpt.cli.completion.checkpoints import StoredNames
 from crckpt.cli.completion.targets import find_targets
 from crckpt.cli.options import make_context
@@ -29,7 +26,7 @@ class CommandLine:
     """A command and the words after it, of which the last is being typed."""
 
     def __init__(self, command: str, words: Sequence[str]) -> None:
-        self.parameters = _read_parameters(command)
+        self.parameters: Sequence[_Parameter] = make_parser(command).params
         self.typed = words[-1]
         self.values: dict[str, str] = {}
         self.positional: list[str] = []
@@ -136,14 +133,6 @@ def _shorten(description: str) -> str:
     """Cut a description to its first sentence, and that to what fits beside the word."""
     sentence = re.split(r"[.:] ", " ".join(description.split()))[0]
     return textwrap.shorten(sentence.replace("`", "").replace("**", "").removesuffix("."), _WIDEST, placeholder=" ...")
-
-
-def _read_parameters(command: str) -> Sequence[_Parameter]:
-    place = COMMANDS[command][0]
-    module, _, function = place.partition(":")
-    app = typer.Typer(add_completion=False)
-    app.command(command)(getattr(importlib.import_module(f"crckpt.cli.{module}"), function))
-    return typer.main.get_command(app).params
 
 
 # What an argument may be, by its name
