@@ -157,6 +157,10 @@ def _estimate_lines(prediction: DumpPrediction) -> Iterator[str]:
 def _draw(console: Console, result: Diagnosis, everything: bool) -> None:
     verdict = "can checkpoint and restore programs" if result.able else "cannot checkpoint"
     console.print(f"[bold]this host {verdict}[/]")
+    for fact in result.facts:
+        if (fact.key, fact.state) == ("criu", "ok"):
+            # It also names each CRIU that the user named and that does not work.
+            console.print(escape(fact.found))
     shown, problems = result.shown, result.problems
     if problems and result.able:
         console.print("What follows matters only if you need what its effect says:")

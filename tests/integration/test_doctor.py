@@ -92,6 +92,12 @@ def test_people_read_the_verdict_first_and_then_what_needs_attention(opened: Crc
     assert lines[-1] == f"{known - len(rows)} of {known} facts need no attention: crckpt doctor --all"
 
 
+def test_a_criu_that_was_named_and_does_not_work_is_named(opened: Crckpt) -> None:
+    _, criu, *_ = opened.run("doctor", "--criu", "/bin/false").out.splitlines()
+    assert criu.startswith("CRIU ")
+    assert "; /bin/false (--criu): it is not CRIU: its --version says 'false (GNU coreutils)" in criu
+
+
 def test_no_fix_is_offered_for_what_has_no_effect(opened: Crckpt) -> None:
     told = facts(opened.run("doctor", "--json").document)
     shown = " ".join(opened.run("doctor", "--all").out.split())

@@ -186,6 +186,10 @@ def test_an_older_one_is_taken_where_newer_ones_cannot_be_restored(crckpt: Crckp
         _damage(crckpt, ids[2])
         assert "does not match" in crckpt.run("restore", JOB, "--detach", status=INTEGRITY).err
         assert "had" in crckpt.run("restore", f"{JOB}~1", "--detach", "--or-older", "--dry-run").out
+        planned = crckpt.run("restore", JOB, "--detach", "--or-older", "--dry-run").out
+        damaged, unfit = (line for line in planned.splitlines() if line.startswith("skipped"))
+        assert damaged.startswith(f"skipped: checkpoint {ids[2][:12]} is damaged: ")
+        assert unfit.startswith(f"skipped {ids[1][:12]}: {log} has")
         result = crckpt.run("restore", JOB, "--detach", "--or-older", "--json").document["result"]
         assert result["checkpoint"]["id"] == ids[0]
         assert [passed["id"] for passed in result["passed_over"]] == [ids[2], ids[1]]
