@@ -42,7 +42,7 @@ _OTHERS: Final = (
     (r"\d+(?:\.\d+)? (?:ms|s)\b", r"\d+(?:\.\d+)? (?:ms|s)"),
     (r"\d+(?= pages?\b)|\d+(?= bytes\b)|(?<=grew from )\d+", r"\d+"),
     (r"python3\.\d+", r"python3\.\d+"),
-    (r"(?<=tracker: ).*", r".*"),  # it depends on the kernel
+    (r"(?<=tracker: ).*|\b(?:uffd-wp|soft-dirty)\b.*", r".*"),  # it depends on the kernel
     (r"(?<=:)[3-6]\d{4}\b", r"\d+"),
 )
 _VARYING: Final = re.compile("|".join(f"({found})" for found, _ in (*_NAMES, *_OTHERS)), re.MULTILINE)
