@@ -8,10 +8,11 @@ from typing import Final
 
 from crckpt.errors import UsageError
 
-# The parser's words, with their release: typer 0.20 to 0.28 (`_click/exceptions.py`, `_click/types.py`).
-_COMMAND: Final = re.compile(r"No such command '(?P<name>.+?)'\.(?: Did you mean (?P<near>.+?)\?)?")
+# The parser's words: of typer 0.28 (`_click/exceptions.py`, `_click/types.py`), and of the click that typer 0.20 uses.
+_COMMAND: Final = re.compile(r"No such command '(?P<name>.+?)'\.(?: \(?Did you mean (?:one of: )?(?P<near>.+?)\?.*)?")
 _OPTION: Final = re.compile(
-    r"No such option: (?P<name>\S+)(?: \(Possible options: (?P<near>.+)\)| Did you mean (?P<one>\S+)\?)?"
+    r"No such option:? '?(?P<name>[^\s']+?)'?\.?"
+    r"(?: \(?(?:Possible options|Did you mean)(?: one of)?:? (?P<near>.+?)\??\)?)?"
 )
 _OTHERS: Final = (
     (re.compile(r"Missing argument '(.+)'\."), r"\1 is missing"),
@@ -23,7 +24,10 @@ _OTHERS: Final = (
         re.compile(r"Invalid value for '(.+?)': (\S+) is not in the range (-?\d+)<=x<=(-?\d+)\."),
         r"\1: \2 is not between \3 and \4",
     ),
-    (re.compile(r"Invalid value for '(.+?)': (.+) is not a valid int(?: range)?\."), r"\1: \2 is not a whole number"),
+    (
+        re.compile(r"Invalid value for '(.+?)': (.+) is not a valid int(?:eger)?(?: range)?\."),
+        r"\1: \2 is not a whole number",
+    ),
     (re.compile(r"Invalid value for '(.+?)': (.+) is not a valid float\."), r"\1: \2 is not a number"),
     # Last: it matches what those above match, too.
     (re.compile(r"Invalid value for '(.+?)': (.+?)\.?"), r"\1: \2"),
@@ -37,7 +41,7 @@ def invalid_command_line(message: str, command: str) -> UsageError:
         return UsageError(f"there is no command {found['name']}", hint=_hint(near, "all commands: crckpt help"))
     everything = f"all options: crckpt help {command}".rstrip()
     if found := _OPTION.fullmatch(message):
-        near = _names(found["near"] or found["one"])
+        near = _names(found["near"])
         return UsageError(f"there is no option {found['name']}", hint=_hint(near, everything))
     for pattern, words in _OTHERS:
         if found := pattern.fullmatch(message):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crckpt.cli.app import run
+from crckpt.cli.parser_errors import invalid_command_line
 
 
 @pytest.mark.parametrize(
@@ -33,3 +34,24 @@ def test_each_complaint(line: str, message: str, hint: str, capsys: pytest.Captu
     said, advised = capsys.readouterr().err.splitlines()
     assert said == f"crckpt: {message}"
     assert advised.startswith(f"  hint: {hint}")
+
+
+@pytest.mark.parametrize(
+    ("said", "message", "hint"),
+    [
+        ("No such option '--no'.", "there is no option --no", "all options: crckpt help dump"),
+        ("No such option: --no Did you mean --on?", "there is no option --no", "did you mean --on? all"),
+        ("No such option '--no'. (Did you mean '--on'?)", "there is no option --no", "did you mean --on? all"),
+        (
+            "No such option '--o'. (Did you mean one of: '--a', '--b'?)",
+            "there is no option --o",
+            "did you mean --a or --b?",
+        ),
+        ("Invalid value for 'PID': 'b' is not a valid integer.", "PID: 'b' is not a whole number", "crckpt help dump"),
+        ("something new", "something new", "crckpt help dump"),
+    ],
+)
+def test_the_words_of_other_releases_of_the_parser(said: str, message: str, hint: str) -> None:
+    error = invalid_command_line(said, "dump")
+    assert error.message == message
+    assert error.hint.startswith(hint)
