@@ -1,0 +1,43 @@
+"""`crckpt report` refuses what it cannot find before it makes a file, and tells a log from a checkpoint by its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+
+from crckpt.store import Checkpoint
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty directory, in which the command runs."""
+    path = tmp_path / "elsewhere"
+    path.mkdir()
+    monkeypatch.chdir(path)
+    return path
+
+
+@pytest.mark.usefixtures("checkpoints")
+def test_a_checkpoint_that_does_not_exist(typed: CommandLine, elsewhere: Path) -> None:
+    # By its name alone, whatever lies in the current directory.
+    (elsewhere / "dump").write_text("(00.01) Error (criu/a.c:1): x\n")
+    said = typed.say("report", "dump", status=12)
+    assert "(for a log: crckpt report ./dump)" in said
+    assert [path.name for path in elsewhere.iterdir()] == ["dump"]
+
+
+@pytest.mark.parametrize("name", ["none.log", "./none", "/none"])
+def test_a_log_that_does_not_exist(typed: CommandLine, elsewhere: Path, name: str) -> None:
+    said = typed.say("report", name, status=2)
+    assert "cannot read the log" in said
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_file_that_is_there_is_not_written_over(
+    typed: CommandLine, elsewhere: Path, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    (elsewhere / "out.tar.gz").write_text("something else")
+    typed.say("report", checkpoints[0].short_id, "--output", "out.tar.gz", status=2)
+    assert (elsewhere / "out.tar.gz").read_text() == "something else"

@@ -1,0 +1,61 @@
+"""`crckpt trackers` lists trees that are tracked, and says what to do about a keeper that does not answer."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+
+import pytest
+from documents.json_documents import check
+from keepers import KEEPER, answering, leave_socket, listening, trackable
+from msgspec.structs import replace
+
+from crckpt.cli.app import run
+from crckpt.host import proc
+from crckpt.tracking.keeper.protocol import Answer, encode
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture
+def root() -> Iterator[proc.Process]:
+    """A program that a keeper may track."""
+    with trackable() as found:
+        yield found
+
+
+def description(root: proc.Process) -> bytes:
+    """What its keeper says, which this process is."""
+    keeper = replace(KEEPER, pid=os.getpid(), root=root.pid, comm="trainer", tracker="soft-dirty", why="it works")
+    return encode(Answer(keeper=replace(keeper, base="/store/tmp/rounds/2")))
+
+
+def test_the_list_has_the_tree_and_what_its_keeper_uses(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
+    with listening(root) as listener, answering(listener, description(root)):
+        assert run(["trackers"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[0] == str(root.pid))
+    assert row.split()[1:3] == ["trainer", str(os.getpid())]
+    assert "round 2" in row
+    assert row.endswith("it works")
+    with listening(root) as listener, answering(listener, description(root)):
+        assert run(["trackers", "--json"]) == 0
+    document = capsys.readouterr().out
+    check(document)
+    (found,) = (each for each in json.loads(document)["result"]["trackers"] if each["root"] == root.pid)
+    assert (found["comm"], found["tracker"]) == ("trainer", "soft-dirty")
+    assert found["usage"]["memory_bytes"] > 0
+
+
+def test_a_tracker_is_ended(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
+    with listening(root) as listener, answering(listener, description(root), encode(Answer())):
+        assert run(["trackers", "--end", str(root.pid)]) == 0
+    assert capsys.readouterr().out.endswith("crckpt no longer tracks these trees\n")
+    assert run(["trackers", "--end", str(root.pid)]) == 2
+    assert f"the tree of PID {root.pid} is not tracked" in capsys.readouterr().err
+
+
+def test_a_killed_keeper_is_forgotten(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
+    leave_socket(root)
+    assert run(["trackers", "--end", str(root.pid)]) == 0
+    assert capsys.readouterr().out == "no tree is tracked\n"

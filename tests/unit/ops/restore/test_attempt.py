@@ -1,0 +1,67 @@
+"""One attempt to restore: whose child the root becomes, and by which command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from dump_targets import CRIU
+from msgspec.structs import replace
+from recorded import RECORDED
+
+from crckpt.criu.command import Paths
+from crckpt.images.tree import ImageTree
+from crckpt.ops.context import Context
+from crckpt.ops.restore.attempt import RestoreAttempt
+from crckpt.ops.restore.request import RestoreRequest
+from crckpt.store import Checkpoint, Repository
+
+PATHS = Paths(Path("/images"), Path("/work"))
+
+
+@pytest.fixture
+def attempt(context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> RestoreAttempt:
+    return RestoreAttempt(RestoreRequest("job"), context, repository, checkpoints[1], CRIU)
+
+
+@pytest.fixture
+def asking() -> ImageTree:
+    """A tree whose root has asked for a signal when its parent ends."""
+    thread = RECORDED.root.threads[0]
+    root = replace(RECORDED.root, threads=(replace(thread, core=replace(thread.core, parent_death_signal=15)),))
+    return replace(RECORDED, processes=(root,))
+
+
+@pytest.mark.parametrize(
+    ("request_", "is_sibling"),
+    [
+        (RestoreRequest("job"), True),
+        (RestoreRequest("job", detach=True), False),
+        (RestoreRequest("job", new_pid_namespace=True), False),
+    ],
+    ids=["foreground", "detached", "new namespace"],
+)
+def test_whose_child_the_root_is(
+    attempt: RestoreAttempt, asking: ImageTree, request_: RestoreRequest, is_sibling: bool
+) -> None:
+    attempt = replace(attempt, request=request_)
+    assert attempt.is_sibling == is_sibling
+    assert ("--restore-sibling" in attempt.command(PATHS, (), stream=True)) == is_sibling
+    # CRIU ends at once: a root that is its child would get the signal.
+    images = attempt.images_without_signal(asking)
+    assert images == (frozenset() if is_sibling else {f"core-{RECORDED.root.pid}.img"})
+    assert attempt.images_without_signal(RECORDED) == frozenset()
+
+
+def test_connections_can_be_closed_that_were_kept(attempt: RestoreAttempt) -> None:
+    """The checkpoint was made with --tcp keep."""
+    assert "--tcp-established" in attempt.command(PATHS, (), stream=True)
+    closing = replace(attempt, request=RestoreRequest("job", tcp="close")).command(PATHS, (), stream=True)
+    assert "--tcp-close" in closing
+    assert "--tcp-established" not in closing
+
+
+def test_what_the_tree_gets_from_outside(attempt: RestoreAttempt) -> None:
+    command = attempt.command(PATHS, ("fd[7]:pipe:[55]",), stream=False)
+    assert command[command.index("--inherit-fd") + 1] == "fd[7]:pipe:[55]"
+    assert command[command.index("--images-dir") + 1] == "/images"
