@@ -40,6 +40,10 @@ def parse(text: str, name: str) -> Config:
         document = yaml.safe_load(text)
     except RecursionError:
         raise UsageError(f"{name} is not valid YAML: it is nested too deeply", hint=f"correct {name}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise UsageError(f"{name} is not YAML{where}: {error.problem}", hint=f"correct {name}") from error
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date
         raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"correct {name}") from error
     entries = {} if document is None else document

@@ -37,7 +37,7 @@ def test_levels(level: int) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("store: [", "is not YAML"),
+        ("store: [", r"is not YAML, line 1, column 9: expected the node content, but found '<stream end>'"),
         ("store: \x00", "is not YAML"),
         ("a: 1\n---\nb: 2\n", "is not YAML"),
         ("store: 2024-13-45", "is not YAML"),
