@@ -120,8 +120,8 @@ def run(arguments: Sequence[str]) -> int:
         run(["--help"])
         return UsageError.exit_code
     if arguments[0] == "help":
-        # With no name, or after it: the help of all, or of the command.
-        arguments = [*arguments[1:], "--help"]
+        # With the name of a command its help, else that of all; `help help`, too, is the help of all.
+        arguments = [*(word for word in arguments if word != "help"), "--help"]
     # Not from the parser: an invalid command line is reported as JSON, too.
     as_json = "--json" in arguments
     command = find_command(arguments)

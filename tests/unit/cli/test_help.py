@@ -85,8 +85,9 @@ def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["help", "restore"]) == 0
     assert capsys.readouterr().out == wanted
     wanted = help_of(capsys)
-    assert run(["help"]) == 0
-    assert capsys.readouterr().out == wanted
+    for words in (["help"], ["help", "help"], ["help", "--help"]):
+        assert run(words) == 0
+        assert capsys.readouterr().out == wanted
     assert run(["help", "dunp"]) == 2
     assert "there is no command dunp" in capsys.readouterr().err
 
