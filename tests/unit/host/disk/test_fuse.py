@@ -1,0 +1,140 @@
+"""A file system in user space that stops answering is disconnected, and no other one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from entering import wait_for
+from other_user import NOBODY
+from own_process import descriptors
+from places import TESTS
+from smaller_bounds import smaller_bounds
+
+from crckpt.host.disk import fuse
+from crckpt.host.disk.fuse import abort_connections, limited_answers, tree_pids
+from crckpt.host.process.progress import waits_for_a_program
+
+pytestmark = pytest.mark.skipif(
+    os.geteuid() != 0 or not Path("/dev/fuse").exists() or shutil.which("unshare") is None,
+    reason="needs root, FUSE and unshare(1)",
+)
+
+# Mount it, and read from it when told; in a mount namespace that nobody else looks at.
+READS = """
+import os, subprocess, sys
+server, mount, silent, pid, user = sys.argv[1:]
+with subprocess.Popen([sys.executable, server, mount, silent, pid], stdout=subprocess.PIPE) as process:
+    process.stdout.readline()
+    if int(user):
+        os.setresuid(int(user), int(user), int(user))
+    file = os.open(mount + "/file", os.O_RDONLY)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    try:
+        print(os.pread(file, 8, 0).decode(), flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+    os._exit(0)
+"""
+
+
+class Reader:
+    """A program that reads from the file system, and its mount point."""
+
+    def __init__(self, process: subprocess.Popen[str], base: Path) -> None:
+        self.process, self.mount, self._silent = process, base / "mount", base / "silent"
+        self.pid = process.pid
+
+    def read(self) -> None:
+        """Let it read."""
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def wait_for_answer(self) -> None:
+        """Let it read what nobody answers."""
+        self._silent.touch()
+        self.read()
+        wait_for(lambda: waits_for_a_program((self.pid,)), "it to wait for the file system")
+
+    def said(self) -> str:
+        """The next line of its output."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip()
+
+
+@contextmanager
+def started(base: Path, user: int = 0) -> Iterator[Reader]:
+    for directory in (base, *list(base.parents)[:2]):
+        directory.chmod(0o755)
+    (base / "mount").mkdir()
+    words = (str(TESTS / "programs/silent_fuse.py"), base / "mount", base / "silent", base / "server", str(user))
+    process = subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", READS, *map(str, words)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        found = Reader(process, base)
+        assert found.said() == "ready"
+        yield found
+    finally:
+        # First the server: it answers all who wait.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int((base / "server").read_text()), signal.SIGKILL)
+        process.kill()
+        process.communicate()
+
+
+def test_who_waits_gets_an_error(tmp_path: Path) -> None:
+    with started(tmp_path) as reader:
+        reader.wait_for_answer()
+        before = descriptors()
+        assert abort_connections((reader.pid,)) == (str(reader.mount),)
+        assert descriptors() == before
+        assert reader.said() == os.strerror(107)  # ENOTCONN
+
+
+def test_a_file_system_that_owes_no_answer_is_left_alone(tmp_path: Path) -> None:
+    with started(tmp_path) as reader:
+        assert abort_connections((reader.pid,)) == ()
+        reader.read()
+        assert reader.said() == "silence"
+
+
+def test_a_file_system_of_another_user_is_left_alone(tmp_path: Path) -> None:
+    with started(tmp_path, NOBODY) as reader:
+        reader.wait_for_answer()
+        assert abort_connections((reader.pid,)) == ()
+        assert abort_connections((reader.pid,), users=(1, 2)) == ()
+        assert abort_connections((reader.pid,), users=(0,)) == (str(reader.mount),)
+        assert reader.said() == os.strerror(107)
+
+
+def test_a_wait_is_limited(tmp_path: Path) -> None:
+    with started(tmp_path) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02):
+        waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(tree_pids(reader.pid)))
+        with limited_answers(waiting, abort) as aborted:
+            reader.wait_for_answer()
+            assert reader.said() == os.strerror(107)
+        assert aborted == [str(reader.mount)]
+
+
+def test_who_does_not_wait_is_not_cut_off(tmp_path: Path) -> None:
+    with started(tmp_path) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.01):
+        with limited_answers(lambda: (reader.pid,), lambda: ("never",)) as aborted:
+            reader.read()
+            assert reader.said() == "silence"
+            time.sleep(0.1)  # ten looks
+        assert aborted == []
+    assert tree_pids(reader.pid) == ()
