@@ -1,0 +1,96 @@
+"""scripts/install and scripts/uninstall where something is missing: one sentence, what to do next, nothing changed.
+
+tests/integration/test_provision.py installs for real; scripts/lab/packages does so on fresh trees of Debian.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+CANNOT = 20
+
+
+def run(*words: str | Path, status: int, before: tuple[str, ...] = (), script: str = "install") -> str:
+    """Run the script; return what it says."""
+    argv = [*before, str(PROJECT / "scripts" / script), *map(str, words)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def python_that(folder: Path, body: str) -> Path:
+    """Write a program that stands for a Python."""
+    folder.mkdir(mode=0o755)
+    python = folder / "python3"
+    python.write_text(f"#!/bin/sh\n{body}\n")
+    python.chmod(0o755)
+    return python
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A directory that others can reach: those of pytest are closed."""
+    with tempfile.TemporaryDirectory(prefix="crckpt-install-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def prefix(folder: Path) -> Path:
+    """A prefix to install below."""
+    return folder / "prefix"
+
+
+def test_an_old_python_is_named(prefix: Path, folder: Path) -> None:
+    python = python_that(folder / "old", '[ "$1" = --version ] && echo Python 3.9.2 || exit 1')
+    said = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert said.startswith(f"scripts/install: Python 3.9.2 at {python} is too old: crckpt needs 3.11\n  next: ")
+    assert not prefix.exists()
+
+
+def test_a_python_without_venv_is_named(prefix: Path, folder: Path) -> None:
+    python = python_that(folder / "bare", "case $2 in *venv*) exit 1 ;; esac")
+    said = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert said == f"scripts/install: {python} has no venv\n  next: apt-get install python3-venv\n"
+    assert not prefix.exists()
+
+
+def test_a_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) -> None:
+    python = python_that(folder / "mine", "exit 0")
+    python.parent.chmod(0o700)
+    said = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert f"other users cannot run {python}: {python.parent} is closed to them" in said
+    assert not prefix.exists()
+
+
+def test_a_failing_step_is_said_in_a_line_and_undone(prefix: Path, folder: Path) -> None:
+    python = python_that(
+        folder / "full", 'case $2 in venv) echo "OSError: No space left on device" >&2; exit 1 ;; esac'
+    )
+    said = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert "making a Python environment failed: No space left on device\n  next: make room on the disk of " in said
+    assert list((prefix / "lib/crckpt/versions").iterdir()) == []
+    assert "crckpt is removed from" in run("--prefix", prefix, status=0, script="uninstall")
+    assert not prefix.exists()
+
+
+def test_without_rights_it_says_so(prefix: Path) -> None:
+    prefix.mkdir(mode=0o555)
+    said = run(
+        "--prefix", prefix, status=CANNOT, before=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    )
+    assert f"you cannot write to {prefix}\n  next: sudo scripts/install" in said
+
+
+def test_wrong_words_are_answered_with_the_usage(folder: Path) -> None:
+    assert "Usage: scripts/install [OPTION...] [WHEEL]" in run("--nonsense", status=2)
+    assert "Usage: scripts/install [OPTION...] [WHEEL]" in run("--prefix", status=2)
+    assert "next: make one: scripts/build-wheel" in run(folder / "none.whl", status=CANNOT)
+    assert "usage: scripts/uninstall" in run("--nonsense", status=2, script="uninstall")
+    assert "is not installed" in run("--prefix", folder / "nowhere", status=0, script="uninstall")
