@@ -82,7 +82,7 @@ def unpack(staging: Path, apt: list[str]) -> None:
     """Unpack criu and nft with all their libraries, the loader, and crit into `staging`."""
     _update(apt)
     debs = staging / "apt/debs"
-    names = [*_closure(apt, "criu", "nftables"), *_CRIT]
+    names = [*closure(apt, "criu", "nftables"), *_CRIT]
     run("apt-get", *apt, "-qq", "download", *names, cwd=debs)
     for deb in sorted(debs.glob("*.deb")):
         run("dpkg-deb", "--extract", deb, staging / "root")
@@ -125,7 +125,7 @@ def _update(apt: list[str]) -> None:
         raise NotDownloadedError(str(error)) from error
 
 
-def _closure(apt: list[str], *names: str) -> list[str]:
+def closure(apt: list[str], *names: str) -> list[str]:
     """Return the named packages and all libraries that they depend on, directly or through libraries."""
     graph: dict[str, list[str]] = {}
     for line in run("apt-cache", *apt, "depends", "--recurse", "--important", *names).splitlines():
