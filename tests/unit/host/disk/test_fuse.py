@@ -18,6 +18,7 @@ from other_user import NOBODY
 from own_process import descriptors
 from places import TESTS
 from smaller_bounds import smaller_bounds
+from trees import open_workdir
 
 from crckpt.host.disk import fuse
 from crckpt.host.disk.fuse import abort_connections, limited_answers, tree_pids
@@ -72,10 +73,15 @@ class Reader:
         return self.process.stdout.readline().rstrip()
 
 
+@pytest.fixture
+def workdir() -> Iterator[Path]:
+    """A directory that other users can reach: each start of pytest closes the ones that it makes."""
+    with open_workdir() as path:
+        yield path
+
+
 @contextmanager
 def started(base: Path, user: int = 0) -> Iterator[Reader]:
-    for directory in (base, *list(base.parents)[:2]):
-        directory.chmod(0o755)
     (base / "mount").mkdir()
     words = (str(TESTS / "programs/silent_fuse.py"), base / "mount", base / "silent", base / "server", str(user))
     process = subprocess.Popen(
@@ -96,8 +102,8 @@ def started(base: Path, user: int = 0) -> Iterator[Reader]:
         process.communicate()
 
 
-def test_who_waits_gets_an_error(tmp_path: Path) -> None:
-    with started(tmp_path) as reader:
+def test_who_waits_gets_an_error(workdir: Path) -> None:
+    with started(workdir) as reader:
         reader.wait_for_answer()
         before = descriptors()
         assert abort_connections((reader.pid,)) == (str(reader.mount),)
@@ -105,15 +111,15 @@ def test_who_waits_gets_an_error(tmp_path: Path) -> None:
         assert reader.said() == os.strerror(107)  # ENOTCONN
 
 
-def test_a_file_system_that_owes_no_answer_is_left_alone(tmp_path: Path) -> None:
-    with started(tmp_path) as reader:
+def test_a_file_system_that_owes_no_answer_is_left_alone(workdir: Path) -> None:
+    with started(workdir) as reader:
         assert abort_connections((reader.pid,)) == ()
         reader.read()
         assert reader.said() == "silence"
 
 
-def test_a_file_system_of_another_user_is_left_alone(tmp_path: Path) -> None:
-    with started(tmp_path, NOBODY) as reader:
+def test_a_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
+    with started(workdir, NOBODY) as reader:
         reader.wait_for_answer()
         assert abort_connections((reader.pid,)) == ()
         assert abort_connections((reader.pid,), users=(1, 2)) == ()
@@ -121,8 +127,8 @@ def test_a_file_system_of_another_user_is_left_alone(tmp_path: Path) -> None:
         assert reader.said() == os.strerror(107)
 
 
-def test_a_wait_is_limited(tmp_path: Path) -> None:
-    with started(tmp_path) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02):
+def test_a_wait_is_limited(workdir: Path) -> None:
+    with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02):
         waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(tree_pids(reader.pid)))
         with limited_answers(waiting, abort) as aborted:
             reader.wait_for_answer()
@@ -130,8 +136,8 @@ def test_a_wait_is_limited(tmp_path: Path) -> None:
         assert aborted == [str(reader.mount)]
 
 
-def test_who_does_not_wait_is_not_cut_off(tmp_path: Path) -> None:
-    with started(tmp_path) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.01):
+def test_who_does_not_wait_is_not_cut_off(workdir: Path) -> None:
+    with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.01):
         with limited_answers(lambda: (reader.pid,), lambda: ("never",)) as aborted:
             reader.read()
             assert reader.said() == "silence"

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from other_user import as_user
 from own_process import descriptors
+from trees import open_workdir
 
 from crckpt.host.probes import network
+from crckpt.host.process import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it as root and as another user")
 
@@ -53,14 +55,7 @@ def test_a_tool_that_fails_is_quoted(commands: Path) -> None:
     as_user(check, ROOT)
 
 
-def test_without_rights_no_lock_is_tried(commands: Path) -> None:
-    tool = commands / "iptables"
-    tool.write_text("#!/bin/sh\nexit 0\n")
-    for path in (tool, commands):
-        path.chmod(0o755)
-    for directory in list(commands.parents)[:3]:
-        directory.chmod(0o755)
-
+def test_without_rights_no_lock_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> None:
         found = network.lock_by_iptables()
         assert (found.state, found.found, found.fix) == (
@@ -69,4 +64,8 @@ def test_without_rights_no_lock_is_tried(commands: Path) -> None:
             "sudo crckpt doctor",
         )
 
-    as_user(check)
+    with open_workdir() as commands:
+        (commands / "iptables").write_text("#!/bin/sh\nexit 0\n")
+        (commands / "iptables").chmod(0o755)
+        monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(commands))
+        as_user(check)

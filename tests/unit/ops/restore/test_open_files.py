@@ -14,6 +14,7 @@ from other_user import NOBODY
 from own_process import descriptors
 from recorded import RECORDED
 from small_programs import WAITS, program
+from trees import open_workdir
 
 from crckpt.errors import RestoreFailed
 from crckpt.images.core import ZOMBIE, Credentials
@@ -29,17 +30,16 @@ USER = 65533
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
+def place() -> Iterator[Path]:
     """A directory of another user that all may enter, with a file of root's that only root may read."""
-    for directory in (tmp_path, *tmp_path.parents[:2]):
-        directory.chmod(0o755)
-    (tmp_path / "users").mkdir(mode=0o755)
-    (tmp_path / "users/file").write_text("content")
-    (tmp_path / "users/file").chmod(SECRET)
-    (tmp_path / "secret").write_text("secret")
-    (tmp_path / "secret").chmod(SECRET)
-    os.chown(tmp_path / "users", NOBODY, NOBODY)
-    return tmp_path / "users"
+    with open_workdir() as base:
+        (base / "users").mkdir(mode=0o755)
+        (base / "users/file").write_text("content")
+        (base / "users/file").chmod(SECRET)
+        (base / "secret").write_text("secret")
+        (base / "secret").chmod(SECRET)
+        os.chown(base / "users", NOBODY, NOBODY)
+        yield base / "users"
 
 
 @contextmanager
