@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from crckpt.cli import options
 from crckpt.cli.format import note_lines, round_line
 from crckpt.cli.output import Output, emit
+from crckpt.cli.progress import progress_bar
 from crckpt.ops.dump.pre_dump import pre_dump as perform
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import PreDumpResult
@@ -38,7 +39,9 @@ def pre_dump(
     options.require_root("to checkpoint a process")
     # A round copies memory only; what happens to TCP connections is up to the dump.
     request = DumpRequest(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
-    result = perform(request, options.make_context(store, criu=criu, config=config, staging=staging))
+    context = options.make_context(store, criu=criu, config=config, staging=staging)
+    with progress_bar("copying", as_json=as_json) as copying:
+        result = perform(request, replace(context, copy_progress=copying))
     emit("pre-dump", Output(_document(result), _lines(result)), as_json=as_json)
 
 

@@ -184,9 +184,9 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
 
 
 def _copying_reported(target: DumpTarget, workspace: Workspace) -> AbstractContextManager[Callable[[], None]]:
-    # How much an incremental dump copies is known only afterwards.
-    is_full = target.lineage is None or target.lineage.parent is None
-    progress = target.context.copy_progress if is_full else ignore_progress
+    # After rounds `memory` is an estimate of what is left. Else how much an incremental dump copies is not known.
+    is_known = target.pre_copy is not None or target.lineage is None or target.lineage.parent is None
+    progress = target.context.copy_progress if is_known else ignore_progress
     return copying_reported(workspace.images, target.observed.memory, progress)
 
 

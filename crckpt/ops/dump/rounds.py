@@ -20,6 +20,7 @@ from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE, criu_release
 from crckpt.ops.context import Context
 from crckpt.ops.dump.aftermath import BaseMismatch, raise_if_failed
+from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.forecast import bytes_left
 from crckpt.ops.dump.hold import run_gated
@@ -113,7 +114,10 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
     criu = target.criu
     words = pre_dump_command(criu.path, target.pid, Paths(images, work), before, reads=_reads(lineage, criu))
     command = (*_descriptor_limit_words(target, lineage), *lineage.environment, *words)
-    result = run_gated(target, command, work / "pre-dump.log", lineage, Preparation(repository))
+    # How much a later round copies is known only afterwards.
+    total = 0 if parent else target.observed.memory
+    with copying_reported(images, total, target.context.copy_progress):
+        result = run_gated(target, command, work / "pre-dump.log", lineage, Preparation(repository))
     if lineage.has_lost_keeper and result.status >= 0:
         # The keeper will not report that anything counts from here.
         raise HostCannot(ENDED)
