@@ -34,11 +34,33 @@ _OTHERS: Final = (
 )
 
 
+# What other programs (criu, git, restic, podman) call it. The parser would suggest `report` for `repair`.
+SYNONYMS: Final = {
+    "check": "doctor",
+    "checkpoint": "dump",
+    "delete": "rm",
+    "forget": "rm",
+    "fsck": "verify --repair",
+    "inspect": "show",
+    "ls": "list",
+    "prune": "gc",
+    "ps": "list",
+    "remove": "rm",
+    "repair": "verify --repair",
+    "save": "dump",
+    "snapshot": "dump",
+    "snapshots": "list",
+    "untag": "tag --remove",
+    "version": "--version",
+}
+
+
 def invalid_command_line(message: str, command: str) -> UsageError:
     """Make the error for a complaint of the parser; `command` is empty if the command line names none."""
     if found := _COMMAND.fullmatch(message):
-        near = [f"crckpt {name}" for name in _names(found["near"])]
-        return UsageError(f"there is no command {found['name']}", hint=_hint(near, "all commands: crckpt help"))
+        name = found["name"]
+        near = [f"crckpt {near}" for near in ([SYNONYMS[name]] if name in SYNONYMS else _names(found["near"]))]
+        return UsageError(f"there is no command {name}", hint=_hint(near, "all commands: crckpt help"))
     everything = f"all options: crckpt help {command}".rstrip()
     if found := _OPTION.fullmatch(message):
         near = _names(found["near"])

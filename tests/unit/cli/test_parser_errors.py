@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from crckpt.cli.app import run
-from crckpt.cli.parser_errors import invalid_command_line
+from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
 
 
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
         ("dunp 5", "there is no command dunp", "did you mean crckpt dump? all commands: crckpt help"),
+        ("repair x", "there is no command repair", "did you mean crckpt verify --repair? all commands: crckpt help"),
         ("xyzzy", "there is no command xyzzy", "all commands: crckpt help"),
         ("dump --stopp 5", "there is no option --stopp", "did you mean --stop"),
         ("list -q", "there is no option -q", "all options: crckpt help list"),
@@ -34,6 +35,13 @@ def test_each_complaint(line: str, message: str, hint: str, capsys: pytest.Captu
     said, advised = capsys.readouterr().err.splitlines()
     assert said == f"crckpt: {message}"
     assert advised.startswith(f"  hint: {hint}")
+
+
+@pytest.mark.parametrize("suggested", sorted(set(SYNONYMS.values())))
+def test_what_is_suggested_exists(suggested: str, capsys: pytest.CaptureFixture[str]) -> None:
+    command, _, option = suggested.partition(" ")
+    assert run(["--help"] if command.startswith("--") else [command, "--help"]) == 0
+    assert f" {option or command} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
