@@ -140,7 +140,7 @@ def test_an_interruption_does_not_wait_for_a_criu_that_is_kept_waiting(crckpt: C
         assert criu
         wait_ended(criu)
         if dump.returncode == 22:  # it was just then inside a call that CRIU made it do
-            assert f"no checkpoint was made; processes of the tree are gone: {tree.pid}" in said
+            assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in said
             return
         assert dump.returncode == 130
         assert_runs_on(tree, frozenset())
@@ -181,7 +181,7 @@ def test_a_killed_criu_is_told_as_it_is(crckpt: Crckpt, name: str) -> None:
         gone = [str(pid) for pid in pids if not runs(pid)]
         if str(tree.pid) in gone:
             assert status == 22
-            assert f"no checkpoint was made; processes of the tree are gone: {tree.pid}" in said
+            assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in said
             return
         ended = f" without {' '.join(gone)}, which has ended" if gone else ""
         assert status == 21
