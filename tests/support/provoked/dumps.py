@@ -168,7 +168,7 @@ PROCESSES: Final = (
     Dump("cannot-trace", says="process {pid} cannot be stopped", under=without("sys_ptrace")),
     Dump("thread-leader-gone", "child_without_leader"),
     Dump("freeze-timeout", "vforked", options=("--timeout", "1"), answers=False),
-    Dump("groups", "many_groups", "a process of the tree is in too many groups"),
+    Dump("groups", "many_groups", "a process of the tree is in more groups than CRIU can save"),
     Dump("freezer-path", options=("--freeze-cgroup", "/tmp")),
     Dump("no-privileges", under=NOBODY),
     Dump("not-permitted", under=without("sys_admin")),
