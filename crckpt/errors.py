@@ -48,6 +48,13 @@ class CrckptError(Exception):
         return other
 
 
+def error_text(error: Exception) -> str:
+    """The words of an error for people: of a system error what happened, and the file; not the kernel's number."""
+    if not isinstance(error, OSError) or not error.strerror:
+        return str(error)
+    return f"{error.strerror} ({error.filename})" if error.filename else error.strerror
+
+
 class UsageError(CrckptError):
     """The command line or the configuration is invalid."""
 

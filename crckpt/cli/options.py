@@ -12,7 +12,7 @@ import typer
 
 from crckpt.cli.help import ADVANCED, WHERE
 from crckpt.config import Config, parse
-from crckpt.errors import HostCannot, IntegrityError, UsageError
+from crckpt.errors import HostCannot, IntegrityError, UsageError, error_text
 from crckpt.host.disk.checked_files import read_checked
 from crckpt.host.disk.files import user_directory
 from crckpt.ops.context import Context, Progress, ignore_progress
@@ -165,7 +165,8 @@ def _read_configuration(named: Path | None) -> Config:
         raise UsageError(f"cannot read the configuration {path}: {error.strerror}", hint=hint) from error
     except (OSError, IntegrityError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"cannot read the configuration {path}: {error}", hint="correct the file, or name another: --config FILE"
+            f"cannot read the configuration {path}: {error_text(error)}",
+            hint="correct the file, or name another: --config FILE",
         ) from error
 
 

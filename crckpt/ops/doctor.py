@@ -13,7 +13,7 @@ from crckpt.criu.cache import candidates
 from crckpt.criu.find import Search, search
 from crckpt.criu.install import PREFIX
 from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, error_text
 from crckpt.host.probes.host import ProbeRequest, probe_host
 from crckpt.host.probes.outcome import Fact, Outcome, fact
 from crckpt.host.probes.tools import has_gpu
@@ -148,7 +148,9 @@ def _criu(context: Context) -> tuple[Outcome, Search | None]:
     try:
         found_by = search(context.criu_option, context.criu_configured)
     except (HostCannot, OSError) as error:
-        return Outcome("missing", f"the trial failed: {error}", "nothing can be checkpointed", _INSTALL), None
+        return Outcome(
+            "missing", f"the trial failed: {error_text(error)}", "nothing can be checkpointed", _INSTALL
+        ), None
     return _verdict(found_by), found_by
 
 

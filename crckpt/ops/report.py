@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from crckpt.criu.explain import explain
-from crckpt.errors import CrckptError, Interrupted, NoSuchCheckpoint, UsageError
+from crckpt.errors import CrckptError, Interrupted, NoSuchCheckpoint, UsageError, error_text
 from crckpt.host.disk.checked_files import is_directory, open_checked
 from crckpt.host.disk.files import created, write
 from crckpt.host.disk.log_excerpt import read_stream_ends
@@ -145,7 +145,7 @@ def _collect(
         except CrckptError as error:
             failed.append(FailedPart(part, error.message))
         except OSError as error:
-            failed.append(FailedPart(part, str(error)))
+            failed.append(FailedPart(part, error_text(error)))
         except MemoryError:
             failed.append(FailedPart(part, "the host has too little memory"))
         except Exception as error:  # users make a report when something does not work

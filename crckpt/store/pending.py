@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from crckpt.errors import CrckptError, IntegrityError
+from crckpt.errors import IntegrityError, error_text
 from crckpt.host.disk.files import own_name
 from crckpt.model import JobName, RunId
 from crckpt.store.backend.protocol import Backend
@@ -56,7 +56,7 @@ def announced(backend: Backend, job: JobName, created: datetime, run_id: str | N
         yield
     except BaseException as error:
         if alone:
-            _write(backend, name, {**record, "lost": error.message if isinstance(error, CrckptError) else str(error)})
+            _write(backend, name, {**record, "lost": error_text(error) if isinstance(error, Exception) else str(error)})
         else:
             _forget(backend, name)
         raise

@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, error_text
 from crckpt.host import proc
 from crckpt.host.syscalls import memory_trials, pagemap
 from crckpt.model import PAGE_SIZE
@@ -115,7 +115,7 @@ def _attach_to(
     try:
         tracker = Tracker(root, method, Claims(claims))
     except OSError as error:
-        return None, f"crckpt cannot open its list of tracked processes: {error}"
+        return None, f"crckpt cannot open its list of tracked processes: {error_text(error)}"
     try:
         tracker.look()
         refusal = tracker.find_refusal(all_of_it=all_of_it)

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from crckpt import errors
-from crckpt.errors import CrckptError, DumpFailed, StoreLocked, TreeStopped
+from crckpt.errors import CrckptError, DumpFailed, StoreLocked, TreeStopped, error_text
 
 CLASSES = {
     name: kind
@@ -40,3 +40,17 @@ def test_message_hint_and_causes() -> None:
 def test_a_stopped_tree_is_a_failed_dump() -> None:
     with pytest.raises(DumpFailed):
         raise TreeStopped("stopped")
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (OSError(5, "Input/output error", "/store/pack"), "Input/output error (/store/pack)"),
+        (PermissionError(1, "its tracer does not pass it on"), "its tracer does not pass it on"),
+        (OSError("without a number"), "without a number"),
+        (DumpFailed("the dump failed"), "the dump failed"),
+        (ValueError("embedded null byte"), "embedded null byte"),
+    ],
+)
+def test_a_system_error_has_no_number_for_people(error: Exception, text: str) -> None:
+    assert error_text(error) == text

@@ -102,4 +102,4 @@ def _leave_session_keyring() -> None:
         keyctl.join_new()
     except OSError as error:
         if error.errno != errno.ENOSYS:
-            raise HostCannot(str(error)) from error
+            raise HostCannot(f"crckpt cannot leave its session keyring: {error.strerror}") from error

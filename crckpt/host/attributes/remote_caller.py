@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, error_text
 from crckpt.host.attributes.landlock import has_landlock_domain
 from crckpt.host.attributes.remote_calls import (
     LOCKED_AT_ONCE,
@@ -62,7 +62,7 @@ def _carry_out_one(order: Order) -> OrderResult:
     except HostCannot as error:
         return OrderResult(why=error.message)
     except (OSError, ValueError) as error:
-        return OrderResult(why=f"crckpt cannot attach to PID {order.pid}: {error}")
+        return OrderResult(why=f"crckpt cannot attach to PID {order.pid}: {error_text(error)}")
 
 
 def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:

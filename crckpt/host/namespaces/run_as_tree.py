@@ -74,7 +74,8 @@ def main(init: int, rights: TreeRights, command: list[str]) -> int:
     try:
         os.execvpe(command[0], command, run.ENVIRONMENT)  # noqa: S606
     except (OSError, ValueError) as error:
-        os.write(2, f"cannot run {command[0]}: {error}\n".encode(errors="backslashreplace"))
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        os.write(2, f"cannot run {command[0]}: {why}\n".encode(errors="backslashreplace"))
     os._exit(_NOT_EXECUTED)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psutil
 
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, error_text
 from crckpt.host.probes.outcome import GIBIBYTE, Outcome, free_of, limited, missing, ok
 from crckpt.host.process import cgroups
 from crckpt.host.syscalls import memory_trials
@@ -73,7 +73,5 @@ def lazy_pages() -> Outcome:
 def _try(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
     try:
         return ok(works) if trial() else missing("the trial's page was not found", lost, fix)
-    except HostCannot as error:
-        return missing(error.message, lost, fix)
-    except OSError as error:
-        return missing(error.strerror or str(error), lost, fix)
+    except (HostCannot, OSError) as error:
+        return missing(error_text(error), lost, fix)

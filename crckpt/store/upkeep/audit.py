@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, IntegrityError
+from crckpt.errors import CrckptError, IntegrityError, error_text
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store.backend.protocol import Backend
@@ -73,7 +73,7 @@ def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Calla
             audit.packs[digest] = open_pack(backend, digest)
         # What a disk refuses to open or read is damage, too.
         except (IntegrityError, OSError) as error:
-            audit.broken[digest] = str(error)
+            audit.broken[digest] = error_text(error)
     audit.bytes = sum(pack.size for pack in audit.packs.values())
     done = 0
     with workers() as pool:
@@ -125,7 +125,7 @@ def _check(pack: Pack, first: int) -> tuple[int, dict[int, str]]:
             size += len(stored)
             pack.check(frame, stored)
         except (IntegrityError, OSError) as error:
-            damaged[frame] = str(error)
+            damaged[frame] = error_text(error)
     return size, damaged
 
 

@@ -24,7 +24,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from crckpt.errors import CrckptError
+from crckpt.errors import CrckptError, error_text
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.disk.runtime_directory import make_runtime_directory
@@ -257,7 +257,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
     try:
         make_runtime_directory(path)
     except OSError as error:
-        first.answer(Answer(refused=f"the directory of its tracker is unusable: {error}"))
+        first.answer(Answer(refused=f"the directory of its tracker is unusable: {error_text(error)}"))
         return
     choice = choose_tracker(root, criu)
     if choice.tracker is None:

@@ -41,6 +41,12 @@ def test_options_win_over_the_configuration(tmp_path: Path, monkeypatch: pytest.
     assert context.config_digest
 
 
+def test_a_configuration_that_cannot_be_read_is_said_in_words() -> None:
+    with pytest.raises(UsageError) as refused:
+        make_context(None, config=Path("/proc/self/mem"))
+    assert refused.value.message == "cannot read the configuration /proc/self/mem: Input/output error"
+
+
 def test_a_configuration_behind_a_link_is_read(tmp_path: Path) -> None:
     (tmp_path / "real.yaml").write_text("store: /srv/linked\n")
     (tmp_path / "crckpt.yaml").symlink_to("real.yaml")
