@@ -41,21 +41,19 @@ def own_descriptors() -> set[int]:
 @pytest.fixture
 def far() -> int:
     """A number that is free, with more free ones below it than CRIU opens."""
-    return 40 + max(read_used_numbers(), default=0)
+    return 60 + max(read_used_numbers(), default=0)
 
 
 def test_the_numbers_in_use() -> None:
-    before = read_used_numbers()
     with opened_terminals(2) as numbers:
         assert read_used_numbers() >= set(numbers)
-        assert not before & set(numbers)
 
 
 def test_a_number_far_above_the_lowest_free_one_comes_within_reach(far: int) -> None:
     assert count_opened_until(far) == 0
     with lower_numbers_held(frozenset({far})):
-        # No more are held than must be: other programs open terminals, too.
-        assert count_opened_until(far) == OPENED_BY_CRIU
+        # No more are held than must be: other programs need terminals, too, and may open some meanwhile.
+        assert OPENED_BY_CRIU - 8 <= count_opened_until(far) <= OPENED_BY_CRIU
     assert count_opened_until(far) == 0
 
 
