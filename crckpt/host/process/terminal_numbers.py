@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import struct
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
+
+from crckpt.errors import HostCannot
 
 # How many terminals CRIU opens at most until one has the number that it needs (criu/tty.c, __pty_open_ptmx_index).
 _OPENED_BY_CRIU: Final = 32
@@ -25,11 +28,11 @@ def read_used_numbers() -> frozenset[int]:
 
 @contextmanager
 def lower_numbers_held(needed: frozenset[int], multiplexer: str = "/dev/ptmx") -> Iterator[None]:
-    """Hold lower numbers than the `needed` ones, so that few enough are free for CRIU. Raises OSError."""
+    """Hold lower numbers than the `needed` ones, so that few enough are free for CRIU. Raises HostCannot, OSError."""
     last, number = max(needed, default=0) - _OPENED_BY_CRIU, -1
     with ExitStack() as held, ExitStack() as not_held:
         while number < last:
-            descriptor = os.open(multiplexer, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+            descriptor = _open(multiplexer)
             closing = held.enter_context(ExitStack())
             closing.callback(os.close, descriptor)
             number = _read_number(descriptor)
@@ -38,6 +41,17 @@ def lower_numbers_held(needed: frozenset[int], multiplexer: str = "/dev/ptmx") -
                 not_held.enter_context(closing.pop_all())
         not_held.close()
         yield
+
+
+def _open(multiplexer: str) -> int:
+    try:
+        return os.open(multiplexer, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        # Not the space of a disk.
+        hint = "close terminals, or raise the limit: sysctl kernel.pty.max"
+        raise HostCannot("all pseudoterminals of this host are in use", hint=hint) from error
 
 
 def _read_number(descriptor: int) -> int:

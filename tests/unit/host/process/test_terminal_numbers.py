@@ -8,11 +8,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from other_user import as_user
 
+from crckpt.errors import HostCannot
 from crckpt.host.proc.fd import read_targets
 from crckpt.host.process.terminal_numbers import lower_numbers_held, read_used_numbers
+from crckpt.host.syscalls import clone
+from crckpt.host.syscalls.mount import mount
 
 OPENED_BY_CRIU = 32
+CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
 
 
 @contextmanager
@@ -68,6 +73,28 @@ def test_nothing_is_held_for_low_numbers(needed: frozenset[int]) -> None:
     before = own_descriptors()
     with lower_numbers_held(needed, "/nonexistent"):
         assert own_descriptors() == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount terminals")
+def test_a_host_without_free_terminals_is_named(tmp_path: Path) -> None:
+    """The kernel says that there is no space, as of a disk."""
+
+    def check() -> None:
+        clone.unshare(CLONE_NEWNS)
+        mount("", "/", "", MS_REC | MS_PRIVATE)
+        mount("devpts", str(tmp_path), "devpts", 0, "newinstance,ptmxmode=0666,max=5")
+        with lower_numbers_held(frozenset({35}), f"{tmp_path}/ptmx"):
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2", "3", "ptmx"]
+        with pytest.raises(HostCannot, match="all pseudoterminals of this host are in use"):
+            hold(60, f"{tmp_path}/ptmx")
+        assert [path.name for path in tmp_path.iterdir()] == ["ptmx"]
+
+    as_user(check, 0)
+
+
+def hold(number: int, multiplexer: str) -> None:
+    with lower_numbers_held(frozenset({number}), multiplexer):
+        pass
 
 
 def test_a_failure_leaves_no_terminal_open(far: int) -> None:
