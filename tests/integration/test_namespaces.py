@@ -72,6 +72,24 @@ def test_an_ordinary_user_runs_nothing_with_our_rights(crckpt: Crckpt) -> None:
         _is_refused(crckpt, tree, "runs in another user namespace than crckpt")
 
 
+@pytest.mark.parametrize("command", ["doctor", "dump"])
+def test_a_session_that_begins_outside_the_pid_namespace_is_refused(crckpt: Crckpt, command: str) -> None:
+    """It is a background program of a shell that is the namespace's init, and CRIU finds no leader of its session."""
+    shell = "exec </dev/null >/dev/null 2>&1; sleep 1000 & wait"
+    with subprocess.Popen(("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", shell)) as unshare:
+        try:
+            init = psutil.Process(unshare.pid)
+            wait_for(
+                lambda: [below.name() for below in init.children(recursive=True)] == ["sh", "sleep"], 5, "the shell"
+            )
+            pid = init.children(recursive=True)[1].pid
+            said = crckpt.run(command, str(pid), status=REFUSED)
+            assert f"the session leader of process {pid} is outside its PID namespace" in f"{said.out}{said.err}"
+            assert "setsid PROGRAM" in f"{said.out}{said.err}"
+        finally:
+            unshare.kill()
+
+
 @pytest.mark.parametrize("kind", ["mount", "net"])
 def test_a_namespace_of_another_user_namespace_is_refused(crckpt: Crckpt, kind: str) -> None:
     """Also where the tree itself is in ours."""

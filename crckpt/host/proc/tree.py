@@ -33,7 +33,8 @@ _STATES: Final = {
 class Process(Struct, frozen=True):
     """A live process. `start` is its start time in clock ticks after boot: with the PID it names it for ever.
 
-    `ns_pids` are its PIDs from our pid namespace inwards; `namespaces` maps kind to inode. `uids` and `gids` are real,
+    `ns_pids` and `ns_sids` are its PIDs and its sessions from our pid namespace inwards, a session whose leader is
+    outside the namespace as 0; `namespaces` maps kind to inode. `uids` and `gids` are real,
     effective, saved and file system ids. `trapped` is whether SIGTRAP waits for it, as it does at a breakpoint.
     `seccomp` is 0, 1 (strict) or 2 (filter), of its first thread.
     """
@@ -54,6 +55,7 @@ class Process(Struct, frozen=True):
     is_kernel_thread: bool
     trapped: bool = False
     seccomp: int = 0
+    ns_sids: tuple[int, ...] = ()
 
 
 class Tree(Struct, frozen=True):
@@ -95,6 +97,7 @@ def read_process(pid: int) -> Process | None:
         is_kernel_thread=stat.is_kernel_thread,
         trapped=any(int(status.get(mask, "0"), 16) & _SIGTRAP for mask in ("SigPnd", "ShdPnd")),
         seccomp=int(status.get("Seccomp", "0")),
+        ns_sids=tuple(int(part) for part in status.get("NSsid", str(stat.sid)).split()),
     )
 
 

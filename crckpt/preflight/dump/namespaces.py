@@ -19,6 +19,8 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     # control groups.
     if root.ns_pids[-1] == 1:
         yield cause("container").finding(pid=root.pid, comm=root.comm)
+    else:
+        yield from _find_session_outside(observed)
     for namespace in observed.foreign_namespaces:
         key = "other-user-namespace" if namespace.kind == "user" else "namespace-owner"
         yield cause(key).finding(pid=namespace.pid, comm=namespace.comm, kind=namespace.kind)
@@ -48,6 +50,14 @@ def find_known_namespaces(observed: Observed) -> frozenset[int]:
     """Return the inodes of all namespaces that CRIU can name: the tree's and its own."""
     processes = (process.namespaces for process in observed.tree.processes)
     return frozenset(inode for kinds in (observed.own_namespaces, *processes) for _, inode in kinds)
+
+
+def _find_session_outside(observed: Observed) -> Iterator[Finding]:
+    """Find the first process whose session has no leader in its PID namespace. Source: criu/cr-dump.c."""
+    for process in observed.tree.processes:
+        if process.ns_sids[-1:] == (0,):
+            yield cause("session-outside").finding(pid=process.pid)
+            return
 
 
 def _find_nested(process: Process, observed: Observed) -> Iterator[Finding]:

@@ -44,6 +44,14 @@ def test_nested_namespaces_that_criu_saves_only(kind: str) -> None:
     assert found.blockers[0].what.startswith("process 101 (worker) has its own mount or network namespace")
 
 
+@pytest.mark.parametrize("sids", [(0,), (500, 0)], ids=["our namespace", "its own namespace"])
+@pytest.mark.parametrize("state", ["sleeping", "zombie"])
+def test_sessions_that_begin_outside_the_pid_namespace(sids: tuple[int, ...], state: str) -> None:
+    (found,) = plan(with_tree(replace(ROOT, ns_sids=(ROOT.sid,)), replace(CHILD, ns_sids=sids, state=state))).blockers
+    assert found.key == "session-outside"
+    assert found.what == "the session leader of process 101 is outside its PID namespace"
+
+
 def test_containers_are_left_to_their_engine() -> None:
     found = plan(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98), ns_pids=(100, 1))))
     assert keys(found.blockers) == ["container"]
