@@ -15,8 +15,6 @@ html_copy_source = False
 # Headings of these levels can be linked to.
 myst_heading_anchors = 3
 myst_enable_extensions = ["deflist"]
-# Pages include what is generated; it is no page itself, except the commands.
-exclude_patterns = ["generated/*.md"]
 # CRIU's options look like ends of sentences: `--tcp` must stay as it is.
 smartquotes = False
 linkcheck_anchors = False

@@ -22,9 +22,9 @@ def json_commands() -> str:
 
 
 def schemas(command: str) -> dict[str, dict[str, Any]]:
-    """The schemas of a command's documents, by the path of their file."""
+    """The schemas of a command's documents, by the path of their file next to the page."""
     names = (command, *(f"{command}-{number}" for number in range(2, 1 + len(DOCUMENTS[command]))))
-    return {f"generated/schemas/{name}.json": schema(one) for name, one in zip(names, DOCUMENTS[command], strict=True)}
+    return {f"schemas/{name}.json": schema(one) for name, one in zip(names, DOCUMENTS[command], strict=True)}
 
 
 def _section(command: str, shown: set[str]) -> Iterator[str]:
@@ -34,7 +34,7 @@ def _section(command: str, shown: set[str]) -> Iterator[str]:
         root = definitions[_name(made["$ref"])]
         yield _description(root)
         yield _table(root)
-        yield f"{{download}}`JSON schema <../{path}>`"
+        yield f"[JSON schema]({path})"
         for name in _find_used_types(root, definitions):
             if name not in shown:
                 yield f"### {name}"

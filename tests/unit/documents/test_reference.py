@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from documents.__main__ import main
 from documents.causes import causes
 from documents.commands import command_groups, command_page
 from documents.json_documents import DOCUMENTS, check, schema
@@ -111,3 +112,22 @@ def test_a_document_of_another_type_is_refused() -> None:
 
 def test_the_format_of_the_store_has_its_headings() -> None:
     assert {"## Page", "## Pack", "## Manifest"} <= set(store_format().splitlines())
+
+
+def test_what_is_out_of_date_is_named_in_a_sentence_and_can_be_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(PROJECT / "docs/reference", tmp_path / "reference")
+    main(tmp_path, write=True)
+    assert main(tmp_path, write=False) == 0
+    page, surplus = tmp_path / "reference/exit-codes.md", tmp_path / "reference/commands/bury.md"
+    before = page.read_text()
+    page.write_text(before.replace("The command succeeded", "Good"))
+    surplus.write_text("")
+    assert main(tmp_path, write=False) == 1
+    assert capsys.readouterr().err == (
+        f"not as the code generates it: {surplus}, {page}: type scripts/docs --write, and commit the result\n"
+    )
+    main(tmp_path, write=True)
+    assert page.read_text() == before
+    assert not surplus.exists()
