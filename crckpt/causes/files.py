@@ -86,7 +86,7 @@ FILES = (
     Cause(
         "deleted-damaged",
         "the copy of a deleted file in the images is damaged",
-        "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
+        "check them: crckpt verify REF; or restore an older checkpoint: crckpt restore REF --or-older",
         "Corrupted ghost image|Ghost file size mismatch|No rdev for ghost device",
         "criu/files-reg.c",
         by_criu="take another copy of the images, or dump again",
@@ -263,10 +263,11 @@ FILES = (
     Cause(
         "no-file",
         "the images lack a descriptor: the program closed or changed it during the dump",
-        "restore an older checkpoint (REF~1), or dump again",
+        "dump again; or restore an older checkpoint: crckpt restore REF --or-older",
         r"No file for fd \d+ id",
         "criu/files.c",
         sure=False,
+        by_criu="restore older images, or dump again",
     ),
     Cause(
         "flags-dropped",

@@ -65,7 +65,7 @@ IMAGES = (
     Cause(
         "images-damaged",
         "the images are incomplete or damaged",
-        "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
+        "check them: crckpt verify REF; or restore an older checkpoint: crckpt restore REF --or-older",
         "Image corrupted on pid|[Ii]mage corruption|Failed unpacking object|Unexpected EOF on |Img trimmed"
         r"|Inconsistent sched params|Invalid timer (?:interval|value)|Pdeath signal is too big|Unknown image format"
         r"|Can't restore cur > max|Unknown (?:task state|state in code) \d|pstree item has (?:in|un)valid pid"

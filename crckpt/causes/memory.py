@@ -213,7 +213,7 @@ MEMORY = (
     Cause(
         "pages-cut",
         "the memory pages in the images are cut short or cannot be read",
-        "check them: crckpt verify REF; take an older checkpoint: crckpt restore REF --or-older",
+        "check them: crckpt verify REF; or restore an older checkpoint: crckpt restore REF --or-older",
         r"Can't read pages data \(|Reached EOF unexpectedly while reading page from image"
         "|Can't read mapping page|Page read err "
         "|Can't read async pr bytes|Out of order read completed|Error punching hole",

@@ -199,6 +199,19 @@ def test_an_older_one_is_taken_where_newer_ones_cannot_be_restored(crckpt: Crckp
         tree.wait_growth(tree.counters())
 
 
+def test_an_older_checkpoint_is_offered_only_if_there_is_one(crckpt: Crckpt) -> None:
+    """The remedies name the ref that was typed."""
+    with _series_of_three(crckpt) as (_, ids):
+        _damage(crckpt, ids[2])
+        said = crckpt.run("restore", JOB, "--detach", status=INTEGRITY).err
+        assert f"; or restore an older checkpoint: crckpt restore {JOB} --or-older\n" in said
+        _damage(crckpt, ids[0])
+        for words in ((ids[0], "--detach"), (ids[0], "--detach", "--or-older")):
+            said = crckpt.run("restore", *words, status=INTEGRITY).err
+            assert f"find what can be repaired: crckpt verify --repair; {JOB} has no older checkpoint\n" in said
+            assert "REF" not in said
+
+
 def test_no_older_one_comes_beside_what_runs(crckpt: Crckpt) -> None:
     """The newest is whole; that its PIDs are taken is no reason to go back in time."""
     with _series_of_three(crckpt) as (tree, _):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.criu.find import Criu
-from crckpt.errors import Interrupted, RehearsalFailed, RestoreFailed
+from crckpt.errors import CrckptError, Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit
 from crckpt.images.creds import read_rights
 from crckpt.images.tree import ImageTree
@@ -32,6 +32,7 @@ from crckpt.ops.restore.isolated_run import (
     run_isolated,
 )
 from crckpt.ops.restore.open_files import RecordedFiles
+from crckpt.ops.restore.remedies import name_ref
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.ops.restore.survey import survey
 from crckpt.preflight.attribute_record import read_attribute_record
@@ -83,12 +84,15 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
             return _rehearse(request, context, repository, checkpoint)
         except RestoreFailed as error:
             # Checks in the hold, which a restore has too, raise it.
+            hint = name_ref(error.hint, request.ref)
             raise RehearsalFailed(
-                error.message, hint=error.hint, causes=error.causes, is_explained=error.is_explained
+                error.message, hint=hint, causes=error.causes, is_explained=error.is_explained
             ) from error
         except (Interrupted, OSError) as error:
             ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
             raise type(ours)(f"{ours.message}{NOTHING_LEFT}", hint=ours.hint) from error
+        except CrckptError as error:
+            raise error.reword(error.message, hint=name_ref(error.hint, request.ref)) from error
 
 
 def _rehearse(

@@ -39,6 +39,7 @@ from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds, socket_outputs
+from crckpt.ops.restore.remedies import fill_in_failure, fill_in_warnings
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.survey import survey
@@ -114,10 +115,14 @@ def _reasons(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
 
 def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
     try:
-        return _restore(attempt)
+        result = _restore(attempt)
     except (Interrupted, OSError) as error:
         ours = to_crckpt_error(error, RestoreFailed, "the restore")
         raise type(ours)(f"{ours.message}; nothing is left behind", hint=ours.hint) from error
+    except CrckptError as error:
+        raise fill_in_failure(error, attempt) from error
+    warnings = fill_in_warnings(result.verdict.warnings, attempt)
+    return replace(result, verdict=replace(result.verdict, warnings=warnings))
 
 
 def _restore(attempt: RestoreAttempt) -> RestoreResult:

@@ -79,7 +79,7 @@ class Contents:
                 f"checkpoint {self.checkpoint.short_id} is damaged: {error.message}",
                 hint=error.hint
                 or "find what can be repaired: crckpt verify --repair; or restore an older checkpoint: "
-                "crckpt restore REF --or-older",
+                f"crckpt restore {self.checkpoint.short_id} --or-older",
             ) from error
 
     def _read(self, extents: Extents, size: int) -> bytes:
