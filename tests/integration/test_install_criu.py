@@ -86,10 +86,10 @@ def test_two_runs_at_once_share_one_installation(installed: Installed) -> None:
     path = f"{installed.prefix}/criu"
     assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
     said = sorted(installed.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
-    assert "prefix: no: nothing in" in said[0].stderr
-    assert "sid: yes: CRIU" in said[0].stderr
-    assert "prefix: yes: CRIU" in said[1].stderr
-    assert "sid:" not in said[1].stderr
+    assert "prefix (installed by crckpt): not found in" in said[0].stderr
+    assert "sid (Debian's package): works: CRIU" in said[0].stderr
+    assert "prefix (installed by crckpt): works: CRIU" in said[1].stderr
+    assert "sid" not in said[1].stderr
 
 
 def test_programs_of_the_prefix_use_only_its_own_libraries(installed: Installed) -> None:
@@ -131,7 +131,7 @@ def test_criu_on_path_that_works_is_chosen(installed: Installed, tmp_path: Path)
     env = criu_that(tmp_path / "bin", f'exec {installed.prefix}/criu "$@"')
     outcome = run(tmp_path / "prefix", "path,prefix,sid", env=env)
     assert (outcome.status, outcome.stdout) == (0, f"{tmp_path}/bin/criu\n"), outcome.stderr
-    assert "path: yes: CRIU" in outcome.stderr
+    assert "path (criu on PATH): works: CRIU" in outcome.stderr
     assert not (tmp_path / "prefix").exists()
 
 
@@ -146,9 +146,9 @@ exec {installed.prefix}/criu "$@" """
     outcome = run(installed.prefix, "path,prefix", env=env)
     assert (outcome.status, outcome.stdout) == (0, f"{installed.prefix}/criu\n"), outcome.stderr
     first, second = outcome.stderr.splitlines()
-    assert first.startswith("path: no: CRIU 4")
+    assert first.startswith("path (criu on PATH): CRIU 4")
     assert first.endswith("restore: no restore today")
-    assert second.startswith("prefix: yes")
+    assert second.startswith("prefix (installed by crckpt): works")
     assert_no_trace(trace, temporary)
 
 
@@ -207,7 +207,7 @@ def test_repository_without_signature_is_refused(tmp_path: Path) -> None:
     lax.write_text('Acquire::AllowInsecureRepositories "true";\nAPT::Get::AllowUnauthenticated "true";\n')
     outcome = run(tmp_path / "p/criu", "sid", "--mirror", mirror, env={"APT_CONFIG": str(lax)})
     assert (outcome.status, outcome.stdout) == (20, "")
-    assert "sid: no: apt-get: E: The repository" in outcome.stderr
+    assert "sid (Debian's package): apt-get: E: The repository" in outcome.stderr
     assert "is not signed." in outcome.stderr
     assert [path.name for path in (tmp_path / "p").iterdir()] == [".criu.lock"]
 
@@ -228,7 +228,7 @@ def test_repository_signed_by_another_key_is_refused(tmp_path: Path) -> None:
     release.unlink()
     outcome = run(tmp_path / "p/criu", "sid", "--mirror", mirror)
     assert (outcome.status, outcome.stdout) == (20, "")
-    assert "sid: no: apt-get: E: The repository" in outcome.stderr
+    assert "sid (Debian's package): apt-get: E: The repository" in outcome.stderr
     assert "is not signed." in outcome.stderr
 
 
@@ -262,7 +262,9 @@ def test_the_command_does_what_the_script_does(installed: Installed, tmp_path: P
     env = criu_that(tmp_path / "bin", "exit 1")
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, check=True)
     assert done.stdout.endswith(f" works: {installed.prefix}/criu\n")
-    assert [line.partition(": ")[2][:3] for line in done.stderr.splitlines()] == ["no:", "yes"]
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"path (criu on PATH): {tmp_path}/bin/criu")
+    assert second.startswith("prefix (installed by crckpt): works: CRIU")
     done = subprocess.run([*argv, "--json"], env=os.environ | env, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)["result"]
     assert (result["path"], result["candidate"]) == (f"{installed.prefix}/criu", "prefix")
@@ -293,5 +295,5 @@ def test_doctor_offers_it_and_does_it(crckpt: Crckpt) -> None:
     )
     assert done.stderr.count(f"{would}\n") == 1
     assert "nothing was changed, because there is no terminal to ask on: add --yes\n" in done.stderr
-    assert "sid: yes: CRIU" in done.stderr
+    assert "sid (Debian's package): works: CRIU" in done.stderr
     assert "\ndone: crckpt install-criu\n" in done.stderr

@@ -14,7 +14,13 @@ from crckpt.criu.install.prefix import locked, replacing
 from crckpt.criu.install.trial import trial
 from crckpt.errors import HostCannot, UsageError
 
-CANDIDATES: Final = ("path", "prefix", *SUITES, "build")
+_DESCRIPTIONS: Final = {
+    "path": "criu on PATH",
+    "prefix": "installed by crckpt",
+    **dict.fromkeys(SUITES, "Debian's package"),
+    "build": "Debian's source",
+}
+CANDIDATES: Final = tuple(_DESCRIPTIONS)
 
 
 class InstallRequest(NamedTuple):
@@ -61,14 +67,15 @@ def install_criu(request: InstallRequest, say: Callable[[str], None]) -> Install
     downloaded = True
     with locked(request.prefix, say):
         for name in request.candidates:
+            candidate = f"{name} ({_DESCRIPTIONS[name]})"
             try:
                 path, version = _candidate(name, request, say)
             except (RejectedError, OSError) as error:
                 downloaded = downloaded and not isinstance(error, NotDownloadedError)
                 rejected.append((name, str(error)))
-                say(f"{name}: no: {error}")
+                say(f"{candidate}: {error}")
                 continue
-            say(f"{name}: yes: CRIU {version} dumps and restores a process on Linux {os.uname().release}")
+            say(f"{candidate}: works: CRIU {version} dumps and restores a process on Linux {os.uname().release}")
             return InstalledCriu(path, version, name, tuple(rejected), _needs(request.prefix, say))
     raise HostCannot(
         f"None of the tried CRIUs works on Linux {os.uname().release}.",
@@ -82,11 +89,11 @@ def _candidate(name: str, request: InstallRequest, say: Callable[[str], None]) -
     if name == "path":
         found = shutil.which("criu")
         if not found:
-            raise RejectedError("no criu on PATH")
+            raise RejectedError("not found")
         return Path(found), trial(Path(found))
     if name == "prefix":
         if not (prefix / "criu").exists():
-            raise RejectedError(f"nothing in {prefix}")
+            raise RejectedError(f"not found in {prefix}")
         return prefix / "criu", trial(prefix / "criu")
     with replacing(prefix) as staging:
         if name == "build":
