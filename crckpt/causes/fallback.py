@@ -157,7 +157,7 @@ VAGUE = (
     Cause(
         "in-use",
         "another process uses something that CRIU needs",
-        "find it: crckpt explain -v LOG, then fuser -v FILE or ss -lptn",
+        "find it: crckpt explain -v LOG, then fuser -v FILE (package psmisc) or ss -lptn (package iproute2)",
         "(?:Address (?:already )?in use|(?:Device or r|R)esource busy|Text file busy)$",
         "errno EADDRINUSE, EBUSY, ETXTBSY",
         sure=False,

@@ -328,7 +328,7 @@ SOCKETS = (
     Cause(
         "port-taken",
         "{protocol} port {address} is taken by another program",
-        "end it: ss {options} 'sport = :{port}'",
+        "find it: ss {options} 'sport = :{port}' (package iproute2); then end it",
     ),
     Cause(
         "network-lock", "this CRIU cannot block packets with nftables, which --tcp keep needs", "crckpt install-criu"

@@ -48,15 +48,15 @@ TERMINALS = (
     Cause(
         "terminal-number",
         "CRIU cannot open terminal /dev/pts/{index}: another program uses it, or more than 31 lower numbers are free",
-        "end that program: fuser -v /dev/pts/{index}; with criu, if there is none, open lower terminals before, and "
-        "close them afterwards",
+        "find that program: fuser -v /dev/pts/{index} (package psmisc); then end it; with criu, if there is none, open "
+        "lower terminals before, and close them afterwards",
         r"Unable to open \S+ with specified index (?P<index>\d+)",
         "criu/tty.c",
     ),
     Cause(
         "terminal-taken",
         "another program uses terminal /dev/pts/{index}",
-        "end it: fuser -v /dev/pts/{index}",
+        "find it: fuser -v /dev/pts/{index} (package psmisc); then end it",
     ),
     Cause(
         "terminal-queue",

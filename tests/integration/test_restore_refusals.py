@@ -190,7 +190,7 @@ def test_a_port_that_is_taken(crckpt: Crckpt) -> None:
         with socket.create_server(("127.0.0.1", port)):
             said = _refused(crckpt)
         assert f"TCP port 127.0.0.1:{port} is taken" in said
-        assert f"ss -ltnp 'sport = :{port}'" in said
+        assert f"find it: ss -ltnp 'sport = :{port}' (package iproute2); then end it" in said
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 

@@ -125,7 +125,7 @@ def _recorded(root: Path) -> Iterator[None]:
 def _store_refusal(root: Path) -> StoreLocked:
     owners = holders(root)
     if not owners:
-        return StoreLocked(f"the store {root} is locked", hint=f"find the process: lsof {root}/lock")
+        return StoreLocked(f"the store {root} is locked", hint=f"find the process: lsof {root}/lock (package lsof)")
     names = tuple(
         f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
     )

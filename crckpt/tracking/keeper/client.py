@@ -219,7 +219,7 @@ def _connect(path: Path) -> KeeperSession | None:
         return None
     except BlockingIOError:
         connection.close()
-        hint = f"end it: fuser -k {path}; this does no harm: the next dump is full"
+        hint = f"end it: fuser -k {path} (package psmisc); this does no harm: the next dump is full"
         raise Unanswered(f"the tracker of PID {path.name.partition('-')[0]} does not answer", hint=hint) from None
     if not is_trusted(connection):
         connection.close()

@@ -21,7 +21,10 @@ def without_sockets(tree: ImageTree) -> tuple[OpenFile, ...]:
 def test_a_taken_port(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     told = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
-    assert told == "port-taken: TCP port [::1]:47002 is taken by another program: end it: ss -ltnp 'sport = :47002'"
+    assert told == (
+        "port-taken: TCP port [::1]:47002 is taken by another program: "
+        "find it: ss -ltnp 'sport = :47002' (package iproute2); then end it"
+    )
 
 
 def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None:
@@ -30,7 +33,10 @@ def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None
     alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
     assert [(socket.id, use) for socket, use in find_bound_sockets(alone)] == [(listener.id, "datagram")]
     told = only_blocker(judge_restore(alone, replace(host, refused={listener.id: "taken"})))
-    assert told == "port-taken: UDP port 127.0.0.1:53 is taken by another program: end it: ss -lunp 'sport = :53'"
+    assert told == (
+        "port-taken: UDP port 127.0.0.1:53 is taken by another program: "
+        "find it: ss -lunp 'sport = :53' (package iproute2); then end it"
+    )
 
 
 def test_an_address_that_this_host_does_not_have(planned: PlannedRestore, host: HostState) -> None:

@@ -145,7 +145,7 @@ def test_a_keeper_that_was_stopped_for_so_long_that_its_queue_is_full(root: proc
         assert time.monotonic() - begin < PATIENCE_S
     assert isinstance(found, Unanswered)
     assert found.message == f"the tracker of PID {root.pid} does not answer"
-    assert f"fuser -k {keeper_socket(root)};" in found.hint
+    assert f"fuser -k {keeper_socket(root)} (" in found.hint
 
 
 def test_nobody_else_is_taken_for_a_keeper(root: proc.Process) -> None:
