@@ -10,7 +10,7 @@ import struct
 from pathlib import Path
 
 from crckpt.host.namespaces import network_locks
-from crckpt.host.probes.outcome import Outcome, limited, missing, ok
+from crckpt.host.probes.outcome import Outcome, limited, missing, ok, run_with_capabilities
 from crckpt.host.process import run
 from crckpt.host.syscalls import clone
 from crckpt.host.syscalls.sock_diag import ask_for_sockets
@@ -154,7 +154,7 @@ def _can_load(modules: list[str]) -> bool:
 
 
 def _more_rights(capability: str) -> str:
-    return f"docker run --cap-add {capability} ..." if os.geteuid() == 0 else "sudo crckpt doctor"
+    return run_with_capabilities(capability) if os.geteuid() == 0 else "sudo crckpt doctor"
 
 
 def _first(output: str) -> str:

@@ -57,6 +57,12 @@ def missing(found: str, consequence: str, fix: str = "", *, safe: bool = False) 
     return Outcome("missing", found, consequence, fix, safe)
 
 
+def run_with_capabilities(*names: str) -> str:
+    """The fix for capabilities that crckpt lacks, named without `CAP_`."""
+    added = " ".join(f"--cap-add {name}" for name in names)
+    return f"run crckpt with {', '.join(f'CAP_{name}' for name in names)} (in a container: docker run {added} ...)"
+
+
 def free_of(free: int, total: int) -> str:
     """Bytes that are free of a total, for people."""
     unit, name = (GIBIBYTE, "GiB") if total >= GIBIBYTE else (MEBIBYTE, "MiB")

@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 from crckpt.host import proc
-from crckpt.host.probes.outcome import Outcome, limited, missing, ok
+from crckpt.host.probes.outcome import Outcome, limited, missing, ok, run_with_capabilities
 from crckpt.host.process import run
 
 # Numbers of linux/capability.h, and what fails without them.
@@ -33,7 +33,7 @@ def capabilities() -> Outcome:
     held = proc.effective_capabilities()
     lacking = [name for number, name in _NEEDED.items() if number not in held]
     if lacking:
-        return missing(_without(lacking), "nothing can be checkpointed", _add(lacking))
+        return missing(_without(lacking), "nothing can be checkpointed", run_with_capabilities(*lacking))
     # Root of a user namespace has all capabilities, but few of them count outside.
     if not _reach_the_kernel():
         lost = "nothing can be checkpointed: the kernel hides which files are mapped"
@@ -41,7 +41,7 @@ def capabilities() -> Outcome:
     lacking = [name for number, name in _HELPFUL.items() if number not in held]
     if lacking:
         lost = "trees with processes of several users cannot be checkpointed or restored"
-        return limited(_without(lacking), lost, _add(lacking))
+        return limited(_without(lacking), lost, run_with_capabilities(*lacking))
     return ok("root with all capabilities that CRIU needs")
 
 
@@ -89,7 +89,8 @@ def security_modules() -> Outcome:
         if label.startswith("unconfined"):
             return ok("AppArmor does not confine crckpt")
         lost = "a dump or restore fails if it needs what this profile forbids"
-        return limited(f"AppArmor confines crckpt: {label}", lost, "docker run --security-opt apparmor=unconfined ...")
+        fix = "run crckpt unconfined (in a container: docker run --security-opt apparmor=unconfined ...)"
+        return limited(f"AppArmor confines crckpt: {label}", lost, fix)
     return ok("neither AppArmor nor SELinux is active")
 
 
@@ -116,10 +117,6 @@ def _label() -> str:
 
 def _without(names: list[str]) -> str:
     return f"root without {', '.join(f'CAP_{name}' for name in names)}"
-
-
-def _add(names: list[str]) -> str:
-    return f"docker run {' '.join(f'--cap-add {name}' for name in names)} ..."
 
 
 def _of_file(program: Path) -> frozenset[int]:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from crckpt.host.probes.child import fork, kill_child, wait_for_status
-from crckpt.host.probes.outcome import Outcome, limited, missing, ok
+from crckpt.host.probes.outcome import Outcome, limited, missing, ok, run_with_capabilities
 from crckpt.host.syscalls import clone, prctl, ptrace_requests
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
@@ -105,7 +105,7 @@ def seccomp_suspension() -> Outcome:
         return missing(
             f"seccomp filters cannot be suspended: {error.strerror}",
             "programs with a seccomp filter (browsers, sshd, many services) cannot be checkpointed",
-            "sudo crckpt doctor" if os.geteuid() != 0 else "docker run --security-opt seccomp=unconfined ...",
+            _seccomp_fix(),
         )
     os.close(writing)
     status = wait_for_status(child)
@@ -146,7 +146,13 @@ def _errno_of_seizing(pid: int) -> int:
     return 0
 
 
+def _seccomp_fix() -> str:
+    if os.geteuid() != 0:
+        return "sudo crckpt doctor"
+    return "run crckpt without a seccomp filter (in a container: docker run --security-opt seccomp=unconfined ...)"
+
+
 def _ptrace_fix(scope: str | None) -> str:
     if scope == "3":
         return "reboot with kernel.yama.ptrace_scope below 3: it cannot be lowered"
-    return "sudo crckpt doctor" if os.geteuid() != 0 else "docker run --cap-add SYS_PTRACE ..."
+    return "sudo crckpt doctor" if os.geteuid() != 0 else run_with_capabilities("SYS_PTRACE")

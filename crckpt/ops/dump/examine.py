@@ -201,7 +201,7 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
     try:
         return tree.observe(process, own, memory), JobName(job)
     except PermissionError as error:
-        hint = "run crckpt with the capability CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
+        hint = "run crckpt with the capability CAP_SYS_PTRACE (in a container: docker run --cap-add SYS_PTRACE ...)"
         raise HostCannot(
             f"crckpt has no permission to read the tree: {error.filename or error.strerror}", hint=hint
         ) from error

@@ -175,7 +175,8 @@ def test_root_without_a_capability(capability: str, lost: set[str]) -> None:
     without = ["setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}"]
     lines = inside(without, f"for key in {sorted(lost)}: print(key, told[key].state, told[key].fix)")
     name = capability.upper()
-    assert lines == [f"{key} missing docker run --cap-add {name} ..." for key in sorted(lost)]
+    fix = f"run crckpt with CAP_{name} (in a container: docker run --cap-add {name} ...)"
+    assert lines == [f"{key} missing {fix}" for key in sorted(lost)]
 
 
 @AS_ROOT
