@@ -12,7 +12,8 @@ from crckpt import causes as package
 from crckpt.causes import Cause
 from crckpt.causes.catalogue import CATALOGUE
 
-_GAP = re.compile(r"\{(\w+)(?:\|([^}]*))?\}")
+_GAP = re.compile(r"\{(\w+)(?:![ars])?(?:\|([^}]*))?\}")
+_NAMELESS = "(not named)"
 _TITLES = {
     "criu_parts": "Errors of each part of CRIU",
     "fallback": "Errors of CRIU that name no cause",
@@ -21,7 +22,7 @@ _TITLES = {
     "transient": "Errors after which CRIU may continue",
 }
 """The other files are named by the first sentence of their docstring."""
-_NOT_CAPITALIZED = ("crckpt", "fd ")
+_NOT_CAPITALIZED = ("clone3", "crckpt", "criu", "cuda-checkpoint", "fd ", "iptables", "nftables")
 _MARKUP = re.compile(r"([*_<>`#\[\]|\\])")
 
 
@@ -68,7 +69,7 @@ def _flatten(value: object) -> Iterator[Cause]:
 
 def _sentence(cause: Cause) -> str:
     text = _fill(cause.says)
-    sure = "" if cause.sure else " CRIU writes the same in other cases, so crckpt calls this the most likely cause."
+    sure = "" if cause.sure else " (The most likely cause: CRIU prints the same message in other cases.)"
     release = ".".join(map(str, cause.fixed))
     fixed = f" Fixed in CRIU {release}." if release and release not in text else ""
     first = text[0] if text.startswith(_NOT_CAPITALIZED) else text[0].upper()
@@ -79,7 +80,10 @@ def _fill(template: str) -> str:
     """Show what differs from case to case in italics; escape what Markdown would read as its own."""
     end, text = 0, ""
     for gap in _GAP.finditer(template):
-        text += _escape(template[end : gap.start()]) + (_escape(gap[2]) if gap[2] else f"*{gap[1].upper()}*")
+        between = template[end : gap.start()]
+        # The value begins with a space, or is empty.
+        text += _escape(between) if between or not text else " "
+        text += _escape(gap[2]) if gap[2] and gap[2] != _NAMELESS else f"*{gap[1].upper()}*"
         end = gap.end()
     return text + _escape(template[end:])
 

@@ -241,5 +241,22 @@ def _refresh_block(text: str, results: Iterator[StepResult]) -> Iterator[str]:
         result = next(results)
         typed = result.command.replace("\n", "\n> ")
         yield f"{command[0][:2]}{typed}\n"
+        output = re.sub(r" +$", "", result.output, flags=re.MULTILINE)
         shown = step.output or ""
-        yield shown if "\n...\n" in f"\n{shown}" else re.sub(r" +$", "", result.output, flags=re.MULTILINE)
+        yield _refresh_excerpt(shown, output) if "\n...\n" in f"\n{shown}" else output
+
+
+def _refresh_excerpt(shown: str, output: str) -> str:
+    """Replace each line that a page shows of an output by the line of this run; keep all if one has none."""
+    lines = iter(output.splitlines())
+    excerpt: list[str] = []
+    for line in shown.splitlines():
+        if line == "...":
+            excerpt.append(line)
+            continue
+        pattern = _pattern(" ".join(line.split()), [])
+        new = next((new for new in lines if re.fullmatch(pattern, " ".join(new.split()))), None)
+        if new is None:
+            return shown
+        excerpt.append(new)
+    return "".join(f"{line}\n" for line in excerpt)
