@@ -8,7 +8,7 @@
     ├── IntegrityError         13   stored bytes do not match their digest, or images are damaged
     ├── HostCannot             20   this host lacks something (CRIU, kernel, privileges)
     ├── DumpFailed             21   no checkpoint was made; the tree runs on
-    │   └── TreeStopped        22   no checkpoint was made; the tree is stopped or lost
+    │   └── TreeStopped        22   no checkpoint was made; the tree is paused or gone
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
     ├── PreflightRefused       24   would fail or lose something; nothing was changed
     ├── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not run on
@@ -98,7 +98,7 @@ class DumpFailed(CrckptError):
 
 
 class TreeStopped(DumpFailed):
-    """No checkpoint was made, and the tree is stopped or lost."""
+    """No checkpoint was made, and the tree is paused or gone."""
 
     exit_code = 22
 

@@ -67,7 +67,7 @@ class DumpDocument(Struct, frozen=True, forbid_unknown_fields=True):
     pid: Annotated[int, Meta(description="The root of the tree.")]
     dry_run: bool
     committing: Annotated[bool, Meta(description="With `--async`: the checkpoint is still being stored.")]
-    stopped: Annotated[bool, Meta(description="Whether the tree was ended.")]
+    stopped: Annotated[bool, Meta(description="Whether `--stop` ended the tree.")]
     root_ended: Annotated[bool, Meta(description="The tree was to run on, and its root has ended since.")]
     criu: CriuFile
     criu_passed_over: PassedOver
