@@ -68,6 +68,29 @@ def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int, status
         crckpt.run("gc")
 
 
+def test_what_does_not_fit_in_the_store_is_said_with_its_path(tmp_path: Path) -> None:
+    """Random memory is stored as it is: the images alone would fit."""
+    ready = f"memory = os.urandom(48 << 20); open({str(tmp_path / 'ready')!r}, 'w')"
+    words = (PYTHON, "-c", f"import os, time; {ready}; time.sleep(1000)")
+    null = subprocess.DEVNULL
+    with (
+        _mounted(tmp_path / "store", "80m") as crckpt,
+        subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True) as random,
+    ):
+        try:
+            wait_for((tmp_path / "ready").exists, ENDS_WITHIN_S, "its memory")
+            said = crckpt.run("doctor", str(random.pid), status=24).out
+            assert said.startswith(f"PID {random.pid} cannot be checkpointed: 1 blocker\n")
+            assert f"but {crckpt.store} has only 80 MiB free" in said
+            assert "--staging DIR" in said
+            subprocess.run(["mount", "-o", "remount,size=40m", str(crckpt.store)], check=True)
+            said = crckpt.run("dump", str(random.pid), "--staging", str(tmp_path), status=10).err
+            assert f"no space is left for the dump ({crckpt.store})" in said
+            assert said.count("the tree runs on") == 1
+        finally:
+            random.kill()
+
+
 def test_a_disk_without_a_byte_is_said_before_anything_is_touched(tmp_path: Path) -> None:
     """Not even the transaction can be begun."""
     with _mounted(tmp_path / "store", "1m") as crckpt, started(COUNTER) as tree:

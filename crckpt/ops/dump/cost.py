@@ -12,6 +12,7 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.causes import Finding
 from crckpt.errors import CrckptError, HostCannot
 from crckpt.host import machine
 from crckpt.host.disk import space
@@ -19,7 +20,7 @@ from crckpt.host.observe import memory as resident
 from crckpt.host.observe.tree import Observed
 from crckpt.model import PAGE_SIZE, DumpOptions, JobName, Statistics
 from crckpt.ops.context import Context
-from crckpt.ops.dump.examine import Examination
+from crckpt.ops.dump.examine import Examination, read_free_space
 from crckpt.ops.dump.forecast import SpeedTrial, load_of_tree, try_speed
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.preflight.dump.cost import (
@@ -28,6 +29,7 @@ from crckpt.preflight.dump.cost import (
     Prediction,
     predict_cost,
 )
+from crckpt.preflight.dump.space import find_shortages
 from crckpt.store import STAGING, NewCheckpoint, Repository, ingest, staged
 from crckpt.store.write.storage_estimate import StorageTrial
 
@@ -61,6 +63,11 @@ def predict(examination: Examination, context: Context) -> DumpPrediction:
     # A failure is returned as the reason: the dump may work all the same.
     except (CrckptError, OSError) as error:
         return DumpPrediction(why_not=to_crckpt_error(error, HostCannot, "a trial").message)
+
+
+def find_predicted_shortages(cost: Prediction, context: Context) -> tuple[Finding, ...]:
+    """Find what the predicted images and the predicted growth of the store do not fit in."""
+    return tuple(find_shortages(cost.raw_bytes, read_free_space(context), cost.stored_bytes))
 
 
 class _TrialPlace(Struct, frozen=True):

@@ -215,7 +215,7 @@ def _default_job(comm: str) -> str:
 def _find_blockers(target: DumpTarget, memory: int | None = None) -> tuple[Finding, ...]:
     images = _estimate_images(target) if memory is None else memory
     images += count_deleted_bytes(target.observed, is_in_memory)
-    return (*target.plan.blockers, *find_shortages(images, _read_free_space(target.context)))
+    return (*target.plan.blockers, *find_shortages(images, read_free_space(target.context)))
 
 
 def _estimate_images(target: DumpTarget) -> int:
@@ -236,7 +236,8 @@ def _estimate_images(target: DumpTarget) -> int:
     return min(observed.memory, expected)
 
 
-def _read_free_space(context: Context) -> FreeSpace:
+def read_free_space(context: Context) -> FreeSpace:
+    """Read how much space a dump has."""
     require_staging(context)
     store = space.nearest_existing(context.store)
     directory = context.staging or store
@@ -247,4 +248,6 @@ def _read_free_space(context: Context) -> FreeSpace:
         in_memory=space.is_in_memory(directory),
         shares_disk=directory.stat().st_dev == store.stat().st_dev,
         read_only=next((str(place) for place in (store, directory) if space.is_read_only(place)), ""),
+        store=str(store),
+        store_disk=space.free_disk(store),
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,7 +77,7 @@ def ingest(
     began = time.monotonic()
     preparation = preparation or Preparation(repository)
     preparation.end()
-    with repository.shared(), repository.transaction() as begun:
+    with _full_store_named(repository), repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
         target = PackOptions(begun.path, compress, dedup, progress)
         packed = pack_images(repository.backend, parent, images, new.details, target, new.base, preparation.find)
@@ -87,6 +89,18 @@ def ingest(
         check()
         # Without the time for the manifest, which holds this number.
         return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000))
+
+
+@contextmanager
+def _full_store_named(repository: Repository) -> Iterator[None]:
+    """Give a system error of the block the store's path if there is no space left."""
+    try:
+        yield
+    except OSError as error:
+        # A failed write does not name its file. The images may be on another disk, but are only read.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = repository.backend.location
+        raise
 
 
 def _parent(repository: Repository, new: NewCheckpoint) -> Checkpoint | None:
