@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from difflib import SequenceMatcher
 from typing import Final
 
 from crckpt.errors import UsageError
@@ -34,6 +35,9 @@ _OTHERS: Final = (
 )
 
 
+# A share of equal letters. Where no option reaches it, the nearest is suggested all the same.
+_NEAR: Final = 0.65
+
 # What other programs (criu, git, restic, podman) call it. The parser would suggest `report` for `repair`.
 SYNONYMS: Final = {
     "check": "doctor",
@@ -63,7 +67,7 @@ def invalid_command_line(message: str, command: str) -> UsageError:
         return UsageError(f"there is no command {name}", hint=_hint(near, "all commands: crckpt help"))
     everything = f"all options: crckpt help {command}".rstrip()
     if found := _OPTION.fullmatch(message):
-        near = _names(found["near"])
+        near = _closest(found["name"], _names(found["near"]))
         return UsageError(f"there is no option {found['name']}", hint=_hint(near, everything))
     for pattern, words in _OTHERS:
         if found := pattern.fullmatch(message):
@@ -74,6 +78,16 @@ def invalid_command_line(message: str, command: str) -> UsageError:
 
 def _names(listed: str | None) -> list[str]:
     return [name.strip(" '") for name in re.split(r",| or ", listed or "") if name.strip(" '")]
+
+
+def _closest(option: str, near: Sequence[str]) -> list[str]:
+    """Return the options that are really near. The parser counts the hyphens, too, and finds --tcp near --stopp."""
+
+    def similarity(name: str) -> float:
+        return SequenceMatcher(None, name.lstrip("-"), option.lstrip("-")).ratio()
+
+    least = min(_NEAR, max(map(similarity, near), default=_NEAR))
+    return [name for name in near if similarity(name) >= least]
 
 
 def _hint(near: Sequence[str], everything: str) -> str:

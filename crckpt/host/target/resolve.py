@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +23,7 @@ _HIGHEST_PID = 2**22
 _PID_MAX = "/proc/sys/kernel/pid_max"
 # Python refuses to convert thousands of digits.
 _MOST_DIGITS = 1000
+_PROGRAM = re.compile(r"[A-Za-z][A-Za-z0-9._+-]*")
 _FORMS = "name a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 
@@ -34,11 +36,17 @@ def resolve(target: str) -> int:
     """
     kind, colon, name = target.partition(":")
     if not colon:
-        return _number(target, "", _FORMS)
+        return _number(target, "", f"{_FORMS}{_advise_pgrep(target)}")
     resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
     if resolver is None or not name:
         raise UsageError(f"{target} is not a valid target", hint=_FORMS)
     return resolver(name)
+
+
+def _advise_pgrep(target: str) -> str:
+    """Say how to find the PID if the target may be the name of a program; else nothing."""
+    # pgrep compares with the name of the process, which the kernel cuts to 15 bytes (proc_pid_comm(5)).
+    return f"; find a PID by name: pgrep -l {target[:15]} (package procps)" if _PROGRAM.fullmatch(target) else ""
 
 
 def _number(text: str, pidfile: str, hint: str) -> int:

@@ -14,7 +14,11 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
         ("dunp 5", "there is no command dunp", "did you mean crckpt dump? all commands: crckpt help"),
         ("repair x", "there is no command repair", "did you mean crckpt verify --repair? all commands: crckpt help"),
         ("xyzzy", "there is no command xyzzy", "all commands: crckpt help"),
-        ("dump --stopp 5", "there is no option --stopp", "did you mean --stop"),
+        (
+            "dump --stopp 5",
+            "there is no option --stopp",
+            "did you mean --stop? all options: crckpt help dump",
+        ),
         ("list -q", "there is no option -q", "all options: crckpt help list"),
         ("--wrong", "there is no option --wrong", "did you mean --version? all options: crckpt help"),
         ("dump", "TARGET is missing", "crckpt help dump"),

@@ -40,6 +40,14 @@ def test_what_is_no_pid(target: str) -> None:
     assert "is not a PID" in refused(target).message
 
 
+def test_a_name_of_a_program_is_looked_for_by_pgrep(tmp_path: Path) -> None:
+    assert refused("redis-server").hint.endswith("; find a PID by name: pgrep -l redis-server (package procps)")
+    assert refused("systemd-networkd-wait-online").hint.endswith(": pgrep -l systemd-network (package procps)")
+    (tmp_path / "pid").write_text("redis\n")
+    for target in ("5x", "two words", "$(reboot)", "-5", f"pidfile:{tmp_path}/pid"):
+        assert "pgrep" not in refused(target).hint
+
+
 @pytest.mark.parametrize("target", ["4194305", "99999999"])
 def test_a_number_that_is_too_large_names_the_limit(target: str) -> None:
     limit = Path("/proc/sys/kernel/pid_max").read_text().strip()
