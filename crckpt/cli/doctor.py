@@ -57,10 +57,10 @@ def doctor(
     config: options.ConfigPath = None,
     fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed safely, after asking.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Show what is as it should be, too.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Also show what is fine.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Check whether this host can checkpoint, what limits it, and which command fixes that.
+    """Check whether this host can make checkpoints, what limits it, and which command fixes that.
 
     crckpt tries everything out and trusts no version. It exits with 20 if nothing can be checkpointed here.
 
@@ -167,14 +167,15 @@ def _draw(console: Console, result: Diagnosis, everything: bool) -> None:
             console.print(escape(fact.found))
     shown, problems = result.shown, result.problems
     if problems and result.able:
-        console.print("What follows matters only if you need what its effect says:")
+        console.print("A point matters only if its effect concerns you:")
     facts = (*problems, *(fact for fact in shown if fact not in problems)) if everything else problems
     if facts:
         console.print()
         console.print(draw_table(("", "", ""), (_fact_row(fact, result.is_unused(fact)) for fact in facts)))
     if not everything:
+        number = f"{len(shown) - len(problems)} of {len(shown)}"
         console.print()
-        console.print(f"{len(shown) - len(problems)} of {len(shown)} facts need no attention: crckpt doctor --all")
+        console.print(f"{'the other ' if problems else ''}{number} checks are fine: crckpt doctor --all shows them")
 
 
 def _fact_row(fact: Fact, is_unused: bool) -> tuple[str, str, str]:

@@ -90,8 +90,8 @@ def dump(
         bool | None,
         typer.Option(
             "--incremental/--no-incremental",
-            help="Dump only what was written since the last checkpoint. The first such dump is full, and starts a "
-            "tracker.",
+            help="Copy only what was written since the last checkpoint: the freeze is shorter. The first such dump is "
+            "full, and starts a tracker.",
             show_default="yes if the tree is tracked, see crckpt trackers",
             rich_help_panel=INCREMENTAL,
         ),
@@ -147,7 +147,7 @@ def dump(
     """Checkpoint a running process and all its descendants.
 
     The tree stands still while CRIU copies its memory. Then it runs on, or ends with **--stop**. If the dump fails or
-    is interrupted, nothing is lost: the tree runs on.
+    is interrupted, the tree runs on. In the rare case that it cannot, crckpt says so, and what to do (exit code 22).
 
     For example:
 

@@ -65,7 +65,7 @@ def invalid_command_line(message: str, command: str) -> UsageError:
         name = found["name"]
         near = [f"crckpt {near}" for near in ([SYNONYMS[name]] if name in SYNONYMS else _names(found["near"]))]
         return UsageError(f"there is no command {name}", hint=_hint(near, "all commands: crckpt help"))
-    everything = f"all options: crckpt help {command}".rstrip()
+    everything = f"all options: crckpt help {command}" if command else "options of a command come after it: crckpt help"
     if found := _OPTION.fullmatch(message):
         near = _closest(found["name"], _names(found["near"]))
         return UsageError(f"there is no option {found['name']}", hint=_hint(near, everything))

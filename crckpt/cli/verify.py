@@ -27,7 +27,7 @@ def verify(
     repair: Annotated[
         bool,
         typer.Option(
-            "--repair", help="Without --from, only show what can still be restored; with it, repair what is damaged."
+            "--repair", help="Repair from the store named by --from. Without --from: only show what can be restored."
         ),
     ] = False,
     source: Annotated[

@@ -89,7 +89,7 @@ def test_people_read_the_verdict_first_and_then_what_needs_attention(opened: Crc
     assert all(told[key]["state"] == state != "ok" for state, key in rows)
     assert not {key for _, key in rows} & (OF_TRACKER | UNUSED)
     known = len(KEYS - OF_TRACKER)
-    assert lines[-1] == f"{known - len(rows)} of {known} facts need no attention: crckpt doctor --all"
+    assert lines[-1] == f"the other {known - len(rows)} of {known} checks are fine: crckpt doctor --all shows them"
 
 
 def test_a_criu_that_was_named_and_does_not_work_is_named(opened: Crckpt) -> None:

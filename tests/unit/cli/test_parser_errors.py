@@ -20,7 +20,11 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
             "did you mean --stop? all options: crckpt help dump",
         ),
         ("list -q", "there is no option -q", "all options: crckpt help list"),
-        ("--wrong", "there is no option --wrong", "did you mean --version? all options: crckpt help"),
+        (
+            "--wrong",
+            "there is no option --wrong",
+            "did you mean --version? options of a command come after it: crckpt help",
+        ),
         ("dump", "TARGET is missing", "crckpt help dump"),
         ("diff a", "B is missing", "crckpt help diff"),
         ("dump 5 job more words", "that is too much: more words", "crckpt help dump"),
