@@ -17,7 +17,7 @@ from crckpt.images.stats import read_dump_stats
 from crckpt.images.tree import ImageTree, read_tree
 from crckpt.model import DumpOptions, JobName, Task, utc_datetime
 from crckpt.ops.context import Context
-from crckpt.store import Checkpoint, NewCheckpoint, check_name, ingest
+from crckpt.store import Checkpoint, NewCheckpoint, check_name, check_note, ingest
 from crckpt.store.write.image_files import read_image_file
 
 _UNKNOWN = "unknown"
@@ -29,6 +29,8 @@ def import_images(context: Context, directory: Path, job: str, note: str | None 
     The host and the options of the dump are read from the images, as far as the images have them.
     """
     name = JobName(check_name(job, "job"))
+    if note is not None:
+        check_note(note)
     inventory = directory / "inventory.img"
     if not os.path.lexists(inventory):
         lacks = f"{directory} has no CRIU images (no inventory.img)"

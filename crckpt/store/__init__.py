@@ -96,7 +96,7 @@ what is stored is a repair: a rename replaces a damaged pack or manifest by the 
 
 from crckpt.store.backend.directory import is_blank
 from crckpt.store.format.manifest import Checkpoint, IndexPlace, PackUse
-from crckpt.store.names import check_name
+from crckpt.store.names import check_name, check_note
 from crckpt.store.pending import PendingCheckpoint
 from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, open_reader, read_file
 from crckpt.store.refs import Tag
@@ -127,6 +127,7 @@ __all__ = [
     "Unrepaired",
     "VerifyResult",
     "check_name",
+    "check_note",
     "collect_garbage",
     "details_of",
     "file_names",

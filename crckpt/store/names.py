@@ -17,6 +17,9 @@ ID: Final = re.compile(r"[0-9a-f]{64}")
 IMAGE: Final = re.compile(r"(?!\.{1,2}\Z)[^/\x00-\x1f\x7f]{1,255}")
 """An image file: a name in one directory."""
 
+# C0 and C1 controls, DEL, and the separators of lines and paragraphs: `list` and `show` print a note on one line.
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
 SHORT: Final = 12
 """Digits of an id in messages."""
 
@@ -28,6 +31,15 @@ def check_name(name: str, what: str) -> str:
     raise UsageError(
         f"{name!r} is not a valid {what} name",
         hint="use at most 100 letters, digits, '.', '_' and '-'; begin with a letter or digit",
+    )
+
+
+def check_note(note: str) -> str:
+    """Return `note` if it is one line of text. Raises UsageError."""
+    if _CONTROL.search(note) is None:
+        return note
+    raise UsageError(
+        f"--note: {note!r} is not one line of text", hint="leave out line breaks, tabs and control characters"
     )
 
 

@@ -139,6 +139,14 @@ def test_cgroups_and_units_that_are_not_there(crckpt: Crckpt) -> None:
     assert said["error"]["hint"]
 
 
+@pytest.mark.parametrize("note", ["two\nlines", "\x1b[31mred"])
+def test_a_note_is_one_line_of_text(crckpt: Crckpt, tmp_path: Path, note: str) -> None:
+    with _sleeping() as pid:
+        _refused(crckpt, USAGE, "dump", str(pid), "--note", note, names=(f"{note!r} is not one line of text",))
+        _refused(crckpt, USAGE, "import", str(tmp_path), "job", "--note", note, names=("is not one line of text",))
+        assert not crckpt.store.exists()
+
+
 def test_names_that_no_job_or_tag_can_have(crckpt: Crckpt) -> None:
     """They would be paths, options or refs."""
     with started(COUNTER) as tree:

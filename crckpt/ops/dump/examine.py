@@ -30,7 +30,7 @@ from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
-from crckpt.store import check_name
+from crckpt.store import check_name, check_note
 from crckpt.tracking.choose_tracker import count_untracked, count_written
 from crckpt.tracking.preload.library import ENTERED, dump_words, find_enter_refusal, restarts_calls
 
@@ -195,9 +195,11 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
         assert against is not None
         raise UsageError(against.what, hint=against.remedy) if process is None else preflight_refusal((against,))
     job = check_name(request.job, "job") if request.job is not None else _default_job(process.comm)
-    # Check the tag here, though it is needed last: a bad name must be found before the freeze.
+    # Check tag and note here, though they are needed last: a bad one must be found before the freeze.
     if request.tag is not None:
         check_name(request.tag, "tag")
+    if request.note is not None:
+        check_note(request.note)
     try:
         return tree.observe(process, own, memory), JobName(job)
     except PermissionError as error:

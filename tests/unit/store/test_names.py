@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from crckpt.errors import IntegrityError, UsageError
-from crckpt.store.names import IMAGE, check_id, check_name
+from crckpt.store.names import IMAGE, check_id, check_name, check_note
 
 
 @pytest.mark.parametrize("name", ["a", "7", "Job-1.old_x", "x" * 100])
@@ -18,6 +18,18 @@ def test_what_is_no_name(name: str) -> None:
     with pytest.raises(UsageError, match="is not a valid tag name") as caught:
         check_name(name, "tag")
     assert repr(name) in caught.value.message
+
+
+@pytest.mark.parametrize("note", ["", "before the upgrade", "größer: 50 %", "\U0001f468\u200d\U0001f469"])
+def test_notes(note: str) -> None:
+    assert check_note(note) == note
+
+
+@pytest.mark.parametrize("note", ["two\nlines", "a\n", "a\tb", "\x1b[31mred", "\x7f", "\x9b1m", "a\u2028b", "a\u2029b"])
+def test_what_is_no_note(note: str) -> None:
+    with pytest.raises(UsageError, match="is not one line of text") as caught:
+        check_note(note)
+    assert repr(note) in caught.value.message
 
 
 @pytest.mark.parametrize("name", ["", "ab", "g" * 64, "A" * 64, "a" * 63, "a" * 65, f"{'a' * 64}\n", f"../{'a' * 61}"])
