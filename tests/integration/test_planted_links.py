@@ -33,7 +33,7 @@ def test_a_symlink_of_the_user_leads_to_nothing_of_roots(crckpt: Crckpt, kind: s
         os.chown(places, NOBODY, NOBODY, follow_symlinks=False)
         was = _looked_at(before)
         said = crckpt.run("restore", JOB, "--detach", status=23)
-        assert "Too many levels of symbolic links" in said.err
+        assert "a symlink leads to " in said.err
         assert _looked_at(before) == was
 
 
