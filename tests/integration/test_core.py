@@ -14,9 +14,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 from command import Crckpt
-from trees import PROGRAMS, PYTHON
+from trees import PROGRAMS, PYTHON, wait_for
 
 BACKTRACE = "thread apply all bt"
 DEBUG = Path(sys.prefix, "python3-dbg/usr")
@@ -60,7 +61,7 @@ def needed(program: str) -> str:
 
 @contextmanager
 def waiting(executable: Path, *words: str, before: tuple[str, ...] = ()) -> Iterator[int]:
-    """The program, once it has closed the descriptor of which it got the number: its PID."""
+    """The program, once it has closed the descriptor of which it got the number, and sleeps: its PID."""
     ready, theirs = os.pipe()
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
@@ -75,6 +76,8 @@ def waiting(executable: Path, *words: str, before: tuple[str, ...] = ()) -> Iter
     os.close(theirs)
     try:
         assert os.read(ready, 1) == b""
+        # Between the two, a debugger would find Python's frames half made.
+        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, 10, "the program to sleep")
         yield process.pid
     finally:
         os.close(ready)
@@ -152,11 +155,12 @@ def test_py_spy_finds_the_calls_of_a_python_program(crckpt: Crckpt, tmp_path: Pa
     program = needed("py-spy")
     _, core = _core_of_python(PYTHON, crckpt, tmp_path)
     words = (program, "dump", "--core", str(core), "--locals", "--full-filenames")
-    said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True).stdout
-    assert re.findall(rf"^    (\S+) \({PROGRAMS}/nested_calls.py:\d+\)", said, re.MULTILINE) == [
+    said = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert said.returncode == 0, said.stderr
+    assert re.findall(rf"^    (\S+) \({PROGRAMS}/nested_calls.py:\d+\)", said.stdout, re.MULTILINE) == [
         *("innermost", "middle", "middle", "<module>")
     ]
-    assert 'marker: "swordfish"' in said
+    assert 'marker: "swordfish"' in said.stdout
 
 
 def _core_of_python(python: str, crckpt: Crckpt, directory: Path) -> tuple[Path, Path]:
