@@ -84,7 +84,7 @@ class Statistics(Struct, frozen=True):
     - `raw_bytes`: the size of CRIU's images
     - `new_bytes`: what the store did not have yet, uncompressed
     - `copied_bytes`: what was stored again so that old packs can be removed, uncompressed
-    - `stored_bytes`: the size of both on disk, with the overhead of packs
+    - `stored_bytes`: the size on disk of `new_bytes` and `copied_bytes`, compressed, with the overhead of packs
     - `inherited_pages`: the pages that CRIU left to the parent
     """
 

@@ -54,7 +54,7 @@ class CheckpointDocument(Struct, frozen=True, forbid_unknown_fields=True):
     created: datetime
     in_future: Annotated[bool, Meta(description="Whether `created` is later than now: a clock was wrong.")]
     parent: Annotated[CheckpointId | None, Meta(description="The checkpoint of this job before it.")]
-    stopped: Annotated[bool, Meta(description="Whether the dump ended the tree (`--stop`).")]
+    stopped: Annotated[bool, Meta(description="Whether `--stop` ended the tree.")]
     note: str | None
     processes: int
     statistics: Statistics

@@ -234,7 +234,7 @@ def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, m
 @pytest.mark.parametrize(
     ("kind", "key", "words"),
     [
-        ("unix", "unix-outside", "PID {pid}, a unix socket to {workdir}/peer.sock, is connected to a process outside"),
+        ("unix", "unix-outside", "PID {pid} (a unix socket to {workdir}/peer.sock) is connected to a process outside"),
         ("io_uring", "io-uring", IO_URING),
         ("userfaultfd", "device", USERFAULTFD),
         ("vsock", "socket-family", "a socket of family 40 cannot be saved"),

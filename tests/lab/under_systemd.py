@@ -181,7 +181,7 @@ def test_unit_that_writes_to_the_journal_is_refused_and_runs_on(started: Callabl
     chatty = started("chatty")
     before = chatty.counters()
     message = refused(24, "dump", "unit:chatty")["message"]
-    assert "a unix socket to /run/systemd/journal/stdout, is connected" in message
+    assert "(a unix socket to /run/systemd/journal/stdout) is connected" in message
     chatty.goes_on_from(before)
 
 

@@ -39,7 +39,7 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
         yield cause("netlink-data").finding()
     for end in observed.outside_ends:
         peer = f" to {end.name}" if end.name else ""
-        yield cause("unix-outside").finding(socket=f"descriptor {end.fd} of PID {end.pid}, a unix socket{peer},")
+        yield cause("unix-outside").finding(socket=f"descriptor {end.fd} of PID {end.pid} (a unix socket{peer})")
 
 
 def find_connection_blockers(

@@ -70,6 +70,6 @@ def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
     )
     told = [finding.what for finding in plan(observation).blockers]
     assert told == [
-        "descriptor 1 of PID 100, a unix socket to /run/journal/stdout, is connected to a process outside the tree",
-        "descriptor 4 of PID 101, a unix socket, is connected to a process outside the tree",
+        "descriptor 1 of PID 100 (a unix socket to /run/journal/stdout) is connected to a process outside the tree",
+        "descriptor 4 of PID 101 (a unix socket) is connected to a process outside the tree",
     ]
