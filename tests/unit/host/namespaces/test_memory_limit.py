@@ -129,3 +129,5 @@ def test_a_group_that_another_removes_before_it_is_locked(top: Path) -> None:
         with held_before_call(other.pid, "flock", go), memory_limit.limited(LIMIT, (top,)):
             pass
         assert other.stdout.readline() == "True\n"
+        # It removes its group at its end: killed, it would leave the group in ours.
+        assert other.wait(20) == 0
