@@ -64,13 +64,13 @@ class HelpfulGroup(TyperGroup):
 
 def _page(usage: str, description: str, panels: Mapping[str, list[Row]], epilog: str = "") -> str:
     width = _width()
-    blocks = ["\n".join(_wrapped(f"**Usage:** {usage}", width, hanging=7)), *_paragraphs(description, width)]
+    blocks = ["\n".join(_wrap(f"**Usage:** {usage}", width, hanging=7)), *_paragraphs(description, width)]
     labels = [label for rows in panels.values() for label, _ in rows if len(label) <= _LONGEST_LABEL]
     column = max(map(len, labels), default=0)
     for title, rows in panels.items():
         if rows:
             lines = (line for row in rows for line in _row(row, column, width))
-            blocks.append("\n".join((_styled(f"**{title}:**"), *lines)))
+            blocks.append("\n".join((_style(f"**{title}:**"), *lines)))
     return "\n\n".join((*blocks, *_paragraphs(epilog, width)))
 
 
@@ -80,14 +80,14 @@ def _paragraphs(text: str, width: int) -> Iterator[str]:
         if paragraph.startswith("    "):
             yield "\n".join(line.removeprefix("  ") for line in paragraph.splitlines())
         elif paragraph:
-            yield "\n".join(_wrapped(paragraph, width))
+            yield "\n".join(_wrap(paragraph, width))
 
 
 def _row(row: Row, column: int, width: int) -> Iterator[str]:
     label, text = row
     indent = column + 4
-    lines = _wrapped(text, width - indent)
-    first = f"  {_styled(f'**{label}**')}"
+    lines = _wrap(text, width - indent)
+    first = f"  {_style(f'**{label}**')}"
     if len(label) > column:
         yield first
     else:
@@ -95,7 +95,7 @@ def _row(row: Row, column: int, width: int) -> Iterator[str]:
     yield from (f"{' ' * indent}{line}" for line in lines)
 
 
-def _wrapped(text: str, width: int, hanging: int = 0) -> Iterator[str]:
+def _wrap(text: str, width: int, hanging: int = 0) -> Iterator[str]:
     """Break a paragraph into lines; all but the first are indented by `hanging`."""
     # Marks have no width, so textwrap would break lines too early. A word carries its own: a line may end in between.
     marked = _BOLD.sub(lambda found: " ".join(f"\x01{word}\x02" for word in (found[1] or found[2]).split()), text)
@@ -103,19 +103,19 @@ def _wrapped(text: str, width: int, hanging: int = 0) -> Iterator[str]:
     for word in marked.split():
         length = len(word.replace("\x01", "").replace("\x02", ""))
         if line and used + 1 + length > width:
-            yield _unmarked(line)
+            yield _replace_marks(line)
             line, used = " " * hanging + word, hanging + length
         else:
             line, used = (f"{line} {word}", used + 1 + length) if line else (word, length)
     if line:
-        yield _unmarked(line)
+        yield _replace_marks(line)
 
 
-def _styled(text: str) -> str:
-    return _unmarked(_BOLD.sub("\x01\\1\\2\x02", text))
+def _style(text: str) -> str:
+    return _replace_marks(_BOLD.sub("\x01\\1\\2\x02", text))
 
 
-def _unmarked(line: str) -> str:
+def _replace_marks(line: str) -> str:
     return _MARKED.sub("\033[1m\\1\033[0m" if _is_bold_shown() else "\\1", line)
 
 

@@ -143,22 +143,22 @@ def _targets(_: CommandLine, typed: str) -> Words:
 
 
 def _jobs(line: CommandLine, _: str) -> Words:
-    return _stored(line).jobs()
+    return _read_names(line).jobs()
 
 
 def _refs(line: CommandLine, typed: str) -> Words:
-    return _stored(line).refs(typed)
+    return _read_names(line).refs(typed)
 
 
 def _tags(line: CommandLine, _: str) -> Words:
-    return _stored(line).tags(line.positional[0])
+    return _read_names(line).tags(line.positional[0])
 
 
 def _processes(line: CommandLine, _: str) -> Words:
-    return _stored(line).processes(line.positional[0])
+    return _read_names(line).processes(line.positional[0])
 
 
-def _stored(line: CommandLine) -> StoredNames:
+def _read_names(line: CommandLine) -> StoredNames:
     # typer reads these only while it parses a whole command line.
     variables = {"store": os.environ.get("CRCKPT_STORE"), "config": os.environ.get("CRCKPT_CONFIG")}
     store, config = (line.values.get(name) or variable for name, variable in variables.items())

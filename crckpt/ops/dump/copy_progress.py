@@ -25,7 +25,7 @@ def copying_reported(images: Path, memory: int, progress: Progress) -> Iterator[
         progress(0, memory)
         while not is_over.wait(_INTERVAL_S):
             # The tree may have grown since its memory was measured.
-            progress(min(_copied(images), memory), memory)
+            progress(min(_count_bytes(images), memory), memory)
 
     thread = threading.Thread(target=report, daemon=True)
 
@@ -40,7 +40,7 @@ def copying_reported(images: Path, memory: int, progress: Progress) -> Iterator[
         end()
 
 
-def _copied(images: Path) -> int:
+def _count_bytes(images: Path) -> int:
     total = 0
     # CRIU makes the files while we look.
     with suppress(OSError), os.scandir(images) as entries:
