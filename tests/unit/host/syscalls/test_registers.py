@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from entering import Told
+from entering import Told, wait_for
 from other_user import as_user
 
 from crckpt.host.proc.maps import read_maps
@@ -29,7 +29,8 @@ pytestmark = [
 
 @contextmanager
 def traced(pid: int) -> Iterator[None]:
-    """Stopped for us: only in a process that ends then."""
+    """Stopped for us, in its read: only in a process that ends then."""
+    wait_for(lambda: Path(f"/proc/{pid}/syscall").read_text().startswith(f"{READ} "), "it to read")
     ptrace_requests.seize(pid)
     ptrace_requests.interrupt(pid)
     os.waitpid(pid, 0x40000000)  # __WALL
