@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
+import shutil
 import sys
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -81,7 +81,7 @@ def note_lines(findings: Iterable[Finding | str]) -> Iterator[str]:
 
 
 def finding_lines(findings: Iterable[tuple[str, str]], mark: str = "  - ") -> Iterator[str]:
-    """What was found and the remedy, as lines that begin with `mark`. A remedy of several is said once, after them."""
+    """Yield findings with their remedies as lines that begin with `mark`. A shared remedy stands once, after them."""
     by_remedy: dict[str, list[str]] = {}
     for what, remedy in findings:
         by_remedy.setdefault(remedy, []).append(what)
@@ -122,11 +122,7 @@ def terminal_width() -> int | None:
     """Columns of the terminal on stdout; None if it is a file or a pipe, where nothing is cut."""
     if not sys.stdout.isatty():
         return None
-    columns = os.environ.get("COLUMNS", "")
-    try:
-        return int(columns) if columns.isdecimal() else os.get_terminal_size(sys.stdout.fileno()).columns or None
-    except OSError:
-        return None
+    return shutil.get_terminal_size((0, 0)).columns or None
 
 
 def draw_table(

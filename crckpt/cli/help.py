@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
@@ -125,14 +126,7 @@ def _is_bold_shown() -> bool:
 
 def _width() -> int:
     """Columns of the text: those of the terminal, but never so many that a line is hard to read."""
-    columns = os.environ.get("COLUMNS", "")
-    width = int(columns) if columns.isdecimal() else 0
-    if not width:
-        try:
-            width = os.get_terminal_size(sys.stdout.fileno()).columns
-        except (OSError, ValueError):  # no terminal; under a test no descriptor
-            width = _WIDTH
-    return max(_NARROWEST, min(width or _WIDTH, _WIDEST))
+    return max(_NARROWEST, min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDEST))
 
 
 def _panel(option: TyperOption) -> str:

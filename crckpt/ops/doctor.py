@@ -45,7 +45,7 @@ class Fix(Struct, frozen=True):
 
     @property
     def effect(self) -> str:
-        """What the command does, if that is not plain from reading it; else empty."""
+        """The result of running the command, if reading it does not show that; else empty."""
         return f"downloads Debian's CRIU into {PREFIX}; changes no package" if self.command == _INSTALL else ""
 
 
