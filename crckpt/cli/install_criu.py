@@ -61,8 +61,8 @@ def install_criu(
     """Find a CRIU that works on this kernel, or download one from Debian.
 
     crckpt trusts no version: it dumps and restores a small process with each candidate, and takes the first that works.
-    What it downloads it unpacks, with all its libraries, into a directory of its own: no package of this machine is
-    installed, changed or compiled.
+    What it downloads it unpacks, with all its libraries, into a directory of its own. Unless you use **--build**, it
+    installs, changes and compiles no package of this machine.
     """
     names = parse_candidates(candidates, build=build)
     request = InstallRequest((prefix or default_prefix()).absolute(), mirror, names)
