@@ -1,19 +1,28 @@
-"""Take an id: usage taker.py NUMBER PID|thread|group|session. Prints `taken` and keeps it until it is ended.
+"""Take an id: usage taker.py NUMBER PID|thread|group|session. Prints `taken by PID` and keeps it until it is ended.
 
 A child whose leader had the id and has ended keeps a group or session.
 """
 
+import ctypes
 import os
 import signal
+import struct
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, NoReturn
 
-TRIES: Final = 200
-LAST: Final = Path("/proc/sys/kernel/ns_last_pid")
+CLONE3: Final = 435  # asm-generic/unistd.h; it has this number on every architecture
+# linux/sched.h
+CLONE_VM: Final = 0x100
+CLONE_FS: Final = 0x200
+CLONE_FILES: Final = 0x400
+CLONE_SIGHAND: Final = 0x800
+CLONE_VFORK: Final = 0x4000
+CLONE_THREAD: Final = 0x10000
+# The new thread runs on this thread's stack, so this thread must wait for it (CLONE_VFORK): that is for ever.
+THREAD: Final = CLONE_VM | CLONE_FS | CLONE_FILES | CLONE_SIGHAND | CLONE_THREAD | CLONE_VFORK
+
+# PyDLL keeps Python's own lock: the child has no other thread to get it back from.
+LIBC: Final = ctypes.PyDLL(None, use_errno=True)
 
 
 def main() -> None:
@@ -22,8 +31,9 @@ def main() -> None:
     if kind == "PID" and os.getpid() == number:
         hold()
     if kind == "thread":
-        take_thread(number)
-    pid = take_pid(number)
+        clone(number, THREAD, 0)
+        hold()
+    pid = clone(number, 0, signal.SIGCHLD)
     if pid:
         os.waitpid(pid, 0)
     elif kind == "PID":
@@ -32,40 +42,16 @@ def main() -> None:
         leave_behind(kind)
 
 
-@contextmanager
-def counting_from(number: int) -> Iterator[None]:
-    """Let the next PID come after that one, and afterwards no more; also wait for processes given up."""
-    before = int(LAST.read_text())
-    LAST.write_text(str(number))
-    yield
-    LAST.write_text(str(max(before, int(LAST.read_text()))))
-
-
-def take_pid(number: int) -> int:
-    """Fork a child with that PID: 0 in the child, its PID here. Others fork too, so that it may need some tries."""
-    for _ in range(TRIES):
-        with counting_from(number - 1):
-            pid = os.fork()
-        if pid == 0 and os.getpid() != number:
-            os._exit(0)
-        if pid in (0, number):
-            return pid
-        os.waitpid(pid, 0)
-    sys.exit(f"cannot get PID {number}")
-
-
-def take_thread(number: int) -> NoReturn:
-    """Start threads until one has that id."""
-    for _ in range(TRIES):
-        release = threading.Event()
-        thread = threading.Thread(target=release.wait)
-        with counting_from(number - 1):
-            thread.start()
-        if thread.native_id == number:
-            hold()
-        release.set()
-        thread.join()
-    sys.exit(f"cannot get thread {number}")
+def clone(number: int, flags: int, exit_signal: int) -> int:
+    """Start a task with that id: its id here, 0 in the task."""
+    # Never by ns_last_pid: what others start then gets numbers that the trees of other tests come back to.
+    wanted = ctypes.c_int(number)
+    # struct clone_args: flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size
+    words = struct.pack("=10Q", flags, 0, 0, 0, exit_signal, 0, 0, 0, ctypes.addressof(wanted), 1)
+    pid: int = LIBC.syscall(CLONE3, ctypes.c_char_p(words), len(words))
+    if pid < 0:
+        sys.exit(f"cannot get {number}: {os.strerror(ctypes.get_errno())}")
+    return pid
 
 
 def leave_behind(kind: str) -> None:
