@@ -83,7 +83,7 @@ def test_a_zombie(crckpt: Crckpt) -> None:
     """It names the parent, who alone can do something."""
     ended = subprocess.Popen(["true"])
     try:
-        wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 5, "it to end")
+        wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 20, "it to end")
         names = (f"process {ended.pid} (true)", "has ended", f"zombie of process {os.getpid()}")
         _refused(crckpt, REFUSED, "dump", str(ended.pid), names=names)
     finally:

@@ -121,7 +121,7 @@ def test_stopped_unit_comes_back_outside_of_systemd(started: Callable[[str], Ser
     pid = counter.pid
     crckpt("dump", "unit:counter", "job", "--stop")
     stopped = counter.counters()
-    wait_for(lambda: counter.shows("ActiveState") == "failed", 5, "systemd to see that the unit has ended")
+    wait_for(lambda: counter.shows("ActiveState") == "failed", 20, "systemd to see that the unit has ended")
     assert counter.shows("Result") == "signal"
     assert "it is failed (failed)" in refused(2, "dump", "unit:counter")["message"]
 
