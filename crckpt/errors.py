@@ -6,6 +6,7 @@
     ├── StoreLocked            11   another process holds the store's lock
     ├── NoSuchCheckpoint       12   the ref names no checkpoint
     ├── IntegrityError         13   stored bytes do not match their digest, or images are damaged
+    ├── TargetNotRunning       14   there is no such process, or it has ended
     ├── HostCannot             20   this host lacks something (CRIU, kernel, privileges)
     ├── DumpFailed             21   no checkpoint was made; the tree runs on
     │   └── TreeStopped        22   no checkpoint was made; the tree is paused or gone
@@ -83,6 +84,12 @@ class IntegrityError(CrckptError):
     """Stored bytes do not match their digest, or images contradict themselves."""
 
     exit_code = 13
+
+
+class TargetNotRunning(CrckptError):
+    """The target is not running: there is no such process, or it ended before the freeze. No checkpoint was made."""
+
+    exit_code = 14
 
 
 class HostCannot(CrckptError):

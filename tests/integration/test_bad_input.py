@@ -16,7 +16,7 @@ from command import PROGRAM, Crckpt
 from moments import assert_runs_on, manifests
 from trees import PROGRAMS, started, wait_for
 
-USAGE, STORE, UNKNOWN, HOST, REFUSED = 2, 10, 12, 20, 24
+USAGE, STORE, UNKNOWN, ENDED, HOST, REFUSED = 2, 10, 12, 14, 20, 24
 COUNTER: Final = next(case for case in CASES if case.name == "counter")
 TCP_PAIR: Final = next(case for case in CASES if case.name == "tcp-pair")
 NOBODY: Final = 65534
@@ -26,7 +26,9 @@ NO_PID: Final = 2**22 - 1
 
 def test_no_such_process(crckpt: Crckpt) -> None:
     """Also a number that no process can have, and what is no number."""
-    _refused(crckpt, USAGE, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
+    _refused(crckpt, ENDED, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
+    _refused(crckpt, ENDED, "pre-dump", str(NO_PID), names=(f"no process {NO_PID}",))
+    _refused(crckpt, ENDED, "doctor", str(NO_PID), names=(f"no process {NO_PID}",), both=False)
     _refused(crckpt, USAGE, "dump", "", names=("'' is not a PID",), both=False)
     for target in ("0", "99999999999", "12three"):
         _refused(crckpt, USAGE, "dump", target, names=(f"{target!r} is not a PID",), both=False)
@@ -85,7 +87,7 @@ def test_a_zombie(crckpt: Crckpt) -> None:
     try:
         wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 20, "it to end")
         names = (f"process {ended.pid} (true)", "has ended", f"zombie of process {os.getpid()}")
-        _refused(crckpt, REFUSED, "dump", str(ended.pid), names=names)
+        _refused(crckpt, ENDED, "dump", str(ended.pid), names=names)
     finally:
         ended.wait()
 
@@ -123,17 +125,17 @@ def test_pidfiles(crckpt: Crckpt, tmp_path: Path) -> None:
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     missing = f"pidfile:{tmp_path}/missing"
-    _refused(crckpt, USAGE, "dump", missing, names=(f"pidfile {tmp_path}/missing", "No such file"))
+    _refused(crckpt, ENDED, "dump", missing, names=(f"there is no pidfile {tmp_path}/missing",))
     _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}", names=("Is a directory",), both=False)
     for name in ("garbage", "empty", "binary"):
         names = (f"pidfile:{tmp_path}/{name} contains ", "not a PID")
         _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/{name}", names=names, both=False)
-    _refused(crckpt, USAGE, "dump", f"pidfile:{tmp_path}/stale", names=(f"no process {NO_PID}",), both=False)
+    _refused(crckpt, ENDED, "dump", f"pidfile:{tmp_path}/stale", names=(f"no process {NO_PID}",), both=False)
 
 
 def test_cgroups_and_units_that_are_not_there(crckpt: Crckpt) -> None:
     """Wherever systemd runs or not."""
-    _refused(crckpt, USAGE, "dump", "cgroup:/no/such", names=("no cgroup /no/such",), both=False)
+    _refused(crckpt, ENDED, "dump", "cgroup:/no/such", names=("no cgroup /no/such",), both=False)
     said = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document
     assert "crckpt-none" in said["error"]["message"] or "systemctl" in said["error"]["message"]
     assert said["error"]["hint"]

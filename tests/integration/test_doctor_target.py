@@ -57,7 +57,7 @@ def test_what_would_be_lost_is_said(crckpt: Crckpt, kind: str, what: str) -> Non
 
 
 def test_what_is_no_tree(crckpt: Crckpt) -> None:
-    assert "there is no process" in crckpt.run("doctor", "4194304", status=2).err
+    assert "there is no process" in crckpt.run("doctor", "4194304", status=14).err
     assert "--fix fixes this host" in crckpt.run("doctor", "4194304", "--fix", status=2).err
     assert "is the init process of this system" in crckpt.run("doctor", "1", status=REFUSED).err
 

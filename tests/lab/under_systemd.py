@@ -193,24 +193,25 @@ def test_several_trees_in_a_cgroup(started: Callable[[str], Service]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "message", "hint"),
+    ("target", "status", "message", "hint"),
     [
-        ("unit:unknown", "there is no unit unknown.service", "systemctl list-units"),
+        ("unit:unknown", 2, "there is no unit unknown.service", "systemctl list-units"),
         (
             "unit:debug-shell",
+            14,
             "debug-shell.service has no process now: it is inactive (dead)",
             "systemctl start debug-shell",
         ),
-        ("unit:basic.target", "unit basic.target is not a service", "name a service"),
-        ("unit:init.scope", "unit init.scope is not a service", "cgroup:/init.scope"),
-        ("unit:systemd-journald*", "must name one unit", "systemctl list-units"),
-        ("unit:", "unit: is not a valid target", "name a PID"),
-        ("cgroup:/unknown.slice", "there is no cgroup /unknown.slice", "cat /proc/PID/cgroup"),
+        ("unit:basic.target", 2, "unit basic.target is not a service", "name a service"),
+        ("unit:init.scope", 2, "unit init.scope is not a service", "cgroup:/init.scope"),
+        ("unit:systemd-journald*", 2, "must name one unit", "systemctl list-units"),
+        ("unit:", 2, "unit: is not a valid target", "name a PID"),
+        ("cgroup:/unknown.slice", 14, "there is no cgroup /unknown.slice", "cat /proc/PID/cgroup"),
     ],
 )
-def test_target_that_is_no_tree(target: str, message: str, hint: str) -> None:
+def test_target_that_is_no_tree(target: str, status: int, message: str, hint: str) -> None:
     """One sentence, and what to type next."""
-    error = refused(2, "dump", target)
+    error = refused(status, "dump", target)
     assert message in error["message"]
     assert hint in error["hint"]
 
@@ -232,7 +233,7 @@ def test_init_is_never_dumped() -> None:
 def test_empty_cgroup() -> None:
     """It exists, and nobody lives there."""
     Path("/sys/fs/cgroup/empty.slice").mkdir()
-    assert refused(2, "dump", "cgroup:/empty.slice")["message"] == "cgroup /empty.slice has no process"
+    assert refused(14, "dump", "cgroup:/empty.slice")["message"] == "cgroup /empty.slice has no process"
 
 
 def test_what_follows_a_tree_stays_where_its_unit_lets_it(started: Callable[[str], Service]) -> None:

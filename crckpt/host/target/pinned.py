@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from crckpt.errors import DumpFailed, UsageError
+from crckpt.errors import TargetNotRunning, UsageError
 from crckpt.host import proc
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.target import resolve
@@ -42,12 +42,12 @@ class PinnedProcess:
         return not looking.poll(0)
 
     def check(self) -> None:
-        """Raise DumpFailed unless the PID has belonged to this process all the time."""
+        """Raise TargetNotRunning unless the PID has belonged to this process all the time."""
         if self.keeps_pid:
             return
         now = proc.read_process(self.pid)
         whose = f", and another process ({now.comm}) now has its PID" if now is not None else ""
-        raise DumpFailed(f"PID {self.pid} ended{whose}", hint="find its new PID: pgrep -l NAME")
+        raise TargetNotRunning(f"PID {self.pid} ended{whose}", hint="find its new PID: pgrep -l NAME")
 
     @property
     def is_replaced(self) -> bool:

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from crckpt.errors import PreflightRefused, UsageError
+from crckpt.errors import PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
 from crckpt.host.proc import procfs
@@ -31,8 +31,9 @@ _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 def resolve(target: str) -> int:
     """The PID of the root that `target` names: a PID, `pidfile:PATH`, `unit:NAME` or `cgroup:PATH`.
 
-    Raises UsageError when it names no process, or more than one tree, and PreflightRefused when a user who may neither
-    be root nor that process's user could have written which process it names.
+    Raises UsageError if it is no valid target or names more than one tree, TargetNotRunning if it names no process, and
+    PreflightRefused if a user who may neither be root nor that process's user could have written which process it
+    names.
     """
     kind, colon, name = target.partition(":")
     if not colon:
@@ -69,6 +70,12 @@ def _of_pidfile(name: str) -> int:
             text = read_small(descriptor, _MOST_OF_A_PIDFILE).decode(errors="replace")
         finally:
             os.close(descriptor)
+    except FileNotFoundError:
+        # Most programs remove their pidfile when they end.
+        raise TargetNotRunning(
+            f"there is no pidfile {name}: its program does not run, or the path is wrong",
+            hint="check that the program runs",
+        ) from None
     except OSError as error:
         raise UsageError(
             f"cannot read the pidfile {name}: {error.strerror}", hint="check that the program runs"
@@ -76,7 +83,7 @@ def _of_pidfile(name: str) -> int:
     pid = _number(text, f"pidfile:{name}", f"read it: cat {run.quote([name])}")
     process = proc.read_process(pid)
     if process is None:
-        raise UsageError(
+        raise TargetNotRunning(
             f"there is no process {pid}, which the pidfile {name} names", hint="check that the program runs"
         )
     # A program with the rights of several users counts as root's.
@@ -113,7 +120,7 @@ def _properties(block: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
 
-def _no_main_process(unit: dict[str, str]) -> UsageError:
+def _no_main_process(unit: dict[str, str]) -> UsageError | TargetNotRunning:
     name, cgroup = unit["Id"], unit.get("ControlGroup")
     hint = f"name its cgroup: cgroup:{cgroup}" if cgroup else "name a service or a PID"
     if unit["LoadState"] == "not-found":
@@ -122,7 +129,7 @@ def _no_main_process(unit: dict[str, str]) -> UsageError:
         return UsageError(f"unit {name} is not a service: it has no main process", hint=hint)
     if cgroup:
         return UsageError(f"systemd knows no main process of unit {name}", hint=hint)
-    return UsageError(
+    return TargetNotRunning(
         f"unit {name} has no process now: it is {unit['ActiveState']} ({unit['SubState']})",
         hint=f"systemctl start {run.quote([name])}",
     )
@@ -143,7 +150,7 @@ def _of_cgroup(name: str) -> int:
         pid for pid in sorted(members) if (found := proc.read_process(pid)) and found.ppid not in members
     ]
     if not roots:
-        raise UsageError(f"cgroup {name} has no process", hint=f"check: cat {directory}/cgroup.procs")
+        raise TargetNotRunning(f"cgroup {name} has no process", hint=f"check: cat {directory}/cgroup.procs")
     if len(roots) > 1:
         shown = ", ".join(str(pid) for pid in roots[:8])
         raise UsageError(f"cgroup {name} has {len(roots)} separate trees: {shown}", hint="name one of these PIDs")
@@ -162,4 +169,8 @@ def _cgroup_directory(name: str) -> Path:
     for directory in (Path(name), *(base / name.lstrip("/") for base in _CGROUPS)):
         if (directory / "cgroup.procs").is_file():
             return directory
-    raise UsageError(f"there is no cgroup {name}", hint="find it: cat /proc/PID/cgroup")
+    # systemd removes the control group of a service that has ended.
+    raise TargetNotRunning(
+        f"there is no cgroup {name}: its program does not run, or the path is wrong",
+        hint="find it: cat /proc/PID/cgroup",
+    )

@@ -10,8 +10,8 @@ from typing import Literal
 
 from msgspec import Struct
 
-from crckpt.criu.engine import CriuResult, run_id
-from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TreeStopped
+from crckpt.criu.engine import CriuResult, has_seized, run_id
+from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TargetNotRunning, TreeStopped
 from crckpt.host import proc
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import network_locks
@@ -48,12 +48,16 @@ class BaseMismatch(DumpFailed):
 
 
 def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
-    """The result of a CRIU that worked on the tree. Raises DumpFailed, explained, if it failed; BaseMismatch."""
+    """The result of a CRIU that worked on the tree.
+
+    Raises DumpFailed, explained, if it failed; BaseMismatch; TargetNotRunning if the tree ended before CRIU stopped it.
+    """
     if result.ok:
         return result
-    # This explains more than CRIU's log, which is about another process.
-    if target.root is not None and target.root.is_replaced:
+    # This explains more than CRIU's log, which may be about another process.
+    if target.root is not None and (target.root.is_replaced or not (target.root.is_alive or has_seized(result.log))):
         target.root.check()
+        raise TargetNotRunning(f"PID {target.pid} ended before the freeze", hint="find its new PID: pgrep -l NAME")
     # A killed CRIU leaves sockets in repair mode, which no other process can end.
     dead = result.status < 0 and target.plan.options.tcp == "keep"
     if result.status < 0:
@@ -127,7 +131,8 @@ class TreeState(Struct, frozen=True):
 def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> Iterator[None]:
     """If the block fails, lift the network lock that CRIU left, and end the error's message with the tree's state.
 
-    A full disk becomes StoreUnusable. Every error becomes TreeStopped if the tree does not run any more.
+    A full disk becomes StoreUnusable. Every error but TargetNotRunning becomes TreeStopped if the tree does not run any
+    more.
     """
     try:
         yield
@@ -199,6 +204,8 @@ def _with_state(error: CrckptError, made: str | None, state: TreeState) -> Crckp
     what = f"{f'checkpoint {made}' if made else 'no checkpoint'} was made"
     if made is None:
         what = "crckpt cannot read whether a checkpoint was made"
+    if isinstance(error, TargetNotRunning):
+        return error.reword(f"{error.message}; {what}", hint=error.hint)
     said = f"{error.message}; {what}; {state.sentence}"
     if state.kind in ("stopped", "lost"):
         return TreeStopped(said, hint=state.way_out, causes=error.causes, is_explained=error.is_explained)

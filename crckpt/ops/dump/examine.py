@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from crckpt.causes import Finding, cause
 from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.find import Criu
-from crckpt.errors import DumpFailed, HostCannot, UsageError
+from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
@@ -76,7 +76,7 @@ class DumpTarget(Struct, frozen=True):
         return self.root is not None and not self.root.is_alive
 
     def check_root(self) -> None:
-        """Raise DumpFailed if the root's PID may have been another process's since it was held."""
+        """Raise TargetNotRunning if the root's PID may have been another process's since it was held."""
         if self.root is not None:
             self.root.check()
 
@@ -128,7 +128,10 @@ class Examination(Struct, frozen=True):
 
 
 def examine(request: DumpRequest, context: Context) -> Examination:
-    """Examine a tree, and report what prevents a dump. Raises UsageError, PreflightRefused, HostCannot."""
+    """Examine a tree, and report what prevents a dump.
+
+    Raises UsageError, TargetNotRunning, PreflightRefused, HostCannot.
+    """
     target = _observe_target(request, context, resolve.resolve(request.target))
     return Examination(target.pid, _find_blockers(target), target.plan, target.observed, target.job, target.criu)
 
@@ -136,7 +139,9 @@ def examine(request: DumpRequest, context: Context) -> Examination:
 def examine_target(
     request: DumpRequest, context: Context, root: PinnedProcess, memory: int | None = None
 ) -> DumpTarget:
-    """Examine the tree below `root`. Raises PreflightRefused if something prevents a dump; UsageError, HostCannot.
+    """Examine the tree below `root`. Raises PreflightRefused if something prevents a dump.
+
+    Raises UsageError, TargetNotRunning, HostCannot.
 
     `memory` is how many bytes of it will be dumped, None to measure it.
     """
@@ -156,7 +161,7 @@ def examine_target(
 def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
     """The same target, as its tree is now; `memory` as for `examine_target`.
 
-    Raises what that raises, and DumpFailed if the tree has ended and another has its PID.
+    Raises what that raises, TargetNotRunning also if another tree has its PID now.
     """
     root = target.observed.tree.root
     # An exec may have changed the name of the program, which is the default name of the job.
@@ -164,7 +169,7 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
     assert target.root is not None
     again = examine_target(request, target.context, target.root, memory)
     if again.observed.tree.root.start != root.start:
-        raise DumpFailed(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {target.request.target}")
+        raise TargetNotRunning(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {target.request.target}")
     return replace(again, lineage=target.lineage, pre_copy=target.pre_copy)
 
 
@@ -193,7 +198,8 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
     against = root_refusal(process, pid, own.pid, proc.ancestors(own.pid))
     if process is None or against is not None:
         assert against is not None
-        raise UsageError(against.what, hint=against.remedy) if process is None else preflight_refusal((against,))
+        has_ended = process is None or (process.state == "zombie" and len(process.threads) <= 1)
+        raise TargetNotRunning(against.what, hint=against.remedy) if has_ended else preflight_refusal((against,))
     job = check_name(request.job, "job") if request.job is not None else _default_job(process.comm)
     # Check tag and note here, though they are needed last: a bad one must be found before the freeze.
     if request.tag is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.errors import DumpFailed, UsageError
+from crckpt.errors import TargetNotRunning, UsageError
 from crckpt.host.target.pinned import PinnedProcess, pinned
 
 _ANSWERS = """#!/bin/sh
@@ -53,8 +53,8 @@ def test_a_process_that_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
     sleeper.kill()
     sleeper.wait()
     assert not process.is_alive
-    with pytest.raises(DumpFailed, match=f"PID {sleeper.pid} ended"):
+    with pytest.raises(TargetNotRunning, match=f"PID {sleeper.pid} ended"):
         process.check()
     process.close()
-    with pytest.raises(DumpFailed):
+    with pytest.raises(TargetNotRunning):
         PinnedProcess(sleeper.pid).check()

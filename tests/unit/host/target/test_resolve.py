@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.errors import CrckptError, HostCannot, PreflightRefused, UsageError
+from crckpt.errors import CrckptError, HostCannot, PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host.target import resolve
 
 
@@ -24,8 +24,8 @@ def sleepers() -> Iterator[tuple[int, int]]:
         process.wait()
 
 
-def refused(target: str) -> CrckptError:
-    with pytest.raises(UsageError) as caught:
+def refused(target: str, kind: type[CrckptError] = UsageError) -> CrckptError:
+    with pytest.raises(kind) as caught:
         resolve.resolve(target)
     assert caught.value.hint
     return caught.value
@@ -171,7 +171,7 @@ def test_a_pidfile_of_a_process_that_has_ended(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     (tmp_path / "pidfile").write_text(str(ended.pid))
-    assert f"there is no process {ended.pid}" in refused(f"pidfile:{tmp_path}/pidfile").message
+    assert f"there is no process {ended.pid}" in refused(f"pidfile:{tmp_path}/pidfile", TargetNotRunning).message
 
 
 def test_links_without_end(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_pidfile_with_something_else(tmp_path: Path, content: bytes) -> None:
 
 
 def test_no_pidfile(tmp_path: Path) -> None:
-    assert "No such file" in refused(f"pidfile:{tmp_path}/none").message
+    assert "there is no pidfile" in refused(f"pidfile:{tmp_path}/none", TargetNotRunning).message
     assert "Is a directory" in refused(f"pidfile:{tmp_path}").message
     refused("pidfile:")
 
@@ -222,12 +222,13 @@ def test_a_cgroup_without_processes(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     # 0 stands for a process of another pid namespace.
-    assert "has no process" in refused(f"cgroup:{cgroup(tmp_path / 'service', 0, ended.pid)}").message
+    group = cgroup(tmp_path / "service", 0, ended.pid)
+    assert "has no process" in refused(f"cgroup:{group}", TargetNotRunning).message
 
 
 def test_no_cgroup(tmp_path: Path) -> None:
-    assert "there is no cgroup" in refused(f"cgroup:{tmp_path}/none").message
-    assert "there is no cgroup" in refused("cgroup:/crckpt-no-such-cgroup").message
+    assert "there is no cgroup" in refused(f"cgroup:{tmp_path}/none", TargetNotRunning).message
+    assert "there is no cgroup" in refused("cgroup:/crckpt-no-such-cgroup", TargetNotRunning).message
 
 
 def answers(systemctl: Path, text: str) -> None:
@@ -256,7 +257,7 @@ def test_a_unit_beside_a_warning(systemctl: Path) -> None:
 
 def test_a_unit_that_does_not_run(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, ""))
-    error = refused("unit:web")
+    error = refused("unit:web", TargetNotRunning)
     assert "web.service has no process now: it is inactive (dead)" in error.message
     assert error.hint == "systemctl start web.service"
 

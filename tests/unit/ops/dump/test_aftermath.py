@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.errors import DumpFailed, TreeStopped
+from crckpt.errors import DumpFailed, TargetNotRunning, TreeStopped
 from crckpt.host import proc
 from crckpt.ops.dump.aftermath import BaseMismatch, tree_state_reported
 from crckpt.store import Repository
@@ -52,3 +52,14 @@ def test_a_base_mismatch_ends_with_the_state_as_every_error(tree: proc.Tree, tmp
         tree_state_reported(tree, tmp_path / "none", repository),
     ):
         raise BaseMismatch("the dump failed", reason="another program")
+
+
+def test_a_tree_that_ended_before_the_freeze_has_its_own_exit_code(tree: proc.Tree, tmp_path: Path) -> None:
+    os.kill(tree.root.pid, 9)
+    os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
+    repository = Repository.open(tmp_path / "store", create=True)
+    with (
+        pytest.raises(TargetNotRunning, match=r"^PID 7 ended before the freeze; no checkpoint was made$"),
+        tree_state_reported(tree, tmp_path / "none", repository),
+    ):
+        raise TargetNotRunning("PID 7 ended before the freeze")

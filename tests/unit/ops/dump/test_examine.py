@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from small_programs import WAITS, program, read
 
 from crckpt.criu.command import Paths
-from crckpt.errors import DumpFailed, PreflightRefused, UsageError
+from crckpt.errors import DumpFailed, PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host.proc import Tree
 from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context
@@ -67,7 +67,7 @@ def test_a_root_that_has_ended_is_noticed(context: Context) -> None:
         target.check_root()  # a zombie keeps its PID
         assert (had_ended, target.root_has_ended) == (False, True)
         process.wait()
-        with pytest.raises(DumpFailed, match=f"PID {process.pid} ended"):
+        with pytest.raises(TargetNotRunning, match=f"PID {process.pid} ended"):
             root.check()
 
 
