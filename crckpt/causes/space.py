@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from crckpt.causes.cause import Cause
+
+_LARGER_STORE: Final = "free space (crckpt rm, crckpt gc), or use a store on a larger disk: --store DIR"
+_OTHER_STAGING: Final = "free space there, or name a directory on a larger disk: --staging DIR"
+_BOTH_NEED: Final = (
+    "a dump needs about {needed} ({images} of images until the checkpoint is stored, and {growth} that it adds to the "
+    "store), but {directory} has only {free} free"
+)
 
 SPACE = (
     Cause(
         "disk",
-        "the images of the tree need about {needed}, but {directory} has only {free} free",
-        "free space (crckpt rm, crckpt gc), or use a store on a larger disk: --store DIR; if the store has space for "
-        "what a checkpoint adds to it, put only the images elsewhere: --staging DIR",
+        _BOTH_NEED,
+        f"{_LARGER_STORE}; or put the images on another disk: --staging DIR",
     ),
-    Cause(
-        "store-small",
-        "the images of the tree and what the checkpoint adds to the store need about {needed}, but {directory} has "
-        "only {free} free",
-        "free space (crckpt rm, crckpt gc), or use a store on a larger disk: --store DIR",
-    ),
+    Cause("store-small", _BOTH_NEED, _LARGER_STORE),
     Cause(
         "store-growth",
-        "the checkpoint adds about {needed} to the store, but {directory} has only {free} free",
-        "free space (crckpt rm, crckpt gc), or use a store on a larger disk: --store DIR",
+        "the checkpoint adds about {growth} to the store, but {directory} has only {free} free",
+        _LARGER_STORE,
+    ),
+    Cause(
+        "disk-tight",
+        f"the disk of the store will probably be full during the dump: {_BOTH_NEED}",
+        f"{_LARGER_STORE}; or put the images on another disk: --staging DIR",
+    ),
+    Cause(
+        "store-tight",
+        "the store will probably be full during the dump: the checkpoint adds about {growth}, but {directory} has only "
+        "{free} free",
+        _LARGER_STORE,
     ),
     Cause(
         "staging-small",
-        "the images of the tree need about {needed}, but {directory} has only {free} free",
-        "free space there, or name another directory: --staging DIR",
+        "the images of the tree need about {images}, but {directory} has only {free} free",
+        _OTHER_STAGING,
     ),
+    Cause("store-full", "no space is left in {directory}, the store", _LARGER_STORE),
+    Cause("staging-full", "no space is left in {directory}, the directory for images", _OTHER_STAGING),
     Cause(
         "store-read-only", "{directory} is on a read-only mount", "use another directory: --store DIR, --staging DIR"
     ),

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
-from msgspec.structs import replace
 
 from crckpt.cli import options
 from crckpt.cli.format import (
@@ -87,7 +86,7 @@ def doctor(
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
     # Slow to load, and not needed to check the host.
-    from crckpt.ops.dump.cost import find_predicted_shortages, predict
+    from crckpt.ops.dump.cost import predict
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.request import DumpRequest
     from crckpt.ops.dump.tree_usage import read_tree_usage
@@ -98,9 +97,6 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
     # Before the trials, which take a while: it is as when the tree was examined.
     processes = read_tree_usage(result)
     prediction = predict(result, context)
-    if prediction.prediction is not None and not result.blockers:
-        # Only a trial shows how much the store will grow.
-        result = replace(result, blockers=find_predicted_shortages(prediction.prediction, context))
     document = {
         "pid": result.pid,
         "able": not result.blockers,

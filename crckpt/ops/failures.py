@@ -21,6 +21,7 @@ from crckpt.host.process.progress import QUIET_S
 if TYPE_CHECKING:
     from crckpt.criu.explain import Explanation
     from crckpt.criu.failure_location import FailureLocation
+    from crckpt.ops.context import Context
 
 _FULL = {
     errno.ENOSPC: "no space is left",
@@ -38,10 +39,11 @@ _CAPABILITIES = {
     40: "CAP_CHECKPOINT_RESTORE",
 }
 
-# By cause in CRIU's log, the causes by which the preflight names the same thing more exactly.
-_PREFLIGHT_KNOWS_MORE = {
+# By cause in CRIU's log, the causes by which crckpt names the same thing more exactly.
+_NAMED_EXACTLY = {
     "device": ("bpf-map",),
     "cannot-trace": ("traced", "being-dumped"),
+    "no-space": ("store-full", "staging-full"),
     "other-name": ("file-hidden",),
     "packet-details": ("socket-namespace",),
     "tcp-state": ("socket-namespace",),
@@ -68,6 +70,19 @@ def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what:
         hint = "free space (crckpt rm, crckpt gc), or use --store on a larger disk"
         return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="check this host: crckpt doctor")
+
+
+def to_dump_error(error: CrckptError | OSError, what: str, context: Context) -> CrckptError:
+    """As `to_crckpt_error`, of a dump: a full disk is named by the directory of the context that is on it."""
+    if isinstance(error, CrckptError) or error.errno != errno.ENOSPC:
+        return to_crckpt_error(error, DumpFailed, what)
+    # Rarely needed.
+    from crckpt.ops.full_disk import find_full_directory
+
+    full = find_full_directory(
+        context, os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else None
+    )
+    return StoreUnusable(f"{what} failed: {full.what}", hint=full.remedy)
 
 
 def _with_missing_capabilities(remedy: str) -> str:
@@ -123,12 +138,12 @@ def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tup
 
 
 @contextmanager
-def nothing_begun_reported() -> Iterator[None]:
+def nothing_begun_reported(context: Context) -> Iterator[None]:
     """If the block, which does not touch the tree, is interrupted or gets a system error, say that the tree runs on."""
     try:
         yield
     except (Interrupted, OSError) as error:
-        failure = to_crckpt_error(error, DumpFailed, "the dump")
+        failure = to_dump_error(error, "the dump", context)
         said = f"{failure.message}; nothing was changed, the tree runs on"
         raise type(failure)(said, hint=failure.hint) from error
 
@@ -154,8 +169,8 @@ def criu_failure(
 ) -> Failure:
     """The error for a CRIU that failed: `what` failed, in words, and `state` is how things stand now.
 
-    `find_place` names where CRIU failed (`ops.failure_locations`). `known` are the findings of the preflight: for some
-    causes they are more exact than the log.
+    `find_place` names where CRIU failed (`ops.failure_locations`). `known` are findings of crckpt: for some causes
+    they are more exact than the log.
     """
     # Rarely needed and slow to import: 34 ms for the patterns and the catalogue.
     from crckpt.criu.explain import explain
@@ -168,10 +183,12 @@ def criu_failure(
     # What is only likely explains no CRIU that was killed: its log ends anywhere.
     is_guess = explanation.finding is not None and explanation.finding.what.startswith(LIKELY)
     if explanation.finding and not (is_guess and result.status < 0):
-        place = find_place(explanation)
+        keys = _NAMED_EXACTLY.get(explanation.finding.key, ())
+        exact = next((found for found in known if found.key in keys), None)
+        finding = exact or explanation.finding
+        # Findings of crckpt name the place themselves.
+        place = find_place(explanation) if exact is None else None
         where = f" ({place})" if place else ""
-        keys = _PREFLIGHT_KNOWS_MORE.get(explanation.finding.key, ())
-        finding = next((found for found in known if found.key in keys), explanation.finding)
         hint = _with_missing_capabilities(finding.remedy)
         message = f"{what} failed: {finding.what}{where}{state}"
         return kind(message, hint=hint, causes=explanation.lines, is_explained=finding.sure)

@@ -24,6 +24,7 @@ from command import Crckpt
 from entering import FREEZERS, compile_program, frozen, running, state, tracer, wait_for
 from incremental import MIB, NO_TRACKER, dump_incrementally, executable, is_whole, mounted, restore_and_ask, wrapper
 from rounds import PAGE, PAGES, PROGRAM, Target
+from small_disk import mounted_disk
 
 from crckpt.host.disk import space
 from crckpt.host.syscalls import memory_trials
@@ -93,21 +94,18 @@ def test_the_disk_is_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_
     criu = wrapper(
         tmp_path, f'[ ! -e {full} ] || [ "$1" != dump ] || dd if=/dev/zero of={staging}/filler bs=4k 2>/dev/null'
     )
-    staging.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={96 * MIB},mode=700", "tmpfs", str(staging)], check=True)
-    try:
+    with mounted_disk(staging, "96m"):
         words = ("--criu", str(criu), "--staging", str(staging))
         dump_incrementally(crckpt, target, *words)
         checksum = target.write()
         full.touch()
-        assert refused(crckpt, target.pid, 21, *words) == f"the dump failed: there is no space left; {RUNS_ON}"
+        said = f"the dump failed: no space is left in {staging}, the directory for images; {RUNS_ON}"
+        assert refused(crckpt, target.pid, 21, *words) == said
         full.unlink()
         (staging / "filler").unlink()
         result = dump_incrementally(crckpt, target, *words)
         assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, UNCOMMITTED)
         is_whole(crckpt, result["checkpoint"]["id"], target)
-    finally:
-        subprocess.run(["umount", "--lazy", str(staging)], check=True)
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 

@@ -2,14 +2,12 @@
 
 import os
 import signal
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import pytest
 from command import Crckpt
+from small_disk import mounted_disk
 from stopped import JOB, staging
 from trees import Tree
 
@@ -77,14 +75,14 @@ def test_what_others_may_write_to_is_left_alone(crckpt: Crckpt, tree: Tree, else
 
 def test_a_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere), "--stop")
-    with _mounted(elsewhere, "60m,noexec"):
+    with mounted_disk(elsewhere, "60m", "noexec"):
         crckpt.run(*words)  # the hold's script lies in the store
         assert not list(elsewhere.iterdir())
 
 
 def test_what_would_not_fit_is_refused_with_the_numbers(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
-    with _mounted(elsewhere, "2m"):
+    with mounted_disk(elsewhere, "2m"):
         error = crckpt.run(*words, "--json", status=REFUSED).document["error"]
         assert f"{elsewhere} has only 2.0 MiB free" in error["message"]
         assert "--staging" in error["hint"]
@@ -113,12 +111,3 @@ def test_it_must_be_a_place_that_nobody_else_can_exchange(crckpt: Crckpt, tree: 
     elsewhere.chmod(0o1777)
     crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
     assert sorted(path.name for path in elsewhere.iterdir()) == ["below", "somebody's"]
-
-
-@contextmanager
-def _mounted(directory: Path, options: str) -> Iterator[None]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={options}", "tmpfs", str(directory)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "--lazy", str(directory)], check=True)

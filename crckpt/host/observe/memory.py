@@ -23,8 +23,8 @@ _RUNS: Final = 16
 # Most places of one map that are read: it may be terabytes of reserved, almost empty address space.
 _MOST_CHUNKS: Final = 1 << 14
 
-# 2^32 / golden ratio. With a regular step, the sample would hit the same place in each of many equal objects.
-_SPREAD: Final = 0x9E3779B1
+# Odd numbers with which `_scatter` mixes bits. Source: Knuth (2^32 / golden ratio); the second is any such number.
+_MIXERS: Final = (0x9E3779B1, 0x85EBCA6B)
 # Bits of an entry of pagemap. The second one means: a page of a file, or shared anonymous memory.
 _PRESENT: Final = 1 << 63
 _OF_FILE: Final = 1 << 61
@@ -75,7 +75,7 @@ def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) ->
     chunks = -(-(found.end - found.start) // (PAGE_SIZE * chunk))
     step = max(every, chunks // _MOST_CHUNKS)
     for group in range(0, chunks, step):
-        number = group + ((ordinal + group) * _SPREAD >> 8) % step
+        number = group + _scatter(ordinal + group) % step
         if number >= chunks:
             break
         start = found.start + number * chunk * PAGE_SIZE
@@ -83,6 +83,17 @@ def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) ->
         entries = os.pread(pagemap, 8 * wanted, start // PAGE_SIZE * 8)
         there = [_is_own(entry, shared=found.is_shared) for (entry,) in struct.iter_unpack("<Q", entries)]
         yield from ((start + first * PAGE_SIZE, count) for first, count in _together(there))
+
+
+def _scatter(number: int) -> int:
+    """Return a number that looks random, the same for the same number.
+
+    With a regular step the sample would hit the same place in each of many equal objects, or never two equal places.
+    """
+    for mixer in _MIXERS:
+        number = number * mixer & 0xFFFFFFFF
+        number ^= number >> 15
+    return number
 
 
 def _is_own(entry: int, *, shared: bool) -> bool:

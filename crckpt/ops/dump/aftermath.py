@@ -16,8 +16,9 @@ from crckpt.host import proc
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
+from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
-from crckpt.ops.failures import criu_failure, to_crckpt_error
+from crckpt.ops.failures import criu_failure, to_dump_error
 from crckpt.store import Repository
 
 _ENDING_S = 0.5
@@ -67,10 +68,12 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
     with interrupts_allowed():
         # Rarely needed and slow to import: CRIU's log is explained after a failure only.
         from crckpt.ops.failure_locations import name_place_in_tree
+        from crckpt.ops.full_disk import find_full_directory
 
         find_place = name_place_in_tree(target.observed, inside="pid" in target.plan.enter)
         state = "; TCP connections may be dead" if dead else ""
-        failure = criu_failure(result, DumpFailed, "the dump", find_place, state, target.plan.blockers)
+        known = (*target.plan.blockers, find_full_directory(target.context))
+        failure = criu_failure(result, DumpFailed, "the dump", find_place, state, known)
         reason = _find_mismatch(result) if target.parent else ""
         if not reason:
             raise failure
@@ -128,7 +131,7 @@ class TreeState(Struct, frozen=True):
 
 
 @contextmanager
-def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> Iterator[None]:
+def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, context: Context) -> Iterator[None]:
     """If the block fails, lift the network lock that CRIU left, and end the error's message with the tree's state.
 
     A full disk becomes StoreUnusable. Every error but TargetNotRunning becomes TreeStopped if the tree does not run any
@@ -141,7 +144,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository) -> I
             state = state_of(tree)
             # CRIU lifts its lock when it undoes a dump (criu/cr-dump.c:2098), but not if it was killed.
             name, made = _find_remains(log, repository)
-            failure = to_crckpt_error(error, DumpFailed, "the dump")
+            failure = to_dump_error(error, "the dump", context)
             # A tree that ended after its checkpoint was made, or may have been, needs the lock until its restore.
             if name and (state.kind != "lost" or made == ""):
                 failure = _lift_lock(name, failure, tree)

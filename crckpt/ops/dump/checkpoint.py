@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from crckpt.criu.command import Paths
 from crckpt.criu.engine import read_log
-from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
+from crckpt.errors import IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
@@ -32,7 +32,7 @@ from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.pre_copy import pre_copy
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
-from crckpt.ops.failures import to_crckpt_error
+from crckpt.ops.failures import to_dump_error
 from crckpt.store import Checkpoint, Preparation, is_blank
 
 # The system's init may be slow to reap. Another parent reaps at once, or at a time that nobody knows.
@@ -151,7 +151,7 @@ def _dump_and_resume(
             with cores_left_to(target.observed.tree.pids):
                 return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights, preparation))
         except OSError as error:
-            raise to_crckpt_error(error, DumpFailed, "the dump") from error
+            raise to_dump_error(error, "the dump", target.context) from error
 
 
 def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None) -> DumpResult:

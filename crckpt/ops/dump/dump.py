@@ -34,7 +34,7 @@ def dump(
     result: DumpResult | None = None
     try:
         with ExitStack() as stack:
-            with nothing_begun_reported():
+            with nothing_begun_reported(context):
                 request.check()
                 root = stack.enter_context(pinned(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
@@ -56,7 +56,7 @@ def dump(
                     workspace = stack.enter_context(opened_workspace(context))
                 # An interruption after this block and before the next would leave the tree's state unsaid.
                 stack.enter_context(interrupts_deferred())
-            with tree_state_reported(target.observed.tree, workspace.log, workspace.repository):
+            with tree_state_reported(target.observed.tree, workspace.log, workspace.repository, context):
                 result = make_checkpoint(target, workspace, waiting, on_resumed)
     except Interrupted:
         # The interruption came while the workspace was removed. The checkpoint is made: an error would say otherwise.

@@ -28,7 +28,7 @@ from crckpt.ops.dump.result import LineageSummary, PreCopyResult
 from crckpt.ops.failures import preflight_refusal
 from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import count_deleted_bytes
-from crckpt.preflight.dump.space import FreeSpace, find_shortages
+from crckpt.preflight.dump.space import FreeSpace, Growth, depends_on_growth, find_risks, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.store import check_name, check_note
 from crckpt.tracking.choose_tracker import count_untracked, count_written
@@ -132,24 +132,28 @@ def examine(request: DumpRequest, context: Context) -> Examination:
 
     Raises UsageError, TargetNotRunning, PreflightRefused, HostCannot.
     """
-    target = _observe_target(request, context, resolve.resolve(request.target))
-    return Examination(target.pid, _find_blockers(target), target.plan, target.observed, target.job, target.criu)
+    target = _check_space(_observe_target(request, context, resolve.resolve(request.target)))
+    plan = target.plan
+    return Examination(target.pid, plan.blockers, plan, target.observed, target.job, target.criu)
 
 
 def examine_target(
-    request: DumpRequest, context: Context, root: PinnedProcess, memory: int | None = None
+    request: DumpRequest, context: Context, root: PinnedProcess, memory: int | None = None, *, stores: bool = True
 ) -> DumpTarget:
     """Examine the tree below `root`. Raises PreflightRefused if something prevents a dump.
 
     Raises UsageError, TargetNotRunning, HostCannot.
 
-    `memory` is how many bytes of it will be dumped, None to measure it.
+    `memory` is how many bytes of it will be dumped, None to measure it. `stores`: also a checkpoint is stored.
     """
     target = replace(_observe_target(request, context, root.pid, memory), root=root)
-    blockers = _find_blockers(target, memory)
-    if not (request.preflight or request.dry_run):
+    if request.preflight or request.dry_run:
+        # The warnings of a dump are shown when it is done: then it has fitted.
+        target = _check_space(target, memory, stores=stores, warns=request.dry_run)
+        blockers = target.plan.blockers
+    else:
         # CRIU finds the others itself, and refuses the dump.
-        blockers = tuple(found for found in blockers if found.key in UNCONDITIONAL)
+        blockers = tuple(found for found in target.plan.blockers if found.key in UNCONDITIONAL)
     if blockers:
         raise preflight_refusal(blockers)
     # CRIU dumps some things that it cannot restore: the tree would be ended and lost.
@@ -220,10 +224,26 @@ def _default_job(comm: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", comm).strip("-._") or "job"
 
 
-def _find_blockers(target: DumpTarget, memory: int | None = None) -> tuple[Finding, ...]:
+def _check_space(
+    target: DumpTarget, memory: int | None = None, *, stores: bool = True, warns: bool = True
+) -> DumpTarget:
+    """Add to the target's plan what does not fit; if it `warns`, also what may not fit. Else as `examine_target`."""
     images = _estimate_images(target) if memory is None else memory
     images += count_deleted_bytes(target.observed, is_in_memory)
-    return (*target.plan.blockers, *find_shortages(images, read_free_space(target.context)))
+    free, plan = read_free_space(target.context), target.plan
+    is_tight = stores and not free.read_only and depends_on_growth(images, free)
+    # After rounds a trial would only let the tree write more.
+    growth = _try_growth(target, images) if is_tight and memory is None and not plan.blockers else None
+    blockers = (*plan.blockers, *find_shortages(images, free, growth))
+    risks = find_risks(images, free, growth) if is_tight and warns and not blockers else ()
+    return replace(target, plan=replace(plan, blockers=blockers, warnings=(*plan.warnings, *risks)))
+
+
+def _try_growth(target: DumpTarget, images: int) -> Growth | None:
+    # Rarely needed and slow to import: a trial stores memory.
+    from crckpt.ops.dump.growth import try_growth
+
+    return try_growth(target.observed, target.job, target.context, images)
 
 
 def _estimate_images(target: DumpTarget) -> int:

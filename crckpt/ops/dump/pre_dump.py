@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from crckpt.errors import DumpFailed, HostCannot, Interrupted
+from crckpt.errors import HostCannot, Interrupted
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context
@@ -17,7 +17,7 @@ from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import PreDumpResult
 from crckpt.ops.dump.rounds import take_round
-from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported, to_crckpt_error
+from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported, to_dump_error
 from crckpt.store import Repository
 
 
@@ -30,16 +30,16 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
     done: PreDumpResult | None = None
     try:
         with ExitStack() as stack:
-            with nothing_begun_reported():
+            with nothing_begun_reported(context):
                 root = stack.enter_context(pinned(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
-                target = examine_target(request, context, root)
+                target = examine_target(request, context, root, stores=False)
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
                 work = stack.enter_context(repository.transaction()).path
                 # An interruption after this block and before the next would leave the tree's state unsaid.
                 stack.enter_context(interrupts_deferred())
-            with tree_state_reported(target.observed.tree, work / "pre-dump.log", repository):
+            with tree_state_reported(target.observed.tree, work / "pre-dump.log", repository, context):
                 done = _take_round(target, repository, work)
     except Interrupted:
         if done is None:
@@ -56,7 +56,7 @@ def _take_round(target: DumpTarget, repository: Repository, work: Path) -> PreDu
         hint = f"crckpt dump {target.request.target} {target.job} makes a full checkpoint"
         raise HostCannot(f"nothing was copied: {error.message}", hint=hint) from error
     except OSError as error:
-        raise to_crckpt_error(error, DumpFailed, "the round") from error
+        raise to_dump_error(error, "the round", target.context) from error
     finally:
         lineage.close()
     return PreDumpResult(target.job, target.pid, target.criu, lineage.summary, result)

@@ -12,6 +12,7 @@ import pytest
 from crckpt.causes.cause import Finding
 from crckpt.criu.engine import CriuResult
 from crckpt.errors import DumpFailed, Interrupted, NoSuchCheckpoint, StoreUnusable, UsageError
+from crckpt.ops.context import Context
 from crckpt.ops.failures import (
     criu_failure,
     full_disk_reported,
@@ -51,7 +52,7 @@ def test_other_errors_keep_their_kind() -> None:
 @pytest.mark.parametrize("error", [Interrupted("interrupted by SIGINT"), OSError(errno.EIO, "Input/output error")])
 def test_before_the_tree_is_touched_it_runs_on(error: Exception) -> None:
     told = pytest.raises((Interrupted, DumpFailed), match="nothing was changed, the tree runs on")
-    with told, nothing_begun_reported():
+    with told, nothing_begun_reported(Context(Path("/srv/store"))):
         raise error
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from crckpt.errors import DumpFailed, TargetNotRunning, TreeStopped
 from crckpt.host import proc
+from crckpt.ops.context import Context
 from crckpt.ops.dump.aftermath import BaseMismatch, tree_state_reported
 from crckpt.store import Repository
 
@@ -32,7 +33,7 @@ def test_a_disk_that_has_gone_does_not_keep_the_state_back(tree: proc.Tree, tmp_
     (tmp_path / "store/checkpoints").rmdir()
     with (
         pytest.raises(DumpFailed, match=r"crckpt cannot read whether a checkpoint was made; the tree runs on$"),
-        tree_state_reported(tree, tmp_path, repository),
+        tree_state_reported(tree, tmp_path, repository, Context(tmp_path)),
     ):
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
@@ -41,7 +42,10 @@ def test_a_tree_that_has_ended_is_said_to_be_gone(tree: proc.Tree, tmp_path: Pat
     os.kill(tree.root.pid, 9)
     os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
     repository = Repository.open(tmp_path / "store", create=True)
-    with pytest.raises(TreeStopped, match="have ended"), tree_state_reported(tree, tmp_path / "none", repository):
+    with (
+        pytest.raises(TreeStopped, match="have ended"),
+        tree_state_reported(tree, tmp_path / "none", repository, Context(tmp_path)),
+    ):
         raise DumpFailed("the dump failed")
 
 
@@ -49,7 +53,7 @@ def test_a_base_mismatch_ends_with_the_state_as_every_error(tree: proc.Tree, tmp
     repository = Repository.open(tmp_path / "store", create=True)
     with (
         pytest.raises(BaseMismatch, match=r"^the dump failed; no checkpoint was made; the tree runs on$"),
-        tree_state_reported(tree, tmp_path / "none", repository),
+        tree_state_reported(tree, tmp_path / "none", repository, Context(tmp_path)),
     ):
         raise BaseMismatch("the dump failed", reason="another program")
 
@@ -60,6 +64,6 @@ def test_a_tree_that_ended_before_the_freeze_has_its_own_exit_code(tree: proc.Tr
     repository = Repository.open(tmp_path / "store", create=True)
     with (
         pytest.raises(TargetNotRunning, match=r"^PID 7 ended before the freeze; no checkpoint was made$"),
-        tree_state_reported(tree, tmp_path / "none", repository),
+        tree_state_reported(tree, tmp_path / "none", repository, Context(tmp_path)),
     ):
         raise TargetNotRunning("PID 7 ended before the freeze")

@@ -5,49 +5,110 @@ from __future__ import annotations
 import pytest
 
 from crckpt.model import MEBIBYTE
-from crckpt.preflight.dump.space import OWN_MEMORY, FreeSpace, find_shortages
+from crckpt.preflight.dump.space import (
+    OWN_MEMORY,
+    FreeSpace,
+    Growth,
+    depends_on_growth,
+    find_risks,
+    find_shortages,
+    predict_growth,
+)
 
 ENOUGH = 1 << 40
 
 
-@pytest.mark.parametrize(
-    ("images", "space", "short"),
-    [
-        (800, FreeSpace("/disk", 900 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), []),
-        (800, FreeSpace("/disk", 899 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), ["disk"]),
-        (800, FreeSpace("/disk", 800 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=False), []),
-        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE, in_memory=True, shares_disk=False), ["memory"]),
-        (800, FreeSpace("/shm", ENOUGH, 800 * MEBIBYTE + OWN_MEMORY, in_memory=True, shares_disk=False), []),
-        (800, FreeSpace("/disk", ENOUGH, OWN_MEMORY - 1, in_memory=False, shares_disk=True), ["memory"]),
-        (800, FreeSpace("/disk", 100 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), ["disk"]),
-        (800, FreeSpace("/disk", 99 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), ["store-small"]),
-        (800, FreeSpace("/shm", 0, 0, in_memory=True, shares_disk=False), ["staging-small", "memory"]),
-    ],
-)
-def test_shortages(images: int, space: FreeSpace, short: list[str]) -> None:
-    assert [finding.key for finding in find_shortages(images * MEBIBYTE, space)] == short
+def of(disk: int, store_disk: int | None = None, *, memory: int = ENOUGH, in_memory: bool = False) -> FreeSpace:
+    """So many free MiB for the images, and for the store: on the same disk if that is not given."""
+    free = disk * MEBIBYTE
+    store = free if store_disk is None else store_disk * MEBIBYTE
+    return FreeSpace("/images", free, memory, in_memory, store_disk is None, store="/store", store_disk=store)
+
+
+def growth(likely: int, least: int | None = None) -> Growth:
+    return Growth(likely * MEBIBYTE, (likely if least is None else least) * MEBIBYTE)
 
 
 @pytest.mark.parametrize(
-    ("growth", "space", "short"),
+    ("space", "grows", "short"),
     [
-        (700, FreeSpace("/disk", 1500 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), []),
-        (700, FreeSpace("/disk", 1499 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), ["disk"]),
-        (700, FreeSpace("/disk", 699 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True), ["store-small"]),
-        (700, FreeSpace("/shm", ENOUGH, ENOUGH, True, False, store="/disk", store_disk=700 * MEBIBYTE), []),
-        (700, FreeSpace("/shm", ENOUGH, ENOUGH, True, False, store="/disk", store_disk=699 << 20), ["store-growth"]),
+        (of(800), None, []),
+        (of(799), None, ["disk"]),
+        (of(1500), growth(900, 700), []),
+        (of(1499), growth(900, 700), ["disk"]),
+        (of(699), growth(900, 700), ["store-small"]),
+        (of(800, 0), None, []),
+        (of(799, ENOUGH), None, ["staging-small"]),
+        (of(800, 700), growth(900, 700), []),
+        (of(800, 699), growth(900, 700), ["store-growth"]),
+        (of(799, 699), growth(900, 700), ["staging-small", "store-growth"]),
+        (of(ENOUGH, ENOUGH, memory=800 * MEBIBYTE, in_memory=True), None, ["memory"]),
+        (of(ENOUGH, ENOUGH, memory=800 * MEBIBYTE + OWN_MEMORY, in_memory=True), None, []),
+        (of(ENOUGH, memory=800 * MEBIBYTE + OWN_MEMORY, in_memory=True), growth(1), ["memory"]),
+        (of(ENOUGH, memory=OWN_MEMORY - 1), None, ["memory"]),
     ],
 )
-def test_the_growth_of_the_store_counts_if_it_was_tried(growth: int, space: FreeSpace, short: list[str]) -> None:
-    assert [finding.key for finding in find_shortages(800 * MEBIBYTE, space, growth * MEBIBYTE)] == short
+def test_shortages(space: FreeSpace, grows: Growth | None, short: list[str]) -> None:
+    assert [finding.key for finding in find_shortages(800 * MEBIBYTE, space, grows)] == short
+
+
+@pytest.mark.parametrize(
+    ("space", "grows", "risks"),
+    [
+        (of(1700), growth(900, 700), []),
+        (of(1699), growth(900, 700), ["disk-tight"]),
+        (of(800, 900), growth(900, 700), []),
+        (of(800, 899), growth(900, 700), ["store-tight"]),
+        (of(899), None, ["disk-tight"]),
+        (of(900), None, []),
+    ],
+)
+def test_what_may_not_fit_is_a_risk(space: FreeSpace, grows: Growth | None, risks: list[str]) -> None:
+    assert [finding.key for finding in find_risks(800 * MEBIBYTE, space, grows)] == risks
+
+
+@pytest.mark.parametrize(
+    ("space", "depends"), [(of(1700), False), (of(1600), True), (of(0, 900), False), (of(0, 800), True)]
+)
+def test_the_growth_is_tried_only_if_it_decides(space: FreeSpace, depends: bool) -> None:
+    assert depends_on_growth(800 * MEBIBYTE, space) == depends
+
+
+def test_a_sample_of_everything_is_believed() -> None:
+    whole = predict_growth(images=1000, memory=1000, sample=1000, repeated=0, stored=400)
+    assert (whole.likely, whole.least) == (400, 380)
+
+
+def test_a_small_sample_promises_less() -> None:
+    """It may have missed pages that repeat, and compressible ones."""
+    memory, sample = 200 * MEBIBYTE, 32 * MEBIBYTE
+    certain = predict_growth(memory, memory, sample, 0, sample)
+    assert certain.likely == memory
+    assert 0.85 * memory < certain.least < 0.95 * memory
+    # In the sample's pairs it shows that each page is there three times.
+    repeated = predict_growth(memory, memory, sample, 1200, sample)
+    assert repeated.least < memory / 3
+    half = predict_growth(memory, memory, sample, 0, sample // 2)
+    assert 0.3 * memory < half.least < 0.42 * memory
+    smaller = predict_growth(memory, memory, sample // 8, 0, sample // 8)
+    assert smaller.least < certain.least
+
+
+def test_a_checkpoint_adds_at_most_its_images() -> None:
+    assert predict_growth(images=10, memory=1000, sample=100, repeated=0, stored=50).likely == 10
+    assert predict_growth(images=10, memory=1000, sample=0, repeated=0, stored=0) == Growth(0, 0)
 
 
 def test_shortages_have_numbers() -> None:
-    (disk,) = find_shortages(
-        4000 * MEBIBYTE, FreeSpace("/disk", 600 * MEBIBYTE, ENOUGH, in_memory=False, shares_disk=True)
+    (disk,) = find_shortages(4000 * MEBIBYTE, of(600), growth(500))
+    assert disk.what == (
+        "a dump needs about 4,500 MiB (4,000 MiB of images until the checkpoint is stored, and 500 MiB that it adds to "
+        "the store), but /images has only 600 MiB free"
     )
-    assert disk.what == "the images of the tree need about 4,500 MiB, but /disk has only 600 MiB free"
     assert "--staging" in disk.remedy
+    (store,) = find_shortages(4000 * MEBIBYTE, of(4000, 499), growth(500))
+    assert store.what == "the checkpoint adds about 500 MiB to the store, but /store has only 499 MiB free"
+    assert "--staging" not in store.remedy
 
 
 def test_a_read_only_mount_is_reported_instead() -> None:

@@ -1,0 +1,113 @@
+"""A dump knows before the freeze what will not fit, of the images and of what the store takes."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from command import Crckpt
+from small_disk import store_on_disk
+from trees import PYTHON, wait_for
+
+STORE_UNUSABLE: Final = 10
+REFUSED: Final = 24
+FILLED_WITHIN_S: Final = 20
+
+# The sample and the rest of the program vary.
+ABOUT_50: Final = "(?:4[789]|5[0123]) MiB"
+
+RANDOM: Final = "os.urandom(48 << 20)"
+SOFT: Final = "bytes(range(256)) * (48 << 12)"
+REPEATED: Final = "os.urandom(16 << 20) * 3"
+
+
+@contextmanager
+def holding(memory: str, work: Path) -> Iterator[str]:
+    """The PID of a program with this memory, which runs on until the end of the block."""
+    ready = work / "ready"
+    words = (PYTHON, "-c", f"import os, time; memory = {memory}; open({str(ready)!r}, 'w'); time.sleep(1000)")
+    null = subprocess.DEVNULL
+    with subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True) as program:
+        try:
+            wait_for(ready.exists, FILLED_WITHIN_S, "its memory")
+            yield str(program.pid)
+            assert psutil.Process(program.pid).status() == psutil.STATUS_SLEEPING
+        finally:
+            program.kill()
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Path:
+    path = tmp_path / "elsewhere"
+    path.mkdir()
+    return path
+
+
+def is_empty(crckpt: Crckpt, elsewhere: Path | None = None) -> bool:
+    """Return whether the dump has left nothing."""
+    left = [*crckpt.store.glob("tmp/*"), *crckpt.store.glob("packs/*/*"), *crckpt.store.glob("crckpt-*")]
+    return not left and not (elsewhere and list(elsewhere.iterdir()))
+
+
+def test_images_and_growth_must_fit_together_on_one_disk(tmp_path: Path) -> None:
+    with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(RANDOM, tmp_path) as pid:
+        said = crckpt.run("doctor", pid, status=REFUSED).out
+        assert said.startswith(f"PID {pid} cannot be checkpointed: 1 blocker\n")
+        for words in (("--dry-run",), ()):
+            error = crckpt.run("dump", pid, "--json", *words, status=REFUSED).document["error"]
+            needs = rf"{ABOUT_50} of images until the checkpoint is stored, and {ABOUT_50} that it adds to the store"
+            assert re.search(rf"\({needs}\), but {crckpt.store} has only 80 MiB free$", error["message"])
+            assert error["hint"].endswith("or put the images on another disk: --staging DIR")
+            assert is_empty(crckpt)
+
+
+@pytest.mark.parametrize("memory", [SOFT, REPEATED], ids=["compressible", "repeated"])
+def test_what_fits_is_not_refused(tmp_path: Path, memory: str) -> None:
+    """Much less is stored than the images have bytes."""
+    with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(memory, tmp_path) as pid:
+        assert crckpt.run("doctor", pid).out.startswith(f"PID {pid} can be checkpointed\n")
+        crckpt.run("dump", pid, "job")
+        crckpt.run("verify", "--all")
+
+
+def test_a_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_path: Path, elsewhere: Path) -> None:
+    with store_on_disk(tmp_path / "store", "20m") as crckpt, holding(RANDOM, tmp_path) as pid:
+        words = ("dump", pid, "--staging", str(elsewhere), "--json")
+        for more in ((), ("--dry-run",), ("--stop",)):
+            error = crckpt.run(*words, *more, status=REFUSED).document["error"]
+            fact = rf"the checkpoint adds about {ABOUT_50} to the store, but {crckpt.store} has only 20 MiB free"
+            assert re.fullmatch(fact, error["message"])
+            assert error["hint"].endswith("use a store on a larger disk: --store DIR")
+            assert is_empty(crckpt, elsewhere)
+        error = crckpt.run(*words, "--no-preflight", status=STORE_UNUSABLE).document["error"]
+        fact = f"the dump failed: no space is left in {crckpt.store}, the store"
+        assert error["message"] == f"{fact}; no checkpoint was made; the tree runs on"
+        assert is_empty(crckpt, elsewhere)
+        assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
+
+
+def test_what_may_fit_is_tried_and_a_dry_run_warns(tmp_path: Path, elsewhere: Path) -> None:
+    """A sample cannot show that the store will surely be full."""
+    with store_on_disk(tmp_path / "store", "44m") as crckpt, holding(RANDOM, tmp_path) as pid:
+        words = ("dump", pid, "job", "--staging", str(elsewhere))
+        said = crckpt.run(*words, "--dry-run").out
+        risk = f"the store will probably be full during the dump: the checkpoint adds about {ABOUT_50}, but "
+        assert re.search(f"^note: {risk}", said, re.MULTILINE)
+        assert said.endswith(f"PID {pid} can be checkpointed as job\n")
+        said = crckpt.run(*words, status=STORE_UNUSABLE).err
+        assert f"no space is left in {crckpt.store}, the store; no checkpoint was made; the tree runs on\n" in said
+        assert is_empty(crckpt, elsewhere)
+
+
+def test_only_what_is_new_to_the_store_must_fit(tmp_path: Path, elsewhere: Path) -> None:
+    with store_on_disk(tmp_path / "store", "64m") as crckpt, holding(RANDOM, tmp_path) as pid:
+        words = ("dump", pid, "job", "--staging", str(elsewhere))
+        crckpt.run(*words)
+        crckpt.run(*words)
+        crckpt.run("verify", "--all")
