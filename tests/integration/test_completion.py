@@ -135,3 +135,17 @@ def test_processes_are_listed_with_their_programs(typist: Typist) -> None:
             typist.wait_for(rf"{process.pid}\s+(-- |\()?sleep 60")
         finally:
             process.kill()
+
+
+def test_a_name_is_no_command(typist: Typist, tmp_path: Path) -> None:
+    """Anybody can give a file any name, and what a shell inserts it runs."""
+    names = tmp_path / "home/names"
+    names.mkdir()
+    for name in ("x$(touch ran)1", "x$(touch ran)2", "y`touch ran`;touch ran", "z*"):
+        (names / name).touch()
+    for letter, rest in (("x", "$(touch ran)"), ("y", "`touch ran`;touch ran"), ("z", "*")):
+        assert typist.completed(f"crckpt dump pidfile:names/{letter}") == f"crckpt dump pidfile:names/{letter}{rest}"
+    # What is inserted can be completed further.
+    typist.type("crckpt dump pidfile:names/x\t")
+    assert typist.completed("2") == "crckpt dump pidfile:names/x$(touch ran)2"
+    assert sorted(path.name for path in tmp_path.glob("home/**/ran")) == []

@@ -105,6 +105,19 @@ def test_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, how: str, words: tu
         assert_undone(crckpt, tree, criu)
 
 
+def test_a_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
+    """The shell shows no prompt before it has the answer, and nothing can end who waits for this file system."""
+    with tree_on_fuse("opened") as tree:
+        (tree.workdir / "silent").write_text("silent")
+        words = ("dump", f"pidfile:{tree.workdir}/mount/")
+        with crckpt.start(*words, _CRCKPT_COMPLETE="bash_complete") as completion:
+            try:
+                assert completion.communicate(timeout=ENDS_WITHIN_S) == ("", "")
+                assert completion.returncode == 0
+            finally:
+                os.kill(int((tree.workdir / "server").read_text()), signal.SIGKILL)
+
+
 @pytest.mark.parametrize("kind", ["opened", "mapped", "directory"])
 def test_a_file_system_that_is_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
     """Then crckpt itself waits for it when it examines the tree."""

@@ -11,11 +11,14 @@ Nothing here takes a lock, needs root, fails or takes long: a completion that is
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 VARIABLE: Final = "_CRCKPT_COMPLETE"
 # The shell does not react until the answer is there.
@@ -32,17 +35,52 @@ def answer(instruction: str, words: Sequence[str]) -> int:
         sys.stdout.write(script.read_text())
         sys.stdout.flush()
         return 0
-    # The user is typing: no message, and no waiting for a disk that does not answer.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    signal.signal(signal.SIGALRM, lambda *_: os._exit(0))
-    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    # No message: the user is typing.
+    with suppress(OSError):
+        # bash gives the words as they were typed.
+        sys.stdout.buffer.write(_complete_in_time(_unquote(words) if shell == "bash" else words))
+        sys.stdout.flush()
+    return 0
+
+
+def _complete_in_time(words: Sequence[str]) -> bytes:
+    """Complete the last of `words` in a child; return its answer, or nothing if it is not whole in time."""
+    # Nothing ends a process that waits for a file system which does not answer. Then the shell must not wait for it.
+    ends = time.monotonic() + _LIMIT_S
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        _complete(words, writing)
+    os.close(writing)
+    answered = b""
+    while select.select([reading], [], [], max(0, ends - time.monotonic()))[0]:
+        part = os.read(reading, 1 << 20)
+        if not part:
+            return answered
+        answered += part
+    os.kill(child, signal.SIGKILL)
+    return b""
+
+
+def _complete(words: Sequence[str], writing: int) -> NoReturn:
     try:
+        # The shell reads its pipe until nobody has it any more.
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
         from crckpt.cli.completion.complete import complete
 
-        # All of them first: an alarm while they are printed would leave half an answer.
-        lines = list(complete(words))
-        sys.stdout.write("".join(f"{line}\n" for line in lines))
-        sys.stdout.flush()
-    except Exception:
-        return 0
-    return 0
+        with os.fdopen(writing, "w") as pipe:
+            pipe.write("".join(f"{line}\n" for line in complete(words)))
+    finally:
+        os._exit(0)
+
+
+def _unquote(words: Sequence[str]) -> Sequence[str]:
+    """Remove the quotes of bash, which gives the words as they were typed. Expand nothing."""
+    import shlex
+
+    try:
+        return [" ".join(shlex.split(word)) for word in words]
+    except ValueError:  # a quote is still open
+        return words

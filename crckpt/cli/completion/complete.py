@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 from crckpt.cli.app import COMMANDS, make_parser
 from crckpt.cli.completion.checkpoints import StoredNames
 from crckpt.cli.completion.targets import find_targets
+from crckpt.cli.format import on_one_line
 from crckpt.cli.options import make_context
 
 Words: TypeAlias = Iterator[tuple[str, str]]
@@ -123,10 +124,13 @@ def _complete_value(line: CommandLine, parameter: _Parameter, typed: str, before
 
 def _as_lines(words: Words | Sequence[tuple[str, str]], typed: str, before: str = "") -> Iterator[str]:
     yield "words"
+    known = set[str]()
     for word, description in words:
-        # A tab or a line break in a name would break the protocol.
-        if word.startswith(typed) and word.isprintable():
-            yield f"{before}{word}\t{_shorten(description)}"
+        # A tab or a line break in a name would break the protocol. bash would insert what two lines have in common: of
+        # a word that is there twice, its description, too.
+        if word.startswith(typed) and word == on_one_line(word) and word not in known:
+            known.add(word)
+            yield f"{before}{word}\t{on_one_line(_shorten(description))}"
 
 
 def _shorten(description: str) -> str:

@@ -14,6 +14,8 @@ _crckpt() {
     done
     local typed=${words[${#words[@]} - 1]} kept=
     [[ $typed != *[:=]* ]] || kept=${typed%"${typed##*[:=]}"}
+    # crckpt answers without these quotes: what is to be kept could not be found.
+    [[ $kept != *[\\\'\"]* ]] || return
 
     local lines=()
     mapfile -t lines < <(_CRCKPT_COMPLETE=bash_complete "$1" "${words[@]:1}" 2>/dev/null)
@@ -26,12 +28,13 @@ _crckpt() {
         for line in "${lines[@]:1}"; do
             word=${line%%"$tab"*}
             word=${word#"$kept"}
+            # bash runs what it inserts: a name must stay a name.
+            [[ -z $word ]] || printf -v word %q "$word"
             ((${#word} <= width)) || width=${#word}
             COMPREPLY+=("$word")
         done
         if ((${#COMPREPLY[@]} == 1)); then
             [[ ${COMPREPLY[0]} != *[:/=] ]] || compopt -o nospace
-            COMPREPLY[0]=$(printf %q "${COMPREPLY[0]}")
         elif [[ $COMP_TYPE != 37 && $COMP_TYPE != 42 ]]; then
             # A list: with descriptions. What bash inserts is the common beginning, which has none.
             # Not for menu-complete, which inserts one after the other.

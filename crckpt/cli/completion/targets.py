@@ -50,8 +50,7 @@ def _processes() -> Iterator[tuple[str, str]]:
 
 def _describe(comm: str, words: list[str]) -> str:
     """Name a program with its first words: `python3 train.py`."""
-    line = " ".join((comm, *words[1:3]))
-    return "".join(letter if letter.isprintable() else "?" for letter in line[:_LONGEST])
+    return " ".join((comm, *words[1:3]))[:_LONGEST]
 
 
 def _units(typed: str) -> Iterator[tuple[str, str]]:

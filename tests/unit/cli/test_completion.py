@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from image_sets import ImageSet, area, store
+from image_sets import ImageSet, area, described, store
+from msgspec.structs import replace
 
 from crckpt.cli.app import COMMANDS
 from crckpt.cli.completion import complete
 from crckpt.cli.completion.complete import CommandLine
+from crckpt.model import Task
 from crckpt.store import Repository
 
 SLOW = ("cryptography", "numpy", "ptrace", "rich", "zstandard")
@@ -81,6 +83,31 @@ def test_what_is_stored(repository: Repository, tmp_path: Path, monkeypatch: pyt
     assert words("core", *place, checkpoint.job, "") == [str(task.pid) for task in checkpoint.tree]
     monkeypatch.setenv("CRCKPT_STORE", str(repository.root))
     assert words("rm", "another", "") == [checkpoint.job, f"{checkpoint.job}:good"]
+
+
+def test_names_of_programs_do_nothing_to_the_terminal(repository: Repository, tmp_path: Path) -> None:
+    """A program chooses its name, and zsh prints descriptions as they are."""
+    tree = (Task(100, 1, "\x1b]0;x\a\u202e\u3164", (100,)),)
+    checkpoint = store(repository, tmp_path, IMAGES, replace(described(), tree=tree))
+    lines = list(complete.complete(("core", "--store", str(repository.root), checkpoint.job, "")))
+    assert lines == ["words", "100\t\N{REPLACEMENT CHARACTER}]0;x\N{REPLACEMENT CHARACTER}\\u202e\\u3164"]
+
+
+def test_a_word_is_there_once(repository: Repository, tmp_path: Path) -> None:
+    """bash inserts what all lines have in common: of two equal words, their descriptions, too."""
+    checkpoint = store(repository, tmp_path, IMAGES)
+    store(repository, tmp_path, IMAGES, described(checkpoint.id[:12]))
+    found = words("show", "--store", str(repository.root), checkpoint.id[:5])
+    assert found.count(checkpoint.id[:12]) == 1
+
+
+@pytest.mark.parametrize("typed", [r"a\ \$b", "'a $b'", "a' 'b", "'open", "\\"])
+def test_what_is_quoted_in_bash(tmp_path: Path, typed: str) -> None:
+    for name in ("a $b", "a b"):
+        (tmp_path / name).touch()
+    answered = run("dump", f"pidfile:{tmp_path}/{typed}").splitlines()
+    found = {r"a\ \$b": "a $b", "'a $b'": "a $b", "a' 'b": "a b"}.get(typed)
+    assert answered == (["words", f"pidfile:{tmp_path}/{found}\t"] if found else ["words"])
 
 
 def test_a_locked_store_keeps_nobody_waiting(repository: Repository, tmp_path: Path) -> None:
