@@ -93,7 +93,7 @@ TERMINALS = (
     Cause(
         "terminal",
         "the tree was started from a terminal and needs one",
-        "restore it from a terminal, without --detach",
+        "restore it from a terminal, without --detach; or give it a new terminal: crckpt restore REF --tty new",
     ),
     Cause(
         # With TIOCSTI, which some kernels allow (ioctl_tty(2)).

@@ -7,6 +7,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -72,6 +73,17 @@ def restore(
             "what is cut off goes into a file next to each. crckpt never cuts a file that another process is writing.",
         ),
     ] = Grown.refuse,
+    tty: Annotated[
+        str | None,
+        typer.Option(
+            "--tty",
+            metavar="new|null|FILE",
+            help="What the program gets instead of the terminal on which it was started. **new**: a new terminal, to "
+            "which `crckpt attach` connects yours. **null**: nothing; its output is lost, its input is at its end. "
+            "**FILE**: its output is appended to this file, its input is at its end.",
+            show_default="the terminal of this command",
+        ),
+    ] = None,
     no_preflight: options.NoPreflight = False,
     allow_weaker: Annotated[
         bool,
@@ -114,6 +126,8 @@ def restore(
         # Python has no sys.stdin if descriptor 0 was closed.
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
         output=2 if as_json else 1,  # with --json, stdout has the document and nothing else
+        tty="ours" if tty is None else "new" if tty == "new" else "null" if tty == "null" else "file",
+        tty_file=Path(tty) if tty not in (None, "new", "null") else None,
     )
     options.require_root("to restore a checkpoint")
     with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import IntegrityError
+from crckpt.host.disk.path_trust import open_path
 
 # The file may be replaced after the first check: do not follow a link, wait for a FIFO, or get a controlling terminal.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -66,6 +67,35 @@ def open_regular(path: str | Path) -> tuple[int | None, int]:
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), mode
     finally:
         os.close(found)
+
+
+def open_for_appending(path: Path) -> int:
+    """Open a regular file of root or our user for appending; create it (0600) if there is none.
+
+    Links of other users on the path are not followed. Raises IntegrityError if that is refused, OSError.
+    """
+    above, entries = open_path(path.absolute().parent)
+    try:
+        for entry in entries:
+            if stat.S_ISLNK(entry.status.st_mode):
+                _check_owner(entry.status, entry.path, None)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | _FLAGS
+        try:
+            descriptor = os.open(path.name, flags, 0o600, dir_fd=above)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):
+                raise IntegrityError(f"{path} is not a regular file") from error
+            raise
+    finally:
+        os.close(above)
+    try:
+        _check(os.fstat(descriptor), path, None, None)
+        _check_names(descriptor, path)
+        os.set_blocking(descriptor, True)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def read_checked(path: str | Path, most: int, *, within: int | None = None, owner: int | None = None) -> bytes:
@@ -152,6 +182,12 @@ def _check_holes(descriptor: int, found: os.stat_result, path: str | Path) -> No
     if is_hole and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
         raise IntegrityError(f"{path} is a sparse file of {found.st_size} bytes with only {stored} on disk")
     os.lseek(descriptor, 0, os.SEEK_SET)
+
+
+def _check_names(descriptor: int, path: Path) -> None:
+    # Another user can give a file of root's a second name, unless the kernel forbids it (fs.protected_hardlinks).
+    if os.fstat(descriptor).st_nlink > 1:
+        raise IntegrityError(f"{path} has other names (hard links), too")
 
 
 def _check_owner(found: os.stat_result, path: str | Path, owner: int | None) -> None:

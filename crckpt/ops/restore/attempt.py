@@ -7,10 +7,12 @@ from msgspec.structs import replace
 
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.find import Criu
+from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.restore.images import images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
+from crckpt.preflight.restore.terminals import find_terminal_files
 from crckpt.store import Checkpoint, Repository
 from crckpt.tracking.preload.library import restore_words
 
@@ -32,6 +34,13 @@ class RestoreAttempt(Struct, frozen=True):
     def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
         """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""
         return frozenset() if self.is_sibling else images_with_parent_signal(tree)
+
+    def replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
+        """The terminals that other files replace, if the user wants that and the tree has such terminals."""
+        if self.request.tty not in ("null", "file"):
+            return None
+        found = find_terminal_files(tree)
+        return found if found.files else None
 
     def command(self, paths: Paths, inherit: tuple[str, ...], *, stream: bool) -> tuple[str, ...]:
         """The command that runs CRIU; `inherit` are values for its --inherit-fd."""

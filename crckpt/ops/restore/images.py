@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -12,6 +13,7 @@ from crckpt.host.syscalls.process_vm import can_write_memory
 from crckpt.images.core import drop_parent_death_signal
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import own_memory
+from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Progress
 from crckpt.ops.inspect.images import repair_image, unpack_images
@@ -33,17 +35,27 @@ def images_with_parent_signal(tree: ImageTree) -> frozenset[str]:
 
 
 def write_images(
-    repository: Repository, checkpoint: Checkpoint, work: Path, progress: Progress, without_signal: frozenset[str]
+    repository: Repository,
+    checkpoint: Checkpoint,
+    work: Path,
+    progress: Progress,
+    without_signal: frozenset[str],
+    terminals: TerminalFiles | None = None,
 ) -> Path:
     """Write the images into a new directory in `work`, and return it.
 
-    `without_signal`: names of images that lose their parent-death signal. Raises IntegrityError, OSError.
+    `without_signal`: names of images that lose their parent-death signal. `terminals` are replaced by other files.
+    Raises IntegrityError, OSError.
     """
     directory = work / "images"
     directory.mkdir(mode=0o700)
     unpack_images(repository, checkpoint, directory, progress)
     for name in without_signal:
         (directory / name).write_bytes(drop_parent_death_signal((directory / name).read_bytes(), name))
+    if terminals is not None:
+        for path in directory.iterdir():
+            if edit := terminals.edit(path.name):
+                path.write_bytes(edit(path.read_bytes()))
     return directory
 
 
@@ -54,11 +66,17 @@ class ImageStreams:
     """
 
     def __init__(
-        self, reading: Reader, tree: ImageTree, progress: Progress, without_signal: frozenset[str] = frozenset()
+        self,
+        reading: Reader,
+        tree: ImageTree,
+        progress: Progress,
+        without_signal: frozenset[str] = frozenset(),
+        terminals: TerminalFiles | None = None,
     ) -> None:
-        """`progress` gets (bytes read or filled, bytes in all); `without_signal` as for `write_images`."""
+        """`progress` gets (bytes read or filled, bytes in all); the others as for `write_images`."""
         self._reading = reading
         self._without_signal = without_signal
+        self._terminals = terminals
         self._progress = progress
         self._done = 0
         self._lock = threading.Lock()
@@ -88,13 +106,19 @@ class ImageStreams:
         image = self._reading.image(name)
         if image is None:
             return None
-        # Both kinds are small images: to hold one whole costs little.
-        repair = repair_image(name)
-        if repair is not None:
-            image = iter([memoryview(repair(b"".join(bytes(part) for part in image)))])
-        if name in self._without_signal:
-            image = iter([memoryview(drop_parent_death_signal(b"".join(bytes(part) for part in image), name))])
+        for edit in self._edits(name):
+            # All of these are small images: to hold one whole costs little.
+            image = iter([memoryview(edit(b"".join(bytes(part) for part in image)))])
         return self._count_parts(image)
+
+    def _edits(self, name: str) -> Iterator[Callable[[bytes], bytes]]:
+        """Yield what changes the image of that name."""
+        if repair := repair_image(name):
+            yield repair
+        if name in self._without_signal:
+            yield partial(drop_parent_death_signal, name=name)
+        if self._terminals is not None and (edit := self._terminals.edit(name)):
+            yield edit
 
     def _count_parts(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
         for content in image:

@@ -58,7 +58,12 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         if tree is not None and as_files:
             without_signal = attempt.images_without_signal(tree)
             images = write_images(
-                attempt.repository, attempt.checkpoint, work, attempt.context.progress, without_signal
+                attempt.repository,
+                attempt.checkpoint,
+                work,
+                attempt.context.progress,
+                without_signal,
+                attempt.replaced_terminals(tree),
             )
         (hold,) = stack.enter_context(holds_at(work / "hold", "post-restore"))
         new = None

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from crckpt.host.observe.pipes import make_filled_pipe
 from crckpt.images.pipes import PipeContent
+from crckpt.images.terminal_files import NO_INPUT, OUTPUT
 from crckpt.preflight.restore.pipes import OutsidePipe
 
 
@@ -18,12 +19,15 @@ class OutsideEnds(Struct, frozen=True):
     """The ends of the host's files that a restored tree gets.
 
     `pipes` are those whose other end is not in the tree. `terminal` is our descriptor of the terminal that the tree
-    gets. For each of `contents` crckpt makes a pipe with these bytes.
+    gets. For each of `contents` crckpt makes a pipe with these bytes. If `replaces_terminal`, the tree gets /dev/null
+    in the place of its terminal, or for its output `terminal_output`.
     """
 
     pipes: tuple[OutsidePipe, ...] = ()
     terminal: int | None = None
     contents: tuple[PipeContent, ...] = ()
+    replaces_terminal: bool = False
+    terminal_output: int | None = None
 
 
 @contextmanager
@@ -46,6 +50,11 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[dict[st
             else:
                 descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
+        if outside.replaces_terminal:
+            null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+            ends[f"fd[{null}]:{NO_INPUT}"] = null
+            written = os.dup(null if outside.terminal_output is None else outside.terminal_output)
+            ends[f"fd[{written}]:{OUTPUT}"] = written
         yield ends
     finally:
         for descriptor in (*ends.values(), *writers):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
 
-from crckpt.preflight.restore.plan import Grown
+from crckpt.preflight.restore.plan import Grown, TerminalChoice
 
 
 class RestoreRequest(Struct, frozen=True):
@@ -15,6 +16,7 @@ class RestoreRequest(Struct, frozen=True):
     - `preflight`: whether blockers prevent the restore; without it CRIU tries what is known to fail
     - `allow_weaker`: whether the tree may come back less protected than it was
     - `terminal`: our descriptor of the terminal that crckpt runs on, if any
+    - `tty`: what the tree gets in the place of its terminal; `tty_file` is the path for `file`
     - `output`: our descriptor for what the tree writes into pipes whose other end is not in the tree (foreground only)
     """
 
@@ -29,6 +31,8 @@ class RestoreRequest(Struct, frozen=True):
     allow_weaker: bool = False
     terminal: int | None = None
     output: int = 1
+    tty: TerminalChoice = "ours"
+    tty_file: Path | None = None
 
 
 class RehearsalRequest(Struct, frozen=True):

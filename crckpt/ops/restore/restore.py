@@ -22,6 +22,7 @@ from crckpt.errors import (
     UsageError,
 )
 from crckpt.host import proc
+from crckpt.host.disk.checked_files import open_for_appending
 from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
@@ -139,7 +140,13 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         stack.enter_context(limited_waits_of_restore(tree.users))
         streams = None
         if not request.dry_run and not tree.is_read_by_position:
-            streams = ImageStreams(reading, tree, attempt.context.progress, attempt.images_without_signal(tree))
+            streams = ImageStreams(
+                reading,
+                tree,
+                attempt.context.progress,
+                attempt.images_without_signal(tree),
+                attempt.replaced_terminals(tree),
+            )
             streams.begin()  # other threads unpack while this one checks
         if criu is not None and criu.run.pid in find_needed_ids(tree):
             # By chance it has a PID that the tree needs; the next CRIU has another.
@@ -158,11 +165,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             return RestoreResult(checkpoint, verdict, command, attempt.criu)
         # Before CRIU reads the images.
         stack.enter_context(lower_numbers_held(find_needed_numbers(tree)))
-        outside = OutsideEnds(
-            verdict.outside_pipes,
-            request.terminal if verdict.needs_terminal else None,
-            read_pipes(repository, checkpoint, verdict.two_way_pipes),
-        )
+        outside = stack.enter_context(_outside_ends(attempt, tree, verdict))
         if criu is None or outside != OutsideEnds() or tree.is_read_by_position or attributes.needs_session:
             # CRIU must know at its start what it gets from outside, and whether its images are files.
             early.close()
@@ -175,6 +178,25 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             return _follow(attempt, tree, verdict, criu, streams, attributes, recorded)
 
 
+@contextmanager
+def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: Verdict) -> Iterator[OutsideEnds]:
+    """Give what the tree gets from outside; what is opened for it is closed with the block."""
+    request = attempt.request
+    with ExitStack() as stack:
+        replaces = attempt.replaced_terminals(tree) is not None
+        output = None
+        if replaces and request.tty_file is not None:
+            output = open_for_appending(request.tty_file)
+            stack.callback(os.close, output)
+        yield OutsideEnds(
+            verdict.outside_pipes,
+            request.terminal if verdict.needs_terminal else None,
+            read_pipes(attempt.repository, attempt.checkpoint, verdict.two_way_pipes),
+            replaces,
+            output,
+        )
+
+
 def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]) -> Verdict:
     request, checkpoint = attempt.request, attempt.checkpoint
     planned = PlannedRestore(
@@ -185,15 +207,24 @@ def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ..
         append_sizes=details.get("append_sizes", {}),
         grown=request.grown,
         new_pid_namespace=request.new_pid_namespace,
-        has_terminal=request.terminal is not None and not request.detach,
+        has_terminal=request.tty != "ours" or (request.terminal is not None and not request.detach),
         crius=(checkpoint.host.criu_version, attempt.criu.version),
         closed_pipes=frozenset(details.get("closed_pipes", ())),
         is_orphan=not attempt.is_sibling,
         sockets=frozenset() if request.detach else socket_outputs(request.output),
-        terminal_owner=None if request.terminal is None or request.allow_weaker else os.fstat(request.terminal).st_uid,
+        terminal_owner=_terminal_owner(request),
         may_have_consoles=request.allow_weaker,
+        tty=request.tty,
     )
     return judge_restore(planned, survey(planned, files, attempt.context.store))
+
+
+def _terminal_owner(request: RestoreRequest) -> int | None:
+    """The owner of the terminal that the tree gets from us; None if it does not matter."""
+    # A new terminal is the tree's alone.
+    if request.terminal is None or request.allow_weaker or request.tty != "ours":
+        return None
+    return os.fstat(request.terminal).st_uid
 
 
 def _refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:

@@ -64,6 +64,6 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
         ),
         rewinds=checked.rewinds,
         outside_pipes=outside_pipes,
-        needs_terminal=terminals.needs_terminal(planned.tree),
+        needs_terminal=planned.tty not in ("null", "file") and terminals.needs_terminal(planned.tree),
         two_way_pipes=pipes.two_way_pipes(planned.tree),
     )

@@ -12,6 +12,9 @@ from crckpt.images.tree import ImageTree
 Grown = Literal["refuse", "keep", "rewind"]
 """What to do with files that only grew since the checkpoint."""
 
+TerminalChoice = Literal["ours", "new", "null", "file"]
+"""What a tree gets in the place of a terminal outside it: our terminal, a new one, nothing, or a file."""
+
 
 class PlannedRestore(Struct, frozen=True):
     """A planned restore: what the checkpoint knows and what the user chose.
@@ -24,6 +27,7 @@ class PlannedRestore(Struct, frozen=True):
       made by an older crckpt
     - `sockets`: which of our descriptors for the tree's output, 1 and 2, are sockets
     - `terminal_owner`: the user who owns the terminal that the tree gets; None if the owner does not matter
+    - `tty`: what the tree gets in the place of its terminal
     - `may_have_consoles`: the owner of a console that the tree had open does not matter
     """
 
@@ -41,3 +45,4 @@ class PlannedRestore(Struct, frozen=True):
     sockets: frozenset[int] = frozenset()
     terminal_owner: int | None = None
     may_have_consoles: bool = False
+    tty: TerminalChoice = "ours"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 
 from crckpt.causes import Finding, cause
+from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import HostState
@@ -26,6 +27,21 @@ def needs_terminal(tree: ImageTree) -> bool:
     )
 
 
+def find_terminal_files(tree: ImageTree) -> TerminalFiles:
+    """Find the open files that are terminals outside the tree, which `--tty null` and `--tty FILE` replace."""
+    masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
+    outside = {
+        terminal.id: terminal.session
+        for terminal in tree.terminals
+        if terminal.kind == "pty" and not terminal.is_hung_up and terminal.index not in masters
+    }
+    sessions = {0, *outside.values()}
+    current = {each.id for each in tree.terminals if each.kind == "current" and each.session in sessions}
+    infos = frozenset({*outside, *current})
+    files = frozenset(file.id for file in tree.files if isinstance(file, Terminal) and file.info_id in infos)
+    return TerminalFiles(files, infos)
+
+
 def find_needed_numbers(tree: ImageTree) -> frozenset[int]:
     """Return the N of each /dev/pts/N that CRIU opens again: not of a terminal outside the tree."""
     masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
@@ -40,7 +56,7 @@ def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
     """Find a terminal that is missing, in use, or that the restored program must not get."""
     for number in sorted(find_needed_numbers(planned.tree) & host.terminals):
         yield cause("terminal-taken").finding(index=number)
-    if needs_terminal(planned.tree):
+    if needs_terminal(planned.tree) and planned.tty not in ("null", "file"):
         if not planned.has_terminal:
             yield cause("terminal").finding()
         else:
