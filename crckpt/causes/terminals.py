@@ -96,6 +96,16 @@ TERMINALS = (
         "restore it from a terminal, without --detach; or give it a new terminal: crckpt restore REF --tty new",
     ),
     Cause(
+        "terminal-not-controlling",
+        "the program did not get the new terminal as its controlling terminal: {why}",
+        "^C does nothing there; end the program with kill",
+    ),
+    Cause(
+        "terminal-not-attachable",
+        "nothing can attach to the new terminal: {why}",
+        "its output is in {log}",
+    ),
+    Cause(
         # With TIOCSTI, which some kernels allow (ioctl_tty(2)).
         "terminal-of-another",
         "the tree runs as user {user} and needs a terminal, but this terminal belongs to user {owner}: the program "

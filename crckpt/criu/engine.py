@@ -79,8 +79,9 @@ class CriuRun:
         keep: Sequence[int] = (),
         limited: bool = False,
         tree: int = 0,
+        start: Callable[..., run.Child] = run.start,
     ) -> None:
-        """Start CRIU, which waits at these `holds`. `terminal`, `keep`, `limited` and `tree` as for `run_criu`."""
+        """Start CRIU by `start`, which waits at these `holds`. The others are as for `run_criu`."""
         environment = {name: value for hold in holds for name, value in hold.environment.items()}
         self._argv = argv
         self._log = log
@@ -89,7 +90,7 @@ class CriuRun:
         self._limited = limited
         self._hung = False
         self._failure: BaseException | None = None
-        self._child = run.start(
+        self._child = start(
             argv,
             # What CRIU writes before its log is open.
             output=log.with_suffix(".out"),

@@ -37,6 +37,7 @@ class TerminalInfo(Struct, frozen=True):
     - `kind`: `pty`, `console` ...
     - `index`: the N of /dev/pts/N, None if it is no pty
     - `session`: the id of its session, 0 if there is none
+    - `group`: the process group that gets what is typed
     - `is_hung_up`: its other side was closed; CRIU makes a new one for it
     """
 
@@ -45,6 +46,7 @@ class TerminalInfo(Struct, frozen=True):
     session: int
     index: int | None
     is_hung_up: bool = False
+    group: int = 0
 
     @property
     def is_master(self) -> bool:
@@ -73,4 +75,5 @@ def _terminal_info(message: Message) -> TerminalInfo:
         index=message.message(12).optional(1),
         # CRIU could not read its settings (criu/tty.c, tty_is_hung).
         is_hung_up=not message.messages(9),
+        group=message.uint(7),
     )

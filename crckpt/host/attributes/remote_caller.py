@@ -36,6 +36,9 @@ _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4
 _LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
 _PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
+# asm-generic/ioctls.h
+_IOCTL, _TIOCSCTTY, _TIOCSPGRP = 16, 0x540E, 0x5410
+
 _MCL_FUTURE, _MCL_ONFAULT = 2, 4
 _SEIZE, _INTERRUPT, _DETACH, _ALL_THREADS = 0x4206, 0x4207, 17, 0x40000000
 _KEYCTL, _GET_KEYRING, _READ_KEYS, _SESSION_KEYRING = 250, 0, 11, -3
@@ -120,6 +123,8 @@ def _set(thread: ptrace.StoppedThread, order: Order) -> Iterator[tuple[str, str]
 
 
 def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) -> int:
+    if name in ("listener", "controlling_terminal"):
+        return (_listen if name == "listener" else _take_terminal)(thread, *value)
     number = value[0] if value else 0
     match name:
         case "personality":
@@ -141,9 +146,17 @@ def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) ->
             return thread.system_call(_MLOCKALL, _MCL_FUTURE | (_MCL_ONFAULT if number == LOCKED_WHEN_USED else 0))
         case "no_written_code":
             return thread.system_call(_PRCTL, prctl.SET_MDWE, number, 0, 0, 0)
-        case "listener":
-            return _listen(thread, *value)
     return -errno.ENOSYS
+
+
+def _take_terminal(thread: ptrace.StoppedThread, descriptor: int, group: int) -> int:
+    """Make a terminal that of the session that the thread leads. A negative number is an error."""
+    # 1: from another session, too (ioctl_tty(2)).
+    found = thread.system_call(_IOCTL, descriptor, _TIOCSCTTY, 1)
+    if found == 0:
+        with thread.lent(group.to_bytes(4, "little")) as address:
+            found = thread.system_call(_IOCTL, descriptor, _TIOCSPGRP, address)
+    return found
 
 
 def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:

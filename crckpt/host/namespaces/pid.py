@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -24,20 +24,32 @@ class PidNamespace(Struct, frozen=True):
 
 
 @contextmanager
-def pid_namespace(root: int, work: Path, owner: Path, *, own_session: bool = True) -> Iterator[PidNamespace]:
+def pid_namespace(
+    root: int, work: Path, owner: Path, *, own_session: bool = True, start: Callable[..., run.Child] = run.start
+) -> Iterator[PidNamespace]:
     """Start a pid namespace whose init waits for the process that will be `root` in it; end it if the block fails.
 
-    `work` is a private directory, `owner` a file that we keep locked until the tree is restored. Raises HostCannot.
+    `work` is a private directory, `owner` a file that we keep locked until the tree is restored; `start` starts
+    programs. Raises HostCannot.
     """
     # A tree on our terminal needs its parent, the init, in our session: otherwise the kernel does not stop it (^Z).
-    with started_init(("unshare",), root, work, owner, own_session=own_session) as (child, init):
+    with started_init(("unshare",), root, work, owner, own_session=own_session, start=start) as (
+        child,
+        init,
+    ):
         yield PidNamespace(init, child.pid)
         child.abandon()
 
 
 @contextmanager
 def started_init(
-    unshare: tuple[str, ...], root: int, work: Path, owner: Path, *more: str, own_session: bool = True
+    unshare: tuple[str, ...],
+    root: int,
+    work: Path,
+    owner: Path,
+    *more: str,
+    own_session: bool = True,
+    start: Callable[..., run.Child] = run.start,
 ) -> Iterator[tuple[run.Child, int]]:
     """Start a child that makes a pid namespace; yield it and the namespace's init; end both if the block fails.
 
@@ -50,7 +62,7 @@ def started_init(
     # --kill-child: the namespace ends with the parent. --propagation private: its new /proc must not appear on the
     # host.
     new = ("--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private")
-    child = run.start(
+    child = start(
         (*unshare, *new, *init),
         output=work / "namespace.out",
         own_session=own_session,

@@ -5,6 +5,7 @@ Children get an environment written here, an empty stdin by default, and no desc
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import shlex
@@ -103,6 +104,36 @@ def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None =
     except subprocess.TimeoutExpired as error:
         raise HostCannot(f"no answer after {timeout:g} s from: {quote(words)}") from error
     return Finished(words, done.returncode, done.stdout.decode(errors="replace"))
+
+
+def spawn(
+    argv: Sequence[str],
+    descriptors: Mapping[int, int],
+    *,
+    environment: Mapping[str, str],
+    own_session: bool,
+) -> int:
+    """Start a program for another process, in the working directory of ours; return its PID. The caller reaps it.
+
+    `descriptors` are what it gets: our descriptor for each of its numbers. It leads a process group, or with
+    `own_session` a session. Raises OSError.
+    """
+    # Out of the way of the numbers that they get.
+    lowest = max(descriptors) + 1
+    moved = {number: fcntl.fcntl(ours, fcntl.F_DUPFD_CLOEXEC, lowest) for number, ours in descriptors.items()}
+    try:
+        return os.posix_spawnp(
+            argv[0],
+            tuple(argv),
+            {**ENVIRONMENT, **environment},
+            file_actions=[(os.POSIX_SPAWN_DUP2, ours, number) for number, ours in moved.items()],
+            # Python ignores the first two, the caller perhaps the last.
+            setsigdef=(signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTOU),
+            **({"setsid": True} if own_session else {"setpgroup": 0}),
+        )
+    finally:
+        for descriptor in moved.values():
+            os.close(descriptor)
 
 
 def start(

@@ -18,18 +18,22 @@ from crckpt.tracking.preload.library import restore_words
 
 
 class RestoreAttempt(Struct, frozen=True):
-    """One checkpoint to restore, as the user asked for it, by one CRIU."""
+    """One checkpoint to restore, as the user asked for it, by one CRIU.
+
+    `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU.
+    """
 
     request: RestoreRequest
     context: Context
     repository: Repository
     checkpoint: Checkpoint
     criu: Criu
+    has_new_terminal: bool = False
 
     @property
     def is_sibling(self) -> bool:
-        """Whether CRIU makes the root a child of ours. In a new PID namespace its parent is the namespace's init."""
-        return not self.request.detach and not self.request.new_pid_namespace
+        """Whether CRIU makes the root a child of its parent. In a new PID namespace that is the namespace's init."""
+        return (not self.request.detach or self.has_new_terminal) and not self.request.new_pid_namespace
 
     def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
         """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""

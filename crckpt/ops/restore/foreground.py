@@ -15,7 +15,9 @@ def wait_for_program(restored: RestoreResult) -> int:
     until a shell continues both.
     """
     assert restored.child is not None
-    if restored.terminal is not None:
+    if restored.holder is not None:
+        status = restored.holder.wait(restored.child)
+    elif restored.terminal is not None:
         status = wait_on_terminal(restored.child, restored.terminal, restored.root_in_namespace)
     else:
         pid = status = 0

@@ -12,6 +12,7 @@ from crckpt.criu.engine import CriuRun
 from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.host.namespaces import pid as namespace
+from crckpt.host.process import run
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import nsenter_words
@@ -69,7 +70,10 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         new = None
         if request.new_pid_namespace and tree is not None:
             own_session = outside.terminal is None
-            new = stack.enter_context(namespace.pid_namespace(tree.root.pid, work, hold.owner, own_session=own_session))
+            start = run.start if outside.holder is None else outside.holder.start
+            new = stack.enter_context(
+                namespace.pid_namespace(tree.root.pid, work, hold.owner, own_session=own_session, start=start)
+            )
         ends = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
         command = (
             *(nsenter_words(new.init, ("pid", "mnt")) if new else ()),
@@ -77,14 +81,15 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         )
         # Interrupted in between, crckpt would leave a CRIU that nobody ends.
         with interrupts_deferred():
-            run = CriuRun(
+            criu = CriuRun(
                 command,
                 work / "restore.log",
                 holds=(hold,),
                 terminal=outside.terminal,
                 keep=(streamer.descriptor, *ends.values()),
                 limited=True,
+                start=run.start if outside.holder is None else outside.holder.start_in_session,
             )
-            launched = LaunchedCriu(run, streamer, hold, new, command)
+            launched = LaunchedCriu(criu, streamer, hold, new, command)
             stack.callback(launched.give_up)
         yield launched

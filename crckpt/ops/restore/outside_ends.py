@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 
 from crckpt.host.observe.pipes import make_filled_pipe
+from crckpt.host.terminal.restore_side import TerminalHolder
 from crckpt.images.pipes import PipeContent
 from crckpt.images.terminal_files import NO_INPUT, OUTPUT
 from crckpt.preflight.restore.pipes import OutsidePipe
@@ -20,7 +21,7 @@ class OutsideEnds(Struct, frozen=True):
 
     `pipes` are those whose other end is not in the tree. `terminal` is our descriptor of the terminal that the tree
     gets. For each of `contents` crckpt makes a pipe with these bytes. If `replaces_terminal`, the tree gets /dev/null
-    in the place of its terminal, or for its output `terminal_output`.
+    in the place of its terminal, or for its output `terminal_output`. If it gets a new terminal, that has a `holder`.
     """
 
     pipes: tuple[OutsidePipe, ...] = ()
@@ -28,6 +29,7 @@ class OutsideEnds(Struct, frozen=True):
     contents: tuple[PipeContent, ...] = ()
     replaces_terminal: bool = False
     terminal_output: int | None = None
+    holder: TerminalHolder | None = None
 
 
 @contextmanager

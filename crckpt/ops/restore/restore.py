@@ -29,6 +29,7 @@ from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.host.process.terminal_numbers import lower_numbers_held
+from crckpt.host.terminal.restore_side import TerminalHolder
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
@@ -38,6 +39,7 @@ from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
 from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
+from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds, socket_outputs
 from crckpt.ops.restore.remedies import fill_in_failure, fill_in_warnings
@@ -48,7 +50,7 @@ from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.tasks import find_needed_ids
-from crckpt.preflight.restore.terminals import find_needed_numbers
+from crckpt.preflight.restore.terminals import find_needed_numbers, needs_terminal
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
 
@@ -131,12 +133,13 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
     with ExitStack() as stack:
         early = stack.enter_context(ExitStack())  # closed on its own if this CRIU turns out to be useless
         criu = None
-        if not request.dry_run and not request.new_pid_namespace:
+        if not request.dry_run and not request.new_pid_namespace and request.tty == "ours":
             # CRIU starts slowly: check everything while it does. As if the tree needed nothing from outside: most do
             # not.
             criu = early.enter_context(launched_criu(attempt, OutsideEnds(), None))
         reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
+        attempt = replace(attempt, has_new_terminal=request.tty == "new" and needs_terminal(tree))
         stack.enter_context(limited_waits_of_restore(tree.users))
         streams = None
         if not request.dry_run and not tree.is_read_by_position:
@@ -175,7 +178,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         # Only until the tree runs: its files are its own then.
         with _files_rewound(checkpoint, verdict) as kept:
             verdict = replace(verdict, warnings=tuple(_name_kept_files(verdict.warnings, kept)))
-            return _follow(attempt, tree, verdict, criu, streams, attributes, recorded)
+            return _follow(attempt, tree, verdict, criu, streams, attributes, recorded, outside.holder)
 
 
 @contextmanager
@@ -188,12 +191,14 @@ def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: Verdict) ->
         if replaces and request.tty_file is not None:
             output = open_for_appending(request.tty_file)
             stack.callback(os.close, output)
+        is_ours = verdict.needs_terminal and not attempt.has_new_terminal
         yield OutsideEnds(
             verdict.outside_pipes,
-            request.terminal if verdict.needs_terminal else None,
+            request.terminal if is_ours else None,
             read_pipes(attempt.repository, attempt.checkpoint, verdict.two_way_pipes),
             replaces,
             output,
+            stack.enter_context(new_terminal(attempt, tree)) if attempt.has_new_terminal else None,
         )
 
 
@@ -246,9 +251,11 @@ def _follow(
     streams: ImageStreams | None,
     attributes: AttributeRestore,
     recorded: RecordedFiles,
+    holder: TerminalHolder | None,
 ) -> RestoreResult:
     """Let CRIU build the tree; in the hold, fill and check it and set its attributes; then let it run."""
     detach, root = attempt.request.detach, tree.root.pid
+    is_ours = verdict.needs_terminal and holder is None
     lost: list[Finding] = []
 
     def in_hold() -> None:
@@ -257,6 +264,8 @@ def _follow(
         fill_memory(tree, criu.init, streams)
         lost.extend(check_open_files(tree, recorded, criu.init, allow_weaker=attempt.request.allow_weaker))
         lost.extend(attributes.set_all(criu.init))
+        if holder is not None:
+            lost.extend(give_terminal(holder, tree, criu.init))
 
     # A new PID namespace ends with its init, and all its processes with it.
     ours = frozenset[int]() if criu.new else find_needed_ids(tree)
@@ -276,26 +285,29 @@ def _follow(
                     )
             if detach:
                 # A root that fails at once is no restore; in the foreground its own status says so.
-                lost.extend(_check_root(root, criu.init))
+                lost.extend(_check_root(root, criu.init, holder))
         # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
         pid = criu.init or root
+        program = criu.new.parent if criu.new else root
+        if holder is not None:
+            outer = proc.outer_pids((root,), criu.init).get(root, pid)
+            lost.extend(commit_terminal(holder, attempt, tree, outer, program))
         if detach:
             ignore_interrupts()
         else:
-            forward_signals(pid, on_our_terminal=verdict.needs_terminal)
+            forward_signals(pid, on_our_terminal=is_ours)
     return RestoreResult(
         attempt.checkpoint,
         replace(verdict, warnings=(*verdict.warnings, *lost)),
         criu.command,
         attempt.criu,
         pid=pid,
-        child=None if detach else criu.new.parent if criu.new else root,
-        terminal=attempt.request.terminal if verdict.needs_terminal else None,
-        root_in_namespace=(
-            proc.outer_pids((root,), criu.init).get(root) if criu.new and verdict.needs_terminal else None
-        ),
+        child=None if detach else program,
+        terminal=attempt.request.terminal if is_ours else None,
+        root_in_namespace=proc.outer_pids((root,), criu.init).get(root) if criu.new and is_ours else None,
         restore_ms=(result.ended - result.started) * 1000,
+        holder=holder,
     )
 
 
@@ -308,9 +320,10 @@ def _lift_network_lock(checkpoint: Checkpoint) -> None:
                 network_locks.lift_lock(checkpoint.run_id, place)
 
 
-def _check_root(root: int, init: int | None) -> Iterator[Finding]:
+def _check_root(root: int, init: int | None, holder: TerminalHolder | None) -> Iterator[Finding]:
     """Yield a warning if the root has ended well already. Raises RestoreFailed if it failed."""
-    ending = orphans.find_ending(init or root)
+    is_of_holder = holder is not None and init is None
+    ending = holder.find_ending(root) if holder and is_of_holder else orphans.find_ending(init or root)
     if ending is None:
         return
     if ending.code == 0:

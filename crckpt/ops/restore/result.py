@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.criu.find import Criu
+from crckpt.host.terminal.restore_side import TerminalHolder
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.store import Checkpoint
 
@@ -15,6 +16,7 @@ class RestoreResult(Struct, frozen=True):
     - `pid`: the root of the tree, or the init of its new PID namespace, as we see it
     - `child`: our child to wait for, in the foreground
     - `terminal`: our descriptor of the terminal that the tree got from us, if any
+    - `holder`: of the new terminal of the tree, if it got one; then `child` is a child of the holder
     - `root_in_namespace`: our PID of a root that has such a terminal and lives in a new PID namespace
     - `skipped`: (id, reason) of newer checkpoints that could not be restored
     """
@@ -28,4 +30,5 @@ class RestoreResult(Struct, frozen=True):
     terminal: int | None = None
     root_in_namespace: int | None = None
     restore_ms: float = 0.0
+    holder: TerminalHolder | None = None
     skipped: tuple[tuple[str, str], ...] = ()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
+
 from crckpt.causes import Finding, cause
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageProcess, ImageTree
@@ -40,6 +42,29 @@ def find_terminal_files(tree: ImageTree) -> TerminalFiles:
     infos = frozenset({*outside, *current})
     files = frozenset(file.id for file in tree.files if isinstance(file, Terminal) and file.info_id in infos)
     return TerminalFiles(files, infos)
+
+
+class TerminalLeader(Struct, frozen=True):
+    """The session leader in the tree whose controlling terminal is outside it, with a descriptor `fd` of the terminal.
+
+    `group` is the process group that gets what is typed.
+    """
+
+    pid: int
+    fd: int
+    group: int
+
+
+def find_terminal_leader(tree: ImageTree) -> TerminalLeader | None:
+    """Find the session leader of a terminal outside the tree. CRIU does not give it its controlling terminal."""
+    outside = find_terminal_files(tree).infos
+    infos = {each.id: each for each in tree.terminals if each.id in outside and each.kind == "pty"}
+    for process in tree.processes:
+        for opened in process.descriptors if process.pid == process.sid else ():
+            info = infos.get(opened.file.info_id) if isinstance(opened.file, Terminal) else None
+            if info is not None and info.session == process.pid:
+                return TerminalLeader(process.pid, opened.fd, info.group or process.pgid)
+    return None
 
 
 def find_needed_numbers(tree: ImageTree) -> frozenset[int]:

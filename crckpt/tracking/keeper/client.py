@@ -14,6 +14,7 @@ from typing import Final
 
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc
+from crckpt.host.peers import is_trusted, peer_pid
 from crckpt.host.process import run
 from crckpt.host.steps import limit
 from crckpt.tracking.dump_basis import Base, DumpBasis
@@ -23,9 +24,7 @@ from crckpt.tracking.keeper.protocol import (
     KeeperRequest,
     decode_answer,
     encode,
-    is_trusted,
     make_commit_request,
-    peer_pid,
 )
 from crckpt.tracking.keeper.sockets import keeper_directory, keeper_socket
 

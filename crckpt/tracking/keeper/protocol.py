@@ -5,11 +5,8 @@ A keeper may have been started by another release of crckpt, so requests and ans
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -17,9 +14,6 @@ from msgspec import Struct
 from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
 from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
-
-# struct ucred: PID, user and group (unix(7)).
-_PEER: Final = struct.Struct("iII")
 
 
 class KeeperRequest(Struct, frozen=True):
@@ -134,18 +128,3 @@ def decode_answer(line: bytes) -> Answer | None:
         return msgspec.json.decode(line, type=Answer)
     except (msgspec.DecodeError, RecursionError):
         return None
-
-
-def peer_pid(connection: socket.socket) -> int:
-    """Return the PID of the process at the other end."""
-    return _read_credentials(connection)[0]
-
-
-def is_trusted(connection: socket.socket) -> bool:
-    """Return whether root or the user of this process is at the other end."""
-    return _read_credentials(connection)[1] in (0, os.geteuid())
-
-
-def _read_credentials(connection: socket.socket) -> tuple[int, int]:
-    pid, user, _ = _PEER.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return int(pid), int(user)

@@ -28,6 +28,7 @@ from crckpt.errors import CrckptError, error_text
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.peers import is_trusted, peer_pid
 from crckpt.tracking.choose_tracker import choose_tracker
 from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.protocol import (
@@ -38,8 +39,6 @@ from crckpt.tracking.keeper.protocol import (
     begin_answer,
     decode_request,
     encode,
-    is_trusted,
-    peer_pid,
     read_committed_base,
 )
 from crckpt.tracking.keeper.sockets import keeper_socket

@@ -15,8 +15,9 @@ import pytest
 from other_user import as_user
 from smaller_bounds import smaller_bounds
 
+from crckpt.host.peers import is_trusted, peer_pid
 from crckpt.tracking.keeper import server
-from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest, is_trusted, peer_pid
+from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest
 from crckpt.tracking.keeper.server import _MOST_CALLERS, _Caller, _Service
 from crckpt.tracking.tracker import Tracker
 

@@ -1,0 +1,314 @@
+"""The holder of a restored tree's terminal: a small process that ends with the tree.
+
+Run as `python -m crckpt.host.terminal.holder CONTROL MASTER SLAVE IS_SESSION JOB`; the first three are descriptors. It
+leads the session of a tree without a session leader, and starts CRIU for the restore, which asks for that at CONTROL:
+so it is the parent of the tree's root, and learns its exit status. What the tree writes goes to a log, and to the
+`crckpt attach` that is connected.
+
+Only root and the holder's own user are answered. If the holder is killed, the terminal hangs up, as if a terminal
+window was closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import selectors
+import signal
+import socket
+import sys
+import termios
+from contextlib import suppress
+from typing import Final
+
+from crckpt.errors import CrckptError, error_text
+from crckpt.host import proc
+from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.peers import is_trusted
+from crckpt.host.process import run
+from crckpt.host.syscalls.prctl import set_child_subreaper
+from crckpt.host.terminal.clients import Client, Clients
+from crckpt.host.terminal.output_log import OutputLog
+from crckpt.host.terminal.protocol import (
+    LONGEST,
+    MOST_DESCRIPTORS,
+    HeldTree,
+    HolderAnswer,
+    HolderRequest,
+    decode,
+    encode,
+    terminal_socket,
+)
+
+# The tree, in whose process group we are perhaps, must not end or stop its terminal; of these, Python's handlers are
+# not inherited by what we start.
+_NOT_OURS: Final = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGTSTP,
+    signal.SIGTTIN,
+)
+# The root may end before all is read that it has written.
+_QUIET_S: Final = 0.1
+
+
+class _Holder:
+    """Holds the master of the terminal, starts programs, and reaps them."""
+
+    def __init__(self, control: socket.socket, master: int, slave: int, log: OutputLog) -> None:
+        self._control: socket.socket | None = control
+        self._master = master
+        self._slave = slave
+        self._log = log
+        self._waiting = selectors.DefaultSelector()
+        self._clients = Clients(master, self._waiting)
+        self._listener: socket.socket | None = None
+        self._tree: HeldTree | None = None
+        self._ended: dict[int, int] = {}
+        self._is_terminated = False
+        self._is_drained = False
+
+    def serve(self, signals: int) -> None:
+        """Serve until the tree has ended. `signals` is readable after each signal."""
+        assert self._control is not None
+        for waited in (self._control, signals):
+            self._waiting.register(waited, selectors.EVENT_READ)
+        while not self._is_over():
+            has_ended = self._status() is not None
+            found = self._waiting.select(_QUIET_S if has_ended else self._clients.patience_s())
+            for key, events in found:
+                self._attend(key.fileobj, events, signals)
+            self._clients.drop_slow()
+            if has_ended and not found:
+                # Other processes may have the terminal open, perhaps for long.
+                self._clients.end(self.exit_status())
+        self._clients.end(self.exit_status())
+
+    def terminate(self) -> None:
+        """Note a SIGTERM: it ends us only once the root has ended."""
+        self._is_terminated = True
+
+    def close(self) -> None:
+        """Remove the socket."""
+        if self._listener is not None and self._tree is not None:
+            terminal_socket(self._tree.root, self._tree.start).unlink(missing_ok=True)
+
+    def _attend(self, waited: object, events: int, signals: int) -> None:
+        if waited is self._control:
+            self._take_request()
+        elif waited == self._master:
+            if events & selectors.EVENT_WRITE:
+                self._clients.write_input()
+            if events & selectors.EVENT_READ:
+                self._pass_output_on()
+        elif waited == signals:
+            with suppress(BlockingIOError):
+                os.read(signals, LONGEST)
+            self._reap()
+        elif waited is self._listener:
+            self._accept()
+        elif isinstance(waited, Client):
+            self._clients.attend(waited, events)
+
+    # What the restore asks for
+
+    def _take_request(self) -> None:
+        assert self._control is not None
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._control, LONGEST, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        except OSError:
+            data, descriptors = b"", []
+        request = decode(data, HolderRequest) if data else None
+        if request is None:
+            # The restore has ended. If it was killed, its CRIU gives up by itself.
+            self._waiting.unregister(self._control)
+            self._control.close()
+            self._control = None
+            return
+        try:
+            self._answer(self._perform(request, descriptors))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def _perform(self, request: HolderRequest, descriptors: list[int]) -> HolderAnswer:
+        match request.do:
+            case "start":
+                return self._start(request, descriptors)
+            case "commit":
+                return self._commit(request)
+            case "abort":
+                self._end_children()
+        return HolderAnswer()
+
+    def _start(self, request: HolderRequest, descriptors: list[int]) -> HolderAnswer:
+        output, *kept = descriptors
+        given = {0: self._slave, 1: output, 2: output, **dict(zip(request.keep, kept, strict=True))}
+        try:
+            pid = run.spawn(request.argv, given, environment=request.environment, own_session=request.own_session)
+        except OSError as error:
+            return HolderAnswer(failed=f"cannot run {request.argv[0]}: {error.strerror}")
+        return HolderAnswer(started=pid)
+
+    def _commit(self, request: HolderRequest) -> HolderAnswer:
+        tree = request.tree
+        assert tree is not None
+        # Orphans of the tree become children of an init, as everywhere.
+        set_child_subreaper(enabled=False)
+        self._tree = tree
+        self._clients.tree = tree
+        if self._status() is not None:
+            return HolderAnswer()
+        with suppress(OSError):
+            # The group of the root gets what is typed (^C). Without effect on a tree with a session of its own.
+            os.tcsetpgrp(self._slave, os.getpgid(tree.root))
+        try:
+            self._listen(tree)
+        except OSError as error:
+            return HolderAnswer(failed=f"crckpt attach cannot reach it: {error_text(error)}")
+        return HolderAnswer()
+
+    def _listen(self, tree: HeldTree) -> None:
+        path = terminal_socket(tree.root, tree.start)
+        make_runtime_directory(path)
+        path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # To connect takes write permission on it (unix(7)).
+        before = os.umask(0o177)
+        self._listener.bind(str(path))
+        os.umask(before)
+        self._listener.listen()
+        self._waiting.register(self._listener, selectors.EVENT_READ)
+
+    def _answer(self, answer: HolderAnswer) -> None:
+        if self._control is not None:
+            with suppress(OSError):
+                self._control.sendall(encode(answer))
+
+    # Children
+
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+                if pid == 0:
+                    break
+                if os.WIFSTOPPED(status):
+                    self._continue(pid, os.WSTOPSIG(status))
+                    continue
+                self._ended[pid] = status
+                self._answer(HolderAnswer(ended=(pid, status)))
+        if self._status() is not None:
+            self._let_go()
+
+    def _continue(self, pid: int, number: int) -> None:
+        """Continue a child that ^Z stopped: there is no shell that could."""
+        if number == signal.SIGTSTP:
+            with suppress(OSError):
+                os.killpg(os.getpgid(pid), signal.SIGCONT)
+
+    def _end_children(self) -> None:
+        """SIGKILL all children, and those that become ours then."""
+        while children := tuple(proc.children(os.getpid())):
+            for pid in children:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
+                with suppress(ChildProcessError):
+                    os.waitpid(pid, 0)
+        self._is_terminated = True
+
+    def _let_go(self) -> None:
+        """Close our slave once the root has ended: the last process that closes its own ends the output."""
+        if self._slave >= 0:
+            os.close(self._slave)
+            self._slave = -1
+
+    def _status(self) -> int | None:
+        """The wait status of the tree, if it has ended."""
+        return None if self._tree is None else self._ended.get(self._tree.program)
+
+    def exit_status(self) -> int:
+        """Return the exit status of the tree's program, or 128 plus its signal; 1 if it is not known."""
+        status = self._status()
+        code = 1 if status is None else os.waitstatus_to_exitcode(status)
+        return code if code >= 0 else 128 - code
+
+    def _is_over(self) -> bool:
+        if self._tree is None:
+            return (self._control is None or self._is_terminated) and not proc.children(os.getpid())
+        return self._status() is not None and (self._is_drained or self._is_terminated)
+
+    # The terminal and who attaches
+
+    def _pass_output_on(self) -> None:
+        try:
+            output = os.read(self._master, LONGEST - 1)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            # EIO: no process has the terminal open any more.
+            if error.errno != errno.EIO:
+                raise
+            output = b""
+        if not output:
+            self._is_drained = True
+            self._clients.close_terminal()
+            return
+        self._log.write(output)
+        self._clients.send_output(output)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        if is_trusted(connection):
+            self._clients.add(connection)
+        else:
+            connection.close()
+
+
+def _watch_signals(holder: _Holder) -> int:
+    """Handle signals; return a descriptor that is readable after each of them."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    for number in (*_NOT_OURS, signal.SIGCHLD):
+        signal.signal(number, lambda _number, _frame: None)
+    # With a handler, `tcsetpgrp` would be interrupted by it again and again.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: holder.terminate())
+    return reading
+
+
+def main(words: list[str]) -> int:
+    """Hold the terminal, or answer at once why that cannot be."""
+    control_number, master, slave, is_session = (int(word) for word in words[:4])
+    control = socket.socket(fileno=control_number)
+    set_child_subreaper(enabled=True)
+    if is_session:
+        fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
+    try:
+        log = OutputLog(words[4])
+    except CrckptError as error:
+        control.sendall(encode(HolderAnswer(failed=error.message)))
+        return error.exit_code
+    os.set_blocking(master, False)
+    holder = _Holder(control, master, slave, log)
+    signals = _watch_signals(holder)
+    control.sendall(encode(HolderAnswer(log=str(log.path))))
+    try:
+        holder.serve(signals)
+    finally:
+        holder.close()
+    # The program's own, for a service manager that takes us for the main process.
+    return holder.exit_status()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,93 @@
+"""The log of a terminal's output: a file of limited size, and the one before it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host.disk.own_files import is_own
+
+LOG_DIRECTORY: Final = Path("/var/log/crckpt")
+MOST_BYTES: Final = 10 << 20
+"""When the file is as large, it becomes NAME.1, and a new one begins."""
+# A job may run more than once at a time: in PID namespaces, or from several stores.
+_MOST_OF_A_JOB: Final = 100
+_FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class OutputLog:
+    """The log of the terminal of a job. Others of this job at the same time have other files."""
+
+    def __init__(self, job: str, directory: Path = LOG_DIRECTORY) -> None:
+        """Open the log for appending. Raises HostCannot."""
+        self.most_bytes = MOST_BYTES
+        self._directory = -1
+        try:
+            self._directory = _open_directory(directory)
+            for number in range(1, _MOST_OF_A_JOB):
+                name = f"{job}.log" if number == 1 else f"{job}-{number}.log"
+                if self._open(name):
+                    self.path = directory / name
+                    return
+        except OSError as error:
+            self.close()
+            hint = f"check the directory: ls -ld {directory}; or name a file yourself: --tty FILE"
+            raise HostCannot(f"cannot write the log of the terminal: {error.strerror}", hint=hint) from error
+        self.close()
+        raise HostCannot(f"all logs of job {job} in {directory} are in use", hint="see who attaches: crckpt attach")
+
+    def write(self, output: bytes) -> None:
+        """Append output. What cannot be written is lost: a full disk must not stop the program."""
+        with suppress(OSError):
+            if os.fstat(self._file).st_size + len(output) > self.most_bytes:
+                self._rotate()
+            os.write(self._file, output)
+
+    def close(self) -> None:
+        """Close it."""
+        for descriptor in (getattr(self, "_file", -1), self._directory):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._directory = -1
+
+    def _open(self, name: str) -> bool:
+        """Open the file, and return whether no other terminal writes to it. Raises OSError."""
+        self._file = os.open(name, _FLAGS, 0o600, dir_fd=self._directory)
+        found = os.fstat(self._file)
+        try:
+            if not is_own(found, stat.S_IFREG) or found.st_nlink > 1:
+                raise PermissionError(1, f"{name} is not a file of its own, or others can write to it")
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            self._file = -1
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+        os.fchmod(self._file, 0o600)
+        self._name = name
+        return True
+
+    def _rotate(self) -> None:
+        os.rename(self._name, f"{self._name}.1", src_dir_fd=self._directory, dst_dir_fd=self._directory)
+        before = self._file
+        if self._open(self._name):
+            os.close(before)
+        else:
+            self._file = before
+
+
+def _open_directory(path: Path) -> int:
+    """Make the directory if it is missing, and open it. Raises OSError if others can write to it."""
+    with suppress(FileExistsError):
+        path.mkdir(mode=0o700, parents=True)
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    if not is_own(os.fstat(descriptor), stat.S_IFDIR):
+        os.close(descriptor)
+        raise PermissionError(1, "the directory belongs to another user, or others can write to it", str(path))
+    return descriptor

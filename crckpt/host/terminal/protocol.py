@@ -1,0 +1,132 @@
+"""The messages between the holder of a terminal, the crckpt that restores, and `crckpt attach`.
+
+The sockets keep the borders of messages (SOCK_SEQPACKET). A holder may have been started by another release of crckpt,
+so messages keep their words and keys.
+
+The restore sends requests in JSON, and gets answers and the ends of programs that it started. A client sends, and gets,
+a byte with the kind of the message, and its content.
+"""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.host import proc
+from crckpt.host.disk.files import runtime_directory
+
+LONGEST: Final = 64 << 10
+"""Bytes of a message at most."""
+MOST_DESCRIPTORS: Final = 250
+"""Descriptors with a message at most (SCM_MAX_FD, unix(7), is 253)."""
+
+DESCRIBE, ATTACH, RESIZE, INPUT = b"d", b"a", b"w", b"i"
+"""What a client sends: ATTACH and RESIZE with a window size."""
+DESCRIPTION, OUTPUT, REFUSED, ENDED = b"D", b"O", b"R", b"E"
+"""What it gets: JSON, bytes of the terminal, a sentence, an exit status."""
+
+_SIZE: Final = struct.Struct("=HHHH")
+
+Decoded = TypeVar("Decoded")
+
+
+class HeldTree(Struct, frozen=True):
+    """The tree that a terminal was made for. `root` is its root as the host sees it, `program` whose end is its end."""
+
+    root: int
+    start: int
+    program: int
+    comm: str
+    job: str
+    checkpoint: str
+    log: str
+
+
+class HeldTerminal(Struct, frozen=True):
+    """A terminal, as its holder describes it. `attached` is the PID of the crckpt that is attached, or 0."""
+
+    holder: int
+    tree: HeldTree
+    attached: int = 0
+
+
+class HolderRequest(Struct, frozen=True):
+    """A request of the restore.
+
+    - `start`: a program; with it come descriptors, for its output and then those that it gets as the numbers `keep`
+    - `commit`: the tree runs
+    - `abort`: end all that was started
+    """
+
+    do: Literal["start", "commit", "abort"]
+    argv: tuple[str, ...] = ()
+    environment: dict[str, str] = {}
+    keep: tuple[int, ...] = ()
+    own_session: bool = False
+    tree: HeldTree | None = None
+
+
+class HolderAnswer(Struct, frozen=True):
+    """An answer to the restore, or, with `ended`, the end of a child: its PID and wait status.
+
+    The first answer has the path of the `log`.
+    """
+
+    log: str = ""
+    started: int = 0
+    failed: str = ""
+    ended: tuple[int, int] | None = None
+
+
+def terminals_directory() -> Path:
+    """Return the directory of the sockets of all holders."""
+    return runtime_directory() / "terminals"
+
+
+def terminal_socket(root: int, start: int) -> Path:
+    """Return the socket of the terminal of the tree with this root. It stays behind if its holder is killed."""
+    return terminals_directory() / f"{root}-{start}"
+
+
+def socket_root(path: Path) -> int | None:
+    """Return the PID of the root that a socket is named for; None if that process has ended."""
+    pid, _, start = path.name.partition("-")
+    process = proc.read_process(int(pid)) if pid.isdecimal() else None
+    return process.pid if process is not None and str(process.start) == start else None
+
+
+def encode(message: HolderRequest | HolderAnswer | HeldTerminal) -> bytes:
+    """Encode a message."""
+    return msgspec.json.encode(message)
+
+
+def decode(data: bytes, kind: type[Decoded]) -> Decoded | None:
+    """Decode a message; None if it is none of that kind that this release knows."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def encode_size(rows: int, columns: int) -> bytes:
+    """Encode a window size (struct winsize, ioctl_tty(2))."""
+    return _SIZE.pack(rows, columns, 0, 0)
+
+
+def is_size(data: bytes) -> bool:
+    """Return whether this can be a window size."""
+    return len(data) == _SIZE.size
+
+
+def encode_status(status: int) -> bytes:
+    """Encode an exit status."""
+    return struct.pack("=i", status)
+
+
+def decode_status(data: bytes) -> int:
+    """Decode an exit status; 1 if it cannot be decoded."""
+    return int(struct.unpack("=i", data)[0]) if len(data) == 4 else 1

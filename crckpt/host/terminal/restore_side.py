@@ -1,0 +1,231 @@
+"""Start the holder of a new terminal, and let it start the CRIU that restores the tree onto it."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host.process import run
+from crckpt.host.process.orphans import Ending
+from crckpt.host.terminal.protocol import (
+    LONGEST,
+    HeldTree,
+    HolderAnswer,
+    HolderRequest,
+    decode,
+    encode,
+)
+
+_ENDED: Final = "the process that holds the new terminal has ended"
+_STARTS_S: Final = 60.0
+# A program that has ended is reaped at once, unless the holder is stopped.
+_REAPS_S: Final = 10.0
+_MOST_TRIES: Final = 100
+
+
+class TerminalHolder:
+    """A holder that we have started. `slave` is our descriptor of the terminal, `log` the file with its output."""
+
+    def __init__(self, control: socket.socket, child: run.Child, slave: int) -> None:
+        self._control = control
+        self._child = child
+        self._ended: dict[int, int] = {}
+        self.pid = child.pid
+        self.slave = slave
+        self.log = ""
+
+    def wait_until_ready(self) -> None:
+        """Wait until it holds the terminal. Raises HostCannot."""
+        self._control.settimeout(_STARTS_S)
+        self.log = self._read_answer().log
+        self._control.settimeout(None)
+
+    def start_in_session(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        output: Path,
+        own_session: bool = False,
+        stdin: int | None = None,
+        keep: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        python_path: Path | None = None,
+    ) -> run.Child:
+        """Start a program in the session of the terminal, with the terminal as its stdin; otherwise as `run.start`."""
+        return self._start(argv, output, keep, environment, python_path, own_session=False)
+
+    def start(
+        self,
+        argv: Sequence[str | Path],
+        *,
+        output: Path,
+        own_session: bool = True,
+        stdin: int | None = None,
+        keep: Sequence[int] = (),
+        environment: Mapping[str, str] | None = None,
+        python_path: Path | None = None,
+    ) -> run.Child:
+        """Start a program in its own session; otherwise as `start_in_session`."""
+        return self._start(argv, output, keep, environment, python_path, own_session=True)
+
+    def find_ending(self, pid: int) -> Ending | None:
+        """Find how a program that the holder is the parent of has ended; None if it is alive."""
+        if pid not in self._ended and not _is_alive(pid):
+            self._read_endings(_REAPS_S, pid)
+        return Ending(os.waitstatus_to_exitcode(self._ended[pid])) if pid in self._ended else None
+
+    def wait(self, pid: int) -> int:
+        """Wait until a program that the holder is the parent of ends; return its wait status. Raises HostCannot."""
+        while pid not in self._ended:
+            self._take(self._read_message())
+        return self._ended[pid]
+
+    def commit(self, tree: HeldTree) -> str:
+        """Report that the tree runs. Return why `crckpt attach` cannot reach the terminal; empty if it can."""
+        try:
+            self._send(HolderRequest("commit", tree=tree))
+            self._read_answer()
+        except HostCannot as error:
+            return error.message
+        self._child.abandon()
+        return ""
+
+    def abort(self) -> None:
+        """End all that it has started, and the holder."""
+        with suppress(HostCannot):
+            self._send(HolderRequest("abort"))
+        self._control.close()
+        self._child.wait()
+
+    def _start(
+        self,
+        argv: Sequence[str | Path],
+        output: Path,
+        keep: Sequence[int],
+        environment: Mapping[str, str] | None,
+        python_path: Path | None,
+        *,
+        own_session: bool,
+    ) -> run.Child:
+        words = tuple(str(word) for word in argv)
+        more = {**(environment or {})} | ({"PYTHONPATH": str(python_path)} if python_path else {})
+        request = HolderRequest("start", words, more, tuple(keep), own_session)
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._send(request, descriptor, *keep)
+        finally:
+            os.close(descriptor)
+        return _HeldChild(self, self._read_answer().started)
+
+    def _send(self, request: HolderRequest, *descriptors: int) -> None:
+        try:
+            socket.send_fds(self._control, [encode(request)], descriptors)
+        except OSError:
+            raise HostCannot(_ENDED) from None
+
+    def _read_answer(self) -> HolderAnswer:
+        """Read the answer to a request. Raises HostCannot if that was refused."""
+        while True:
+            answer = self._read_message()
+            if answer.failed:
+                raise HostCannot(answer.failed)
+            if answer.ended is None:
+                return answer
+            self._take(answer)
+
+    def _read_message(self) -> HolderAnswer:
+        try:
+            data = self._control.recv(LONGEST)
+        except OSError:
+            data = b""
+        answer = decode(data, HolderAnswer) if data else None
+        if answer is None:
+            raise HostCannot(_ENDED)
+        return answer
+
+    def _read_endings(self, within_s: float, pid: int) -> None:
+        with suppress(HostCannot):
+            while pid not in self._ended and select.select([self._control], [], [], within_s)[0]:
+                self._take(self._read_message())
+
+    def _take(self, answer: HolderAnswer) -> None:
+        if answer.ended is not None:
+            self._ended[answer.ended[0]] = answer.ended[1]
+
+
+class _HeldChild(run.Child):
+    """A program that the holder is the parent of."""
+
+    def __init__(self, holder: TerminalHolder, pid: int) -> None:
+        self._holder = holder
+        self.pid = pid
+        # The holder may have reaped it; no other program has its PID so soon.
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self.pidfd = -1
+
+    def wait(self) -> int:
+        status = self._holder.wait(self.pid)
+        self._close()
+        return os.waitstatus_to_exitcode(status)
+
+    def abandon(self) -> None:
+        self._close()
+
+
+@contextmanager
+def held_terminal(job: str, taken: Collection[int], *, is_session: bool) -> Iterator[TerminalHolder]:
+    """Make a terminal with a holder, whose PID is none of `taken`. If the block fails, both end.
+
+    With `is_session` the holder leads the session of the terminal; without it the terminal has no session yet. Raises
+    HostCannot.
+    """
+    with ExitStack() as stack:
+        master, slave = os.openpty()
+        for descriptor in (master, slave):
+            stack.callback(os.close, descriptor)
+        holder = _start_holder(job, master, slave, taken, is_session=is_session)
+        try:
+            holder.wait_until_ready()
+            yield holder
+        except BaseException:
+            holder.abort()
+            raise
+
+
+def _start_holder(job: str, master: int, slave: int, taken: Collection[int], *, is_session: bool) -> TerminalHolder:
+    unusable: list[TerminalHolder] = []
+    try:
+        for _ in range(_MOST_TRIES):
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            keep = (theirs.fileno(), master, slave)
+            module = ("-P", "-m", "crckpt.host.terminal.holder")
+            words = (sys.executable, *module, *map(str, keep), str(int(is_session)), job)
+            with theirs:
+                child = run.start(words, output=Path(os.devnull), keep=keep, python_path=Path(__file__).parents[3])
+            holder = TerminalHolder(ours, child, slave)
+            if child.pid not in taken:
+                return holder
+            unusable.append(holder)
+    finally:
+        for each in unusable:
+            each.abort()
+    raise HostCannot("no free PID was found for the process that holds the terminal", hint="try again")
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(OSError):
+        descriptor = os.pidfd_open(pid)
+        try:
+            return not select.select([descriptor], [], [], 0)[0]
+        finally:
+            os.close(descriptor)
+    return False
