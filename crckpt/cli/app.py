@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
     "pre-dump": ("pre_dump:pre_dump", "Copy a tree's memory while it runs."),
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
+    "attach": ("attach:attach", "Connect your terminal to a restored program."),
     "rehearse": ("rehearse:rehearse", "Try out a restore in isolation."),
     "trackers": ("trackers:trackers", "List the trackers of incremental dumps, or end one."),
     "list": ("list:list_checkpoints", "List checkpoints."),
@@ -48,7 +49,7 @@ class Commands(HelpfulGroup):
     """The list of all commands, as the help shows it."""
 
     groups = {  # noqa: RUF012 the base says that it is read only
-        "Checkpoint and restore": ("dump", "restore", "rehearse", "pre-dump", "trackers"),
+        "Checkpoint and restore": ("dump", "restore", "attach", "rehearse", "pre-dump", "trackers"),
         "Look into checkpoints": ("list", "show", "diff", "core"),
         "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
         "Check the host, explain failures": ("doctor", "install-criu", "explain", "report"),

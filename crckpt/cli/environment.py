@@ -23,5 +23,6 @@ FILES: Final = (
     ("/var/lib/crckpt", "The store. For other users than root: `~/.local/share/crckpt`."),
     ("/usr/local/lib/crckpt/criu", "A CRIU for crckpt alone, where `PATH` has none that works."),
     ("/var/cache/crckpt/criu.json", "Which CRIU works on this kernel. May be deleted."),
-    ("/run/crckpt", "Sockets of trackers, and which trees are tracked."),
+    ("/run/crckpt", "Sockets of trackers and of new terminals, and which trees are tracked."),
+    ("/var/log/crckpt/JOB.log", "What a program writes to its new terminal. From 10 MiB on it becomes `JOB.log.1`."),
 )

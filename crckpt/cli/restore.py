@@ -160,6 +160,7 @@ def _document(result: RestoreResult, *, program_status: int | None = None) -> di
         # An old name, which programs read.
         "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.skipped],
         "program_status": program_status,
+        "terminal": None if result.holder is None else {"log": result.holder.log, "holder": result.holder.pid},
     }
 
 
@@ -175,3 +176,5 @@ def _lines(result: RestoreResult, *, verbose: bool) -> Iterator[str]:
         yield f"{title(result.checkpoint)} can be restored\n"
     else:
         yield f"restored {title(result.checkpoint)} as PID {result.pid} in {duration(result.restore_ms)}\n"
+    if result.holder is not None:
+        yield f"its terminal: crckpt attach {result.checkpoint.job}; what it writes: {result.holder.log}\n"

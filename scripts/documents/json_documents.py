@@ -114,6 +114,13 @@ class SkippedCheckpoint(Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
 
 
+class NewTerminal(Struct, frozen=True, forbid_unknown_fields=True):
+    """The new terminal of a restored tree."""
+
+    log: Annotated[str, Meta(description="The file with what the program writes to it.")]
+    holder: Annotated[int, Meta(description="The PID of the process that holds it.")]
+
+
 class RestoreDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of `crckpt restore`."""
 
@@ -134,6 +141,27 @@ class RestoreDocument(Struct, frozen=True, forbid_unknown_fields=True):
         int | None,
         Meta(description="In the foreground: the exit status of the program, or 128 plus its signal."),
     ]
+    terminal: Annotated[
+        NewTerminal | None, Meta(description="With `--tty new`, if the tree was started from a terminal.")
+    ]
+
+
+class TerminalDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A restored program with a new terminal."""
+
+    pid: Annotated[int, Meta(description="The root of the tree.")]
+    comm: str
+    job: str
+    checkpoint: Annotated[str, Meta(description="The id of the checkpoint that it was restored from.")]
+    log: Annotated[str, Meta(description="The file with what it writes to its terminal.")]
+    holder: Annotated[int, Meta(description="The PID of the process that holds the terminal.")]
+    attached: Annotated[int | None, Meta(description="The PID of the crckpt that is attached.")]
+
+
+class AttachDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt attach --list`."""
+
+    terminals: tuple[TerminalDocument, ...]
 
 
 class NotIsolated(Struct, frozen=True, forbid_unknown_fields=True):
@@ -346,6 +374,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "dump": (DumpDocument,),
     "pre-dump": (PreDumpDocument,),
     "restore": (RestoreDocument,),
+    "attach": (AttachDocument,),
     "rehearse": (RehearseDocument,),
     "trackers": (TrackersDocument,),
     "list": (ListDocument,),

@@ -14,6 +14,7 @@ from crckpt.cli.completion.checkpoints import StoredNames
 from crckpt.cli.completion.targets import find_targets
 from crckpt.cli.format import on_one_line
 from crckpt.cli.options import make_context
+from crckpt.ops.attach import list_terminals
 
 Words: TypeAlias = Iterator[tuple[str, str]]
 """Words and their descriptions."""
@@ -146,6 +147,10 @@ def _targets(_: CommandLine, typed: str) -> Words:
     return find_targets(typed)
 
 
+def _terminals(_: CommandLine, __: str) -> Words:
+    return ((each.tree.job, f"PID {each.tree.root}, {each.tree.comm}") for each in list_terminals())
+
+
 def _jobs(line: CommandLine, _: str) -> Words:
     return _read_names(line).jobs()
 
@@ -174,6 +179,7 @@ def _read_names(line: CommandLine) -> StoredNames:
 _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
     "target": _targets,
     "end": _targets,
+    "terminal": _terminals,
     "job": _jobs,
     "ref": _refs,
     "refs": _refs,

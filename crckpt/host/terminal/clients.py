@@ -30,6 +30,7 @@ from crckpt.host.terminal.protocol import (
     encode_status,
     is_size,
 )
+from crckpt.host.terminal.screen_modes import ScreenModes
 
 _MOST_CLIENTS: Final = 16
 # Output that the attached one has not taken yet: then the program waits, as on any terminal.
@@ -86,6 +87,7 @@ class Clients:
         self._attached: Client | None = None
         self._input = bytearray()
         self._is_open = True
+        self._modes = ScreenModes()
         self._wait(master, selectors.EVENT_READ)
 
     def close_terminal(self) -> None:
@@ -115,6 +117,7 @@ class Clients:
 
     def send_output(self, output: bytes) -> None:
         """Send what the program has written to the one that is attached."""
+        self._modes.read(output)
         client = self._attached
         if client is not None and not client.send(OUTPUT + output):
             self._drop(client)
@@ -176,6 +179,8 @@ class Clients:
         if self._attached is not None:
             return client.send(REFUSED + f"process {self._attached.pid} is attached already".encode())
         self._attached = client
+        if modes := self._modes.setting():
+            client.send(OUTPUT + modes)
         self._resize(size)
         # Programs that draw the whole screen draw it again, even if its size is as before.
         with suppress(OSError):

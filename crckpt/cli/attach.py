@@ -1,0 +1,100 @@
+"""`crckpt attach`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from crckpt.cli import options
+from crckpt.cli.format import align, short_id
+from crckpt.cli.output import Output, emit
+from crckpt.errors import UsageError
+from crckpt.host.terminal.protocol import HeldTerminal
+from crckpt.ops.attach import attach as perform
+from crckpt.ops.attach import list_terminals
+
+
+def attach(
+    terminal: Annotated[
+        str | None,
+        typer.Argument(
+            help="The program: the job or the id of the checkpoint that it was restored from, or its PID.",
+            metavar="JOB",
+            show_default="the only one",
+        ),
+    ] = None,
+    detach_key: Annotated[
+        str, typer.Option("--detach-key", metavar="KEY", help="The key that detaches: ^ and a letter or ], or `none`.")
+    ] = "^]",
+    list_them: Annotated[
+        bool, typer.Option("--list", help="List the programs with such a terminal; attach to none.")
+    ] = False,
+    as_json: options.AsJson = False,
+) -> None:
+    """Connect your terminal to that of a program that was restored with `crckpt restore --tty new`.
+
+    What you type goes to the program, ^C and ^Z too, until you press ^] (Ctrl and ]): then the program runs on without
+    you, and you can attach again. When the program ends, crckpt exits with its exit status. Only one can be attached at
+    a time. **--json** needs **--list**.
+
+    For example:
+
+        crckpt attach trainer
+        crckpt attach 4711 --detach-key ^P
+    """
+    options.require_root("to attach to a program")
+    if list_them:
+        found = list_terminals()
+        emit("attach", Output({"terminals": [_document(each) for each in found]}, _lines(found)), as_json=as_json)
+        return
+    if as_json:
+        raise UsageError("--json needs --list: the terminal shows what the program writes", hint="crckpt attach --list")
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise UsageError("crckpt attach needs a terminal", hint="run it in one; or read the log: crckpt attach --list")
+    result = perform(terminal, 0, _parse_key(detach_key))
+    tree = result.terminal.tree
+    if result.status is None:
+        sys.stderr.write(f"\ndetached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}\n")
+        return
+    sys.stderr.write(f"\n{tree.job} (PID {tree.root}) has ended with status {result.status}\n")
+    raise typer.Exit(result.status)
+
+
+def _parse_key(text: str) -> int | None:
+    """Return the byte that a key sends: `^]` is 29. Raises UsageError."""
+    if text == "none":
+        return None
+    if re.fullmatch(r"\^[A-Za-z\[\\\]^_]", text) is None:
+        raise UsageError(f"--detach-key {text} is not a key with Ctrl", hint="for example: --detach-key ^P")
+    return ord(text[1].upper()) & 0x1F
+
+
+def _document(terminal: HeldTerminal) -> dict[str, object]:
+    tree = terminal.tree
+    return {
+        "pid": tree.root,
+        "comm": tree.comm,
+        "job": tree.job,
+        "checkpoint": tree.checkpoint,
+        "log": tree.log,
+        "holder": terminal.holder,
+        "attached": terminal.attached or None,
+    }
+
+
+def _lines(terminals: tuple[HeldTerminal, ...]) -> Iterator[str]:
+    if not terminals:
+        yield "no restored program has a new terminal; give it one: crckpt restore JOB --tty new\n"
+        return
+    titles = ("job", "pid", "program", "from", "attached", "log")
+    yield from align(titles, map(_row, terminals), right=frozenset({"pid"}))
+
+
+def _row(terminal: HeldTerminal) -> tuple[str, ...]:
+    tree = terminal.tree
+    attached = f"PID {terminal.attached}" if terminal.attached else "no"
+    return (tree.job, str(tree.root), tree.comm, short_id(tree.checkpoint), attached, tree.log)

@@ -1,0 +1,213 @@
+"""Find the terminals of restored trees, and connect our terminal to one."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import termios
+import tty
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.host.peers import is_trusted
+from crckpt.host.terminal.protocol import (
+    ATTACH,
+    DESCRIBE,
+    DESCRIPTION,
+    ENDED,
+    INPUT,
+    LONGEST,
+    OUTPUT,
+    REFUSED,
+    RESIZE,
+    HeldTerminal,
+    decode,
+    decode_status,
+    encode_size,
+    socket_root,
+    terminals_directory,
+)
+from crckpt.host.terminal.screen_modes import ScreenModes
+
+_ANSWERS_S: Final = 5.0
+_AT_ONCE: Final = 16 << 10
+_MOST_UNSENT: Final = 64
+
+
+class FoundTerminal(Struct, frozen=True):
+    """A terminal, and the socket of its holder."""
+
+    terminal: HeldTerminal
+    path: Path
+
+
+def find_terminals() -> Iterator[FoundTerminal]:
+    """Find the terminals of all restored trees. Sockets that killed holders left are removed."""
+    with suppress(FileNotFoundError):
+        for path in sorted(terminals_directory().iterdir()):
+            if not path.is_socket():
+                continue
+            connection = _connect(path)
+            if connection is None:
+                # The holder was killed; or it does not answer, as it is stopped: then its tree is there.
+                if socket_root(path) is None:
+                    path.unlink(missing_ok=True)
+                continue
+            with connection:
+                terminal = _describe(connection)
+            if terminal is not None:
+                yield FoundTerminal(terminal, path)
+
+
+def attach(path: Path, ours: int, key: int | None) -> int | None:
+    """Connect the terminal `ours` to that of the holder at `path`, until the byte `key` is typed or the tree ends.
+
+    Return the tree's exit status, or None if the user has detached. Raises HostCannot if that is refused, or the holder
+    has ended.
+    """
+    connection = _connect(path)
+    if connection is None:
+        raise HostCannot("the terminal has gone, or does not answer", hint="see which there are: crckpt attach --list")
+    with connection, _resizes() as resized, _raw(ours):
+        relay = _Relay(connection, ours, key)
+        try:
+            return relay.run(resized)
+        finally:
+            with suppress(OSError):
+                os.write(ours, relay.modes.resetting())
+
+
+class _Relay:
+    """Passes on what is typed, and what the program writes."""
+
+    def __init__(self, connection: socket.socket, ours: int, key: int | None) -> None:
+        self._connection = connection
+        self._ours = ours
+        self._key = key
+        self._unsent: deque[bytes] = deque()
+        self.modes = ScreenModes()
+
+    def run(self, resized: int) -> int | None:
+        """Run until the tree ends, or the user detaches."""
+        self._connection.setblocking(False)
+        connection = self._connection.fileno()
+        self._unsent.append(ATTACH + self._size())
+        while True:
+            writing = [connection] if self._unsent else []
+            ready, _, _ = select.select([connection, self._ours, resized], writing, [])
+            if connection in ready and (status := self._take_message()) is not None:
+                return status
+            if resized in ready:
+                os.read(resized, _AT_ONCE)
+                self._unsent.append(RESIZE + self._size())
+            if self._ours in ready and not self._take_typed():
+                return None
+            self._send()
+
+    def _take_typed(self) -> bool:
+        """Pass on what was typed. Return whether to go on."""
+        typed = os.read(self._ours, _AT_ONCE)
+        before, found, _ = typed.partition(bytes((self._key,))) if self._key is not None else (typed, b"", b"")
+        # A program that reads nothing: what is typed is lost, as on any terminal; but detaching works.
+        if before and len(self._unsent) < _MOST_UNSENT:
+            self._unsent.append(INPUT + before)
+        if found or not typed:
+            self._send()
+        return bool(typed) and not found
+
+    def _take_message(self) -> int | None:
+        """Take a message of the holder. Return the exit status once the tree has ended."""
+        try:
+            data = self._connection.recv(LONGEST)
+        except BlockingIOError:
+            return None
+        except OSError:
+            data = b""
+        kind, content = data[:1], data[1:]
+        if kind == ENDED:
+            return decode_status(content)
+        if kind == OUTPUT:
+            self.modes.read(content)
+            _write_all(self._ours, content)
+        elif kind == REFUSED:
+            raise HostCannot(content.decode(errors="replace"))
+        elif not data:
+            raise HostCannot("the process that holds the terminal has ended", hint="its output is in the log")
+        return None
+
+    def _send(self) -> None:
+        with suppress(BlockingIOError):
+            while self._unsent:
+                self._connection.send(self._unsent[0])
+                self._unsent.popleft()
+
+    def _size(self) -> bytes:
+        size = os.get_terminal_size(self._ours)
+        return encode_size(size.lines, size.columns)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _connect(path: Path) -> socket.socket | None:
+    """Connect to the holder at this socket; None if it has ended, or is not ours."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.settimeout(_ANSWERS_S)
+    try:
+        connection.connect(str(path))
+    except OSError:
+        connection.close()
+        return None
+    if not is_trusted(connection):
+        connection.close()
+        return None
+    return connection
+
+
+def _describe(connection: socket.socket) -> HeldTerminal | None:
+    try:
+        connection.send(DESCRIBE)
+        data = connection.recv(LONGEST)
+    except OSError:
+        return None
+    return decode(data[1:], HeldTerminal) if data[:1] == DESCRIPTION else None
+
+
+@contextmanager
+def _raw(terminal: int) -> Iterator[None]:
+    """Let the keys of this terminal arrive one by one, and mean nothing to it, during the block."""
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setraw(terminal, termios.TCSADRAIN)
+        yield
+    finally:
+        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+
+
+@contextmanager
+def _resizes() -> Iterator[int]:
+    """Give a descriptor that is readable after each change of our terminal's size."""
+    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def note(_number: int, _frame: FrameType | None) -> None:
+        with suppress(BlockingIOError):
+            os.write(writing, b".")
+
+    before = signal.signal(signal.SIGWINCH, note)
+    try:
+        yield reading
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        os.close(reading)
+        os.close(writing)

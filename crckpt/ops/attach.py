@@ -1,0 +1,62 @@
+"""Find the terminal of a restored tree, and connect ours to it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.errors import TargetNotRunning, UsageError
+from crckpt.host.terminal.protocol import HeldTerminal
+from crckpt.host.terminal.relay import FoundTerminal, find_terminals
+from crckpt.host.terminal.relay import attach as connect
+
+_ID: Final = re.compile(r"[0-9a-f]{4,64}")
+_HINT: Final = "restore a program onto a new terminal: crckpt restore JOB --tty new"
+
+
+class Attachment(Struct, frozen=True):
+    """The end of an attachment. `status` is the program's exit status; None if the user has detached."""
+
+    terminal: HeldTerminal
+    status: int | None
+
+
+def list_terminals() -> tuple[HeldTerminal, ...]:
+    """Return the terminals of all restored trees."""
+    return tuple(found.terminal for found in find_terminals())
+
+
+def attach(name: str | None, ours: int, key: int | None) -> Attachment:
+    """Connect `ours`, a terminal, to that of the tree that `name` names, until the byte `key` is typed.
+
+    Without a name there must be only one. Raises UsageError, TargetNotRunning, HostCannot.
+    """
+    found = pick_terminal(name, tuple(find_terminals()))
+    return Attachment(found.terminal, connect(found.path, ours, key))
+
+
+def pick_terminal(name: str | None, terminals: Sequence[FoundTerminal]) -> FoundTerminal:
+    """Pick the terminal of a job, of the root's PID, or of a checkpoint's id. Raises UsageError, TargetNotRunning."""
+    found = [each for each in terminals if name is None or _is_meant(each.terminal, name)]
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        what = "no restored program has a new terminal" if name is None else f"{name} has no terminal to attach to"
+        shown = f"these have: {_names(terminals)}" if terminals else _HINT
+        raise TargetNotRunning(what, hint=shown)
+    what = "several programs have a terminal" if name is None else f"{name} runs {len(found)} times"
+    raise UsageError(
+        f"{what}: {_names(found)}", hint=f"name one by its PID: crckpt attach {found[0].terminal.tree.root}"
+    )
+
+
+def _is_meant(terminal: HeldTerminal, name: str) -> bool:
+    tree = terminal.tree
+    return name in (tree.job, str(tree.root)) or bool(_ID.fullmatch(name) and tree.checkpoint.startswith(name))
+
+
+def _names(terminals: Sequence[FoundTerminal]) -> str:
+    return ", ".join(f"{each.terminal.tree.job} (PID {each.terminal.tree.root})" for each in terminals)
