@@ -1,0 +1,323 @@
+"""What was started at a terminal comes back without it: on a new terminal, on nothing, with its output in a file."""
+
+import os
+import shlex
+import shutil
+import signal
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+from command import PROGRAM, Crckpt
+from stopped import JOB, ObstructedCriu
+from tmux import Tmux
+from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+WITHIN_S: Final = 30
+NOT_RUNNING: Final = 14
+FAILED: Final = 23
+REFUSED: Final = 24
+TERMINATED: Final = 128 + signal.SIGTERM
+TALKER: Final = (PYTHON, f"{PROGRAMS}/talker.py", "{workdir}", "--listen")
+SCREEN: Final = (PYTHON, f"{PROGRAMS}/screen.py", "{workdir}")
+STARTS: Final = pytest.mark.parametrize("start", ["job", "child-of-job", "leader"])
+
+
+@pytest.fixture
+def workdir() -> Iterator[Path]:
+    """Where the program says how it goes; when it is gone, the program ends."""
+    with open_workdir() as workdir:
+        yield workdir
+
+
+@STARTS
+def test_without_a_terminal_it_is_said_what_to_type(crckpt: Crckpt, workdir: Path, start: str) -> None:
+    """From cron, or detached."""
+    _stop(crckpt, workdir, start, TALKER)
+    assert "--tty new" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+
+
+@STARTS
+def test_it_is_typed_to_interrupted_left_and_met_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
+    """With real keys, as at the terminal that it had."""
+    _stop(crckpt, workdir, start, TALKER)
+    with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
+        _wait_for_output(terminal["log"])
+        assert stat.S_IMODE(Path(terminal["log"]).stat().st_mode) == 0o600
+        shell.enter(f"{PROGRAM} attach {JOB}")
+        shell.wait_for(lambda shown: "says" in shown, "its output")
+        shell.enter("hello there")
+        wait_for(lambda: _said(workdir).facts["heard"] == ["hello", "there"], WITHIN_S, "the words to arrive")
+        shell.press("C-c")
+        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        with Tmux(workdir / "second", "bash", "--norc", environment=crckpt.environment) as second:
+            second.enter(f"{PROGRAM} attach {JOB}")
+            second.wait_for(lambda shown: "is attached already" in shown, "a refusal")
+        shell.press("C-]")
+        shell.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
+        before = _said(workdir).counter
+        wait_for(lambda: _said(workdir).counter > before + 1, WITHIN_S, "it to run on")
+        shell.enter(f"clear; {PROGRAM} attach {_said(workdir).pid}; echo ended with $?")
+        shell.wait_for(lambda shown: "says" in shown, "its output again")
+        os.kill(_said(workdir).pid, signal.SIGTERM)
+        shell.wait_for(lambda shown: f"ended with {TERMINATED}\n" in f"{shown}\n", "its exit status")
+        wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
+        assert crckpt.run("attach", "--list", "--json").document["result"]["terminals"] == []
+
+
+@STARTS
+def test_a_stop_key_leaves_it_running(crckpt: Crckpt, workdir: Path, start: str) -> None:
+    """There is no shell that could continue it."""
+    _stop(crckpt, workdir, start, TALKER)
+    with _restored(crckpt, workdir), _shell(crckpt, workdir) as shell:
+        shell.enter(f"{PROGRAM} attach {JOB}")
+        shell.wait_for(lambda shown: "says" in shown, "its output")
+        shell.press("C-z")
+        shell.wait_for(lambda shown: "^Z" in shown, "the key to arrive")
+        at = _said(workdir).counter
+        wait_for(lambda: _said(workdir).counter > at + 2, WITHIN_S, "it to go on")
+
+
+@pytest.mark.parametrize("start", ["job", "leader"])
+def test_a_full_screen_is_drawn_again_and_follows_the_size(crckpt: Crckpt, workdir: Path, start: str) -> None:
+    """Whoever attaches sees the screen, on the alternate screen; the shell's comes back."""
+    _stop(crckpt, workdir, start, SCREEN)
+    with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
+        shell.enter(f"{PROGRAM} attach {JOB}")
+        shell.wait_for(lambda shown: shown.startswith("screen of 80x24"), "the screen")
+        shell.resize(100, 30)
+        shell.wait_for(lambda shown: shown.startswith("screen of 100x30"), "the new size")
+        # No signal, but a key.
+        shell.press("C-c")
+        shell.wait_for(lambda shown: "'\\x03'" in shown, "the key")
+        shell.press("C-]")
+        shell.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
+        shell.enter(f"clear; {PROGRAM} attach {JOB}")
+        shell.wait_for(lambda shown: shown.startswith("screen of 100x30"), "the screen")
+        shell.type("a")
+        shell.wait_for(lambda shown: "'a'" in shown, "the key that brings the alternate screen")
+        shell.press("C-]")
+        shell.wait_for(lambda shown: "runs on as PID" in shown and "'a'" not in shown, "the shell's own screen")
+        # In another size, and with another key to detach.
+        shell.resize(90, 25)
+        shell.enter(f"clear; {PROGRAM} attach --detach-key ^A; echo ended with $?")
+        shell.wait_for(lambda shown: shown.startswith("screen of 90x25"), "the screen, in this size")
+        shell.press("C-]")
+        shell.wait_for(lambda shown: "'\\x1d'" in shown, "the key that no longer detaches")
+        shell.type("q")
+        shell.wait_for(lambda shown: "ended with 7" in shown, "its exit status")
+        wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
+
+
+def test_a_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
+    """It leads its session, and edits lines by itself."""
+    with Tmux(workdir, PYTHON, "-q") as window:
+        window.wait_for(lambda shown: ">>>" in shown, "the prompt")
+        window.enter("x = 6")
+        pid = window.pid()
+        crckpt.run("dump", str(pid), JOB, "--stop")
+    _wait_gone(pid)
+    with _restored(crckpt, workdir), _shell(crckpt, workdir) as shell:
+        shell.enter(f"{PROGRAM} attach {JOB}; echo ended with $?")
+        shell.press("Enter")
+        shell.wait_for(lambda shown: ">>>" in shown, "the prompt")
+        shell.enter("x * 7")
+        shell.wait_for(lambda shown: "\n42" in shown, "the answer")
+        shell.enter("exit(5)")
+        shell.wait_for(lambda shown: "ended with 5" in shown, "its exit status")
+
+
+@pytest.mark.parametrize("ends_by", ["itself", "crckpt"])
+def test_in_the_foreground_without_a_terminal_crckpt_ends_with_it(crckpt: Crckpt, workdir: Path, ends_by: str) -> None:
+    """As a service of systemd: what stops the service ends the program."""
+    _stop(crckpt, workdir, "job", TALKER)
+    before = _said(workdir).counter
+    process = crckpt.start("restore", JOB, "--tty", "new")
+    wait_for(lambda: _said(workdir).counter > before + 2, WITHIN_S, "it to go on")
+    (terminal,) = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
+    os.kill(_said(workdir).pid if ends_by == "itself" else process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == TERMINATED
+    assert "crckpt attach job" in err
+    assert terminal["log"] in err
+    wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
+    Path(terminal["log"]).unlink()
+
+
+@pytest.mark.parametrize("start", ["job", "leader"])
+def test_in_pids_of_its_own_it_has_a_new_terminal_too(crckpt: Crckpt, workdir: Path, start: str) -> None:
+    """What is typed arrives, and its exit status comes back."""
+    pid = _stop(crckpt, workdir, start, TALKER)
+    with _restored(crckpt, workdir, "--new-pid-namespace") as terminal, _shell(crckpt, workdir) as shell:
+        assert not runs(pid)
+        shell.enter(f"{PROGRAM} attach {JOB}; echo ended with $?")
+        shell.wait_for(lambda shown: "says" in shown, "its output")
+        shell.enter("hello")
+        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
+        shell.press("C-c")
+        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        (held,) = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
+        os.kill(held["pid"], signal.SIGTERM)
+        shell.wait_for(lambda shown: f"ended with {TERMINATED}" in shown, "its exit status")
+        wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
+
+
+@STARTS
+def test_it_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
+    """Its terminal is outside the tree, as any."""
+    _stop(crckpt, workdir, start, TALKER)
+    for _ in range(2):
+        with _restored(crckpt, workdir) as terminal:
+            crckpt.run("dump", str(_said(workdir).pid), JOB, "--stop")
+            wait_for(lambda held=terminal: not runs(held["holder"]), WITHIN_S, "the holder to end")  # type: ignore[misc]
+            _wait_gone(terminal["pid"])
+
+
+def test_another_users_program_owns_its_new_terminal(crckpt: Crckpt, workdir: Path) -> None:
+    """It was started on a terminal of root's: there it is refused, on a new one it harms nobody."""
+    shutil.copytree(PROGRAMS, workdir / "programs")
+    os.chown(workdir, NOBODY, NOBODY)
+    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    talker = (PYTHON, "{workdir}/programs/talker.py", "{workdir}", "--listen")
+    _stop(crckpt, workdir, "job", (*as_nobody, *talker))
+    with _restored(crckpt, workdir):
+        terminal = Path(f"/proc/{_said(workdir).pid}/fd/0").readlink()
+        assert terminal.stat().st_uid == NOBODY
+
+
+def test_after_a_restore_that_fails_nothing_holds_a_terminal(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+    """And the next one works."""
+    pid = _stop(crckpt, workdir, "job", TALKER)
+    obstructed = ObstructedCriu(tmp_path)
+    words = ("restore", JOB, "--tty", "new", "--detach", "--criu", str(obstructed.path))
+    with obstructed.waits_at_first() as obstacle:
+        process = crckpt.start(*words)
+        obstacle.wait_reached()
+        holders = [each.pid for each in psutil.Process(process.pid).children() if _is_holder(each)]
+        assert len(holders) == 1
+        process.send_signal(signal.SIGINT)
+        obstacle.let_go()
+        assert "nothing is left behind" in process.communicate(timeout=WITHIN_S)[1]
+    assert not runs(holders[0])
+    assert not runs(pid)
+    with _restored(crckpt, workdir):
+        pass
+
+
+def test_what_was_on_a_terminal_comes_back_on_nothing(crckpt: Crckpt, workdir: Path) -> None:
+    """Its output vanishes, its input is at its end, and a second dump needs no terminal."""
+    pid = _stop(crckpt, workdir, "job", TALKER)
+    for _ in range(2):
+        before = _said(workdir).counter
+        crckpt.run("restore", JOB, "--tty", "null", "--detach")
+        wait_for(lambda at=before: _said(workdir).counter > at + 2, WITHIN_S, "it to go on")  # type: ignore[misc]
+        assert {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").glob("[012]")} == {"/dev/null"}
+        crckpt.run("dump", str(pid), JOB, "--stop")
+        _wait_gone(pid)
+
+
+@pytest.mark.parametrize("start", ["job", "leader"])
+def test_its_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str) -> None:
+    """Its input is at its end."""
+    pid = _stop(crckpt, workdir, start, TALKER)
+    output = tmp_path / "output"
+    output.write_text("before\n")
+    before = _said(workdir).counter
+    crckpt.run("restore", JOB, "--tty", str(output), "--detach")
+    wait_for(lambda: _said(workdir).counter > before + 2, WITHIN_S, "it to go on")
+    os.kill(pid, signal.SIGTERM)
+    wait_for(lambda: not runs(pid), WITHIN_S, "it to end")
+    lines = output.read_text().splitlines()
+    assert lines[0] == "before"
+    assert lines[1].startswith("says ")
+
+
+def test_a_file_that_others_could_have_put_there_is_refused(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+    """crckpt writes as root: not through a link, nor to a second name of another file."""
+    _stop(crckpt, workdir, "job", TALKER)
+    other = tmp_path / "other"
+    other.touch()
+    (tmp_path / "link").symlink_to(other)
+    os.link(other, tmp_path / "second")
+    os.mkfifo(tmp_path / "fifo")
+    for name in ("link", "second", "fifo"):
+        process = crckpt.start("restore", JOB, "--tty", str(tmp_path / name), "--detach")
+        _, err = process.communicate(timeout=WITHIN_S)
+        assert process.returncode != 0, name
+        assert f"{name} " in err
+    assert other.read_bytes() == b""
+
+
+def test_nothing_to_attach_to_is_said(crckpt: Crckpt, workdir: Path) -> None:
+    """With what gives a program a terminal."""
+    with _shell(crckpt, workdir) as shell:
+        shell.enter(f"{PROGRAM} attach nothing; echo ended with $?")
+        shown = shell.wait_for(lambda shown: f"ended with {NOT_RUNNING}" in shown, "an answer")
+        assert "nothing has no terminal to attach to" in shown
+
+
+def _stop(crckpt: Crckpt, workdir: Path, start: str, argv: tuple[str, ...]) -> int:
+    """Start a program at a terminal, checkpoint and end it; return its PID."""
+    line = shlex.join(word.format(workdir=workdir) for word in argv)
+    if start == "leader":
+        window = Tmux(workdir, *shlex.split(line))
+    else:
+        window = Tmux(workdir, "bash", "--norc")
+        window.enter(line if start == "job" else f"bash -c '{line}; true'")
+    with window:
+        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
+        pid = _said(workdir).pid
+        crckpt.run("dump", str(pid), JOB, "--stop")
+    _wait_gone(pid)
+    return pid
+
+
+def _wait_gone(pid: int) -> None:
+    """Wait until the PID is free; whoever adopts orphans in the tests is their reaper, too."""
+
+    def is_gone() -> bool:
+        with suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+        return not Path(f"/proc/{pid}").exists()
+
+    wait_for(is_gone, WITHIN_S, f"{pid} to be gone")
+
+
+@contextmanager
+def _restored(crckpt: Crckpt, workdir: Path, *words: str) -> Iterator[dict[str, Any]]:
+    """The program, restored onto a new terminal by a crckpt that has none; ended afterwards."""
+    process = crckpt.start("restore", JOB, "--tty", "new", "--detach", "--json", *words)
+    out, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == 0, f"{err}{out}"
+    assert not err
+    document = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
+    held = next(each for each in document if f'"holder": {each["holder"]}' in out)
+    try:
+        yield held
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(held["pid"], signal.SIGKILL)
+        wait_for(lambda: not runs(held["holder"]), WITHIN_S, "the holder to end")
+        Path(held["log"]).unlink()
+
+
+def _shell(crckpt: Crckpt, workdir: Path) -> Tmux:
+    return Tmux(workdir / "shell", "bash", "--norc", environment=crckpt.environment)
+
+
+def _wait_for_output(log: str) -> None:
+    wait_for(lambda: "says" in Path(log).read_text(), WITHIN_S, "its output in the log")
+
+
+def _is_holder(process: psutil.Process) -> bool:
+    return "crckpt.host.terminal.holder" in process.cmdline()
+
+
+def _said(workdir: Path) -> Part:
+    return statuses(workdir).get("", Part(0, 0, True, "", False, False, {}))
