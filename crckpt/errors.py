@@ -21,7 +21,10 @@ A message says what happened and why. The hint says what to type next.
 from __future__ import annotations
 
 from copy import copy
-from typing import Self
+from typing import Final, Self
+
+AGAIN_WITH_SUDO: Final = "run it again with sudo"
+"""In a hint; the command line prints the command to type instead."""
 
 
 class CrckptError(Exception):

@@ -44,7 +44,9 @@ SPACE = (
     Cause("store-full", "no space is left in {directory}, the store", _LARGER_STORE),
     Cause("staging-full", "no space is left in {directory}, the directory for images", _OTHER_STAGING),
     Cause(
-        "store-read-only", "{directory} is on a read-only mount", "use another directory: --store DIR, --staging DIR"
+        "store-read-only",
+        "{directory} cannot be written (a read-only mount, or no permission)",
+        "use another directory: --store DIR, --staging DIR",
     ),
     Cause(
         "memory",

@@ -12,7 +12,7 @@ import typer
 
 from crckpt.cli.help import ADVANCED, WHERE
 from crckpt.config import Config, parse
-from crckpt.errors import HostCannot, IntegrityError, UsageError, error_text
+from crckpt.errors import AGAIN_WITH_SUDO, HostCannot, IntegrityError, UsageError, error_text
 from crckpt.host.disk.checked_files import read_checked
 from crckpt.host.disk.files import user_directory
 from crckpt.ops.context import Context, Progress, ignore_progress
@@ -76,6 +76,16 @@ Staging = Annotated[
         rich_help_panel=WHERE,
     ),
 ]
+RestoreStaging = Annotated[
+    Path | None,
+    typer.Option(
+        "--staging",
+        help="If the store cannot be written: a directory for CRIU's images and log until the program runs.",
+        metavar="DIR",
+        show_default="/run/crckpt",
+        rich_help_panel=WHERE,
+    ),
+]
 NoPreflight = Annotated[
     bool,
     typer.Option(
@@ -118,7 +128,7 @@ def require_root(doing: str) -> None:
     Call it before `make_context`, which may fail for the home directory of a user who must use sudo anyway.
     """
     if os.geteuid() != 0:
-        raise HostCannot(f"root is needed {doing}", hint="run it again with sudo")
+        raise HostCannot(f"root is needed {doing}", hint=AGAIN_WITH_SUDO)
 
 
 def make_context(

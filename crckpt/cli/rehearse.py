@@ -36,6 +36,7 @@ def rehearse(
             metavar="CMD",
         ),
     ] = "",
+    staging: options.RestoreStaging = None,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
@@ -61,7 +62,9 @@ def rehearse(
     request = RehearsalRequest(ref, seconds, _split(probe))
     options.require_root("to rehearse a restore")
     with progress_bar("rehearsing", as_json=as_json) as progress:
-        result = perform(request, options.make_context(store, criu=criu, config=config, progress=progress))
+        result = perform(
+            request, options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
+        )
     emit("rehearse", Output(_document(result), _lines(result)), as_json=as_json)
     # Not an error: the result with all failures is printed, also as JSON.
     if result.failures:

@@ -94,6 +94,7 @@ def restore(
             rich_help_panel=ADVANCED,
         ),
     ] = False,
+    staging: options.RestoreStaging = None,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
@@ -131,7 +132,9 @@ def restore(
     )
     options.require_root("to restore a checkpoint")
     with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:
-        result = perform(request, options.make_context(store, criu=criu, config=config, progress=progress))
+        result = perform(
+            request, options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
+        )
     output = Output(_document(result), _lines(result, verbose=verbose))
     if detach or dry_run:
         emit("restore", output, as_json=as_json)

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from crckpt.errors import UsageError
+from crckpt.errors import StoreUnusable, UsageError
+from crckpt.host.disk import space
 from crckpt.host.disk.path_trust import find_intruder_on
 
 if TYPE_CHECKING:
@@ -53,6 +54,22 @@ class Context(Struct, frozen=True):
         from crckpt.criu.find import find
 
         return find(self.criu_option, self.criu_configured)
+
+
+def require_writable_store(context: Context) -> None:
+    """Check that a checkpoint could be stored. Nothing is made. Raises StoreUnusable."""
+    # Slow to import.
+    from crckpt.store import is_blank
+
+    if not is_blank(context.store):
+        context.repository().require_writable()
+        return
+    above = space.nearest_existing(context.store)
+    if space.is_read_only(above):
+        raise StoreUnusable(
+            f"the store {context.store} cannot be made: {above} is on a read-only mount",
+            hint="name another store: --store DIR",
+        )
 
 
 def require_staging(context: Context) -> None:

@@ -55,26 +55,43 @@ class Repository:
     def open(cls, path: Path, *, create: bool = False) -> Repository:
         """Open the store in the directory `path`; with `create`, a missing or empty directory becomes one.
 
-        Raises StoreUnusable if it is none, if other users can read or own it, or if its format is newer.
+        Raises StoreUnusable if it is none, if other users can read or own it, or if its format is newer; with `create`
+        also if it cannot be written.
         """
-        return cls(*open_directory(path.absolute(), create=create))
+        repository = cls(*open_directory(path.absolute(), create=create))
+        if create:
+            repository.require_writable()
+        return repository
 
     @property
     def root(self) -> Path:
         """The directory of a store on this host."""
         return Path(self.backend.location)
 
+    def require_writable(self) -> None:
+        """Raise StoreUnusable if this process cannot write to the store."""
+        if refusal := self.backend.find_write_refusal():
+            raise StoreUnusable(
+                f"the store {self.backend.location} cannot be written: {refusal}",
+                hint="name another store: --store DIR",
+            )
+
     def shared(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
         """Let nobody remove anything while the block runs. Raises StoreLocked after `timeout` seconds."""
         return self._lock.held(alone=False, timeout=timeout)
 
     def exclusive(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
-        """Let nobody else use the store while the block runs. Raises StoreLocked after `timeout` seconds."""
+        """Let nobody else use the store while the block runs. Raises StoreLocked after `timeout` seconds.
+
+        Raises StoreUnusable if it cannot be written.
+        """
+        self.require_writable()
         return self._lock.held(alone=True, timeout=timeout)
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Make a private directory for what is in flight, removed when the block ends."""
+        """Make a private directory for what is in flight, removed when the block ends. Raises StoreUnusable."""
+        self.require_writable()
         with self.shared(), transaction(self.backend.scratch) as begun:
             yield begun
 
@@ -144,6 +161,7 @@ class Repository:
 
     def tag(self, checkpoint_id: CheckpointId, name: str) -> Tag:
         """Make `JOB:name` name the checkpoint; an existing tag moves. Raises UsageError, and what `get` raises."""
+        self.require_writable()
         with self.shared():
             tag = Tag(self.get(checkpoint_id).job, name, checkpoint_id)
             write_tag(self.backend, tag)
@@ -151,6 +169,7 @@ class Repository:
 
     def untag(self, job: str, name: str) -> None:
         """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
+        self.require_writable()
         with self.shared():
             remove_tag(self.backend, job, name)
 
@@ -181,7 +200,6 @@ class Repository:
 
         Raises StoreLocked if another restore has not ended after `timeout` seconds.
         """
-        # On a read-only medium there is no such lock.
         return self.backend.restores_locked(check_name(job, "job"), timeout)
 
     def pending(self) -> tuple[PendingCheckpoint, ...]:

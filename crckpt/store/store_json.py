@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import uuid
 from datetime import UTC, datetime
@@ -12,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.store.backend.access import denied
 from crckpt.store.backend.directory import prepare_directory
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
@@ -43,9 +45,13 @@ def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Descripti
         raise StoreUnusable(
             error.message, hint="a store must not contain symbolic links: restore it from a backup"
         ) from error
-    except (PermissionError, NotADirectoryError) as error:
+    except PermissionError as error:
+        raise denied(root) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOTDIR, errno.EROFS):
+            raise
         raise StoreUnusable(
-            f"the store {root} cannot be used: {error.strerror}", hint="run it again with sudo"
+            f"the store {root} cannot be used: {error.strerror}", hint="name another store: --store DIR"
         ) from error
 
 

@@ -62,6 +62,10 @@ class MemoryBackend:
         """See `Backend`."""
         return other is self
 
+    def find_write_refusal(self) -> str:
+        """Everybody can."""
+        return ""
+
     def exists(self, name: str) -> bool:
         """See `Backend`."""
         return name in self.files or any(found.startswith(f"{name}/") for found in self.files)

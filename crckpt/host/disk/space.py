@@ -33,6 +33,11 @@ def is_read_only(path: Path) -> bool:
     return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
 
 
+def is_writable(path: Path) -> bool:
+    """Return whether we may write to an existing directory: not on a read-only mount, or if it is immutable."""
+    return os.access(path, os.W_OK | os.X_OK, effective_ids=True)
+
+
 def is_in_memory(path: Path) -> bool:
     """Return whether files at an existing path take memory (tmpfs)."""
     device = path.stat().st_dev

@@ -40,8 +40,6 @@ def store(path: Path) -> Outcome:
         prefix, refused = "", _find_refusal(path)
     if refused:
         return refused
-    if space.is_read_only(there):
-        return missing(f"{there} is on a read-only mount", "nothing can be stored", _ANOTHER)
     # Without a C compiler the hold's program is a shell script in the store.
     if os.statvfs(there).f_flag & os.ST_NOEXEC:
         return limited(
@@ -96,6 +94,9 @@ def _find_refusal(path: Path) -> Outcome | None:
         return missing(f"{path} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}", lost, _ANOTHER)
     if not path.is_dir():
         return missing(f"{path} is not a directory", lost, _ANOTHER)
+    if not space.is_writable(path):
+        why = "is on a read-only mount" if space.is_read_only(path) else "cannot be written (is it immutable?)"
+        return missing(f"{path} {why}", f"{lost}; what it has can be restored", _ANOTHER)
     if stat.S_IMODE(status.st_mode) & 0o077 and (path / "store.json").exists():
         # Safe only for a store: other users may need another directory.
         return missing(

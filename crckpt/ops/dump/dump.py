@@ -10,7 +10,7 @@ from crckpt.errors import Interrupted
 from crckpt.host import proc
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.target.pinned import pinned
-from crckpt.ops.context import Context
+from crckpt.ops.context import Context, require_writable_store
 from crckpt.ops.dump.launch import criu_started_early, opened_workspace
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported
@@ -41,7 +41,9 @@ def dump(
                 process = proc.read_process(root.pid)
                 workspace = waiting = None
                 # A dump that is refused makes no store.
-                if process is not None and not request.dry_run and not is_blank(context.store):
+                if process is None or request.dry_run or is_blank(context.store):
+                    require_writable_store(context)
+                else:
                     workspace = stack.enter_context(opened_workspace(context))
                     waiting = stack.enter_context(criu_started_early(request, process, context, workspace))
                 with interrupts_deferred():

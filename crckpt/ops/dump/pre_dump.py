@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from crckpt.errors import HostCannot, Interrupted
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.target.pinned import pinned
-from crckpt.ops.context import Context
+from crckpt.ops.context import Context, require_writable_store
 from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.ops.dump.examine import DumpTarget, examine_target
 from crckpt.ops.dump.lineage import open_lineage
@@ -33,6 +33,7 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
             with nothing_begun_reported(context):
                 root = stack.enter_context(pinned(request.target))
                 stack.enter_context(limited_waits_of_dump(root.pid))
+                require_writable_store(context)
                 target = examine_target(request, context, root, stores=False)
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())

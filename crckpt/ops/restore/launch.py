@@ -19,6 +19,7 @@ from crckpt.ops.context import nsenter_words
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
+from crckpt.ops.restore.work_directory import opened_work_directory
 
 
 class LaunchedCriu(Struct, frozen=True):
@@ -50,7 +51,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
     """
     request = attempt.request
     with ExitStack() as stack:
-        work = stack.enter_context(attempt.repository.transaction()).path
+        work = stack.enter_context(opened_work_directory(attempt.context, attempt.repository))
         # First, so that it is closed last: children of a CRIU that was killed still listen.
         streamer = stack.enter_context(serving(work))
         images = streamer.directory

@@ -35,6 +35,7 @@ from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.remedies import name_ref
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.ops.restore.survey import survey
+from crckpt.ops.restore.work_directory import find_work_place, opened_work_directory
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import Verdict, judge_restore
 from crckpt.preflight.restore.host import HostState
@@ -113,11 +114,11 @@ def _rehearse(
         # In namespaces of its own all ports and terminals are free. Files on an overlay are other files, without locks
         # and writers.
         free = {"refused": {}, "locks": {}, "writers": {}, "terminals": frozenset[int]()}
-        host = replace(survey(planned, reading.files, context.store), **free)
+        host = replace(survey(planned, reading.files, find_work_place(context, repository)), **free)
         verdict = _judge(planned, host)
         limit = _memory_limit(tree, host)
         # The real path: it is bound at the same place in the new root directory.
-        work = stack.enter_context(repository.transaction()).path.resolve()
+        work = stack.enter_context(opened_work_directory(context, repository)).resolve()
         group = stack.enter_context(memory_limit.limited(limit))
         directory = None
         if streams is None:

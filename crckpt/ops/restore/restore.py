@@ -46,6 +46,7 @@ from crckpt.ops.restore.remedies import fill_in_failure, fill_in_warnings
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.survey import survey
+from crckpt.ops.restore.work_directory import find_work_place
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -221,7 +222,8 @@ def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ..
         may_have_consoles=request.allow_weaker,
         tty=request.tty,
     )
-    return judge_restore(planned, survey(planned, files, attempt.context.store))
+    place = find_work_place(attempt.context, attempt.repository)
+    return judge_restore(planned, survey(planned, files, place))
 
 
 def _terminal_owner(request: RestoreRequest) -> int | None:

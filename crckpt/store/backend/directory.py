@@ -8,7 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.errors import StoreUnusable
+from crckpt.errors import AGAIN_WITH_SUDO, StoreUnusable
+from crckpt.host.disk import space
 from crckpt.host.disk.checked_files import check_directory
 from crckpt.host.disk.files import (
     PRIVATE_DIRECTORY,
@@ -19,6 +20,7 @@ from crckpt.host.disk.files import (
     write_durably,
 )
 from crckpt.host.disk.path_trust import find_intruder, open_path
+from crckpt.store.backend.access import find_write_refusal
 from crckpt.store.layout import CHECKPOINTS, DESCRIPTION, DIRECTORIES, LOCK, PACKS, PENDING
 
 _MADE_LATER: Final = (PENDING,)
@@ -126,7 +128,7 @@ def _check_is_store(root: Path) -> None:
     if not root.exists():
         hint = "crckpt dump makes one; if your store is elsewhere, name it: --store DIR"
         if os.geteuid() != 0:
-            hint = "use sudo for root's store, or name another: --store DIR"
+            hint = f"for root's store: {AGAIN_WITH_SUDO}; or name another: --store DIR"
         raise StoreUnusable(f"there is no store at {root}", hint=hint)
     if not root.is_dir() or not (root / DESCRIPTION).exists():
         raise StoreUnusable(
@@ -138,15 +140,15 @@ def _check_is_store(root: Path) -> None:
 
 def _check_owner_and_mode(root: Path) -> None:
     status = root.stat()
-    if status.st_uid != os.geteuid():
+    if status.st_uid not in (0, os.geteuid()):
         name_another = "name a store of your own: --store DIR"
-        as_user = f"run it again with sudo, or {name_another}" if status.st_uid == 0 else name_another
+        change = f"cp -R {root} DIR, and use that" if space.is_read_only(root) else f"chown -R root {root}"
         raise StoreUnusable(
             f"the store {root} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}",
-            hint=f"chown -R root {root}" if os.geteuid() == 0 else as_user,
+            hint=change if os.geteuid() == 0 else name_another,
         )
-    if status.st_mode & _OPEN_TO_OTHERS:
-        raise StoreUnusable(
-            f"the store {root} is open to other users (mode {status.st_mode & 0o777:o})",
-            hint=f"chmod 700 {root}",
-        )
+    # A backup, a snapshot or root's store that others can read is used as it is: to refuse it would protect nothing.
+    is_kept_from_others = status.st_uid == os.geteuid() and not find_write_refusal(root)
+    if status.st_mode & (_OPEN_TO_OTHERS if is_kept_from_others else _WRITABLE_BY_OTHERS):
+        change = f"cp -R {root} DIR, and use that" if space.is_read_only(root) else f"chmod 700 {root}"
+        raise StoreUnusable(f"the store {root} is open to other users (mode {status.st_mode & 0o777:o})", hint=change)

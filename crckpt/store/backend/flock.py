@@ -16,7 +16,8 @@ from typing import Final
 from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_checked
-from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, write
+from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, runtime_directory, write
+from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.model import utc_datetime
 from crckpt.store import layout
 from crckpt.store.process_identity import ProcessIdentity, read_identity, write_identity
@@ -26,6 +27,8 @@ _RETRY_S: Final = 0.01
 
 _RESTORE_RETRY_S: Final = 0.05
 _COMMAND: Final = 100
+# A read-only mount; the rights of another user; an immutable file.
+_UNWRITABLE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 _PID: Final = re.compile(r"[1-9]\d{0,9}")
 
 
@@ -57,26 +60,33 @@ def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
 
 
 @contextmanager
-def restores_locked(path: Path, job: str, timeout: float) -> Iterator[None]:
+def restores_locked(root: Path, job: str, timeout: float) -> Iterator[None]:
     """Hold the lock of the restores of `job`, a file that is gone after the block; see `Backend.restores_locked`."""
+    path = root / layout.LOCKS / f"restore-{job}"
     try:
         lock = _acquire_restores(path, job, timeout)
     except OSError as error:
-        if error.errno != errno.EROFS:
+        if error.errno not in (*_UNWRITABLE, errno.ENOENT):
             raise
-        lock = -1
+        # One for this host, whatever path leads to the store. A restore through a writable path does not see it: then
+        # the PIDs that are taken keep one of the two from succeeding.
+        status = root.stat()
+        path = runtime_directory() / "restores" / f"{status.st_dev:x}-{status.st_ino:x}-{job}"
+        make_runtime_directory(path)
+        lock = _acquire_restores(path, job, timeout)
     try:
         yield
     finally:
-        if lock >= 0:
-            with suppress(OSError):
-                remove(path, "restore-lock")
-            os.close(lock)
+        with suppress(OSError):
+            remove(path, "restore-lock")
+        os.close(lock)
 
 
 def holders(root: Path) -> tuple[ProcessIdentity, ...]:
     """The living processes that hold the lock of the store at `root`, as far as they could leave a record."""
-    owners = (read_identity(path) for path in sorted((root / layout.LOCKS).iterdir()))
+    directory = root / layout.LOCKS
+    # A backup may have left it out.
+    owners = (read_identity(path) for path in (sorted(directory.iterdir()) if directory.is_dir() else ()))
     return tuple(owner for owner in owners if owner is not None and owner.is_alive)
 
 
@@ -87,9 +97,9 @@ def _open_store_lock(root: Path, alone: bool) -> int:
     except IntegrityError as error:
         raise StoreUnusable(error.message, hint=f"remove it: rm {path}") from error
     except OSError as error:
-        # A read-only medium, where nothing can be added or removed. flock(2) also takes a descriptor for reading, and
-        # that of a directory, if the lock's file is missing.
-        if error.errno != errno.EROFS or alone:
+        # We cannot write here, but others may: a descriptor for reading holds the same lock (flock(2)). Where a backup
+        # has left out the lock's file, nobody but readers can come.
+        if error.errno not in _UNWRITABLE or alone:
             raise
         return open_checked(path, None) if is_named(path) else os.open(root, os.O_RDONLY | os.O_CLOEXEC)
 

@@ -30,7 +30,7 @@ from crckpt.host.disk.files import (
     write_new,
 )
 from crckpt.store import layout
-from crckpt.store.backend import flock
+from crckpt.store.backend import access, flock
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.process_identity import read_identity
 
@@ -93,6 +93,10 @@ class LocalBackend:
         """See `Backend`."""
         return isinstance(other, LocalBackend) and self._root.samefile(other.location)
 
+    def find_write_refusal(self) -> str:
+        """See `Backend`."""
+        return access.find_write_refusal(self._root)
+
     def exists(self, name: str) -> bool:
         """See `Backend`."""
         return self._is_directory(_directory_of(name)) and is_named(self._root / name)
@@ -102,8 +106,14 @@ class LocalBackend:
         if not self._is_directory(directory):
             return []
         # There may be very many: names alone cost a tenth of paths.
-        with os.scandir(f"{self._root}/{directory}") as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        try:
+            with os.scandir(f"{self._root}/{directory}") as entries:
+                return sorted(entry.name for entry in entries if not entry.name.startswith("."))
+        except FileNotFoundError:
+            # A backup leaves out empty directories, and here it may be impossible to make them.
+            if directory in (layout.CHECKPOINTS, layout.PACKS):
+                raise
+            return []
 
     def read(self, name: str, most: int) -> bytes:
         """See `Backend`."""
@@ -233,7 +243,7 @@ class LocalBackend:
 
     def restores_locked(self, job: str, timeout: float) -> AbstractContextManager[None]:
         """See `Backend`."""
-        return flock.restores_locked(self._root / layout.LOCKS / f"restore-{job}", job, timeout)
+        return flock.restores_locked(self._root, job, timeout)
 
     def turn_taken(self, directory: str, timeout: float) -> AbstractContextManager[None]:
         """See `Backend`."""

@@ -47,6 +47,9 @@ class Backend(Protocol):
     def is_same(self, other: Backend) -> bool:
         """Return whether both are one place."""
 
+    def find_write_refusal(self) -> str:
+        """Say why this process cannot write here; empty if it can. Then `scratch` cannot be used either."""
+
     # Reading
 
     def exists(self, name: str) -> bool:
@@ -118,8 +121,8 @@ class Backend(Protocol):
     def restores_locked(self, job: str, timeout: float) -> AbstractContextManager[None]:
         """Hold the lock of the restores of a job while the block runs.
 
-        Raises StoreLocked if another restore has it for `timeout` seconds. Where nothing can be written, there
-        is no such lock.
+        Raises StoreLocked if another restore has it for `timeout` seconds. Where nothing can be written, the lock holds
+        on this host only.
         """
 
     def turn_taken(self, directory: str, timeout: float) -> AbstractContextManager[None]:

@@ -115,4 +115,7 @@ def test_a_read_only_mount_is_reported_instead() -> None:
     (found,) = find_shortages(
         MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, shares_disk=True, read_only="/store")
     )
-    assert (found.key, found.what) == ("store-read-only", "/store is on a read-only mount")
+    assert (found.key, found.what) == (
+        "store-read-only",
+        "/store cannot be written (a read-only mount, or no permission)",
+    )

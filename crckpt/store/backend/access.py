@@ -1,0 +1,47 @@
+"""Find whether this process can write to the directory of a store: a snapshot, a backup or root's store may be readable
+only.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+from contextlib import suppress
+from pathlib import Path
+
+from crckpt.errors import AGAIN_WITH_SUDO, StoreUnusable
+from crckpt.host.disk import space
+from crckpt.store.layout import DIRECTORIES
+
+_ANOTHER = "name another store: --store DIR"
+
+
+def find_write_refusal(root: Path) -> str:
+    """Say why this process cannot write to the store at `root`; empty if it can. Nothing is tried."""
+    for directory in (root, *(root / name for name in DIRECTORIES)):
+        # A directory that a backup has left out is no obstacle: it can be made if the one above it can be written.
+        if directory.is_dir() and not space.is_writable(directory):
+            if space.is_read_only(directory):
+                return "it is on a read-only mount"
+            perhaps = " (perhaps it is immutable: lsattr -d shows that)" if os.geteuid() == 0 else ""
+            return f"{user_name(os.geteuid())} has no permission to write to {directory}{perhaps}"
+    return ""
+
+
+def denied(root: Path) -> StoreUnusable:
+    """Make the error for a store at `root` of which this process may not read something."""
+    user = os.geteuid()
+    with suppress(OSError):
+        status = root.stat()
+        if not os.access(root, os.R_OK | os.X_OK, effective_ids=True) and status.st_uid != user:
+            hint = AGAIN_WITH_SUDO if user != 0 else _ANOTHER
+            return StoreUnusable(f"the store {root} can be read by {user_name(status.st_uid)} only", hint=hint)
+    what = f"{user_name(user)} has no permission to read it"
+    return StoreUnusable(f"the store {root} cannot be used: {what}", hint=AGAIN_WITH_SUDO if user != 0 else _ANOTHER)
+
+
+def user_name(uid: int) -> str:
+    """The name of a user, for messages."""
+    with suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name if uid == 0 else f"user {pwd.getpwuid(uid).pw_name}"
+    return f"user {uid}"

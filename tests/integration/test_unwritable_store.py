@@ -1,0 +1,213 @@
+"""A store that cannot be written is read as any other: a mounted snapshot, a backup, root's store in a user's hands."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cases import CASES
+from command import PROGRAM, Crckpt
+from stopped import JOB, stopped
+from trees import Tree, runs
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+STORE, LOCKED = 10, 11
+COUNTER = next(case for case in CASES if case.name == "counter")
+NOBODY = 65534
+READ_ONLY = ("unshare", "--mount", "--propagation", "private", "sh", "-c")
+_BIND = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"'
+_HOLDER = """
+import sys
+from pathlib import Path
+from crckpt.store import Repository
+with Repository.open(Path(sys.argv[1])).shared():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory that every user can reach."""
+    with tempfile.TemporaryDirectory(prefix="crckpt-test-") as made:
+        Path(made).chmod(0o755)
+        yield Path(made)
+
+
+@pytest.fixture
+def user(place: Path) -> tuple[str, ...]:
+    """Words before a command that is to run as another user than root, with a home of its own."""
+    words = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", f"HOME={place}/home")
+    if subprocess.run([*words, "test", "-x", str(PROGRAM)], check=False).returncode:
+        pytest.skip(f"other users cannot run {PROGRAM}: the checkout lies in a private directory")
+    (place / "home").mkdir()
+    os.chown(place / "home", NOBODY, NOBODY)
+    return words
+
+
+@pytest.fixture
+def tree(place: Path) -> Iterator[Tree]:
+    """A program that was checkpointed twice in the store below `place`, and ended."""
+    crckpt = Crckpt(place / "store")
+    with stopped(crckpt, COUNTER) as tree:
+        crckpt.run("restore", JOB, "--detach")
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        yield tree
+
+
+def read_only(place: Path) -> Crckpt:
+    """The command, for which the store is on a read-only mount."""
+    store = place / "store"
+    return Crckpt(store, (*READ_ONLY, _BIND, str(store)))
+
+
+def files(store: Path) -> dict[str, int]:
+    return {str(path): path.stat().st_mtime_ns for path in (store, *store.rglob("*"))}
+
+
+def readable(store: Path) -> None:
+    for path in (store, *store.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def test_a_store_on_a_read_only_mount_is_read(place: Path, tree: Tree) -> None:
+    """All that adds and removes nothing works, `restore` and `rehearse` too, and leaves nothing behind."""
+    crckpt, before = read_only(place), files(place / "store")
+    assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 2
+    crckpt.run("show", JOB)
+    crckpt.run("diff", f"{JOB}~1", JOB)
+    crckpt.run("verify")
+    crckpt.run("export", JOB, str(place / "exported"))
+    crckpt.run("core", JOB, "--output", str(place / "core"))
+    assert "can be restored" in crckpt.run("rehearse", JOB, "--seconds", "0").out
+    crckpt.run("restore", JOB, "--dry-run")
+    crckpt.run("restore", JOB, "--detach")
+    assert runs(tree.pid)
+    left = [path for name in ("restoring", "restores") for path in Path("/run/crckpt", name).glob(f"*{JOB}*")]
+    assert left == []
+    assert files(place / "store") == before
+
+
+@pytest.mark.parametrize("command", ["restore", "rehearse"])
+def test_staging_names_another_directory_for_a_restore(place: Path, tree: Tree, command: str) -> None:
+    crckpt, staging = read_only(place), place / "staging"
+    assert "--staging" in crckpt.run(command, JOB, "--staging", str(staging), status=2).err
+    staging.mkdir(mode=0o700)
+    words = ("--detach", "--verbose") if command == "restore" else ("--seconds", "0")
+    said = crckpt.run(command, JOB, "--staging", str(staging), *words)
+    if command == "restore":
+        assert str(staging) in said.out
+        assert runs(tree.pid)
+    assert list(staging.iterdir()) == []
+
+
+def test_what_adds_or_removes_says_that_the_store_cannot_be_written(place: Path, tree: Tree) -> None:
+    """With the exit code of an unusable store, before anything is done."""
+    Crckpt(place / "store").run("export", JOB, str(place / "exported"))
+    crckpt, pid = read_only(place), str(os.getppid())
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        pid = str(process.pid)
+        for words in (
+            ("dump", pid, JOB),
+            ("dump", pid, JOB, "--dry-run"),
+            ("dump", pid, JOB, "--stop"),
+            ("pre-dump", pid, JOB),
+            ("import", str(place / "exported"), "imported"),
+            ("tag", JOB, "good"),
+            ("rm", JOB),
+            ("gc",),
+            ("verify", "--repair"),
+        ):
+            error = crckpt.run(*words, "--json", status=STORE).document["error"]
+            assert error["message"] == f"the store {place}/store cannot be written: it is on a read-only mount", words
+            assert "--store DIR" in error["hint"]
+        process.kill()
+
+
+def test_a_new_store_on_a_read_only_mount(place: Path) -> None:
+    """It cannot be made."""
+    (place / "store").mkdir(mode=0o700)
+    with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+        words = ("dump", str(process.pid), JOB, "--json")
+        error = read_only(place).run(*words, status=STORE).document["error"]
+        process.kill()
+    assert f"the store {place}/store cannot be made: {place}/store is on a read-only mount" in error["message"]
+
+
+def test_a_backup_without_empty_directories(place: Path, tree: Tree) -> None:
+    """Nor with the file of the lock. It belongs to the reader, is readable for all, and stays so."""
+    store = place / "store"
+    for name in ("cache", "tmp", "locks", "refs", "pending"):
+        shutil.rmtree(store / name, ignore_errors=True)
+    (store / "lock").unlink()
+    readable(store)
+    crckpt = read_only(place)
+    crckpt.run("list")
+    crckpt.run("verify")
+    crckpt.run("restore", JOB, "--detach")
+    assert runs(tree.pid)
+    for path in store.iterdir():
+        path.chmod(0o777)
+    store.chmod(0o777)
+    assert "open to other users" in crckpt.run("list", status=STORE).err
+
+
+def test_another_users_store_is_read_by_who_may_read_it(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
+    store, exported = place / "store", str(place / "home/exported")
+    readable(store)
+    reader = replace(Crckpt(store), before=user)
+    before = files(store)
+    reader.run("list")
+    reader.run("show", JOB)
+    reader.run("verify")
+    reader.run("diff", f"{JOB}~1", JOB)
+    reader.run("export", JOB, exported)
+    for words in (("tag", JOB, "good"), ("rm", JOB), ("gc",), ("import", exported, "imported")):
+        said = reader.run(*words, status=STORE).err
+        assert f"the store {store} cannot be written: user nobody has no permission to write to {store}" in said
+    assert files(store) == before
+
+
+def test_who_reads_keeps_others_from_removing(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
+    """A lock for which nothing can be written is the store's own lock all the same."""
+    store = place / "store"
+    readable(store)
+    words = (*user, sys.executable, "-c", _HOLDER, str(store))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        store.chmod(0o700)
+        owner = Crckpt(store)
+        owner.run("list")
+        assert f"the store {store} is locked" in owner.run("gc", status=LOCKED, CRCKPT_LOCK_S="0.2").err
+        holder.communicate()
+    owner.run("gc")
+
+
+def test_a_store_that_root_alone_can_read_says_sudo(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
+    """With the command to type."""
+    store = place / "store"
+    reader = replace(Crckpt(store), before=user)
+    for command in ("list", "show job", "verify", "diff job~1 job", "gc", "rm job", "tag job x", "core job"):
+        error = reader.run(*command.split(), "--json", status=STORE).document["error"]
+        assert error["message"] == f"the store {store} can be read by root only"
+        assert error["hint"] == f"sudo CRCKPT_STORE={store} crckpt {shlex.join(command.split())} --json"
+    reader = replace(reader, before=(*user, "env", "-u", "CRCKPT_STORE"))
+    assert f"  hint: sudo crckpt list --store {store}\n" in reader.run("list", "--store", str(store), status=STORE).err
+
+
+def test_a_user_without_a_store_is_shown_the_way_to_roots(user: tuple[str, ...], place: Path) -> None:
+    reader = replace(Crckpt(place / "none"), before=(*user, "env", "-u", "CRCKPT_STORE"))
+    said = reader.run("list", status=STORE).err
+    assert f"there is no store at {place}/home/.local/share/crckpt" in said
+    assert "for root's store: sudo crckpt list; or name another: --store DIR" in said
