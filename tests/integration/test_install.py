@@ -5,15 +5,19 @@ tests/integration/test_provision.py installs for real; scripts/lab/packages does
 
 from __future__ import annotations
 
+import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
+from other_user import NOBODY
 from places import PROJECT
 
 CANNOT = 20
+AS_OTHER = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
 
 
 def run(*words: str | Path, status: int, before: tuple[str, ...] = (), script: str = "install") -> str:
@@ -55,7 +59,7 @@ def test_an_old_python_is_named(prefix: Path, folder: Path) -> None:
 
 
 def test_a_python_without_venv_is_named(prefix: Path, folder: Path) -> None:
-    python = python_that(folder / "bare", "case $2 in *venv*) exit 1 ;; esac")
+    python = python_that(folder / "bare", "case $* in *venv*) exit 1 ;; esac")
     said = run("--prefix", prefix, "--python", python, status=CANNOT)
     assert said == f"scripts/install: {python} has no venv\n  next: apt-get install python3-venv\n"
     assert not prefix.exists()
@@ -71,7 +75,7 @@ def test_a_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) 
 
 def test_a_failing_step_is_said_in_a_line_and_undone(prefix: Path, folder: Path) -> None:
     python = python_that(
-        folder / "full", 'case $2 in venv) echo "OSError: No space left on device" >&2; exit 1 ;; esac'
+        folder / "full", 'case $3 in venv) echo "OSError: No space left on device" >&2; exit 1 ;; esac'
     )
     said = run("--prefix", prefix, "--python", python, status=CANNOT)
     assert "making a Python environment failed: No space left on device\n  next: make room on the disk of " in said
@@ -82,9 +86,7 @@ def test_a_failing_step_is_said_in_a_line_and_undone(prefix: Path, folder: Path)
 
 def test_without_rights_it_says_so(prefix: Path) -> None:
     prefix.mkdir(mode=0o555)
-    said = run(
-        "--prefix", prefix, status=CANNOT, before=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
-    )
+    said = run("--prefix", prefix, status=CANNOT, before=AS_OTHER)
     assert f"you cannot write to {prefix}\n  next: sudo scripts/install" in said
 
 
@@ -94,3 +96,50 @@ def test_wrong_words_are_answered_with_the_usage(folder: Path) -> None:
     assert "next: make one: scripts/build-wheel" in run(folder / "none.whl", status=CANNOT)
     assert "usage: scripts/uninstall" in run("--nonsense", status=2, script="uninstall")
     assert "is not installed" in run("--prefix", folder / "nowhere", status=0, script="uninstall")
+
+
+def test_root_imports_nothing_from_the_current_directory(prefix: Path, folder: Path) -> None:
+    """It may be /tmp, where anybody can put a module."""
+    here = folder / "here"
+    here.mkdir()
+    (here / "venv.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
+    body = f'echo "$1" >>{folder}/options; case $* in *"-m venv"*) exit 1 ;; esac; exec /usr/bin/python3 "$@"'
+    python = python_that(folder / "real", body)
+    said = run("--prefix", prefix, "--python", python, status=CANNOT, before=("env", "-C", str(here)))
+    assert "making a Python environment failed" in said
+    assert not (folder / "ran").exists()
+    assert set((folder / "options").read_text().split()) == {"-I", "--version"}
+
+
+def test_root_installs_nothing_where_others_can_replace_it(folder: Path) -> None:
+    """They could also have put a program there that the installation runs."""
+    theirs = folder / "theirs"
+    program = theirs / "lib/crckpt/venv/bin/crckpt"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ntouch {folder}/ran\n")
+    program.chmod(0o755)
+    for path in (theirs, *theirs.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)
+    said = run("--prefix", theirs, status=CANNOT)
+    assert f"root does not install where others can replace programs: {theirs}" in said
+    assert "root runs nothing that others can replace" in run("--prefix", theirs, status=CANNOT, script="uninstall")
+    python = python_that(folder / "replaceable", "exit 0")
+    os.chown(python, NOBODY, NOBODY)
+    said = run("--prefix", folder / "prefix", "--python", python, status=CANNOT)
+    assert f"another user can replace {python}, and root would run {python}" in said
+    assert not (folder / "ran").exists()
+    assert not (folder / "prefix").exists()
+
+
+def test_others_cannot_keep_an_installation_waiting(prefix: Path, folder: Path) -> None:
+    """Who can open a file can lock it, and a lock of an older version was open to all."""
+    lock = prefix / "lib/crckpt/.lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    python = python_that(folder / "full", "case $3 in venv) exit 1 ;; esac")
+    with subprocess.Popen([*AS_OTHER, "flock", lock, "sh", "-c", "echo; cat"], stdin=PIPE, stdout=PIPE) as holder:
+        assert holder.stdout is not None
+        holder.stdout.read(1)
+        said = run("--prefix", prefix, "--python", python, status=CANNOT, before=("timeout", "60"))
+        assert "waiting for another" not in said
+        assert lock.stat().st_mode & 0o777 == 0o600

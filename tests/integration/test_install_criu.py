@@ -1,5 +1,6 @@
 """scripts/install-criu and crckpt install-criu for real: Debian's packages, real trials, interruptions, two at once."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from command import AS_NOBODY, PROGRAM, Crckpt
+from other_user import NOBODY
 from places import PROJECT, TESTS
 from trees import wait_for
 
@@ -43,9 +45,12 @@ def start(prefix: Path, candidates: str, *more: str, env: dict[str, str] | None 
     )
 
 
-def finish(process: subprocess.Popen[str]) -> Outcome:
+def finish(process: subprocess.Popen[str], within: int = 200) -> Outcome:
     """Wait for a run."""
-    stdout, stderr = process.communicate(timeout=200)
+    try:
+        stdout, stderr = process.communicate(timeout=within)
+    finally:
+        process.kill()
     return Outcome(process.returncode, stdout, stderr)
 
 
@@ -239,6 +244,45 @@ def repository(folder: Path) -> str:
     date = datetime.now(UTC).strftime("%a, %d %b %Y %H:%M:%S UTC")
     release.write_text(f"Origin: Debian\nSuite: unstable\nCodename: sid\nComponents: main\nDate: {date}\n")
     return f"file:{folder}/mirror"
+
+
+def test_root_installs_no_criu_where_others_can_replace_it(tmp_path: Path) -> None:
+    """Whoever can write there could also have put the CRIU there that root would try."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    criu_that(theirs / "criu", f"touch {tmp_path}/ran")
+    os.chown(theirs / "criu", NOBODY, NOBODY)
+    outcome = run(theirs / "criu", "prefix")
+    assert outcome.status == 2
+    assert f"root does not install CRIU where others can replace it: {theirs}/criu belongs to" in outcome.stderr
+    theirs.chmod(0o1777)
+    assert run(theirs / "new/criu", "prefix").status == 20
+    assert f"every user can make files in {theirs}\n" in run(theirs / "other", "prefix").stderr
+    theirs.chmod(0o777)
+    assert f"every user can write to {theirs}\n" in run(theirs / "other/criu", "prefix").stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_others_cannot_keep_it_waiting(tmp_path: Path) -> None:
+    """Who can open a file can lock it. The lock of an older version was open to all."""
+    lock = tmp_path / ".criu.lock"
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        lock.chmod(0o644)
+        assert finish(start(tmp_path / "criu", "prefix"), 20).status == 20
+        assert lock.stat().st_mode & 0o777 == 0o600
+
+
+def test_criu_reads_no_configuration(tmp_path: Path) -> None:
+    """One may name scripts, and sudo may keep the home directory of its user."""
+    body = f"""echo "$@ ${{CRIU_CONFIG_FILE-none}}" >> {tmp_path}/trace
+case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""
+    env = criu_that(tmp_path / "bin", body) | {"CRIU_CONFIG_FILE": "/nonexistent"}
+    assert run(tmp_path / "prefix", "path", env=env).status == 20
+    lines = (tmp_path / "trace").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["--version", "check", "dump"]
+    assert [line for line in lines[1:] if " --no-default-config " not in line] == []
+    assert [line for line in lines if not line.endswith(" none")] == []
 
 
 def test_without_the_right_to_checkpoint_it_says_so() -> None:

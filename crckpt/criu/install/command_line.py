@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Final
 from crckpt.criu import install
 from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates
 from crckpt.criu.install.prefix import default_prefix
-from crckpt.errors import HostCannot, UsageError
+from crckpt.errors import CrckptError, UsageError
 
 _COMMAND: Final = "scripts/install-criu"
 _DESCRIPTION: Final = f"""{install.__doc__}
@@ -24,12 +23,11 @@ Exit status: 0 found, 2 usage, 20 no CRIU works here.
 def main() -> int:
     """Install CRIU as the command line says; return the exit status."""
     request = _read_arguments()
-    os.umask(0o022)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))  # through every clean-up
     try:
         criu = install_criu(request, _say)
-    except HostCannot as error:
+    except CrckptError as error:
         _say(error.message)
         _say(f"  next: {error.hint}")
         return error.exit_code

@@ -59,10 +59,11 @@ def parse_candidates(named: str | None, *, build: bool) -> tuple[str, ...]:
 def install_criu(request: InstallRequest, say: Callable[[str], None]) -> InstalledCriu:
     """Find the first candidate that works, and install it if it is not there. `say` gets a line for each candidate.
 
-    Raises HostCannot if none works.
+    Raises HostCannot if none works, UsageError if others can change the prefix.
     """
     if os.geteuid() != 0 and not may_checkpoint():
         raise HostCannot("Checkpoints need root or CAP_CHECKPOINT_RESTORE.", hint=f"sudo {request.command}")
+    os.umask(0o022)  # everybody may run it
     rejected: list[tuple[str, str]] = []
     downloaded = True
     with locked(request.prefix, say):

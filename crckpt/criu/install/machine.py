@@ -20,6 +20,7 @@ def run(*words: object, called: str | None = None, cwd: Path | None = None, time
     """Run a program; return its stdout. Raise RejectedError with the program's own reason."""
     argv = [str(word) for word in words]
     env = os.environ | {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+    env.pop("CRIU_CONFIG_FILE", None)  # it may name scripts
     nothing = subprocess.DEVNULL
     try:
         done = subprocess.run(argv, cwd=cwd, env=env, stdin=nothing, capture_output=True, text=True, timeout=timeout)

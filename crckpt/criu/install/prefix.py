@@ -6,12 +6,15 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 from crckpt.criu.install import PREFIX
+from crckpt.errors import UsageError
+from crckpt.host.disk.path_trust import find_intruder_above
 
 _WRAPPER: Final = """#!/bin/sh
 # {name}, with the libraries that it was made for
@@ -30,9 +33,14 @@ def default_prefix() -> Path:
 
 @contextlib.contextmanager
 def locked(prefix: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Lock the prefix, so that a second run waits for the first; remove what a killed run left."""
+    """Lock the prefix, so that a second run waits for the first; remove what a killed run left.
+
+    Raises UsageError if root locks one that others can change.
+    """
+    _require_own(prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    with prefix.with_name(f".{prefix.name}.lock").open("w") as lock:
+    _require_own(prefix)  # in /tmp, another user may have made it first
+    with _open_lock(prefix.with_name(f".{prefix.name}.lock")) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -60,3 +68,28 @@ def wrap(staging: Path, name: str, loader: str, options: str, program: str) -> N
     script = staging / name
     script.write_text(_WRAPPER.format(name=name, loader=loader, options=options, program=program))
     script.chmod(0o755)
+
+
+def _require_own(prefix: Path) -> None:
+    """Check that root installs nothing where another user can replace it. Raises UsageError, OSError."""
+    # Who can write to /usr/local can replace commands of root without crckpt.
+    if os.geteuid() != 0 or prefix == PREFIX:
+        return
+    above = prefix.parent
+    intruder = find_intruder_above(above, frozenset({0})) or find_intruder_above(prefix / "criu", frozenset({0}))
+    # The sticky bit protects only what is there.
+    if not intruder and above.exists() and above.stat().st_mode & stat.S_ISVTX:
+        intruder = f"every user can make files in {above}"
+    if intruder:
+        raise UsageError(
+            f"root does not install CRIU where others can replace it: {intruder}",
+            hint="name a directory that only root can change, as all directories above it: --prefix DIR",
+        )
+
+
+def _open_lock(path: Path) -> IO[str]:
+    """Open the lock file, which nobody else can open: they could hold the lock for ever."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_mode & 0o077:
+            path.unlink()
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w")

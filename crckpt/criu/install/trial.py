@@ -37,9 +37,9 @@ def trial(criu: Path) -> str:
     rights = [] if os.geteuid() == 0 else ["--unprivileged"]
     found = re.search(r"Version: (\S+)", run(criu, "--version"))
     version = found[1] if found else "of unknown version"
-    run(criu, "check", *rights, called=f"CRIU {version}: check", timeout=30)
+    run(criu, "check", *rights, "--no-default-config", called=f"CRIU {version}: check", timeout=30)
     with tempfile.TemporaryDirectory(prefix="install-criu-") as images, _small_process() as (process, port):
-        common = [*rights, "--images-dir", images, "--manage-cgroups=ignore", "--log-file"]
+        common = [*rights, "--no-default-config", "--images-dir", images, "--manage-cgroups=ignore", "--log-file"]
         run(criu, "dump", "--tree", process.pid, *common, "dump.log", called=f"CRIU {version}: dump", timeout=30)
         if not _ends_soon(process):
             raise RejectedError(f"CRIU {version}: dump: the process did not end")

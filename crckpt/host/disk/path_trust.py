@@ -1,4 +1,7 @@
-"""Find who can change what a path names, by owners and modes of all its directories and links."""
+"""Find who can change what a path names, by owners and modes of all its directories and links.
+
+Imports only what Python has: scripts/install needs it before an installation.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +14,13 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Final
-
-from msgspec import Struct
+from typing import Final, NamedTuple
 
 # The kernel's limit. Source: path_resolution(7).
 _MOST_LINKS: Final = 40
 
 
-class PathEntry(Struct, frozen=True):
+class PathEntry(NamedTuple):
     """A directory or symbolic link on a path, or its end."""
 
     path: Path
@@ -46,7 +47,7 @@ def find_intruder(entries: tuple[PathEntry, ...], users: frozenset[int]) -> str:
     return ""
 
 
-class Changers(Struct, frozen=True):
+class Changers(NamedTuple):
     """The users besides root who can change what a name leads to: `users`, and `anyone` if it is not known who."""
 
     users: frozenset[int] = frozenset()
@@ -80,6 +81,11 @@ def find_intruder_on(path: Path, users: frozenset[int]) -> str:
     descriptor, entries = open_path(path)
     os.close(descriptor)
     return find_intruder(entries, users)
+
+
+def find_intruder_above(path: Path, users: frozenset[int]) -> str:
+    """Like `find_intruder_on`, for the part of `path` that exists. Raises OSError."""
+    return find_intruder_on(next(each for each in (path, *path.parents) if each.exists()), users)
 
 
 def open_path(path: Path) -> tuple[int, tuple[PathEntry, ...]]:
