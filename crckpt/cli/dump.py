@@ -283,7 +283,8 @@ def _tree_state(result: DumpResult) -> str:
 
 def _lineage_lines(lineage: LineageSummary, *, planned: bool, after_rounds: bool) -> Iterator[str]:
     """Say what was incremental, or would be; with `after_rounds` rounds come first."""
-    if lineage.why:
+    # Without a tracker, the reason for a full dump says all.
+    if lineage.tracker:
         yield f"{lineage.why}\n"
     if lineage.base is None and not lineage.rounds:
         full = "without rounds it would be a full dump" if after_rounds else "full dump"

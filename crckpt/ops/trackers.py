@@ -7,7 +7,7 @@ from msgspec import Struct
 from crckpt.errors import UsageError
 from crckpt.host.target import resolve
 from crckpt.host.usage import ProcessUsage, read_process_usage
-from crckpt.tracking.keeper.client import Unanswered, forget_killed, keepers
+from crckpt.tracking.keeper.client import Unanswered, forget_killed, keepers, mark_ended
 from crckpt.tracking.keeper.protocol import Keeper
 
 
@@ -43,6 +43,7 @@ def trackers(end: str | None = None) -> Trackers:
         found.append(KeeperUsage(keeper, read_process_usage(keeper.pid)))
         if end is not None:
             session.end()
+            mark_ended(keeper.root)
         session.close()
     # Raise it only after the others were ended.
     if end is not None and late:

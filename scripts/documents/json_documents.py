@@ -78,7 +78,10 @@ class DumpDocument(Struct, frozen=True, forbid_unknown_fields=True):
         tuple[int, ...],
         Meta(description="PIDs of the ended tree that its parent still keeps; a restore waits for them."),
     ]
-    tracked: Annotated[LineageSummary | None, Meta(description="What an incremental dump counts from.")]
+    tracked: Annotated[
+        LineageSummary | None,
+        Meta(description="What a dump counts from, or why it is full; null if the tree was never tracked."),
+    ]
     copying: Annotated[PreCopyResult | None, Meta(description="The rounds of `--pre-copy`.")]
     checkpoint: Annotated[
         CheckpointDocument | None, Meta(description="null after a dry run, and while it is `committing`.")

@@ -40,12 +40,15 @@ from crckpt.criu.find import find
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.model import MEBIBYTE
+from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST
 from crckpt.store import Repository, verify
 from crckpt.store.format.pack import FRAME_PAGES, open_pack
-from crckpt.tracking.keeper.client import ENDED, open_session
+from crckpt.tracking.keeper.client import KILLED, open_session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "this is the first tracked dump of this tree"
+RESTORED = "the tree was restored, or the program started again, since it was tracked: a tracker ends with its tree"
+AGAIN = "; --incremental starts a new tracker"
 SOON_S = "2"
 ENDS_ITS_MAIN_THREAD = """
 import ctypes, sys, threading
@@ -186,7 +189,7 @@ def test_a_stop_is_incremental_too_and_ends_the_keeper(crckpt: Crckpt, target: T
     crckpt.run("gc")
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
     wait_for(lambda: not Path(f"/proc/{gone}").exists() or _is_zombie(gone), 10, "the keeper to end")
-    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == FIRST, (
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == RESTORED, (
         "it is another process, of the same number"
     )
 
@@ -213,7 +216,7 @@ def test_a_keeper_that_is_killed_harms_nothing(crckpt: Crckpt, target: Target) -
     target.write()
     # Nobody asks for it this time: the tree was tracked, and is again.
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
-    assert result["tracked"]["why_full"] == ENDED
+    assert result["tracked"]["why_full"] == KILLED
     is_whole(crckpt, result["checkpoint"]["id"], target)
     target.write()
     after = dump_incrementally(crckpt, target)
@@ -236,7 +239,7 @@ def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, t
     is_whole(crckpt, newest.id, target)
     target.write()
     result = dump_incrementally(crckpt, target)
-    assert result["tracked"]["why_full"] == ENDED
+    assert result["tracked"]["why_full"] == KILLED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -255,7 +258,7 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     assert error["message"] == why
     assert f"kill -KILL {kept}" in error["hint"]
     os.kill(kept, signal.SIGKILL)
-    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == KILLED
 
 
 def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> None:
@@ -263,9 +266,9 @@ def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> Non
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     words = ("dump", str(target.pid), "job", "--json")
     planned = crckpt.run(*words, "--dry-run").document["result"]
-    assert planned["tracked"]["why_full"] == f"{ENDED}; the dump tries to start one"
+    assert planned["tracked"]["why_full"] == f"{KILLED}; the dump tries to start one"
     crckpt.run("trackers", "--end", str(target.pid))
-    assert crckpt.run(*words).document["result"]["tracked"] is None
+    assert crckpt.run(*words).document["result"]["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{AGAIN}"
     crckpt.run("trackers", "--end", str(target.pid), status=2)
 
 
@@ -351,7 +354,7 @@ def test_after_an_upgrade_another_tracker_is_started(crckpt: Crckpt, target: Tar
     for tracked in (planned["tracked"], dump_incrementally(crckpt, target, *words)["tracked"]):
         assert tracked["why_full"].startswith("crckpt or CRIU has changed since the tracker was started")
     result = crckpt.run("dump", str(target.pid), "job", "--json", *words).document["result"]
-    assert result["tracked"]["why_full"] == ENDED
+    assert result["tracked"]["why_full"] == KILLED
     assert keeper(crckpt, target)["pid"] != before
     after = dump_incrementally(crckpt, target, *words)
     assert after["tracked"]["base"] == result["checkpoint"]["id"]
@@ -427,6 +430,8 @@ def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, ta
     result = crckpt.run("dump", str(child), "child", "--incremental", "--json").document["result"]
     assert result["tracked"]["base"] is None
     assert result["tracked"]["why"] == f"tracker: none (PID {child}: it is tracked by another crckpt)"
+    why = f"the tree cannot be tracked: PID {child}: it is tracked by another crckpt"
+    assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target, child)
 
 
@@ -434,7 +439,7 @@ def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Targe
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     crckpt.run("rm", first)
     crckpt.run("gc")
-    why = f"checkpoint {first[:12]}, the tree's last one, is not in this store"
+    why = f"checkpoint {first[:12]}, the tree's last one, was removed or is in another store"
     assert f"full dump: {why}\n" in crckpt.run("dump", str(target.pid), "job", "--dry-run").out
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["why_full"] == why
@@ -493,7 +498,7 @@ def test_no_incremental_leaves_the_tracker_alone(crckpt: Crckpt, target: Target)
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.write()
     result = crckpt.run("dump", str(target.pid), "job", "--no-incremental", "--json").document["result"]
-    assert result["tracked"] is None
+    assert (result["tracked"]["base"], result["tracked"]["why_full"]) == (None, "--no-incremental was given")
     is_whole(crckpt, result["checkpoint"]["id"], target)
     after = dump_incrementally(crckpt, target)
     assert after["tracked"]["base"] == first
@@ -558,4 +563,4 @@ def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
     assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
     assert not socket.exists()
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]
-    assert result["tracked"] is None
+    assert result["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{AGAIN}"

@@ -42,7 +42,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.tracking.dump_basis import RoundBase
-from crckpt.tracking.keeper.client import ENDED, find_session
+from crckpt.tracking.keeper.client import ENDED, KILLED, find_session
 from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.uffd_wp import UffdWp
 
@@ -305,7 +305,7 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     assert list(staging.iterdir()) == []
     assert list((crckpt.store / "tmp").iterdir()) == []
     result = dump_incrementally(crckpt, target)
-    assert result["tracked"]["why_full"] == ENDED
+    assert result["tracked"]["why_full"] == KILLED
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
@@ -358,7 +358,10 @@ def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Targe
     crckpt.run("rm", first)
     crckpt.run("gc")
     round_ = copied(crckpt, target)
-    assert round_["tracked"]["why_full"] == f"checkpoint {first[:12]}, the tree's last one, is not in this store"
+    assert (
+        round_["tracked"]["why_full"]
+        == f"checkpoint {first[:12]}, the tree's last one, was removed or is in another store"
+    )
     assert (round_["copied"]["number"], round_["copied"]["pages"] >= PAGES) == (1, True)
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["rounds"] == 1
@@ -371,7 +374,7 @@ def test_another_store_gets_it_whole(crckpt: Crckpt, target: Target, tmp_path: P
     other = Crckpt(tmp_path / "other")
     result = dump_incrementally(other, target)
     assert result["tracked"]["base"] is None
-    assert "is not in this store" in result["tracked"]["why_full"]
+    assert "was removed or is in another store" in result["tracked"]["why_full"]
     is_whole(other, result["checkpoint"]["id"], target)
 
 

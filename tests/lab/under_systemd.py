@@ -20,7 +20,7 @@ from trees import Part, statuses, wait_for
 UNITS = Path(__file__).parent / "units"
 PROGRAMS = Path(__file__).parent.parent / "programs"
 READY_S = 20.0
-ENDED = "its tracker has ended"
+ENDED = "its tracker was ended (by a signal, with the systemd unit that started it, or by an upgrade)"
 GROWTH_S = 10.0
 NOBODY = 65534
 

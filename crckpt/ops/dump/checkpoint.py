@@ -32,6 +32,7 @@ from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.pre_copy import pre_copy
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
+from crckpt.ops.dump.tracked_before import find_tracked_root
 from crckpt.ops.failures import to_dump_error
 from crckpt.store import Checkpoint, Preparation, is_blank
 
@@ -49,10 +50,12 @@ def make_checkpoint(
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
     # Check this before anything is copied: a refusal costs the tree nothing yet.
     check_job_owner(target, workspace.repository)
+    target = replace(target, tracked_before=find_tracked_root(workspace.repository, target.job))
     with ExitStack() as stack:
         target = pre_copy(_with_lineage(target, stack), workspace)
         # It was started with guessed options: of no use if the tree needs others.
-        if waiting is not None and (target.lineage is not None or waiting.command != target.command(waiting.paths)):
+        is_tracked = target.lineage is not None and target.lineage.keeper is not None
+        if waiting is not None and (is_tracked or waiting.command != target.command(waiting.paths)):
             waiting.give_up()
             waiting = None
         try:
@@ -68,7 +71,7 @@ def make_checkpoint(
 def plan_checkpoint(target: DumpTarget) -> DumpResult:
     """Plan a dump. Nothing is started or made. Raises StoreUnusable if the store cannot be used."""
     if not is_blank(target.context.store):
-        target.context.repository()
+        target = replace(target, tracked_before=find_tracked_root(target.context.repository(), target.job))
     lineage = target.predict_lineage(wanted=target.request.wants_tracker)
     result = _make_result(target, target.command(Paths(Path("IMAGES"), Path("WORK"))))
     rounds = PreCopyResult(()) if target.request.pre_copy is not None else None
@@ -77,7 +80,8 @@ def plan_checkpoint(target: DumpTarget) -> DumpResult:
 
 def _with_lineage(target: DumpTarget, stack: ExitStack) -> DumpTarget:
     root, wanted = target.observed.tree.root, target.request.wants_tracker
-    lineage = open_lineage(root, target.criu.path, wanted=wanted, apart=target.runs_apart)
+    before = target.tracked_before
+    lineage = open_lineage(root, target.criu.path, wanted=wanted, apart=target.runs_apart, before=before)
     if lineage is not None:
         stack.callback(lineage.close)
     return replace(target, lineage=lineage)

@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
@@ -14,6 +14,7 @@ from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.model import Task
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import NewCheckpoint
 
 
@@ -49,7 +50,14 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
     appended = {found.target: found.size for found in logs if found.target not in truncated}
     record = attributes.record(observed.tree.root, answers)
     files = open_files.record(observed.tree, observed.descriptors)
-    return {"schema": 1, "processes": processes, "append_sizes": appended, "attributes": record, "files": files}
+    return {
+        "schema": 1,
+        "processes": processes,
+        "append_sizes": appended,
+        "attributes": record,
+        "files": files,
+        "tracked_root": _identify_tracked_root(target),
+    }
 
 
 def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object], freeze: Freeze) -> NewCheckpoint:
@@ -71,6 +79,13 @@ def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object]
         parent=parent.checkpoint if parent else None,
         base=parent.checkpoint_directory if parent else None,
     )
+
+
+def _identify_tracked_root(target: DumpTarget) -> dict[str, object] | None:
+    """The root of the tree of this job that was tracked last: so a later dump can say why it is full."""
+    is_tracked = target.lineage is not None and target.lineage.tracks
+    found = identify_root(target.observed.tree.root) if is_tracked else target.tracked_before
+    return None if found is None else asdict(found)
 
 
 def _find_closed_pipes(target: DumpTarget) -> list[int]:

@@ -31,6 +31,7 @@ from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, Growth, depends_on_growth, find_risks, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.store import check_name, check_note
+from crckpt.store.read.details import TrackedRoot
 from crckpt.tracking.choose_tracker import count_untracked, count_written
 from crckpt.tracking.preload.library import ENTERED, dump_words, find_enter_refusal, restarts_calls
 
@@ -41,7 +42,8 @@ _MOUNTS_DUMPED = "Dumping mountpoints"
 class DumpTarget(Struct, frozen=True):
     """The tree to dump, as it was examined, and how to dump it.
 
-    `root` holds the root's process since before that. `lineage` is None unless the dump is to be incremental, or the
+    `tracked_before` is the root that the job's last checkpoint names as tracked. `root` holds the root's process since
+    before that. `lineage` is None unless the dump is to be incremental, or the
     base of one; `pre_copy` are the rounds before it.
     """
 
@@ -54,6 +56,7 @@ class DumpTarget(Struct, frozen=True):
     lineage: Lineage | None = None
     pre_copy: PreCopyResult | None = None
     root: PinnedProcess | None = None
+    tracked_before: TrackedRoot | None = None
 
     @property
     def pid(self) -> int:
@@ -83,7 +86,9 @@ class DumpTarget(Struct, frozen=True):
     def predict_lineage(self, *, wanted: bool | None) -> LineageSummary | None:
         """Predict what a dump would count from now."""
         root, store = self.observed.tree.root, self.context.repository
-        return predict_lineage(root, self.criu.path, store, wanted=wanted, apart=self.runs_apart)
+        return predict_lineage(
+            root, self.criu.path, store, wanted=wanted, apart=self.runs_apart, before=self.tracked_before
+        )
 
     def command(self, paths: Paths) -> tuple[str, ...]:
         """CRIU's command line for a dump with these paths."""
@@ -174,7 +179,8 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
     again = examine_target(request, target.context, target.root, memory)
     if again.observed.tree.root.start != root.start:
         raise TargetNotRunning(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {target.request.target}")
-    return replace(again, lineage=target.lineage, pre_copy=target.pre_copy)
+    before = target.tracked_before
+    return replace(again, lineage=target.lineage, pre_copy=target.pre_copy, tracked_before=before)
 
 
 def _observe_target(request: DumpRequest, context: Context, pid: int, memory: int | None = None) -> DumpTarget:

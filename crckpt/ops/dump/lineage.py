@@ -14,12 +14,19 @@ from crckpt.host import proc
 from crckpt.images.stats import DumpStats
 from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_parent_images, make_parent_images
 from crckpt.ops.dump.result import LineageSummary
+from crckpt.ops.dump.tracked_before import why_no_tracker
 from crckpt.store import Repository
+from crckpt.store.read.details import TrackedRoot
 from crckpt.tracking.dump_basis import Base, DumpBasis, RoundBase
-from crckpt.tracking.keeper.client import ENDED, KeeperSession, find_session, open_session, was_killed
+from crckpt.tracking.keeper.client import KILLED, KeeperSession, find_session, open_session, was_ended, was_killed
 from crckpt.tracking.keeper.protocol import Keeper
+from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload.library import identity
 
+# How `choose_tracker` begins a refusal.
+_NONE: Final = "tracker: none ("
+_NOT_WANTED: Final = "--no-incremental was given"
+_AGAIN: Final = "; --incremental starts a new tracker"
 _APART: Final = "crckpt cannot track a tree whose CRIU runs as another user or in namespaces of the tree"
 
 
@@ -66,7 +73,7 @@ class Lineage:
         self.tracks = basis.tracks
         # LD_PRELOAD and the settings of the library, set by env(1) so that only CRIU loads it.
         self.environment = ("env", *(f"{name}={value}" for name, value in keeper.environment.items()))
-        why = "" if basis.base else self._mismatch or (basis.tracks and self.keeper.why_restarted) or basis.why
+        why = "" if basis.base else self._mismatch or (basis.tracks and self.keeper.why_new) or basis.why
         self._mismatch = ""
         whole = tuple(process.why for process in basis.whole)
         self.summary = LineageSummary(keeper.tracker, keeper.why, why_full=why, whole=whole)
@@ -146,40 +153,65 @@ def _describe_missed(parent: ParentImages, basis: DumpBasis, root: int) -> Itera
             yield f"PID {one.pid}: a round copies nothing of a stopped process"
 
 
-def open_lineage(root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool) -> Lineage | None:
+def open_lineage(
+    root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool, before: TrackedRoot | None = None
+) -> Lineage | None:
     """The lineage of the tree below `root`; a tracker is started if `wanted`.
 
-    None if `wanted` is False, or if it is None and the tree is not tracked. `apart`: CRIU runs as another user or in
-    namespaces of the tree.
+    None if `wanted` is not True and neither the tree nor `before`, the tracked root that the job's last checkpoint
+    names, was tracked: else the lineage says why the dump is full. `apart`: CRIU runs as another user or in namespaces
+    of the tree.
     """
-    if wanted is False:
-        return None
-    if apart:
-        return Lineage(LineageSummary("", "tracker: none", why_full=_APART)) if wanted else None
+    if (summary := _why_not_tracked(root, wanted=wanted, apart=apart, before=before)) is not None:
+        return Lineage(summary)
+    why_new = why_no_tracker(root, before)
     try:
-        keeper = open_session(root, criu, start=wanted is True)
+        keeper = open_session(root, criu, start=wanted is True, why_new=why_new)
     except HostCannot as error:
-        return Lineage(LineageSummary("", error.message, why_full="written pages are not tracked"))
-    return Lineage(LineageSummary("", ""), keeper) if keeper is not None else None
+        reason = error.message.removeprefix(_NONE).removesuffix(")")
+        why_full = f"the tree cannot be tracked: {reason}" if error.message.startswith(_NONE) else error.message
+        return Lineage(LineageSummary("", error.message, why_full=why_full))
+    if keeper is not None:
+        return Lineage(LineageSummary("", ""), keeper)
+    return Lineage(LineageSummary("", "", why_full=f"{why_new}{_AGAIN}")) if why_new else None
+
+
+def _why_not_tracked(
+    root: proc.Process, *, wanted: bool | None, apart: bool, before: TrackedRoot | None
+) -> LineageSummary | None:
+    """The summary of a dump that no tracker can serve, or that does not want one; None of another."""
+    was_tracked = before is not None or keeper_socket(root).exists() or was_ended(root)
+    if wanted is False:
+        return LineageSummary("", "", why_full=_NOT_WANTED) if was_tracked else None
+    if apart:
+        return LineageSummary("", "tracker: none" if wanted else "", why_full=_APART) if wanted or was_tracked else None
+    return None
 
 
 def predict_lineage(
-    root: proc.Process, criu: Path, store: Callable[[], Repository], *, wanted: bool | None, apart: bool
+    root: proc.Process,
+    criu: Path,
+    store: Callable[[], Repository],
+    *,
+    wanted: bool | None,
+    apart: bool,
+    before: TrackedRoot | None = None,
 ) -> LineageSummary | None:
-    """Predict what a dump into this store would count from now, as far as that is known without touching the tree."""
-    if wanted is False:
-        return None
-    if apart:
-        return LineageSummary("", "tracker: none", why_full=_APART) if wanted else None
+    """Predict what a dump into this store would count from now, as far as that is known without touching the tree.
+
+    The arguments are those of `open_lineage`.
+    """
+    if wanted is False or apart:
+        return _why_not_tracked(root, wanted=wanted, apart=apart, before=before)
     try:
         session = find_session(root)
     except HostCannot as error:
         return LineageSummary("", "", why_full=error.message)
     if session is None:
         killed = was_killed(root)
-        why = ENDED if killed else "this tree has no tracker yet"
-        summary = LineageSummary("", "", why_full=f"{why}; the dump tries to start one")
-        return summary if wanted or killed else None
+        why = KILLED if killed else why_no_tracker(root, before) or ("this tree has no tracker yet" if wanted else "")
+        rest = "; the dump tries to start one" if wanted or killed else _AGAIN
+        return LineageSummary("", "", why_full=f"{why}{rest}") if why else None
     try:
         with closing(session):
             keeper = session.describe()

@@ -95,7 +95,9 @@ def find_checkpoint(repository: Repository, name: CheckpointId) -> CheckpointId:
     try:
         return repository.get(name).id
     except NoSuchCheckpoint:
-        raise NoSuchCheckpoint(f"checkpoint {name[:12]}, the tree's last one, is not in this store") from None
+        raise NoSuchCheckpoint(
+            f"checkpoint {name[:12]}, the tree's last one, was removed or is in another store"
+        ) from None
 
 
 def _page_maps_of(last: Path) -> Path:

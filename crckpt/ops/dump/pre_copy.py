@@ -15,7 +15,7 @@ from crckpt.ops.dump.launch import Workspace
 from crckpt.ops.dump.lineage import Lineage
 from crckpt.ops.dump.request import PreCopy
 from crckpt.ops.dump.result import PreCopyResult, RoundResult
-from crckpt.ops.dump.rounds import take_rounds, why_no_rounds
+from crckpt.ops.dump.rounds import take_rounds
 from crckpt.store import staged
 
 # Bytes that CRIU writes in about 30 ms. For so long the tree stands still for another round, however small (20 ms at
@@ -47,7 +47,7 @@ def pre_copy(target: DumpTarget, workspace: Workspace) -> DumpTarget:
     # The last moment at which nothing was frozen for longer than a round.
     if asked.abort_over and not _fits(asked, estimated_ms):
         kept = "try again (the copied rounds are kept), or " if is_tracked else ""
-        why = "" if is_tracked else f"; no rounds were copied: {why_no_rounds(lineage)}"
+        why = "" if is_tracked else f"; no rounds were copied: {lineage.summary.why_full}"
         raise PreflightRefused(
             f"the tree would be frozen for about {estimated_ms:.0f} ms, longer than the {asked.max_freeze_ms:.0f} ms "
             f"that --max-freeze allows{why}",

@@ -93,19 +93,13 @@ def worthwhile_rounds(
         yield rounds[-1]
 
 
-def why_no_rounds(lineage: Lineage) -> str:
-    """Return why there are no rounds; without a tracker, the sentence about the tracker says it."""
-    summary = lineage.summary
-    return summary.why_full if summary.tracker else summary.why or summary.why_full
-
-
 def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, work: Path) -> RoundResult:
     began = time.monotonic()
     # One directory, made only if this is the first round, or if it counts from a checkpoint.
     make_directory = cache(lambda: _make_rounds_directory(target.context, repository, lineage))
     lineage.begin(repository, target.criu.path, make_directory)
     if not lineage.tracks:
-        raise HostCannot(why_no_rounds(lineage))
+        raise HostCannot(lineage.summary.why_full)
     parent = lineage.parent
     base = parent.next_round() if parent else RoundBase(make_directory() / "1")
     images = base.directory

@@ -22,11 +22,20 @@ class _Process(Struct, frozen=True):
     uids: tuple[Count, ...] = ()
 
 
+class TrackedRoot(Struct, frozen=True):
+    """The root of a tree whose written pages were tracked; `start` is in clock ticks after the boot."""
+
+    boot_id: str
+    pid: Count
+    start: Count
+
+
 class _Details(Struct, frozen=True):
     processes: tuple[_Process, ...] = ()
     append_sizes: dict[str, Count] = {}
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
+    tracked_root: TrackedRoot | None = None
 
 
 _DOCUMENT: Final = msgspec.json.Decoder(dict[str, Any])

@@ -26,7 +26,7 @@ from crckpt.tracking.keeper.protocol import (
     encode,
     make_commit_request,
 )
-from crckpt.tracking.keeper.sockets import keeper_directory, keeper_socket
+from crckpt.tracking.keeper.sockets import ENDED_MARK, ended_mark, keeper_directory, keeper_socket
 
 _TIME: Final = struct.Struct("@ll")  # struct timeval
 _PATIENCE_S: Final = 60.0
@@ -35,6 +35,7 @@ _PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
 # The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
 ENDED: Final = "its tracker has ended"
+KILLED: Final = "its tracker was ended (by a signal, with the systemd unit that started it, or by an upgrade)"
 
 
 class Unanswered(HostCannot):
@@ -44,12 +45,12 @@ class Unanswered(HostCannot):
 class KeeperSession:
     """A connection to a keeper. Methods raise HostCannot if the keeper or the tree has ended, or Unanswered."""
 
-    def __init__(self, connection: socket.socket, pid: int, *, replaces_killed: bool = False) -> None:
-        """`pid` is the keeper's. `replaces_killed`: it was started because the one before was killed."""
+    def __init__(self, connection: socket.socket, pid: int, *, why_new: str = "") -> None:
+        """`pid` is the keeper's. `why_new` is why a tree that was tracked before needed a new keeper, or empty."""
         self._connection = connection
         self._pid = pid
         self._lines = connection.makefile("rb")
-        self.why_restarted = ENDED if replaces_killed else ""
+        self.why_new = why_new
 
     def wait_until_started(self) -> Keeper:
         """Return the first answer of a keeper that was just started."""
@@ -127,22 +128,37 @@ class KeeperSession:
         return Unanswered(f"its tracker (process {self._pid}) {what}", hint=hint)
 
 
-def open_session(root: proc.Process, criu: Path, *, start: bool) -> KeeperSession | None:
+def open_session(root: proc.Process, criu: Path, *, start: bool, why_new: str = "") -> KeeperSession | None:
     """Connect to the tree's keeper. Start one if none runs and `start`, or if it was killed.
 
-    None if the tree has no keeper. Raises HostCannot, which says why the tree cannot be tracked.
+    `why_new` is why a tree that was tracked before has no keeper, unless it was killed. None if the tree has no keeper.
+    Raises HostCannot, which says why the tree cannot be tracked.
     """
     session = find_session(root)
     if session is not None:
         return session
     killed = was_killed(root)
-    return _start_keeper(root, criu, replaces_killed=killed) if start or killed else None
+    return _start_keeper(root, criu, KILLED if killed else why_new) if start or killed else None
 
 
 def was_killed(root: proc.Process) -> bool:
     """Return whether the tree, which has no keeper now, had one that was killed: the next dump starts another."""
     # A keeper that ends by itself removes its socket.
     return keeper_socket(root).exists()
+
+
+def was_ended(root: proc.Process) -> bool:
+    """Return whether the tree, which has no keeper now, had one that was ended on request."""
+    return ended_mark(root).exists()
+
+
+def mark_ended(root: int) -> None:
+    """Remember that the keeper of the tree below `root` was ended on request, if that process still runs."""
+    process = proc.read_process(root)
+    # This is only for a sentence of the next dump.
+    with suppress(OSError):
+        if process is not None:
+            ended_mark(process).touch(mode=0o600)
 
 
 def find_session(root: proc.Process) -> KeeperSession | None:
@@ -176,9 +192,11 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | Un
 
 def forget_killed(of: int | None = None) -> bool:
     """Forget that keepers were killed, all or that `of` a process: no dump starts another. Return whether any was."""
-    killed = [path for path, _ in _find_sockets(of) if _has_ended(path)]
-    for path in killed:
+    killed = [(path, root) for path, root in _find_sockets(of) if _has_ended(path)]
+    for path, root in killed:
         path.unlink(missing_ok=True)
+        if root is not None:
+            mark_ended(root)
     return bool(killed)
 
 
@@ -196,11 +214,16 @@ def _find_sockets(of: int | None) -> Iterator[tuple[Path, int | None]]:
     """Yield each keeper's socket, and the PID of its tree's root; None if that has ended."""
     with suppress(FileNotFoundError):
         for path in sorted(keeper_directory().iterdir()):
-            if not path.is_socket():
+            is_mark = path.suffix == ENDED_MARK
+            if not (is_mark or path.is_socket()):
                 continue
-            pid, _, start = path.name.partition("-")
+            pid, _, start = path.name.removesuffix(ENDED_MARK).partition("-")
             process = proc.read_process(int(pid)) if pid.isdecimal() else None
             root = process.pid if process is not None and str(process.start) == start else None
+            if is_mark:
+                if root is None and path.is_file():
+                    path.unlink(missing_ok=True)
+                continue
             if of in (None, root):
                 yield path, root
 
@@ -226,7 +249,7 @@ def _connect(path: Path) -> KeeperSession | None:
     return KeeperSession(connection, peer_pid(connection))
 
 
-def _start_keeper(root: proc.Process, criu: Path, *, replaces_killed: bool) -> KeeperSession:
+def _start_keeper(root: proc.Process, criu: Path, why_new: str) -> KeeperSession:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     number = theirs.fileno()
     # -P: Python takes no module from the current directory, which may be another user's.
@@ -237,12 +260,13 @@ def _start_keeper(root: proc.Process, criu: Path, *, replaces_killed: bool) -> K
         child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[3])
         child.abandon()
     # Of a socket pair, the kernel names as peer the process that made it: the keeper's PID comes from `child`.
-    session = KeeperSession(ours, child.pid, replaces_killed=replaces_killed)
+    session = KeeperSession(ours, child.pid, why_new=why_new)
     try:
         session.wait_until_started()
     except HostCannot:
         session.close()
         raise
+    ended_mark(root).unlink(missing_ok=True)
     return session
 
 

@@ -1,0 +1,74 @@
+"""A dump of what was tracked before says why it is full, in one line and in the JSON."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from command import Crckpt
+from incremental import NO_TRACKER, dump_incrementally, keeper
+from rounds import Target
+from stopped import JOB
+
+from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST
+from crckpt.tracking.keeper.client import KILLED
+
+pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
+
+RESTORED = "the tree was restored, or the program started again, since it was tracked: a tracker ends with its tree"
+AGAIN = "; --incremental starts a new tracker"
+
+
+def reason(crckpt: Crckpt, target: Target, *words: str) -> str:
+    """Why a dump is full: the one line that says so, which is also in the JSON of a dry run before it."""
+    planned = crckpt.run("dump", str(target.pid), JOB, "--dry-run", "--json", *words).document["result"]["tracked"]
+    said = crckpt.run("dump", str(target.pid), JOB, *words).out
+    (line,) = [line for line in said.splitlines() if line.startswith("full dump: ")]
+    why = line.removeprefix("full dump: ")
+    assert planned["why_full"].partition(";")[0] == why.partition(";")[0]
+    return why
+
+
+def restore(crckpt: Crckpt, target: Target, *words: str) -> None:
+    """Stop the tree, and restore it."""
+    crckpt.run("dump", str(target.pid), JOB, "--stop", *words)
+    target.end()
+    crckpt.run("restore", JOB, "--detach")
+
+
+def test_a_restored_tree(crckpt: Crckpt, target: Target) -> None:
+    """The first dump of it was full already, so nothing else shows that it was tracked."""
+    restore(crckpt, target, "--incremental")
+    assert reason(crckpt, target) == f"{RESTORED}{AGAIN}"
+    assert reason(crckpt, target) == f"{RESTORED}{AGAIN}", "as long as it is not tracked"
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == RESTORED
+    assert dump_incrementally(crckpt, target)["tracked"]["base"]
+    restore(crckpt, target)
+    assert reason(crckpt, target) == f"{RESTORED}{AGAIN}"
+    assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
+
+
+def test_a_tracker_that_was_ended_or_killed(crckpt: Crckpt, target: Target) -> None:
+    dump_incrementally(crckpt, target)
+    assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
+    crckpt.run("trackers", "--end", str(target.pid))
+    assert reason(crckpt, target) == f"{ENDED_ON_REQUEST}{AGAIN}"
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED_ON_REQUEST
+    os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
+    assert reason(crckpt, target) == KILLED
+    assert dump_incrementally(crckpt, target)["tracked"]["base"]
+
+
+def test_another_job_of_a_tree_whose_tracker_was_ended(crckpt: Crckpt, target: Target) -> None:
+    dump_incrementally(crckpt, target)
+    crckpt.run("trackers", "--end", str(target.pid))
+    said = crckpt.run("dump", str(target.pid), "other").out
+    assert f"full dump: {ENDED_ON_REQUEST}{AGAIN}\n" in said
+
+
+def test_a_tree_that_was_never_tracked_says_nothing(crckpt: Crckpt, target: Target) -> None:
+    for _ in range(2):
+        done = crckpt.run("dump", str(target.pid), JOB, "--json")
+        assert done.document["result"]["tracked"] is None
+    assert "full dump" not in crckpt.run("dump", str(target.pid), JOB, "--no-incremental").out
