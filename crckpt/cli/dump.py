@@ -109,8 +109,9 @@ def dump(
         str | None,
         typer.Option(
             "--max-freeze",
-            help="With --pre-copy: repeat rounds until the estimated freeze is this short: 100ms, 0.5s. The freeze may "
-            "still be longer: add --abort-over to make no checkpoint then.",
+            help="With --pre-copy: the budget of the freeze (100ms, 0.5s). Rounds repeat until the estimate is within "
+            "it. If they do not get there, the dump goes on and says `over the budget`; with --abort-over it is given "
+            "up.",
             show_default="until little is left",
             metavar="TIME",
             rich_help_panel=INCREMENTAL,
@@ -131,7 +132,7 @@ def dump(
         bool,
         typer.Option(
             "--abort-over",
-            help="Make no checkpoint if the estimated freeze is longer than --max-freeze.",
+            help="With --max-freeze: freeze nothing and make no checkpoint if the estimated freeze is over the budget.",
             rich_help_panel=INCREMENTAL,
         ),
     ] = False,
@@ -213,7 +214,9 @@ def _rounds(pre_copy: bool, max_rounds: int | None, max_freeze: str | None, abor
             raise UsageError(f"{' and '.join(names)} {verb} --pre-copy", hint=f"add --pre-copy, or leave {rest} out")
         return None
     if abort_over and max_freeze is None:
-        raise UsageError("--abort-over needs --max-freeze", hint="add --max-freeze 100ms")
+        raise UsageError(
+            "--abort-over needs --max-freeze", hint="add --max-freeze TIME, for example --max-freeze 100ms"
+        )
     return PreCopy(max_rounds or _MOST_ROUNDS, limit, abort_over)
 
 
@@ -256,7 +259,7 @@ def _lines(result: DumpResult, *, verbose: bool) -> Iterator[str]:
     if planned:
         yield f"PID {result.pid} can be checkpointed as {result.job}\n"
     elif result.checkpoint is None:
-        yield f"{result.job}: frozen {duration(result.frozen_ms)}; {_tree_state(result)}\n"
+        yield f"{result.job}: {_freeze(result, result.frozen_ms)}; {_tree_state(result)}\n"
         yield f"the checkpoint is being stored; check that it is safe: crckpt list {result.job}\n"
     else:
         yield from _checkpoint_lines(result, result.checkpoint)
@@ -266,7 +269,7 @@ def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[st
     numbers = checkpoint.statistics
     yield (
         f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
-        f"frozen {duration(numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images; "
+        f"{_freeze(result, numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images; "
         f"the store grew by {size(numbers.stored_bytes)}\n"
     )
     state = "the tree has ended" if result.stop else _tree_state(result)
@@ -275,6 +278,14 @@ def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[st
     if result.unreaped:
         pids = ", ".join(str(pid) for pid in result.unreaped)
         yield f"these PIDs are not free yet, because their parent has not reaped them: {pids}\n"
+
+
+def _freeze(result: DumpResult, frozen_ms: float) -> str:
+    """Say how long the tree was frozen, and if that was over the budget of --max-freeze."""
+    frozen, budget = f"frozen {duration(frozen_ms)}", result.pre_copy
+    if budget is None or budget.max_freeze_ms is None or not budget.over_budget:
+        return frozen
+    return f"{frozen}, over the budget of {duration(budget.max_freeze_ms)}"
 
 
 def _tree_state(result: DumpResult) -> str:
@@ -307,4 +318,4 @@ def _round_lines(pre_copy: PreCopyResult, *, planned: bool, stop: bool) -> Itera
         relation = "over" if pre_copy.foreseen_ms > pre_copy.max_freeze_ms else "within"
         estimate = f"estimated freeze: {duration(pre_copy.foreseen_ms)}"
         held = "; with --stop the tree also waits until its checkpoint is stored" if stop else ""
-        yield f"{estimate}, {relation} --max-freeze {duration(pre_copy.max_freeze_ms)}{held}\n"
+        yield f"{estimate}, {relation} the budget of {duration(pre_copy.max_freeze_ms)}{held}\n"

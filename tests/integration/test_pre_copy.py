@@ -173,7 +173,7 @@ def test_what_is_foreseen_is_said_and_may_end_it(crckpt: Crckpt, target: Target)
     words = ("dump", str(target.pid), "job", "--pre-copy")
     said = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", "--json", status=24).document["error"]
     assert re.fullmatch(
-        r"the tree would be frozen for about \d+ ms, longer than the 1 ms that --max-freeze allows; "
+        r"the tree would be frozen for about \d+ ms, over the budget of 1 ms \(--max-freeze\); "
         "no checkpoint was made; the tree runs on",
         said["message"],
     )
@@ -182,9 +182,16 @@ def test_what_is_foreseen_is_said_and_may_end_it(crckpt: Crckpt, target: Target)
     result = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1", "--json").document["result"]
     assert result["copying"]["foreseen_ms"] > result["copying"]["max_freeze_ms"] == 1.0
     assert result["checkpoint"] is not None, "it was said, no more"
+    assert result["copying"]["over_budget"]
+    said = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1").out
+    assert re.search(r"^estimated freeze: \d+ ms, over the budget of 1 ms$", said, re.MULTILINE)
+    assert re.search(r"^[0-9a-f]{12}  job: 1 process, frozen \d+ ms, over the budget of 1 ms, ", said, re.MULTILINE)
+    said = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1", "--stop", "--dry-run").out
+    assert "budget" not in said, "nothing was frozen"
     result = crckpt.run(*words, "--max-freeze", "60s", "--abort-over", "--json").document["result"]
     assert len(result["copying"]["rounds"]) == 1, "the first one fits"
     assert 0 < result["copying"]["foreseen_ms"] < 60_000
+    assert result["copying"]["over_budget"] is False
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 

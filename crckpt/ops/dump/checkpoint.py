@@ -145,7 +145,10 @@ def _dump_and_resume(
     freeze = Freeze(resumed - timedelta(milliseconds=frozen_ms / 2), frozen_ms, (outcome.ended - began) * 1000)
     new = describe_checkpoint(target, outcome.log, details, freeze)
     result = replace(
-        _make_result(target, outcome.argv), frozen_ms=frozen_ms, lineage=_summarise_lineage(target, workspace)
+        _make_result(target, outcome.argv),
+        frozen_ms=frozen_ms,
+        lineage=_summarise_lineage(target, workspace),
+        pre_copy=_compare_with_budget(target.pre_copy, frozen_ms),
     )
     alone = target.request.asynchronous
     with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
@@ -185,6 +188,12 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         outcome = dump_held(target, workspace, waiting, preparation, commit)
     result = _make_result(target, outcome.argv)
     return replace(result, checkpoint=made[0], lineage=_summarise_lineage(target, workspace))
+
+
+def _compare_with_budget(rounds: PreCopyResult | None, frozen_ms: float) -> PreCopyResult | None:
+    if rounds is None or rounds.max_freeze_ms is None:
+        return rounds
+    return replace(rounds, over_budget=frozen_ms > rounds.max_freeze_ms)
 
 
 def _copying_reported(target: DumpTarget, workspace: Workspace) -> AbstractContextManager[Callable[[], None]]:

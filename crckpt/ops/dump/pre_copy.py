@@ -49,9 +49,9 @@ def pre_copy(target: DumpTarget, workspace: Workspace) -> DumpTarget:
         kept = "try again (the copied rounds are kept), or " if is_tracked else ""
         why = "" if is_tracked else f"; no rounds were copied: {lineage.summary.why_full}"
         raise PreflightRefused(
-            f"the tree would be frozen for about {estimated_ms:.0f} ms, longer than the {asked.max_freeze_ms:.0f} ms "
-            f"that --max-freeze allows{why}",
-            hint=f"{kept}raise --max-freeze, or leave out --abort-over",
+            f"the tree would be frozen for about {estimated_ms:.0f} ms, over the budget of {asked.max_freeze_ms:.0f} "
+            f"ms (--max-freeze){why}",
+            hint=f"{kept}allow a longer freeze: --max-freeze TIME; without --abort-over the dump goes on all the same",
         )
     return replace(again, pre_copy=PreCopyResult(rounds, estimated_ms, asked.max_freeze_ms))
 

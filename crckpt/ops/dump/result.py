@@ -25,11 +25,16 @@ class RoundResult(Struct, frozen=True):
 
 
 class PreCopyResult(Struct, frozen=True):
-    """The rounds before a freeze. With a limit of `max_freeze_ms`, `foreseen_ms` is the estimated freeze."""
+    """The rounds before a freeze. With a budget of `max_freeze_ms`, `foreseen_ms` is the estimated freeze.
+
+    `over_budget`: whether the tree was frozen for longer than that; null if it was not frozen, without a budget, and
+    with --stop, where the tree never runs on.
+    """
 
     rounds: tuple[RoundResult, ...]
     foreseen_ms: float | None = None
     max_freeze_ms: float | None = None
+    over_budget: bool | None = None
 
 
 class LineageSummary(Struct, frozen=True):
