@@ -138,6 +138,7 @@ def dump(
     ] = False,
     staging: options.Staging = None,
     no_preflight: options.NoPreflight = False,
+    other_program: options.OtherProgram = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done; do nothing.")] = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
@@ -175,6 +176,7 @@ def dump(
         pre_copy=_rounds(pre_copy, max_rounds, max_freeze, abort_over),
         skip_in_flight=skip_in_flight,
         force=force,
+        other_program=other_program,
     )
 
     def print_result(result: DumpResult) -> None:
@@ -274,7 +276,8 @@ def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[st
     )
     state = "the tree has ended" if result.stop else _tree_state(result)
     when = "" if result.stop or result.root_ended else "once it has ended, "
-    yield f"{state}; {when}bring it back with: crckpt restore {checkpoint.job}\n"
+    # By its id: another dump may become the newest checkpoint of the job.
+    yield f"{state}; {when}bring it back with: crckpt restore {short_id(checkpoint.id)}\n"
     if result.unreaped:
         pids = ", ".join(str(pid) for pid in result.unreaped)
         yield f"these PIDs are not free yet, because their parent has not reaped them: {pids}\n"

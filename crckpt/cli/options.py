@@ -60,10 +60,18 @@ Target = Annotated[
 Job = Annotated[
     str | None,
     typer.Argument(
-        help="The name under which checkpoints of this program are kept. Choose one if several programs have the same "
-        "name.",
+        help="The name under which checkpoints of this program are kept.",
         metavar="JOB",
-        show_default="the program's name",
+        show_default="the name of its script, service, module, jar or executable",
+    ),
+]
+OtherProgram = Annotated[
+    bool,
+    typer.Option(
+        "--job-of-another-program",
+        help="Use the job even if its last checkpoint is of another program (another script or executable). From now "
+        "on, JOB brings this program back.",
+        rich_help_panel=ADVANCED,
     ),
 ]
 Staging = Annotated[

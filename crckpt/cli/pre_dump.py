@@ -20,6 +20,7 @@ def pre_dump(
     job: options.Job = None,
     staging: options.Staging = None,
     no_preflight: options.NoPreflight = False,
+    other_program: options.OtherProgram = False,
     store: options.Store = None,
     criu: options.CriuPath = None,
     config: options.ConfigPath = None,
@@ -38,7 +39,14 @@ def pre_dump(
     """
     options.require_root("to checkpoint a process")
     # A round copies memory only; what happens to TCP connections is up to the dump.
-    request = DumpRequest(target, job, tcp="close", preflight=not no_preflight, skip_in_flight=True)
+    request = DumpRequest(
+        target,
+        job,
+        tcp="close",
+        preflight=not no_preflight,
+        skip_in_flight=True,
+        other_program=other_program,
+    )
     context = options.make_context(store, criu=criu, config=config, staging=staging)
     with progress_bar("copying", as_json=as_json) as copying:
         result = perform(request, replace(context, copy_progress=copying))

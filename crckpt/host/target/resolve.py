@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-from contextlib import suppress
 from pathlib import Path
 
 from crckpt.errors import PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
 from crckpt.host.proc import procfs
+from crckpt.host.proc.cgroup import find_directory, find_roots
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
-
-# Version 2 alone; version 2 beside version 1 (hybrid); version 1, in systemd's own hierarchy.
-_CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 
 _MOST_OF_A_PIDFILE = 4096
 # PID_MAX_LIMIT of a 64-bit kernel. Not its setting: a process may be older than that. Source: include/linux/threads.h.
@@ -141,14 +138,7 @@ def _of_cgroup(name: str) -> int:
         raise PreflightRefused(
             f"{directory} is not a control group, and {intruder}", hint="find it: cat /proc/PID/cgroup"
         )
-    members: set[int] = set()
-    # cgroup.procs lists a group's own processes, not those of the groups below it.
-    for place, _, _ in os.walk(directory):
-        with suppress(OSError):  # a cgroup may vanish while we look
-            members.update(int(line) for line in Path(place, "cgroup.procs").read_text().split())
-    roots: list[int] = [
-        pid for pid in sorted(members) if (found := proc.read_process(pid)) and found.ppid not in members
-    ]
+    roots = find_roots(directory)
     if not roots:
         raise TargetNotRunning(f"cgroup {name} has no process", hint=f"check: cat {directory}/cgroup.procs")
     if len(roots) > 1:
@@ -166,9 +156,11 @@ def _intruder_of_cgroup(directory: Path) -> str:
 
 
 def _cgroup_directory(name: str) -> Path:
-    for directory in (Path(name), *(base / name.lstrip("/") for base in _CGROUPS)):
-        if (directory / "cgroup.procs").is_file():
-            return directory
+    # A whole path, or one in systemd's hierarchy.
+    if (Path(name) / "cgroup.procs").is_file():
+        return Path(name)
+    if (directory := find_directory(name)) is not None:
+        return directory
     # systemd removes the control group of a service that has ended.
     raise TargetNotRunning(
         f"there is no cgroup {name}: its program does not run, or the path is wrong",

@@ -22,12 +22,12 @@ from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
 from crckpt.ops.context import ignore_progress
 from crckpt.ops.dump.aftermath import BaseMismatch
+from crckpt.ops.dump.check_job import check_job
 from crckpt.ops.dump.commit import commit_checkpoint
 from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
 from crckpt.ops.dump.hold import HeldTree, dump_held
-from crckpt.ops.dump.job_owner import check_job_owner
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.pre_copy import pre_copy
@@ -49,7 +49,7 @@ def make_checkpoint(
 ) -> DumpResult:
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
     # Check this before anything is copied: a refusal costs the tree nothing yet.
-    check_job_owner(target, workspace.repository)
+    check_job(target, workspace.repository)
     target = replace(target, tracked_before=find_tracked_root(workspace.repository, target.job))
     with ExitStack() as stack:
         target = pre_copy(_with_lineage(target, stack), workspace)
@@ -69,8 +69,9 @@ def make_checkpoint(
 
 
 def plan_checkpoint(target: DumpTarget) -> DumpResult:
-    """Plan a dump. Nothing is started or made. Raises StoreUnusable if the store cannot be used."""
+    """Plan a dump. Nothing is started or made. Raises StoreUnusable, and what `check_job` raises."""
     if not is_blank(target.context.store):
+        check_job(target, target.context.repository())
         target = replace(target, tracked_before=find_tracked_root(target.context.repository(), target.job))
     lineage = target.predict_lineage(wanted=target.request.wants_tracker)
     result = _make_result(target, target.command(Paths(Path("IMAGES"), Path("WORK"))))

@@ -11,6 +11,7 @@ from msgspec.structs import asdict, replace
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
 from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.program.live import read_program
 from crckpt.model import Task
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget
@@ -50,9 +51,13 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
     appended = {found.target: found.size for found in logs if found.target not in truncated}
     record = attributes.record(observed.tree.root, answers)
     files = open_files.record(observed.tree, observed.descriptors)
+    # The tree may have executed another program since it was examined, but its unit is still the same.
+    root = observed.tree.root
+    program = read_program(root.pid, root.comm, target.program.unit)
     return {
         "schema": 1,
         "processes": processes,
+        "program": asdict(program),
         "append_sizes": appended,
         "attributes": record,
         "files": files,

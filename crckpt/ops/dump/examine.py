@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from contextlib import suppress
 
 from msgspec import Struct
@@ -16,6 +15,9 @@ from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
+from crckpt.host.program.live import read_program
+from crckpt.host.program.program import Program
+from crckpt.host.program.unit import find_service
 from crckpt.host.target import resolve
 from crckpt.host.target.pinned import PinnedProcess
 from crckpt.model import PAGE_SIZE, JobName
@@ -43,8 +45,8 @@ class DumpTarget(Struct, frozen=True):
     """The tree to dump, as it was examined, and how to dump it.
 
     `tracked_before` is the root that the job's last checkpoint names as tracked. `root` holds the root's process since
-    before that. `lineage` is None unless the dump is to be incremental, or the
-    base of one; `pre_copy` are the rounds before it.
+    before that; `program` is what it runs. `lineage` is None unless the dump is to be incremental, or the base of one;
+    `pre_copy` are the rounds before it.
     """
 
     request: DumpRequest
@@ -57,6 +59,7 @@ class DumpTarget(Struct, frozen=True):
     pre_copy: PreCopyResult | None = None
     root: PinnedProcess | None = None
     tracked_before: TrackedRoot | None = None
+    program: Program = Program("")
 
     @property
     def pid(self) -> int:
@@ -184,7 +187,7 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
 
 
 def _observe_target(request: DumpRequest, context: Context, pid: int, memory: int | None = None) -> DumpTarget:
-    observed, job = _observe(request, pid, memory)
+    observed, job, program = _observe(request, pid, memory)
     criu = context.criu()
     planned = plan_dump(
         observed,
@@ -198,10 +201,10 @@ def _observe_target(request: DumpRequest, context: Context, pid: int, memory: in
     if planned.enter and (why := find_enter_refusal(criu.path)):
         found = cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why)
         planned = replace(planned, blockers=(*planned.blockers, found))
-    return DumpTarget(request, context, observed, job, criu, planned)
+    return DumpTarget(request, context, observed, job, criu, planned, program=program)
 
 
-def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.Observed, JobName]:
+def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.Observed, JobName, Program]:
     own = proc.read_process(os.getpid())
     process = proc.read_process(pid)
     assert own is not None
@@ -210,24 +213,20 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
         assert against is not None
         has_ended = process is None or (process.state == "zombie" and len(process.threads) <= 1)
         raise TargetNotRunning(against.what, hint=against.remedy) if has_ended else preflight_refusal((against,))
-    job = check_name(request.job, "job") if request.job is not None else _default_job(process.comm)
+    program = read_program(pid, process.comm, find_service(pid))
+    job = check_name(request.job if request.job is not None else program.name, "job")
     # Check tag and note here, though they are needed last: a bad one must be found before the freeze.
     if request.tag is not None:
         check_name(request.tag, "tag")
     if request.note is not None:
         check_note(request.note)
     try:
-        return tree.observe(process, own, memory), JobName(job)
+        return tree.observe(process, own, memory), JobName(job), program
     except PermissionError as error:
         hint = "run crckpt with the capability CAP_SYS_PTRACE (in a container: docker run --cap-add SYS_PTRACE ...)"
         raise HostCannot(
             f"crckpt has no permission to read the tree: {error.filename or error.strerror}", hint=hint
         ) from error
-
-
-def _default_job(comm: str) -> str:
-    # A comm is up to 15 bytes of any kind (PR_SET_NAME).
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", comm).strip("-._") or "job"
 
 
 def _check_space(

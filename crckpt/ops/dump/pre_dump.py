@@ -12,6 +12,7 @@ from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context, require_writable_store
 from crckpt.ops.dump.aftermath import tree_state_reported
+from crckpt.ops.dump.check_job import check_job
 from crckpt.ops.dump.examine import DumpTarget, examine_target
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
@@ -37,6 +38,7 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
                 target = examine_target(request, context, root, stores=False)
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
+                check_job(target, repository, "pre-dump")
                 work = stack.enter_context(repository.transaction()).path
                 # An interruption after this block and before the next would leave the tree's state unsaid.
                 stack.enter_context(interrupts_deferred())

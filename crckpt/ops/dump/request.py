@@ -23,7 +23,8 @@ class PreCopy(Struct, frozen=True):
 class DumpRequest(Struct, frozen=True):
     """The user's request. Without `preflight` only what CRIU would not find itself is checked.
 
-    `force`: end the tree even if it holds what no test has shown to come back. `incremental` None: if the tree is
+    `force`: end the tree even if it holds what no test has shown to come back. `other_program`: dump into the job even
+    if its last checkpoint is of another program. `incremental` None: if the tree is
     tracked already, or with `pre_copy`.
     """
 
@@ -40,6 +41,7 @@ class DumpRequest(Struct, frozen=True):
     pre_copy: PreCopy | None = None
     skip_in_flight: bool = False
     force: bool = False
+    other_program: bool = False
 
     @property
     def wants_tracker(self) -> bool | None:

@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError
+from crckpt.host.program.program import Program
 from crckpt.model import Count, Pid
 from crckpt.store.documents import decode
 from crckpt.store.format.manifest import Checkpoint
@@ -32,6 +33,7 @@ class TrackedRoot(Struct, frozen=True):
 
 class _Details(Struct, frozen=True):
     processes: tuple[_Process, ...] = ()
+    program: Program | None = None
     append_sizes: dict[str, Count] = {}
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}

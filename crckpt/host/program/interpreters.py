@@ -1,0 +1,179 @@
+"""Find what an interpreter runs: a script, a module, a class, or code on its command line. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+MODULE: Final = "-m "
+CODE: Final = "-c "
+CLASS: Final = "class "
+"""The beginnings of a script's text for what is no file."""
+
+
+class Interpreter(Struct, frozen=True):
+    """An interpreter, and the options before its script. Letters may stand together, as in `-uc`.
+
+    - `values`, `long_values`: options that take a value, which is part of the word or the next one
+    - `attached`: letters of which the rest of the word is the value
+    - `code`, `long_code`, `module`, `file`: options whose value is code, a module, or the script
+    - `is_code_operand`: after an option of `code` the first operand is the code (shells)
+    - `verbs`: words before the script (`deno run`)
+    """
+
+    family: str
+    names: str
+    values: str = ""
+    long_values: frozenset[str] = frozenset()
+    attached: str = ""
+    code: str = ""
+    long_code: frozenset[str] = frozenset()
+    module: str = ""
+    file: str = ""
+    long_file: frozenset[str] = frozenset()
+    is_code_operand: bool = False
+    verbs: frozenset[str] = frozenset()
+
+
+# Of python(1), node(1), perlrun(1), ruby(1), php(1), bash(1), dash(1), zsh(1), lua(1), R --help, java(1).
+_INTERPRETERS: Final = (
+    Interpreter(
+        "python",
+        r"(python|pypy|ipython|graalpy)[0-9.]*[a-z]*(-dbg)?",
+        values="WX",
+        long_values=frozenset({"--check-hash-based-pycs"}),
+        code="c",
+        module="m",
+    ),
+    Interpreter(
+        "node",
+        r"node(js)?[0-9.]*|bun|deno",
+        values="rC",
+        long_values=frozenset(
+            {"--require", "--import", "--loader", "--experimental-loader", "--conditions", "--title"}
+        ),
+        code="ep",
+        long_code=frozenset({"--eval", "--print"}),
+        verbs=frozenset({"run"}),
+    ),
+    Interpreter("perl", r"perl[0-9.]*", values="I", attached="0CDFMVdilmx", code="eE"),
+    Interpreter("ruby", r"ruby[0-9.]*", values="ICr", attached="0EFKTWix", code="e"),
+    Interpreter("php", r"php[0-9.]*", values="cdzSt", code="rBRE", file="fF"),
+    Interpreter(
+        "shell",
+        r"(ba|da|a|z|m?k|ya)?sh[0-9]*|fish",
+        values="oO",
+        long_values=frozenset({"--rcfile", "--init-file"}),
+        code="c",
+        long_code=frozenset({"--command"}),
+        is_code_operand=True,
+    ),
+    Interpreter("lua", r"lua(jit)?[0-9.]*", values="l", code="e"),
+    Interpreter("tcl", r"(tclsh|wish)[0-9.]*"),
+    Interpreter("R", r"R(script)?", values="g", code="e", file="f", long_file=frozenset({"--file"})),
+    Interpreter("julia", r"julia", values="JCpLtH", code="eE"),
+    Interpreter("dotnet", r"dotnet|mono(-sgen)?", verbs=frozenset({"exec"})),
+)
+_JAVA: Final = "java"
+_JAVA_VALUES: Final = frozenset(
+    {
+        "-cp",
+        "-classpath",
+        "--class-path",
+        "-p",
+        "--module-path",
+        "--upgrade-module-path",
+        "--add-modules",
+        "--limit-modules",
+        "--add-exports",
+        "--add-opens",
+        "--add-reads",
+        "--patch-module",
+        "--enable-native-access",
+        "--source",
+    }
+)
+
+
+def find_family(name: str) -> str:
+    """The interpreter that an executable's name stands for, whatever its version; empty for any other program."""
+    return _JAVA if name == _JAVA else next((each.family for each in _find(name)), "")
+
+
+def find_script(name: str, words: Sequence[str]) -> str:
+    """What the interpreter of this name runs; `words` follow its name on the command line. Empty if there is nothing.
+
+    It is the path of a script as it was typed, or `-m MODULE`, `class NAME` or `-c CODE`.
+    """
+    if name == _JAVA:
+        return _find_class(words)
+    return next((_find_operand(each, words) for each in _find(name)), "")
+
+
+def _find(name: str) -> list[Interpreter]:
+    return [each for each in _INTERPRETERS if re.fullmatch(each.names, name)]
+
+
+def _find_operand(interpreter: Interpreter, words: Sequence[str]) -> str:
+    rest, is_code = list(words), False
+    while rest:
+        word = rest.pop(0)
+        if word == "--" or (word in interpreter.verbs and rest):
+            continue
+        if is_code and not word.startswith(("-", "+")):
+            return f"{CODE}{word}"
+        if word == "-":  # the standard input
+            return ""
+        if not word.startswith(("-", "+")):
+            return word
+        kind, value = _read_option(interpreter, word)
+        if kind == "code" and interpreter.is_code_operand:
+            is_code = True
+        elif kind:
+            found = value or (rest.pop(0) if rest else "")
+            if kind != "value":
+                return {"code": CODE, "module": MODULE, "file": ""}[kind] + found
+    return ""
+
+
+def _read_option(interpreter: Interpreter, word: str) -> tuple[str, str]:
+    """The kind of an option with a value, and the value if it is in the same word; empty for a flag."""
+    if word.startswith("--"):
+        name, has_value, value = word.partition("=")
+        if name in interpreter.long_code:
+            return "code", value
+        if name in interpreter.long_file:
+            return "file", value
+        return ("value", "") if name in interpreter.long_values and not has_value else ("", "")
+    for place, letter in enumerate(word[1:], 2):
+        rest = word[place:]
+        if letter in interpreter.code:
+            return "code", rest
+        if letter in interpreter.module:
+            return "module", rest
+        if letter in interpreter.file:
+            return "file", rest
+        if letter in interpreter.values:
+            return ("", "") if rest else ("value", "")
+        if letter in interpreter.attached:
+            break
+    return "", ""
+
+
+def _find_class(words: Sequence[str]) -> str:
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        if word in ("-jar", "-m", "--module") and rest:
+            return rest[0] if word == "-jar" else f"{CLASS}{rest[0]}"
+        if word.startswith("--module="):
+            return f"{CLASS}{word.partition('=')[2]}"
+        if word in _JAVA_VALUES:
+            del rest[:1]
+        elif not word.startswith(("-", "@")):
+            # `java Main.java` compiles and runs a file.
+            return word if word.endswith(".java") else f"{CLASS}{word}"
+    return ""

@@ -1,0 +1,182 @@
+"""Identify programs: what a person would call one, and whether two are the same. Pure."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.program.interpreters import CLASS, CODE, MODULE, find_family, find_script
+from crckpt.host.program.wrappers import find_wrapped_command
+
+# Programs of many names: the name by which each was started says which one it is.
+_MANY_NAMED: Final = frozenset({"busybox", "coreutils", "toybox"})
+# A wrapper may run a wrapper; a forged command line has any number of them.
+_MOST_WRAPPERS: Final = 8
+_DELETED: Final = " (deleted)"
+
+_SCRIPT_ENDINGS: Final = re.compile(
+    r"(?<=[\s\S])\.(py[cwz]?|pex|[cm]?[jt]s|p[lm]|rb|php|phar|(ba|z|k)?sh|fish|lua|[rR]|tcl|jl|dll|exe|jar|war|java)\Z"
+)
+# Of a jar: app-1.2.3-SNAPSHOT.jar.
+_VERSION: Final = re.compile(r"-[0-9]+(\.[0-9A-Za-z_+-]+)*(?=\.[jw]ar\Z)")
+# There are many scripts of these names; the directory above them has the name of the program.
+_GENERIC: Final = frozenset({"__main__", "index"})
+_GENERIC_DIRECTORIES: Final = frozenset({"build", "dist", "lib", "out", "src"})
+_UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+# Such a name would be taken for the beginning of a checkpoint's id.
+_DIGITS_OF_AN_ID: Final = re.compile(r"[0-9a-f]{4,64}")
+_LONGEST_NAME: Final = 64
+_FALLBACK: Final = "job"
+_NO_PATHS: Final = (MODULE, CODE, CLASS)
+# The kernel's comm holds so many bytes. Source: TASK_COMM_LEN, include/linux/sched.h.
+_COMM_BYTES: Final = 15
+
+
+class Program(Struct, frozen=True):
+    """The program that a process runs.
+
+    - `executable`: the path of its executable; empty if it is unknown
+    - `called`: the name by which it was started, or that it has given itself
+    - `script`: what an interpreter or a wrapper runs: a path, `-m MODULE`, `class NAME` or `-c CODE`; empty if it runs
+      nothing, None if it is unknown
+    - `unit`: the control group of the systemd service whose main process it is; empty if it is none
+    """
+
+    executable: str
+    called: str = ""
+    script: str | None = ""
+    unit: str = ""
+
+    @property
+    def family(self) -> str:
+        """The interpreter, whatever its version; empty for any other program."""
+        return find_family(posixpath.basename(self.executable))
+
+    @property
+    def name(self) -> str:
+        """The name that people would give it, as a valid name of a job."""
+        for wanted in (self._wanted_name, self.called, posixpath.basename(self.executable)):
+            # Whoever starts a program chooses these names.
+            name = _UNNAMEABLE.sub("-", wanted).strip("-._")[:_LONGEST_NAME].rstrip("-._")
+            if name:
+                return f"{_FALLBACK}-{name}" if _DIGITS_OF_AN_ID.fullmatch(name) else name
+        return _FALLBACK
+
+    @property
+    def title(self) -> str:
+        """The program in a sentence: the path of its script or executable, or what it is started with."""
+        if self.script:
+            if self.script.startswith(MODULE):
+                return f"{self.called} {self.script}"
+            # Code may be long, and contain secrets.
+            return f"{self.called} -c ..." if self.script.startswith(CODE) else self.script.removeprefix(CLASS)
+        return self.executable or self.called or "an unknown program"
+
+    @property
+    def _wanted_name(self) -> str:
+        if self.unit:
+            unit = posixpath.basename(self.unit).removesuffix(".service")
+            return re.sub(r"\\x([0-9a-f]{2})", lambda found: chr(int(found[1], 16)), unit)
+        script = self.script or ""
+        if script.startswith(MODULE):
+            return script.removeprefix(MODULE)
+        if script.startswith(CLASS):
+            return re.split(r"[./$]", script)[-1]
+        return "" if script.startswith(CODE) else _name_script(script)
+
+
+def identify(executable: str, words: Sequence[str], directory: str = "", *, comm: str = "", unit: str = "") -> Program:
+    """Identify the program of a process by its executable, command line, current directory and comm.
+
+    Any of them may be empty, which is unknown. Nothing but the executable is certain: programs change the others.
+    """
+    executable = executable.removesuffix(_DELETED)
+    own = posixpath.basename(executable)
+    started_as = posixpath.basename(words[0]).lstrip("-") if words else ""
+    is_many_named = own in _MANY_NAMED or not own
+    name = started_as if is_many_named else own
+    if (command := _unwrap(name, words)) is not None:
+        name = posixpath.basename(command[0])
+        script = find_script(name, command[1:])
+        # A command without a slash is found by PATH.
+        place = directory if script or "/" in command[0] else ""
+        return Program(executable, name, _locate(script or command[0], place), unit)
+    family = find_family(name)
+    if not family:
+        # The kernel takes the comm from the file that was executed: a forged first word differs from it.
+        is_honest = is_many_named or _encode(comm) == _encode(started_as)[:_COMM_BYTES]
+        called = started_as if started_as and is_honest else own
+        return Program(executable, called, started_as if own in _MANY_NAMED else "", unit)
+    if find_family(started_as) == family:
+        return Program(executable, started_as, _locate(find_script(name, words[1:]), directory), unit)
+    if len(words) > 1:
+        return Program(executable, own or started_as, _locate(find_script(name, words[1:]), directory), unit)
+    # It has replaced its command line: `gunicorn: master [app]`.
+    title = words[0].split(maxsplit=1)[0] if words and words[0].strip() else comm
+    return Program(executable, posixpath.basename(title).rstrip(":"), None, unit)
+
+
+def is_same_program(one: Program, other: Program) -> bool:
+    """Return whether two processes run the same program, maybe in another version or with other arguments.
+
+    A service is the same as long as its unit is; a script, wherever it is run from and by whatever interpreter; any
+    other program has one executable. What is unknown counts as the same.
+    """
+    if one.unit and one.unit == other.unit:
+        return True
+    if not (one.executable and other.executable):
+        return not (one.script and other.script) or _is_same_path(one.script, other.script)
+    if one.script is None or other.script is None:
+        return one.family == other.family
+    return _is_same_path(_key(one), _key(other))
+
+
+def _encode(name: str) -> bytes:
+    return name.encode(errors="surrogateescape")
+
+
+def _key(program: Program) -> str:
+    return program.script or program.family or program.executable
+
+
+def _is_same_path(one: str, other: str) -> bool:
+    one, other = (_VERSION.sub("", path) for path in (one, other))
+    if one == other or one.startswith(_NO_PATHS) or other.startswith(_NO_PATHS):
+        return one == other
+    # The directory of a relative path is unknown.
+    is_known = one.startswith("/") and other.startswith("/")
+    return not is_known and posixpath.basename(one) == posixpath.basename(other)
+
+
+def _unwrap(name: str, words: Sequence[str]) -> Sequence[str] | None:
+    """The command that a wrapper, or a wrapper in a wrapper, runs; None if `name` is no wrapper."""
+    found: Sequence[str] | None = None
+    for _ in range(_MOST_WRAPPERS):
+        inner = find_wrapped_command(name, words[1:])
+        if inner is None:
+            break
+        found = words = inner
+        name = posixpath.basename(words[0])
+    return found
+
+
+def _locate(script: str, directory: str) -> str:
+    """The script with its whole path, if that is known."""
+    if not script or script.startswith(_NO_PATHS):
+        return script
+    # A daemon goes to the root directory: its script was started from elsewhere.
+    directory = directory.removesuffix(_DELETED)
+    is_known = script.startswith("/") or (directory.startswith("/") and directory.strip("/"))
+    return posixpath.normpath(posixpath.join(directory, script)) if is_known else script
+
+
+def _name_script(path: str) -> str:
+    name = _SCRIPT_ENDINGS.sub("", posixpath.basename(_VERSION.sub("", path)))
+    if name not in _GENERIC:
+        return name
+    above = (part for part in reversed(posixpath.dirname(path).split("/")) if part not in _GENERIC_DIRECTORIES)
+    return next(above, "") or name

@@ -1,0 +1,54 @@
+"""Find the command that a wrapper runs: `timeout 1h python3 train.py` runs `python3 train.py`. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec import Struct
+
+
+class _Wrapper(Struct, frozen=True):
+    """The options of a wrapper that take a value, as the next word, and how many words come before the command."""
+
+    values: str = ""
+    long_values: frozenset[str] = frozenset()
+    operands: int = 0
+
+
+# Those that stay as the parent of the command, and those that become the command: a person may name either.
+_WRAPPERS: Final = {
+    "chrt": _Wrapper("TPD", operands=1),
+    "dumb-init": _Wrapper("r", frozenset({"--rewrite"})),
+    "env": _Wrapper("uCS", frozenset({"--unset", "--chdir", "--split-string"})),
+    "ionice": _Wrapper("cnpPu", frozenset({"--class", "--classdata"})),
+    "nice": _Wrapper("n", frozenset({"--adjustment"})),
+    "nohup": _Wrapper(),
+    "setsid": _Wrapper(),
+    "stdbuf": _Wrapper("ioe", frozenset({"--input", "--output", "--error"})),
+    "sudo": _Wrapper("CDghpRrTtUu", frozenset({"--user", "--group", "--chdir", "--host", "--prompt"})),
+    "taskset": _Wrapper(operands=1),
+    "time": _Wrapper("fo", frozenset({"--format", "--output"})),
+    "timeout": _Wrapper("ks", frozenset({"--kill-after", "--signal"}), operands=1),
+    "tini": _Wrapper("pe"),
+}
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+
+
+def find_wrapped_command(name: str, words: Sequence[str]) -> Sequence[str] | None:
+    """Find the command that the wrapper `name` runs, if it is one; `words` follow its name."""
+    wrapper = _WRAPPERS.get(name)
+    if wrapper is None:
+        return None
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        word = rest.pop(0)
+        if word == "--":
+            break
+        if word in wrapper.long_values or (not word.startswith("--") and word[-1] in wrapper.values):
+            del rest[:1]
+    if name in ("env", "sudo"):
+        while rest and _ASSIGNMENT.fullmatch(rest[0]):
+            del rest[0]
+    return rest[wrapper.operands :] or None

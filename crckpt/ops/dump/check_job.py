@@ -1,0 +1,83 @@
+"""Check that a job is the right one for a program: that its last checkpoint is of the same program, and user."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+
+from crckpt.errors import CrckptError, PreflightRefused, UsageError
+from crckpt.host.program.program import Program, identify, is_same_program
+from crckpt.images.regfile import RegularFile
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.read.details import read_details
+
+_ROOT = 0
+
+
+def check_job(target: DumpTarget, repository: Repository, command: str = "dump") -> None:
+    """Check the last checkpoint of the target's job. `command` is the one that the hint says to type.
+
+    Raises PreflightRefused if it is of another program, unless the request allows that; UsageError if the user named no
+    job, and it is of another user's program.
+    """
+    series = repository.checkpoints(target.job)
+    if not series:
+        return
+    last = series[-1]
+    try:
+        details = read_details(repository, last)
+    except (CrckptError, OSError):
+        # A damaged checkpoint must not prevent the next one.
+        return
+    if target.request.job is None:
+        _check_owner(target, last, details, command)
+    program = _read_program(repository, last, details)
+    if not target.request.other_program and not is_same_program(program, target.program):
+        target_words = f"crckpt {command} {shlex.quote(target.request.target)}"
+        raise PreflightRefused(
+            f"the job {target.job} is of another program: its last checkpoint, {last.short_id}, is of {program.title}, "
+            f"but PID {target.pid} runs {target.program.title}",
+            hint=f"choose another name: {target_words} NAME; or if a restore of {target.job} shall bring this program "
+            f"back from now on: {target_words} {target.job} --job-of-another-program",
+        )
+
+
+def _read_program(repository: Repository, checkpoint: Checkpoint, details: dict[str, Any]) -> Program:
+    """The program of the root of a checkpoint, as far as it is known."""
+    if details.get("program") is not None:
+        return msgspec.convert(details["program"], Program)
+    # Older versions recorded command lines only, and an imported checkpoint has not even these.
+    from crckpt.ops.inspect.images import read_image_tree
+
+    executable = ""
+    with suppress(CrckptError, OSError):
+        exe = read_image_tree(repository, checkpoint).root.exe
+        executable = exe.path if isinstance(exe, RegularFile) else ""
+    known = _find_root(checkpoint, details)
+    words, directory = known.get("command_line", ()), known.get("directory", "")
+    return identify(executable, words, directory, comm=checkpoint.tree[0].comm)
+
+
+def _find_root(checkpoint: Checkpoint, details: dict[str, Any]) -> dict[str, Any]:
+    """What the details have of the root; empty if they have nothing."""
+    root = checkpoint.tree[0].pid
+    return next((entry for entry in details.get("processes", ()) if entry["pid"] == root), {})
+
+
+def _check_owner(target: DumpTarget, last: Checkpoint, details: dict[str, Any], command: str) -> None:
+    # A program that calls itself `postgres` would become the newest checkpoint of that job, which a restore takes, and
+    # for which a cleanup removes others. Root's own programs may: root reads and writes all.
+    root = target.observed.tree.root
+    if set(root.uids) == {_ROOT}:
+        return
+    uids = _find_root(last, details).get("uids", ())
+    if uids and tuple(uids[:2]) != root.uids[:2]:
+        raise UsageError(
+            f"process {root.pid} ({root.comm}) belongs to user {root.uids[0]}, but the job {target.job} has "
+            f"checkpoints of a program of user {uids[0]}",
+            hint=f"choose another job: crckpt {command} {shlex.quote(target.request.target)} JOB",
+        )

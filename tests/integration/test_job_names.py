@@ -1,0 +1,133 @@
+"""Programs that an interpreter runs have jobs of their own, and no job mixes programs."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from command import Crckpt
+from moments import ENDS_WITHIN_S
+from trees import PYTHON, runs, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+REFUSED = 24
+WAITS = "import signal\nprint('ready', flush=True)\nsignal.pause()\n"
+
+
+@contextmanager
+def running(directory: Path, *words: str) -> Iterator[int]:
+    """The PID of a program that has said that it is ready, in a session of its own; ended afterwards."""
+    null, output = subprocess.DEVNULL, directory / "output"
+    output.unlink(missing_ok=True)
+    with output.open("wb") as file:
+        process = subprocess.Popen(words, stdin=null, stdout=file, stderr=null, cwd=directory, start_new_session=True)
+    try:
+        wait_for(lambda: output.read_bytes() == b"ready\n", ENDS_WITHIN_S, "the program")
+        yield process.pid
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            below = psutil.Process(process.pid).children(recursive=True)
+            for each in (process.pid, *(child.pid for child in below)):
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+        # A restored program is the child of this process again, or of none.
+        with suppress(ChildProcessError):
+            os.waitpid(process.pid, 0)
+        process.poll()
+
+
+def script(directory: Path, name: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    path = directory / name
+    path.write_text(WAITS)
+    return path
+
+
+def dump(crckpt: Crckpt, pid: int, *words: str) -> str:
+    """The job of the checkpoint."""
+    job = crckpt.run("dump", str(pid), *words, "--json").document["result"]["job"]
+    assert isinstance(job, str)
+    return job
+
+
+def test_two_scripts_have_two_jobs(crckpt: Crckpt, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        for name in ("train.py", "evaluate.py"):
+            script(tmp_path / name[:-3], name)
+            pid = stack.enter_context(running(tmp_path / name[:-3], PYTHON, name))
+            assert dump(crckpt, pid) == name[:-3]
+
+
+def test_a_wrapper_and_its_command_have_one_job(crckpt: Crckpt, tmp_path: Path) -> None:
+    script(tmp_path, "train.py")
+    with running(tmp_path, "timeout", "1h", PYTHON, "train.py") as pid:
+        assert dump(crckpt, pid) == "train"
+        (child,) = psutil.Process(pid).children()
+        assert dump(crckpt, child.pid) == "train"
+
+
+def test_the_command_that_is_printed_restores_what_was_dumped(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Also after another dump into the job."""
+    one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
+    with running(one.parent, PYTHON, one.name) as first, running(other.parent, PYTHON, other.name) as second:
+        said = crckpt.run("dump", str(first), "--stop").out
+        wait_for(lambda: not runs(first), ENDS_WITHIN_S, "the program to end")
+        with suppress(ChildProcessError):
+            os.waitpid(first, 0)
+        dump(crckpt, second, "train", "--job-of-another-program")
+        found = re.search(r"bring it back with: crckpt (restore [0-9a-f]{12})\n", said)
+        assert found is not None
+        crckpt.run(*found[1].split(), "--detach")
+        assert psutil.Process(first).cwd() == str(one.parent)
+
+
+@pytest.mark.parametrize("job", [(), ("train",)], ids=["default", "named"])
+@pytest.mark.parametrize("command", ["dump", "pre-dump"])
+def test_another_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str, job: tuple[str, ...]) -> None:
+    one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
+    with running(one.parent, PYTHON, one.name) as pid:
+        dump(crckpt, pid)
+    with running(other.parent, PYTHON, other.name) as pid:
+        said = crckpt.run(command, str(pid), *job, status=REFUSED).err
+        assert f"is of {one}, but PID {pid} runs {other}" in said
+        assert f"hint: choose another name: crckpt {command} {pid} NAME" in said
+        assert f"crckpt {command} {pid} train --job-of-another-program" in said
+        if command == "dump":
+            crckpt.run("dump", str(pid), *job, "--dry-run", status=REFUSED)
+            assert dump(crckpt, pid, "train", "--job-of-another-program") == "train"
+            # The last checkpoint is of this program now.
+            assert dump(crckpt, pid, *job) == "train"
+        assert runs(pid)
+
+
+def test_a_program_that_was_started_anew_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+    """As a service is, with a job that a timer names."""
+    script(tmp_path, "train.py")
+    jobs = []
+    for words in (("train.py",), (str(tmp_path / "train.py"), "--again")):
+        with running(tmp_path, PYTHON, *words) as pid:
+            jobs.append(dump(crckpt, pid, "nightly"))
+    assert jobs == ["nightly"] * 2
+
+
+def test_an_upgraded_executable_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+    executable = tmp_path / "server"
+    for _ in range(2):
+        # As a package manager does it: another file under the same name.
+        (tmp_path / "new").write_bytes(Path("/bin/sleep").read_bytes())
+        (tmp_path / "new").chmod(0o755)
+        (tmp_path / "new").replace(executable)
+        with subprocess.Popen(
+            [executable, "1000"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+        ) as process:
+            wait_for(lambda: psutil.Process(process.pid).exe() == str(executable), ENDS_WITHIN_S, "the program")
+            assert dump(crckpt, process.pid) == "server"
+            process.kill()

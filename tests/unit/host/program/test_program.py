@@ -1,0 +1,163 @@
+"""Programs have the names that people give them, whatever interpreter or wrapper runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from crckpt.host.program.program import Program, identify, is_same_program
+from crckpt.store.names import NAME
+
+PYTHON = "/usr/bin/python3.11"
+JAVA = "/usr/lib/jvm/java-17/bin/java"
+
+
+@pytest.mark.parametrize(
+    ("executable", "line", "name"),
+    [
+        (PYTHON, "python3 train.py", "train"),
+        (PYTHON, "python3 -u -W ignore -X dev ./jobs/train.py --epochs 3", "train"),
+        (PYTHON, "python3 -um http.server 80", "http.server"),
+        (PYTHON, "python3 -mhttp.server", "http.server"),
+        (PYTHON, "python3 -c print()", "python3"),
+        (PYTHON, "python3", "python3"),
+        (PYTHON, "python3 -", "python3"),
+        (PYTHON, "/venv/bin/python3 /venv/bin/gunicorn app:app", "gunicorn"),
+        (PYTHON, "python3 /opt/shop/__main__.py", "shop"),
+        ("/usr/bin/bash", "-bash", "bash"),
+        ("/usr/bin/bash", "/bin/bash -o pipefail backup.sh /home", "backup"),
+        ("/usr/bin/bash", "bash -ec exec", "bash"),
+        ("/usr/bin/dash", "sh ./run", "run"),
+        ("/usr/bin/node", "node -r dotenv/config --inspect server.mjs", "server"),
+        ("/usr/bin/node", "node /srv/shop/dist/index.js", "shop"),
+        ("/usr/bin/perl", "perl -w -I lib -Mstrict bin/collect.pl", "collect"),
+        ("/usr/bin/ruby3.1", "ruby -Ilib -r set worker.rb", "worker"),
+        ("/usr/bin/php8.2", "php -d memory_limit=1G artisan queue:work", "artisan"),
+        ("/usr/bin/php8.2", "php -f cron.php", "cron"),
+        ("/usr/lib/R/bin/exec/R", "R --no-echo --no-restore --file=fit.R", "fit"),
+        (JAVA, "java -Xmx1g -Dx=y -jar /opt/app.jar serve", "app"),
+        (JAVA, "java -jar /opt/app-1.2.3-SNAPSHOT.jar", "app"),
+        (JAVA, "java -cp /a:/b org.acme.Main x", "Main"),
+        (JAVA, "java --add-opens a/b=c -p mods -m org.acme/org.acme.Server", "Server"),
+        (JAVA, "java Ticks.java", "Ticks"),
+        ("/usr/bin/timeout", "timeout -k 5 1h nice -n 5 python3 train.py", "train"),
+        ("/usr/bin/timeout", "timeout 1h ./server --port 1", "server"),
+        ("/usr/bin/env", "env -i -u C A=b python3 train.py", "train"),
+        ("/usr/bin/nohup", "nohup ./server", "server"),
+        ("/usr/bin/stdbuf", "stdbuf -oL -e 0 ./server", "server"),
+        ("/usr/bin/coreutils", "timeout 1h ./server", "server"),
+        ("/usr/bin/timeout", "timeout", "timeout"),
+        ("/bin/busybox", "httpd -f", "httpd"),
+        ("/usr/bin/redis-check-rdb", "redis-server *:6379", "redis-server"),
+        ("/memfd:x (deleted)", "x", "memfd-x"),
+        ("/opt/server (deleted)", "./server", "server"),
+    ],
+)
+def test_names(executable: str, line: str, name: str) -> None:
+    words = line.split()
+    comm = "redis-server" if "redis" in line else words[0].rsplit("/", maxsplit=1)[-1]
+    if executable.startswith("/memfd"):
+        comm = "3"
+    assert identify(executable, words, "/home/a", comm=comm).name == name
+
+
+def test_a_service_has_the_name_of_its_unit() -> None:
+    for unit, name in (("nginx.service", "nginx"), ("getty@tty1.service", "getty-tty1"), (r"a\x2db.service", "a-b")):
+        assert identify(PYTHON, ["python3", "x.py"], unit=f"/system.slice/{unit}").name == name
+
+
+@pytest.mark.parametrize(
+    ("title", "name"), [("gunicorn: master [app]", "gunicorn"), ("celery worker", "celery"), (" ", "python3")]
+)
+def test_a_program_may_replace_its_command_line(title: str, name: str) -> None:
+    found = identify(PYTHON, [title], comm="python3")
+    assert (found.name, found.script) == (name, None)
+    # A forged first word is not the name of an executable.
+    assert identify("/usr/sbin/nginx", ["postgres: writer"], comm="nginx").name == "nginx"
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        ("../../-rf\x1b[31m\n.py", "rf-31m"),
+        ("--help", "python3"),
+        ("/", "python3"),
+        (".py", "py"),
+        ("..", "python3"),
+        ("cafe.py", "job-cafe"),
+        ("2024.py", "job-2024"),
+        ("\u6a21\u578b.py", "python3"),
+        ("x" * 500, "x" * 64),
+    ],
+    ids=ascii,
+)
+def test_nothing_odd_gets_into_a_name(script: str, name: str) -> None:
+    assert identify(PYTHON, ["python3", script]).name == name
+
+
+@given(st.text(), st.lists(st.text()), st.text(), st.text(), st.sampled_from(["", PYTHON, JAVA, "/bin/sh", "/bin/env"]))
+def test_any_command_line_gives_a_valid_name(
+    executable: str, words: list[str], directory: str, comm: str, known: str
+) -> None:
+    found = identify(known or executable, words, directory, comm=comm)
+    assert NAME.fullmatch(found.name)
+    assert is_same_program(found, found)
+    assert isinstance(found.title, str)
+
+
+def of(executable: str, line: str, directory: str = "/home/a", unit: str = "") -> Program:
+    return identify(executable, line.split(), directory, comm=line.split(maxsplit=1)[0], unit=unit)
+
+
+SAME: Sequence[tuple[Program, Program]] = (
+    (of(PYTHON, "python3 train.py --seed 1"), of("/usr/bin/python3.12", "python3 /home/a/train.py --seed 2")),
+    (of(PYTHON, "python3 train.py"), of("/usr/bin/timeout", "timeout 1h python3 train.py")),
+    # Daemons go to the root directory.
+    (of(PYTHON, "python3 train.py"), of(PYTHON, "python3 train.py", "/")),
+    (of("/opt/server", "server"), of("/opt/server (deleted)", "server -v")),
+    (of("/opt/server", "server"), of("/usr/bin/timeout", "timeout 1h server")),
+    (of(PYTHON, "python3"), of("/usr/bin/python3.13", "python3")),
+    (of(PYTHON, "python3 -m app"), of(PYTHON, "python3 -m app --debug", "/srv")),
+    (of(JAVA, "java -jar /opt/app-1.0.jar"), of("/usr/lib/jvm/java-21/bin/java", "java -jar /opt/app-1.1.jar")),
+    (of(PYTHON, "python3 a.py", unit="/s/x.service"), of("/opt/x", "x", unit="/s/x.service")),
+    (of(PYTHON, "gunicorn:"), of(PYTHON, "python3 x.py")),
+    (of("", "python3 x.py"), of(PYTHON, "python3 x.py")),
+    (of("", "server"), of("/opt/server", "server")),
+)
+OTHER: Sequence[tuple[Program, Program]] = (
+    (of(PYTHON, "python3 train.py"), of(PYTHON, "python3 eval.py")),
+    (of(PYTHON, "python3 train.py"), of(PYTHON, "python3 train.py", "/home/b")),
+    (of(PYTHON, "python3 train.py"), of(PYTHON, "python3")),
+    (of(PYTHON, "python3 train.py"), of("/usr/bin/bash", "bash train.sh")),
+    (of(PYTHON, "python3 -c 1"), of(PYTHON, "python3 -c 2")),
+    (of(PYTHON, "python3 -m a"), of(PYTHON, "python3 -m b")),
+    (of("/opt/a/server", "server"), of("/opt/b/server", "server")),
+    (of("/bin/busybox", "httpd"), of("/bin/busybox", "ntpd")),
+    (of(JAVA, "java -cp x A"), of(JAVA, "java -cp x B")),
+    (of(PYTHON, "python3 a.py", unit="/s/x.service"), of(PYTHON, "python3 b.py", unit="/s/y.service")),
+    (of(PYTHON, "gunicorn:"), of("/opt/x", "x")),
+    (of("", "python3 x.py"), of(PYTHON, "python3 y.py")),
+)
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_these_are_the_same_program(one: Program, other: Program) -> None:
+    assert is_same_program(one, other)
+    assert is_same_program(other, one)
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER)
+def test_these_are_different_programs(one: Program, other: Program) -> None:
+    assert not is_same_program(one, other)
+    assert not is_same_program(other, one)
+
+
+def test_code_is_not_shown() -> None:
+    """It may contain a password."""
+    assert of("/bin/sh", "sh -c login=secret").title == "sh -c ..."
+    assert of(PYTHON, "python3 -m http.server").title == "python3 -m http.server"
+    assert of(PYTHON, "python3 x.py").title == "/home/a/x.py"
+    assert of("/opt/server", "server").title == "/opt/server"

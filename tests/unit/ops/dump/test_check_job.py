@@ -1,0 +1,129 @@
+"""A job is of one program, and by default of one user: a program chooses its own name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import observed
+import pytest
+from dump_targets import target_of
+from image_sets import described, flip, of_pages, packs, store
+from msgspec.structs import asdict, replace
+
+from crckpt.errors import PreflightRefused, UsageError
+from crckpt.host.proc import Tree
+from crckpt.host.program.program import Program
+from crckpt.ops.context import Context
+from crckpt.ops.dump.check_job import check_job
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.request import DumpRequest
+from crckpt.store import Checkpoint, Repository
+
+ROOT_PID = 100  # as the tree in `described` has it
+
+
+TRAIN = Program("/usr/bin/python3.11", "python3", "/home/a/train.py")
+EVALUATE = replace(TRAIN, script="/home/a/evaluate.py")
+UIDS = (33, 33, 33, 33)
+
+
+def stored_of(repository: Repository, base: Path, uids: list[int], **details: object) -> Checkpoint:
+    """A checkpoint of a program of that user."""
+    processes = [
+        {"pid": 7, "uids": [9] * 4},
+        {"pid": ROOT_PID, "uids": uids, "command_line": ["python3", "train.py"], "directory": "/home/a"},
+    ]
+    document = json.dumps({"processes": processes, **details}).encode()
+    return store(repository, base, of_pages(1), described("trainer", document))
+
+
+def dumped_by(
+    context: Context, uids: tuple[int, ...], job: str | None = None, program: Program = TRAIN, *, other: bool = False
+) -> DumpTarget:
+    root = replace(observed.ROOT, uids=uids)
+    request = DumpRequest("pidfile:/run/x y", job=job, other_program=other)
+    target = target_of(context, replace(observed.PLAIN, tree=Tree(root, (root,))), request, "trainer")
+    return replace(target, program=program)
+
+
+def test_a_program_of_another_user_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
+    stored_of(repository, tmp_path, [33, 33, 33, 33])
+    with pytest.raises(UsageError) as refused:
+        check_job(dumped_by(context, (34, 34, 34, 34)), repository)
+    assert refused.value.message == (
+        "process 100 (trainer) belongs to user 34, but the job trainer has checkpoints of a program of user 33"
+    )
+    assert refused.value.hint == "choose another job: crckpt dump 'pidfile:/run/x y' JOB"
+
+
+@pytest.mark.parametrize(
+    ("uids", "job"),
+    [((33, 33, 33, 33), None), ((0, 0, 0, 0), None), ((34, 34, 34, 34), "trainer")],
+    ids=["the same user", "root", "a job that was named"],
+)
+def test_these_are_not_refused(
+    context: Context, repository: Repository, tmp_path: Path, uids: tuple[int, ...], job: str | None
+) -> None:
+    check_job(dumped_by(context, (34, 34, 34, 34)), repository)  # there is no checkpoint yet
+    stored_of(repository, tmp_path, [33, 33, 33, 33])
+    check_job(dumped_by(context, uids, job), repository)
+
+
+def test_a_program_that_is_root_in_part_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
+    """A program with the set-user-ID bit, which its user may have named."""
+    stored_of(repository, tmp_path, [0, 0, 0, 0])
+    with pytest.raises(UsageError):
+        check_job(dumped_by(context, (34, 0, 0, 0)), repository)
+
+
+def test_a_damaged_checkpoint_prevents_no_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
+    stored_of(repository, tmp_path, [33, 33, 33, 33])
+    (pack,) = packs(repository)
+    for place in range(20, pack.stat().st_size - 200, 50):
+        flip(pack, place)
+    check_job(dumped_by(context, (34, 34, 34, 34)), repository)
+
+
+@pytest.mark.parametrize("job", [None, "trainer"])
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "of an older version"])
+def test_another_program_is_refused(
+    context: Context, repository: Repository, tmp_path: Path, job: str | None, is_recorded: bool
+) -> None:
+    recorded = {"program": asdict(TRAIN)} if is_recorded else {}
+    last = stored_of(repository, tmp_path, [*UIDS], **recorded)
+    check_job(dumped_by(context, UIDS, job), repository)
+    with pytest.raises(PreflightRefused) as refused:
+        check_job(dumped_by(context, UIDS, job, EVALUATE), repository, "pre-dump")
+    title = "/home/a/train.py"
+    assert refused.value.message == (
+        f"the job trainer is of another program: its last checkpoint, {last.short_id}, is of {title}, "
+        f"but PID {ROOT_PID} runs /home/a/evaluate.py"
+    )
+    assert refused.value.hint == (
+        "choose another name: crckpt pre-dump 'pidfile:/run/x y' NAME; or if a restore of trainer shall bring this "
+        "program back from now on: crckpt pre-dump 'pidfile:/run/x y' trainer --job-of-another-program"
+    )
+    check_job(dumped_by(context, UIDS, job, EVALUATE, other=True), repository)
+
+
+def test_only_the_last_checkpoint_counts(context: Context, repository: Repository, tmp_path: Path) -> None:
+    """Once a program was allowed in the job, it need not be allowed again."""
+    stored_of(repository, tmp_path, [*UIDS], program=asdict(TRAIN))
+    stored_of(repository, tmp_path, [*UIDS], program=asdict(EVALUATE))
+    check_job(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+    with pytest.raises(PreflightRefused):
+        check_job(dumped_by(context, UIDS, "trainer"), repository)
+
+
+def test_a_checkpoint_that_records_no_program_prevents_no_dump(
+    context: Context, repository: Repository, tmp_path: Path
+) -> None:
+    """Of an imported one nothing is known."""
+    store(repository, tmp_path, of_pages(1), described("trainer"))
+    check_job(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+
+
+def test_a_forged_program_prevents_no_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
+    stored_of(repository, tmp_path, [*UIDS], program={"executable": 5})
+    check_job(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
