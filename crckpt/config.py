@@ -1,4 +1,4 @@
-"""Decode the configuration file. Messages name the file and the key.
+"""Decode the configuration file. Messages name the file, the line, the key, and what is allowed.
 
 store: /srv/crckpt        # the store
 criu: /opt/criu/bin/criu  # the CRIU to try first, after --criu and CRCKPT_CRIU
@@ -8,15 +8,24 @@ compress: 3               # zstd level of new packs, -7 (fastest) to 19 (smalles
 
 from __future__ import annotations
 
+import difflib
 import reprlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
 from crckpt.errors import UsageError
 
+if TYPE_CHECKING:
+    import yaml
+
 COMPRESS_LEVELS = range(-7, 20)
-_KEYS = ("compress", "criu", "staging", "store")
+_PATH: Final = "an absolute path"
+_LEVEL: Final = f"a whole number from {COMPRESS_LEVELS[0]} to {COMPRESS_LEVELS[-1]}"
+KEYS: Final = {"store": _PATH, "criu": _PATH, "staging": _PATH, "compress": _LEVEL}
+"""Each key, and what is allowed for it."""
 
 
 class Config(Struct, frozen=True):
@@ -30,14 +39,16 @@ class Config(Struct, frozen=True):
 
 
 def parse(text: str, name: str) -> Config:
-    """Decode a configuration. `name`: how messages call the file. Raises UsageError."""
+    """Decode a configuration. `name`: how messages call the file. Raises UsageError, which has every mistake."""
     # Slow to import (yaml: 55 ms, measured), and most hosts have no configuration file.
     import hashlib
 
     import yaml
 
     try:
-        document = yaml.safe_load(text)
+        loader = yaml.SafeLoader(text)
+        tree = loader.get_single_node()
+        document = None if tree is None else loader.construct_document(tree)
     except RecursionError:
         raise UsageError(f"{name} is not valid YAML: it is nested too deeply", hint=f"correct {name}") from None
     except yaml.MarkedYAMLError as error:
@@ -48,32 +59,39 @@ def parse(text: str, name: str) -> Config:
         raise UsageError(f"{name} is not YAML: {' '.join(str(error).split())}", hint=f"correct {name}") from error
     entries = {} if document is None else document
     if not isinstance(entries, dict):
-        raise UsageError(f"{name}: expected `key: value` lines", hint=f"known keys: {', '.join(_KEYS)}")
-    unknown = sorted(str(key) for key in entries if key not in _KEYS)
-    if unknown:
-        raise UsageError(f"{name}: unknown key {unknown[0]!r}", hint=f"known keys: {', '.join(_KEYS)}")
-    return Config(
-        store=_path(entries, "store", name),
-        criu=_path(entries, "criu", name),
-        compress=_level(entries["compress"], name) if "compress" in entries else None,
-        digest=hashlib.sha256(text.encode()).hexdigest(),
-        staging=_path(entries, "staging", name),
-    )
+        raise UsageError(f"{name}: expected `key: value` lines", hint=_correct(name))
+    if mistakes := tuple(_find_mistakes(entries, _find_lines(tree))):
+        if len(mistakes) == 1:
+            raise UsageError(f"{name}, {mistakes[0]}", hint=_correct(name))
+        # All at once: else each try would show the next one.
+        raise UsageError(f"{name} has {len(mistakes)} mistakes", hint=_correct(name), causes=mistakes)
+    paths = {key: None if entries.get(key) is None else Path(entries[key]) for key in ("store", "criu", "staging")}
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Config(**paths, compress=entries.get("compress"), digest=digest)
 
 
-def _path(entries: dict[object, object], key: str, name: str) -> Path | None:
-    value = entries.get(key)
-    if value is None:
-        return None
-    if not isinstance(value, str) or not value.startswith("/"):
-        raise UsageError(f"{name}: {key} must be an absolute path, not {reprlib.repr(value)}", hint=f"correct {name}")
-    return Path(value)
+def _correct(name: str) -> str:
+    return f"correct {name}, then check it: crckpt config; known keys: {', '.join(sorted(KEYS))}"
 
 
-def _level(value: object, name: str) -> int:
+def _find_lines(tree: yaml.Node | None) -> dict[str, int]:
+    """The line of each key; of one that is there twice, the last, which counts."""
+    pairs: Any = tree.value if tree is not None else ()
+    return {str(key.value): key.start_mark.line + 1 for key, _ in pairs}
+
+
+def _find_mistakes(entries: dict[object, object], lines: dict[str, int]) -> Iterator[str]:
+    for key, value in entries.items():
+        where = f"line {lines[str(key)]}: " if str(key) in lines else ""
+        if not isinstance(key, str) or key not in KEYS:
+            near = difflib.get_close_matches(str(key), KEYS, n=1)
+            yield f"{where}unknown key {str(key)!r}{f', did you mean {near[0]}?' if near else ''}"
+        elif not _is_allowed(key, value):
+            yield f"{where}{key} must be {KEYS[key]}, not {reprlib.repr(value)}"
+
+
+def _is_allowed(key: str, value: object) -> bool:
+    if KEYS[key] is _PATH:
+        return value is None or (isinstance(value, str) and value.startswith("/"))
     # YAML's `yes` is a bool, which Python takes for the integer 1.
-    if isinstance(value, bool) or not isinstance(value, int) or value not in COMPRESS_LEVELS:
-        raise UsageError(
-            f"{name}: compress must be a whole number from -7 to 19, not {reprlib.repr(value)}", hint=f"correct {name}"
-        )
-    return value
+    return isinstance(value, int) and not isinstance(value, bool) and value in COMPRESS_LEVELS

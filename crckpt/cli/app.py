@@ -16,7 +16,7 @@ import typer
 
 from crckpt.cli import find_command
 from crckpt.cli.help import HelpfulCommand, HelpfulGroup
-from crckpt.cli.output import discard, error_document, error_text
+from crckpt.cli.output import discard, error_document, error_text, set_quiet
 from crckpt.errors import AGAIN_WITH_SUDO, CrckptError, HostCannot, StoreUnusable, UsageError
 from crckpt.host import cold_start
 from crckpt.host.process.address_space import is_out_of_memory
@@ -40,6 +40,7 @@ COMMANDS: Final = {
     "export": ("export:export", "Write a checkpoint as plain CRIU images."),
     "import": ("import_images:import_images", "Store plain CRIU images as a checkpoint."),
     "doctor": ("doctor:doctor", "Check this host, or whether a tree can be checkpointed."),
+    "config": ("config:config", "Show the settings that are in force, and where each comes from."),
     "install-criu": ("install_criu:install_criu", "Find or download a CRIU that works here."),
     "explain": ("explain:explain", "Explain why CRIU failed, from its log."),
     "report": ("report:report", "Make an archive for a bug report."),
@@ -54,7 +55,7 @@ class Commands(HelpfulGroup):
         "Checkpoint and restore": ("dump", "restore", "attach", "rehearse", "pre-dump", "trackers"),
         "Look into checkpoints": ("list", "show", "diff", "core"),
         "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
-        "Check the host, explain failures": ("doctor", "install-criu", "explain", "report"),
+        "Check the host, explain failures": ("doctor", "config", "install-criu", "explain", "report"),
     }
 
 
@@ -128,6 +129,8 @@ def run(arguments: Sequence[str]) -> int:
     # Not from the parser: an invalid command line is reported as JSON, too.
     as_json = "--json" in arguments
     command = find_command(arguments)
+    # The command's own option may set it.
+    set_quiet(False)
     try:
         # An import might swallow an interruption.
         with interrupts_deferred():

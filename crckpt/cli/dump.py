@@ -15,7 +15,6 @@ from crckpt.cli.format import count, duration, note_lines, round_line, short_id,
 from crckpt.cli.help import ADVANCED, INCREMENTAL
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bars
-from crckpt.config import COMPRESS_LEVELS
 from crckpt.errors import CrckptError, UsageError
 from crckpt.host.process.background import continue_in_background
 from crckpt.model import PAGE_SIZE
@@ -66,18 +65,7 @@ def dump(
     note: Annotated[
         str | None, typer.Option("--note", metavar="TEXT", help="A line of text to remember it by.")
     ] = None,
-    compress: Annotated[
-        int | None,
-        typer.Option(
-            "--compress",
-            min=COMPRESS_LEVELS[0],
-            max=COMPRESS_LEVELS[-1],
-            help=f"The zstd level, from {COMPRESS_LEVELS[0]} (fast) to {COMPRESS_LEVELS[-1]} (small).",
-            metavar="LEVEL",
-            show_default="-1 or 1, by the data",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
+    compress: options.Compress = None,
     asynchronous: Annotated[
         bool,
         typer.Option(
@@ -180,7 +168,7 @@ def dump(
     )
 
     def print_result(result: DumpResult) -> None:
-        emit("dump", Output(_document(result), _lines(result, verbose=verbose)), as_json=as_json)
+        emit("dump", Output(_document(result), _lines(result, verbose=verbose), is_answer=dry_run), as_json=as_json)
 
     options.require_root("to checkpoint a process")
     context = options.make_context(store, criu=criu, config=config, staging=staging)

@@ -11,7 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from crckpt.cli.help import ADVANCED, WHERE
-from crckpt.config import Config, parse
+from crckpt.config import COMPRESS_LEVELS, Config, parse
 from crckpt.errors import AGAIN_WITH_SUDO, HostCannot, IntegrityError, UsageError, error_text
 from crckpt.host.disk.checked_files import read_checked
 from crckpt.host.disk.files import user_directory
@@ -62,15 +62,14 @@ Job = Annotated[
     typer.Argument(
         help="The name under which checkpoints of this program are kept.",
         metavar="JOB",
-        show_default="the name of its script, service, module, jar or executable",
+        show_default="the name of its script, service or executable",
     ),
 ]
 OtherProgram = Annotated[
     bool,
     typer.Option(
         "--job-of-another-program",
-        help="Use the job even if its last checkpoint is of another program (another script or executable). From now "
-        "on, JOB brings this program back.",
+        help="Use JOB even if its last dump was of another program.",
         rich_help_panel=ADVANCED,
     ),
 ]
@@ -92,6 +91,18 @@ RestoreStaging = Annotated[
         metavar="DIR",
         show_default="/run/crckpt",
         rich_help_panel=WHERE,
+    ),
+]
+Compress = Annotated[
+    int | None,
+    typer.Option(
+        "--compress",
+        min=COMPRESS_LEVELS[0],
+        max=COMPRESS_LEVELS[-1],
+        help=f"The zstd level, from {COMPRESS_LEVELS[0]} (fast) to {COMPRESS_LEVELS[-1]} (small).",
+        metavar="LEVEL",
+        show_default="-1 or 1, by the data",
+        rich_help_panel=ADVANCED,
     ),
 ]
 NoPreflight = Annotated[
@@ -148,7 +159,7 @@ def make_context(
     progress: Progress = ignore_progress,
 ) -> Context:
     """Make a Context. Options win over the environment (typer reads it), then the configuration, then defaults."""
-    configured = _read_configuration(config)
+    configured = read_configuration(config)
     return Context(
         # Absolute: a dump in the background leaves the current directory.
         store=(store or configured.store or default_store()).absolute(),
@@ -168,10 +179,16 @@ def default_store() -> Path:
     return _home("XDG_DATA_HOME", ".local/share") / "crckpt"
 
 
-def _read_configuration(named: Path | None) -> Config:
-    path = named or (
-        Path("/etc/crckpt.yaml") if os.geteuid() == 0 else _home("XDG_CONFIG_HOME", ".config") / "crckpt.yaml"
-    )
+def find_configuration(named: Path | None) -> Path:
+    """Return the path of the configuration file, which may not exist: `named`, or that of this user."""
+    if named is not None:
+        return named
+    return Path("/etc/crckpt.yaml") if os.geteuid() == 0 else _home("XDG_CONFIG_HOME", ".config") / "crckpt.yaml"
+
+
+def read_configuration(named: Path | None) -> Config:
+    """Read the configuration file; without one, nothing is configured. Raises UsageError."""
+    path = find_configuration(named)
     try:
         return parse(_read(path).decode(), str(path))
     except FileNotFoundError:

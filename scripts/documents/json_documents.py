@@ -16,6 +16,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from crckpt.causes import Finding
+from crckpt.cli.config import Setting
 from crckpt.criu.failure_location import FailureLocation
 from crckpt.host.probes.outcome import Fact
 from crckpt.host.usage import ProcessUsage
@@ -33,7 +34,6 @@ from crckpt.ops.inspect.show import FileDetail, ProcessDetail
 from crckpt.ops.inspect.strings import Match
 from crckpt.ops.report import Report
 from crckpt.ops.restore.isolated_run import EndedProcess, ProbeResult
-from crckpt.ops.rm import RemovalResult
 from crckpt.ops.tag import TagResult
 from crckpt.preflight.dump.cost import Prediction
 from crckpt.preflight.dump.options import OptionReason
@@ -292,6 +292,18 @@ class VerifyDocument(Struct, frozen=True, forbid_unknown_fields=True):
     lost: Annotated[tuple[CheckpointId, ...] | UnsetType, Meta(description="With `--repair`.")] = UNSET
 
 
+class RemoveDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt rm`."""
+
+    removed: Annotated[tuple[CheckpointId, ...], Meta(description="With `--dry-run`: what would be removed.")]
+    lifted_locks: Annotated[tuple[str, ...], Meta(description="Names of nftables tables of network locks.")]
+    dry_run: bool
+    bytes: Annotated[
+        int | None,
+        Meta(description="With `--dry-run`: how much more `crckpt gc` would then free; null if that is unknown."),
+    ]
+
+
 class GcDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of `crckpt gc`."""
 
@@ -323,6 +335,14 @@ class ExaminedDocument(Struct, frozen=True, forbid_unknown_fields=True):
     prediction: Prediction | None
     prediction_assumes: str | None
     prediction_missing: Annotated[str | None, Meta(description="Why there is no prediction.")]
+
+
+class ConfigDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt config`."""
+
+    file: Annotated[Path, Meta(description="The configuration file that is read.")]
+    file_exists: bool
+    settings: Annotated[tuple[Setting, ...], Meta(description="Each key of the file, with the value in force.")]
 
 
 class RejectedCriu(Struct, frozen=True, forbid_unknown_fields=True):
@@ -386,11 +406,12 @@ DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "core": (CoreFile,),
     "verify": (VerifyDocument,),
     "tag": (TagResult,),
-    "rm": (RemovalResult,),
+    "rm": (RemoveDocument,),
     "gc": (GcDocument,),
     "export": (ExportResult,),
     "import": (CheckpointDocument,),
     "doctor": (DoctorDocument, ExaminedDocument),
+    "config": (ConfigDocument,),
     "install-criu": (InstallCriuDocument,),
     "explain": (ExplainDocument,),
     "report": (Report,),

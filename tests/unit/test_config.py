@@ -66,3 +66,33 @@ def test_invalid_configurations(text: str, told: str) -> None:
     assert told in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.hint
+
+
+def test_every_mistake_is_named_with_its_line() -> None:
+    text = "# a comment\nsotre: /x\n\ncompress:\n  99\ncriu: bin/criu\nstaging: /mnt\n5: 6\n"
+    with pytest.raises(UsageError) as caught:
+        parse(text, NAME)
+    assert caught.value.message == f"{NAME} has 4 mistakes"
+    assert caught.value.causes == (
+        "line 2: unknown key 'sotre', did you mean store?",
+        "line 4: compress must be a whole number from -7 to 19, not 99",
+        "line 6: criu must be an absolute path, not 'bin/criu'",
+        "line 8: unknown key '5'",
+    )
+    assert caught.value.hint == (
+        f"correct {NAME}, then check it: crckpt config; known keys: compress, criu, staging, store"
+    )
+
+
+def test_a_single_mistake_is_the_message() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse("store: /x\nkompress: 3\n", NAME)
+    assert caught.value.message == f"{NAME}, line 2: unknown key 'kompress', did you mean compress?"
+
+
+def test_keys_of_other_types_and_merged_keys() -> None:
+    with pytest.raises(UsageError, match="unknown key"):
+        parse("<<: {store: /x, other: 1}\n", NAME)
+    with pytest.raises(UsageError, match="is not YAML"):
+        parse("? [a, b]\n: 1\n", NAME)
+    assert parse("<<: {store: /x}\n", NAME).store == Path("/x")
