@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from crckpt.cli import options
+from crckpt.cli.confirm import ask, can_ask
 from crckpt.cli.format import (
     count,
     draw_table,
@@ -79,7 +80,9 @@ def doctor(
         result = fix_host(context, result, lambda line: _print_error((line,)))
         _print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{_reason(tried)}" for tried in result.fixes)
     document = {"able": result.able, "facts": result.facts, "fixes": result.fixes}
-    emit("doctor", Output(document, lambda console: _draw(console, result, everything)), as_json=as_json)
+    emit(
+        "doctor", Output(document, lambda console: _draw(console, result, everything), is_answer=True), as_json=as_json
+    )
     if not result.able:
         raise typer.Exit(HostCannot.exit_code)
 
@@ -110,7 +113,7 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         "prediction_assumes": prediction.assumes or None,
         "prediction_missing": prediction.why_not or None,
     }
-    emit("doctor", Output(document, _examination_lines(result, processes, prediction)), as_json=as_json)
+    emit("doctor", Output(document, _examination_lines(result, processes, prediction), is_answer=True), as_json=as_json)
     # No error is raised for what was asked: the result is printed, with its own exit code.
     if result.blockers:
         raise typer.Exit(PreflightRefused.exit_code)
@@ -190,15 +193,13 @@ def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
     if yes:
         return True
     _print_error(f"would run: {fix.command}" + (f" ({fix.effect})" if fix.effect else "") for fix in fixes)
-    # Python has no sys.stdin if descriptor 0 was closed.
-    if sys.stdin is None or not sys.stdin.isatty():
+    if not can_ask():
         _print_error(("nothing was changed, because there is no terminal to ask on: add --yes",))
         return False
-    try:
-        return typer.confirm("run this?", err=True)
-    except typer.Abort:  # ^D
-        _print_error(("", "nothing was changed"))
-        return False
+    if ask("run this?"):
+        return True
+    _print_error(("nothing was changed",))
+    return False
 
 
 def _reason(fix: Fix) -> str:

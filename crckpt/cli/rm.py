@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated
 
 import typer
+from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.format import short_id
+from crckpt.cli.confirm import ask, can_ask
+from crckpt.cli.format import on_one_line, short_id, size, title
 from crckpt.cli.output import Output, emit
-from crckpt.ops.rm import RemovalResult
+from crckpt.errors import PreflightRefused
+from crckpt.ops.rm import PlannedRemoval, RemovalResult, estimate_freed_bytes, plan_removal
 from crckpt.ops.rm import rm as perform
 
 
@@ -21,17 +27,71 @@ def rm(
             help="The checkpoints to remove: JOB (only its newest), JOB~2, JOB:TAG, or ids.", metavar="REF..."
         ),
     ],
+    everything: Annotated[bool, typer.Option("--all", help="REF is a job: remove all its checkpoints.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be removed, and how much space that frees; do nothing.")
+    ] = False,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Do not ask, even if nothing else can bring back a program that its dump ended."),
+    ] = False,
     store: options.Store = None,
     config: options.ConfigPath = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
 
+    `crckpt dump --stop` ends a program. As long as it was not restored, the last checkpoint of its job alone has its
+    state: crckpt asks before it removes that one. Where there is no terminal to ask on, it removes nothing and exits
+    with 24, unless **--yes** is given.
+
     After `crckpt dump --stop --tcp keep`, a firewall rule drops the packets of the tree's connections until you restore
     the checkpoint. Removing the checkpoint removes that rule too.
+
+    For example:
+
+        crckpt rm trainer~3 trainer~4
+        crckpt rm trainer --all --dry-run
     """
-    result = perform(options.make_context(store, config=config), tuple(refs))
-    emit("rm", Output(result, _lines(result)), as_json=as_json)
+    context = options.make_context(store, config=config)
+    plan = plan_removal(context, tuple(refs), whole_jobs=everything)
+    if dry_run:
+        freed = estimate_freed_bytes(context, plan.ids)
+        document = {"removed": plan.ids, "lifted_locks": (), "dry_run": True, "bytes": freed}
+        emit("rm", Output(document, _planned_lines(plan, freed), is_answer=True), as_json=as_json)
+        return
+    if plan.irreplaceable and not yes:
+        _confirm(plan, refs, everything=everything, as_json=as_json)
+    result = perform(context, plan.ids)
+    emit("rm", Output({**asdict(result), "dry_run": False, "bytes": None}, _lines(result)), as_json=as_json)
+
+
+def _confirm(plan: PlannedRemoval, refs: list[str], *, everything: bool, as_json: bool) -> None:
+    """Ask whether to remove what nothing else can bring back. Raises PreflightRefused unless the user says yes."""
+    lines = tuple(_irreplaceable_lines(plan))
+    if as_json or not can_ask():
+        command = shlex.join(("crckpt", "rm", *refs, *(["--all"] if everything else []), "--yes"))
+        raise PreflightRefused(f"nothing was removed: {'; '.join(lines)}", hint=f"to remove all the same: {command}")
+    with suppress(OSError):
+        sys.stderr.writelines(f"{on_one_line(line)}\n" for line in lines)
+        sys.stderr.flush()
+    if not ask("remove it?" if len(lines) == 1 else "remove them?"):
+        raise PreflightRefused("nothing was removed")
+
+
+def _irreplaceable_lines(plan: PlannedRemoval) -> Iterator[str]:
+    for checkpoint in plan.irreplaceable:
+        yield f"{title(checkpoint)} alone has the state of a program that its dump ended and that was not restored"
+
+
+def _planned_lines(plan: PlannedRemoval, freed: int | None) -> Iterator[str]:
+    for identity in plan.ids:
+        yield f"would remove {short_id(identity)}\n"
+    yield from (f"note: {line}\n" for line in _irreplaceable_lines(plan))
+    if freed is None:
+        yield "how much space that frees is unknown, because another checkpoint cannot be read: crckpt list\n"
+    else:
+        yield f"crckpt gc would then free {size(freed)} more\n"
 
 
 def _lines(result: RemovalResult) -> Iterator[str]:

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.errors import CrckptError
+from crckpt.errors import CrckptError, UsageError
+from crckpt.host import proc
 from crckpt.host.namespaces import network_locks
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
-from crckpt.store import Repository
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.layout import pack_name
+
+
+class PlannedRemoval(Struct, frozen=True):
+    """The checkpoints that refs name.
+
+    `irreplaceable`: those that alone have the state of a program that their dump has ended.
+    """
+
+    ids: tuple[CheckpointId, ...]
+    irreplaceable: tuple[Checkpoint, ...]
 
 
 class RemovalResult(Struct, frozen=True):
@@ -22,17 +34,76 @@ class RemovalResult(Struct, frozen=True):
     lifted_locks: tuple[str, ...]
 
 
-def rm(context: Context, refs: tuple[str, ...]) -> RemovalResult:
+def plan_removal(context: Context, refs: tuple[str, ...], *, whole_jobs: bool = False) -> PlannedRemoval:
+    """Find the checkpoints that `refs` name; with `whole_jobs` these are jobs, and all their checkpoints are meant.
+
+    Raises NoSuchCheckpoint; UsageError if one is no job.
+    """
+    repository = context.repository()
+    with repository.shared():
+        # Resolve all refs first: JOB~1 means another checkpoint once JOB is gone.
+        names = (_find_job(repository, ref) if whole_jobs else (repository.resolve(ref),) for ref in refs)
+        found = tuple(dict.fromkeys(identity for ids in names for identity in ids))
+        return PlannedRemoval(found, tuple(_find_irreplaceable(repository, found)))
+
+
+def rm(context: Context, ids: tuple[CheckpointId, ...]) -> RemovalResult:
     """Remove all of these checkpoints; if one does not exist, none of them. Raises NoSuchCheckpoint, StoreLocked."""
     repository = context.repository()
     with repository.exclusive():
-        # Resolve all refs first: JOB~1 means another checkpoint once JOB is gone.
-        found = dict.fromkeys(repository.resolve(ref) for ref in refs)
-        locks = [lock for identity in found for lock in _find_locks(repository, identity)]
-        repository.remove(tuple(found))
+        locks = [lock for identity in ids for lock in _find_locks(repository, identity)]
+        repository.remove(ids)
     # Lift the locks only now: as long as the checkpoint could be restored, its connections needed them.
     lifted = [network_locks.lift_lock(lock, place) for lock, places in locks for place in places]
-    return RemovalResult(tuple(found), tuple(table for table in lifted if table))
+    return RemovalResult(ids, tuple(table for table in lifted if table))
+
+
+def estimate_freed_bytes(context: Context, ids: tuple[CheckpointId, ...]) -> int | None:
+    """Count the bytes that gc would free after the removal of these checkpoints, besides what it would free now.
+
+    None if that is unknown, because a checkpoint that stays cannot be read.
+    """
+    repository = context.repository()
+    with repository.shared():
+        found, unreadable = repository.read_all()
+        if any(bad.id not in ids for bad in unreadable):
+            return None
+        kept = {use.digest for checkpoint in found if checkpoint.id not in ids for use in checkpoint.packs}
+        doomed = {use.digest for checkpoint in found if checkpoint.id in ids for use in checkpoint.packs}
+        packs = (pack_name(digest) for digest in doomed - kept)
+        return sum(repository.backend.disk_usage(name) for name in packs if repository.backend.exists(name))
+
+
+def _find_job(repository: Repository, job: str) -> tuple[CheckpointId, ...]:
+    found, unreadable = repository.read_all()
+    ids = (*(each.id for each in found if each.job == job), *(each.id for each in unreadable if each.job == job))
+    if not ids:
+        identity = repository.resolve(job)  # its error suggests similar names
+        hint = f"leave out --all to remove this one, or name its job: crckpt list shows the job of {identity[:12]}"
+        raise UsageError(f"--all removes all checkpoints of a job, and {job} is no job", hint=hint)
+    return ids
+
+
+def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> Iterator[Checkpoint]:
+    """Find the checkpoints after which a job has no other state of a program that was ended, and does not run again."""
+    candidates = []
+    for identity in ids:
+        # A damaged checkpoint can be removed, too.
+        with suppress(CrckptError, OSError):
+            checkpoint = repository.get(identity)
+            if checkpoint.stopped and not repository.is_restored(identity) and not _is_running(checkpoint):
+                candidates.append(checkpoint)
+    # Reading all manifests takes a while in a large store.
+    newest = {checkpoint.job: checkpoint.id for checkpoint in repository.checkpoints()} if candidates else {}
+    # After the dump of a newer one the program ran again.
+    yield from (checkpoint for checkpoint in candidates if newest.get(checkpoint.job) == checkpoint.id)
+
+
+def _is_running(checkpoint: Checkpoint) -> bool:
+    """Return whether the root of the tree runs: restored by an older crckpt, or from a copy of the store."""
+    root = checkpoint.tree[0]
+    process = proc.read_process(root.pid)
+    return process is not None and process.comm == root.comm
 
 
 def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tuple[str, tuple[Path | None, ...]]]:

@@ -17,6 +17,9 @@ PACKS: Final = "packs"
 TAGS: Final = "refs/tags"
 """A directory for each job, in it a file for each tag that holds an id."""
 
+RESTORED: Final = "refs/restored"
+"""A file for each checkpoint that was restored, named by its id; made when there is one."""
+
 FINGERPRINTS: Final = "cache/fingerprints"
 """Fingerprints of packs' pages; derived, may be deleted."""
 
@@ -55,3 +58,8 @@ def checkpoint_directory(checkpoint_id: str) -> str:
 def manifest_name(checkpoint_id: str) -> str:
     """Return the name of a checkpoint's manifest. Raises IntegrityError for what is no id."""
     return f"{checkpoint_directory(checkpoint_id)}/manifest.json"
+
+
+def restored_name(checkpoint_id: str) -> str:
+    """Return the name of the mark of a restored checkpoint. Raises IntegrityError for what is no id."""
+    return f"{RESTORED}/{check_id(checkpoint_id)}"

@@ -8,6 +8,7 @@ from crckpt.model import CheckpointId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.layout import checkpoint_directory
 from crckpt.store.refs import read_tags, remove_tag
+from crckpt.store.restored import remove_mark
 
 
 def remove_checkpoints(backend: Backend, ids: Iterable[CheckpointId]) -> None:
@@ -16,4 +17,6 @@ def remove_checkpoints(backend: Backend, ids: Iterable[CheckpointId]) -> None:
     for tag in read_tags(backend):
         if tag.id in doomed:
             remove_tag(backend, tag.job, tag.name)
+    for checkpoint_id in doomed:
+        remove_mark(backend, checkpoint_id)
     backend.remove_at_once(map(checkpoint_directory, doomed), "doomed")

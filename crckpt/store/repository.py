@@ -21,6 +21,7 @@ from crckpt.store.names import ID, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.remove_checkpoints import remove_checkpoints
+from crckpt.store.restored import is_restored, mark_restored
 from crckpt.store.store_json import Description, open_directory
 from crckpt.store.transaction import Transaction, transaction
 
@@ -176,6 +177,15 @@ class Repository:
     def tags(self) -> tuple[Tag, ...]:
         """Return all tags, by name."""
         return read_tags(self.backend)
+
+    def mark_restored(self, checkpoint_id: CheckpointId) -> None:
+        """Record that a checkpoint was restored. Raises OSError if the store cannot be written."""
+        with self.shared():
+            mark_restored(self.backend, checkpoint_id)
+
+    def is_restored(self, checkpoint_id: CheckpointId) -> bool:
+        """Return whether `mark_restored` was called for the checkpoint."""
+        return is_restored(self.backend, checkpoint_id)
 
     def remove(self, ids: Iterable[CheckpointId]) -> None:
         """Remove checkpoints and their tags; no other checkpoint changes. Their packs stay until `gc`.

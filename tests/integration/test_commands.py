@@ -63,7 +63,7 @@ KEYS = {
     "core": {"id", "pid", "comm", "threads", "executable", "path", "size", "held"},
     "verify": {"checkpoints", "packs", "bytes", "damages", "intact"},
     "tag": {"job", "tag", "id"},
-    "rm": {"removed", "lifted_locks"},
+    "rm": {"removed", "lifted_locks", "dry_run", "bytes"},
     "gc": {"packs", "leftovers", "bytes", "dry_run"},
     "export": {"id", "directory", "command"},
     "import": SUMMARY,

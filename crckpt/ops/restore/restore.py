@@ -290,6 +290,7 @@ def _follow(
                 lost.extend(_check_root(root, criu.init, holder))
         # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
+        _mark_restored(attempt)
         pid = criu.init or root
         program = criu.new.parent if criu.new else root
         if holder is not None:
@@ -320,6 +321,14 @@ def _lift_network_lock(checkpoint: Checkpoint) -> None:
             # The tree runs already, so a failure here does not matter; `crckpt rm` tries it again.
             with suppress(HostCannot):
                 network_locks.lift_lock(checkpoint.run_id, place)
+
+
+def _mark_restored(attempt: RestoreAttempt) -> None:
+    """Record that the tree was restored if its dump has ended it: `crckpt rm` asks before the only copy is gone."""
+    if attempt.checkpoint.stopped:
+        # Of a store that cannot be written, nothing can be removed either.
+        with suppress(CrckptError, OSError):
+            attempt.repository.mark_restored(attempt.checkpoint.id)
 
 
 def _check_root(root: int, init: int | None, holder: TerminalHolder | None) -> Iterator[Finding]:

@@ -1,14 +1,84 @@
-"""`crckpt rm` names what it has removed."""
+"""`crckpt rm` names what it has removed, and asks before a program is lost."""
 
 from __future__ import annotations
 
-from command_line import CommandLine
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
 
-from crckpt.store import Checkpoint
+import pytest
+from command_line import CommandLine
+from image_sets import described, of_pages, store
+from msgspec.structs import replace
+
+from crckpt.store import Checkpoint, Repository
+
+REFUSED = 24
 
 
 def test_each_is_named(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = checkpoints
     text = typed.say("rm", first.short_id)
     assert text == f"removed {first.short_id}\nfree the space with: crckpt gc\n"
-    assert typed.result("rm", "job") == {"removed": [second.id], "lifted_locks": []}
+    result = typed.result("rm", "job")
+    assert result == {"removed": [second.id], "lifted_locks": [], "dry_run": False, "bytes": None}
+
+
+def test_quiet(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+    assert typed.say("rm", "-q", "job") == ""
+    # What was asked for is printed.
+    assert "would remove" in typed.say("rm", "--quiet", "--dry-run", "job")
+    assert typed.repository.ids() == (checkpoints[0].id,)
+
+
+def test_a_dry_run(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+    first, second = checkpoints
+    text = typed.say("rm", "job", "--all", "--dry-run")
+    assert text.startswith(f"would remove {first.short_id}\nwould remove {second.short_id}\ncrckpt gc would then free ")
+    result = typed.result("rm", "job", "--all", "--dry-run")
+    assert result["removed"] == [first.id, second.id]
+    assert result["bytes"] > 0
+    assert typed.repository.checkpoints() == checkpoints
+
+
+@pytest.fixture
+def stopped(repository: Repository, tmp_path: Path) -> Checkpoint:
+    """A checkpoint of a program that its dump ended."""
+    return store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
+
+
+def test_without_a_terminal_a_stopped_program_is_kept(typed: CommandLine, stopped: Checkpoint) -> None:
+    said = typed.say("rm", "job", "--all", status=REFUSED)
+    assert said.startswith(f"crckpt: nothing was removed: {stopped.short_id} (job, ")
+    assert "alone has the state of a program that its dump ended and that was not restored" in said
+    assert said.endswith("hint: to remove all the same: crckpt rm job --all --yes\n")
+    typed.say("rm", "job", "--json", status=REFUSED)
+    assert "note: " in typed.say("rm", "job", "--dry-run")
+    assert typed.repository.checkpoints() == (stopped,)
+    typed.say("rm", "job", "--yes")
+    assert typed.repository.checkpoints() == ()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(b"y\n", 0), (b"n\n", REFUSED), (b"\n", REFUSED), (b"\x04", REFUSED)], ids=repr
+)
+def test_on_a_terminal_it_asks(repository: Repository, stopped: Checkpoint, answer: bytes, status: int) -> None:
+    terminal, inside = pty.openpty()
+    argv = [sys.executable, "-m", "crckpt", "rm", "job", "--store", str(repository.root)]
+    with subprocess.Popen(argv, stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        os.close(inside)
+        assert process.stderr is not None
+        said = b""
+        while b"[y/N]" not in said:
+            part = os.read(process.stderr.fileno(), 1 << 10)
+            assert part, said
+            said += part
+        os.write(terminal, answer)
+        _, rest = process.communicate(timeout=60)
+    os.close(terminal)
+    assert process.returncode == status
+    assert stopped.short_id.encode() in said
+    assert (b"nothing was removed" in rest) == bool(status)
+    assert bool(repository.checkpoints()) == bool(status)

@@ -18,7 +18,7 @@ def test_a_dry_run_says_what_a_run_does(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
-    rm(context, (second.short_id,))
+    rm(context, (second.id,))
     told = gc(context, dry_run=True)
     assert len(packs(repository)) == 2
     assert gc(context) == told

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import pytest
+import os
+from pathlib import Path
 
-from crckpt.errors import NoSuchCheckpoint
+import pytest
+from image_sets import described, flip, manifest_path, of_pages, store
+from msgspec.structs import replace
+from small_programs import read
+
+from crckpt.errors import NoSuchCheckpoint, UsageError
 from crckpt.ops.context import Context
-from crckpt.ops.rm import RemovalResult, rm
+from crckpt.ops.gc import gc
+from crckpt.ops.rm import RemovalResult, estimate_freed_bytes, plan_removal, rm
 from crckpt.store import Checkpoint, Repository
+
+
+def remove(context: Context, *refs: str) -> RemovalResult:
+    return rm(context, plan_removal(context, refs).ids)
 
 
 def test_what_is_named_twice_is_removed_once(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
-    assert rm(context, (first.id, first.short_id)) == RemovalResult((first.id,), ())
+    assert remove(context, first.id, first.short_id) == RemovalResult((first.id,), ())
     assert repository.checkpoints() == (second,)
 
 
@@ -22,5 +33,80 @@ def test_if_one_does_not_exist_all_stay(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     with pytest.raises(NoSuchCheckpoint):
-        rm(context, ("job", "other"))
+        remove(context, "job", "other")
     assert repository.checkpoints() == checkpoints
+
+
+def test_all_of_a_job(context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+    first, second = checkpoints
+    assert plan_removal(context, ("job",), whole_jobs=True).ids == (first.id, second.id)
+    # Of a damaged one the job can still be read.
+    flip(manifest_path(repository, second.id), 5)
+    assert set(plan_removal(context, ("job",), whole_jobs=True).ids) == {first.id, second.id}
+    with pytest.raises(NoSuchCheckpoint, match="there is no job jop"):
+        plan_removal(context, ("job", "jop"), whole_jobs=True)
+    with pytest.raises(UsageError, match=f"{first.short_id} is no job"):
+        plan_removal(context, (first.short_id,), whole_jobs=True)
+
+
+def stopped(repository: Repository, base: Path, number: int, job: str = "job") -> Checkpoint:
+    """A checkpoint of a program that its dump ended."""
+    return store(repository, base, of_pages(number), replace(described(job), stopped=True))
+
+
+def irreplaceable(context: Context, *refs: str, whole_jobs: bool = False) -> tuple[str, ...]:
+    return tuple(found.id for found in plan_removal(context, refs, whole_jobs=whole_jobs).irreplaceable)
+
+
+def test_the_last_checkpoint_of_a_stopped_program(context: Context, repository: Repository, tmp_path: Path) -> None:
+    first, second = stopped(repository, tmp_path, 1), stopped(repository, tmp_path, 2)
+    # After the first one the program ran again, else there would be no second.
+    assert irreplaceable(context, "job~1") == ()
+    assert irreplaceable(context, "job") == irreplaceable(context, first.id, second.id) == (second.id,)
+    assert irreplaceable(context, "job", whole_jobs=True) == (second.id,)
+    repository.mark_restored(second.id)
+    assert irreplaceable(context, "job", whole_jobs=True) == ()
+    rm(context, (second.id,))
+    assert not repository.is_restored(second.id)
+    assert irreplaceable(context, "job") == (first.id,)
+
+
+def test_a_program_that_ran_on(context: Context, repository: Repository, tmp_path: Path) -> None:
+    stopped(repository, tmp_path, 1)
+    store(repository, tmp_path, of_pages(2), described())
+    assert irreplaceable(context, "job", whole_jobs=True) == ()
+
+
+def test_a_program_that_runs_again(context: Context, repository: Repository, tmp_path: Path) -> None:
+    """An older crckpt has restored it, and left no mark."""
+    own = read(os.getpid())
+    task = replace(described().tree[0], pid=own.pid, comm=own.comm)
+    new = replace(described(), stopped=True, tree=(task,))
+    made = store(repository, tmp_path, of_pages(1), new)
+    assert irreplaceable(context, "job") == ()
+    other = store(repository, tmp_path, of_pages(2), replace(new, tree=(replace(task, comm="another"),)))
+    assert irreplaceable(context, "job") == (other.id,)
+    assert made.id != other.id
+
+
+def test_the_space_that_comes_back(context: Context, repository: Repository, tmp_path: Path) -> None:
+    first = store(repository, tmp_path, of_pages(*range(1, 40)), described())
+    second = store(repository, tmp_path, of_pages(*range(1, 40), *range(50, 90)), described())
+    # The second needs the pages of the first, but not its index.
+    assert estimate_freed_bytes(context, ()) == 0
+    both = estimate_freed_bytes(context, (first.id, second.id))
+    rm(context, (first.id, second.id))
+    freed = gc(context).bytes
+    assert both is not None
+    # gc also frees what is derived of packs.
+    assert 0 < both <= freed
+
+
+def test_the_space_is_unknown_if_another_checkpoint_cannot_be_read(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    first, second = checkpoints
+    flip(manifest_path(repository, first.id), 5)
+    assert estimate_freed_bytes(context, (second.id,)) is None
+    assert estimate_freed_bytes(context, (first.id,)) == 0
+    assert plan_removal(context, (first.id,)).ids == (first.id,)
