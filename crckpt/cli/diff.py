@@ -43,7 +43,7 @@ def diff(
         "changed": result.changed,
         "pages": result.pages,
     }
-    emit("diff", Output(document, _lines(result)), as_json=as_json)
+    emit("diff", Output(document, _lines(result), is_answer=True), as_json=as_json)
 
 
 def _lines(result: CheckpointDiff) -> Iterator[str]:

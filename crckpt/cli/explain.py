@@ -38,7 +38,7 @@ def explain(
         "line": explanation.line or None,
         "lines": explanation.lines,
     }
-    emit("explain", Output(document, _lines(explanation, verbose=verbose)), as_json=as_json)
+    emit("explain", Output(document, _lines(explanation, verbose=verbose), is_answer=True), as_json=as_json)
 
 
 def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:

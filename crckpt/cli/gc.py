@@ -24,4 +24,4 @@ def gc(
     verb = "would free" if dry_run else "freed"
     what = f"{count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
     text = iter([f"{verb} {size(result.bytes)}: {what}\n"])
-    emit("gc", Output({**asdict(result), "dry_run": dry_run}, text), as_json=as_json)
+    emit("gc", Output({**asdict(result), "dry_run": dry_run}, text, is_answer=dry_run), as_json=as_json)

@@ -6,11 +6,13 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, ClassVar, Final
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+
+from crckpt.cli.output import set_quiet
 
 COMMON: Final = "Common"
 INCREMENTAL: Final = "Incremental"
@@ -33,7 +35,14 @@ Row = tuple[str, str]
 
 
 class HelpfulCommand(TyperCommand):
-    """A command whose help is laid out here. typer's own takes rich, which is slow to load, and 19 columns of text."""
+    """A command whose help is laid out here. typer's own takes rich, which is slow to load, and 19 columns of text.
+
+    Every command has the option --quiet, whatever its function takes.
+    """
+
+    def __init__(self, *arguments: Any, params: Sequence[Any], **settings: Any) -> None:
+        """As the base, which gets these parameters and --quiet."""
+        super().__init__(*arguments, params=[*params, _make_quiet_option()], **settings)
 
     def get_help(self, ctx: Any) -> str:
         """Return the whole help text."""
@@ -61,6 +70,20 @@ class HelpfulGroup(TyperGroup):
         }
         panels["Options"] = [(_label(each), _text(each, ctx)) for each in options]
         return _page(f"{ctx.command_path} COMMAND [OPTIONS] [ARGUMENTS]", self.help or "", panels, self.epilog or "")
+
+
+def _make_quiet_option() -> TyperOption:
+    def set_verbosity(_context: Any, _option: Any, wanted: bool) -> None:
+        set_quiet(wanted)
+
+    return TyperOption(
+        param_decls=["--quiet", "-q"],
+        is_flag=True,
+        default=False,
+        expose_value=False,
+        callback=set_verbosity,
+        help="Print only errors and what you asked for.",
+    )
 
 
 def _page(usage: str, description: str, panels: Mapping[str, list[Row]], epilog: str = "") -> str:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +9,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.help import ADVANCED, WHERE
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import Output, emit, print_progress
 from crckpt.criu.install.install import InstallRequest, parse_candidates
 from crckpt.criu.install.install import install_criu as perform
 from crckpt.criu.install.prefix import default_prefix
@@ -66,14 +64,6 @@ def install_criu(
     """
     names = parse_candidates(candidates, build=build)
     request = InstallRequest((prefix or default_prefix()).absolute(), mirror, names)
-    criu = perform(request, _say)
+    criu = perform(request, print_progress)
     document = {**criu._asdict(), "rejected": [{"candidate": name, "why": why} for name, why in criu.rejected]}
     emit("install-criu", Output(document, iter([f"CRIU {criu.version} works: {criu.path}\n"])), as_json=as_json)
-
-
-def _say(line: str) -> None:
-    """Print a line on stderr: it is not the result."""
-    # A terminal that has gone does not stop the installation.
-    with suppress(OSError):
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()

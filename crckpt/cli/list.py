@@ -48,7 +48,7 @@ def list_checkpoints(
         ),
         "unreadable": listing.unreadable,
     }
-    emit("list", Output(document, _lines(listing)), as_json=as_json)
+    emit("list", Output(document, _lines(listing), is_answer=True), as_json=as_json)
 
 
 def _lines(listing: Listing) -> Iterator[str]:

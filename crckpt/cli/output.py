@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
@@ -32,11 +33,38 @@ _WIDTH_WITHOUT_TERMINAL: Final = 200
 class Output(Struct, frozen=True):
     """A result in both forms: `document` for JSON, and `text` as lines or as a function that draws on a console.
 
-    Lines may contain text of others as it is; what is drawn must be escaped.
+    Lines may contain text of others as it is; what is drawn must be escaped. `is_answer`: the text is what the user
+    asked for, not a message about what was done; it is printed with --quiet, too.
     """
 
     document: object
     text: Iterator[str] | Callable[[Console], None]
+    is_answer: bool = False
+
+
+class _Verbosity:
+    """How much is printed. The parser of the command line sets it: each command has the option --quiet."""
+
+    is_quiet = False
+
+
+def set_quiet(wanted: bool) -> None:
+    """From now on, print nothing but errors, JSON documents and answers."""
+    _Verbosity.is_quiet = wanted
+
+
+def is_quiet() -> bool:
+    """Return whether messages and progress bars are left out."""
+    return _Verbosity.is_quiet
+
+
+def print_progress(line: str) -> None:
+    """Print a line on stderr about what is being done, unless --quiet was given."""
+    if not is_quiet():
+        # A terminal that has gone does not stop the work.
+        with suppress(OSError):
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
 
 def emit(command: str, output: Output, *, as_json: bool, to_stderr: bool = False) -> None:
@@ -106,6 +134,8 @@ def _print(command: str, output: Output, *, as_json: bool, to_stderr: bool) -> N
         # On stdout also with `to_stderr`: a program reads it there.
         sys.stdout.write(_encode(document) + "\n")
         sys.stdout.flush()
+        return
+    if is_quiet() and not output.is_answer:
         return
     if isinstance(output.text, Iterator):
         stream = sys.stderr if to_stderr else sys.stdout

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from crckpt.cli.output import is_quiet
 from crckpt.ops.context import Progress, ignore_progress
 
 
@@ -20,10 +21,10 @@ def progress_bar(doing: str, *, as_json: bool, program_follows: bool = False) ->
 def progress_bars(*steps: str, as_json: bool, program_follows: bool = False) -> Iterator[tuple[Progress, ...]]:
     """Give a callback for each step: it draws the bar, labelled with the step that reports; at first with the first.
 
-    They do nothing if stderr is no terminal or JSON was asked for. With `program_follows` the bar is removed as soon as
-    everything is done, else at the end of the block.
+    They do nothing if stderr is no terminal, with --json and with --quiet. With `program_follows` the bar is removed as
+    soon as everything is done, else at the end of the block.
     """
-    if as_json or not sys.stderr.isatty():
+    if as_json or is_quiet() or not sys.stderr.isatty():
         yield (ignore_progress,) * len(steps)
         return
     # Slow to load, and needed only where a person watches.

@@ -65,7 +65,7 @@ def rehearse(
         result = perform(
             request, options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
         )
-    emit("rehearse", Output(_document(result), _lines(result)), as_json=as_json)
+    emit("rehearse", Output(_document(result), _lines(result), is_answer=bool(result.failures)), as_json=as_json)
     # Not an error: the result with all failures is printed, also as JSON.
     if result.failures:
         raise typer.Exit(RehearsalFailed.exit_code)

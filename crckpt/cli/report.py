@@ -59,7 +59,7 @@ def report(
     except NoSuchCheckpoint as error:
         hint = f"{error.hint} (for a log: crckpt report ./{subject})"
         raise NoSuchCheckpoint(error.message, hint=hint) from error
-    emit("report", Output(result, _lines(result)), as_json=as_json)
+    emit("report", Output(result, _lines(result), is_answer=output is None), as_json=as_json)
 
 
 def _log_reader(subject: str | None) -> Callable[[], bytes] | None:

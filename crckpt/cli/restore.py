@@ -135,7 +135,7 @@ def restore(
         result = perform(
             request, options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
         )
-    output = Output(_document(result), _lines(result, verbose=verbose))
+    output = Output(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)
     if detach or dry_run:
         emit("restore", output, as_json=as_json)
         return

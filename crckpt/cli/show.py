@@ -70,7 +70,7 @@ def show(
         "files": detail.files,
         "sockets": detail.sockets,
     }
-    emit("show", Output(document, lambda console: _draw(console, detail)), as_json=as_json)
+    emit("show", Output(document, lambda console: _draw(console, detail), is_answer=True), as_json=as_json)
 
 
 def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
@@ -87,7 +87,7 @@ def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str 
     }
     if matches is not None:
         document["strings"] = matches
-    emit("show", Output(document, lines(found, matches)), as_json=as_json)
+    emit("show", Output(document, lines(found, matches), is_answer=True), as_json=as_json)
 
 
 def _draw(console: Console, detail: CheckpointDetail) -> None:

@@ -40,7 +40,7 @@ def trackers(
         "ended": result.ended,
         "unanswered": result.unanswered,
     }
-    emit("trackers", Output(document, _lines(result)), as_json=as_json)
+    emit("trackers", Output(document, _lines(result), is_answer=end is None), as_json=as_json)
 
 
 def _lines(result: Trackers) -> Iterator[str]:

@@ -53,7 +53,11 @@ def verify(
         if repair:
             repaired = perform_repair(context, ref, source)
         found = repaired.now if repaired else perform(context, ref)
-    emit("verify", Output(_document(found, repaired), _lines(found, repaired)), as_json=as_json)
+    emit(
+        "verify",
+        Output(_document(found, repaired), _lines(found, repaired), is_answer=bool(found.damages)),
+        as_json=as_json,
+    )
     # Not an error: damage is the result, and --json has it.
     if found.damages:
         raise typer.Exit(IntegrityError.exit_code)

@@ -26,3 +26,9 @@ def test_the_list_loads_no_command() -> None:
 def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dunp"]) == 2
     assert "dunp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_can_be_quiet(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    assert "-q, --quiet" in capsys.readouterr().out

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from crckpt.cli.output import Output, emit, error_text
+from crckpt.cli.output import Output, emit, error_text, is_quiet, print_progress, set_quiet
 from crckpt.errors import CrckptError, PreflightRefused
 
 PLAIN = {"a": [], "b": {}, "c": [[], [1, {"d": None}]], "e": 'x": [{,}', "f": "é\x7f\n", "g": 1e22, "h": True}
@@ -28,7 +29,7 @@ def test_structs_paths_times_and_iterators_become_json(capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["result"] == [
         "/a",
         "2026-01-02T00:00:00+00:00",
-        {"document": 1, "text": ["x"]},
+        {"document": 1, "text": ["x"], "is_answer": False},
         ["y", "z"],
     ]
 
@@ -81,3 +82,30 @@ def test_a_failure_in_other_words_keeps_all_else() -> None:
     assert (str(other), other.message, other.hint) == ("f", "f", "g")
     assert (other.causes, other.is_in_use, other.findings) == (("c",), True, (("d", "e"),))
     assert (str(refusal), refusal.hint) == ("a", "b")
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    set_quiet(True)
+    yield
+    set_quiet(False)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_quiet_prints_answers_and_documents_only(capsys: pytest.CaptureFixture[str]) -> None:
+    emit("dump", Output({}, iter(["a message\n"])), as_json=False)
+    emit("restore", Output({}, iter(["a message\n"])), as_json=False, to_stderr=True)
+    emit("doctor", Output({}, lambda console: console.print("a message")), as_json=False)
+    print_progress("a message")
+    assert capsys.readouterr() == ("", "")
+    emit("list", Output({}, iter(["an answer\n"]), is_answer=True), as_json=False)
+    assert capsys.readouterr() == ("an answer\n", "")
+    emit("dump", Output({"a": 1}, iter(())), as_json=True)
+    assert json.loads(capsys.readouterr().out)["result"] == {"a": 1}
+
+
+def test_otherwise_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not is_quiet()
+    emit("dump", Output({}, iter(["a message\n"])), as_json=False)
+    print_progress("progress")
+    assert capsys.readouterr() == ("a message\n", "progress\n")

@@ -19,7 +19,7 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
             "there is no option --stopp",
             "did you mean --stop? all options: crckpt help dump",
         ),
-        ("list -q", "there is no option -q", "all options: crckpt help list"),
+        ("list -z", "there is no option -z", "all options: crckpt help list"),
         (
             "--wrong",
             "there is no option --wrong",

@@ -24,14 +24,16 @@ def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str
 
 DRAWS = """
 import sys
+from crckpt.cli.output import set_quiet
 from crckpt.cli.progress import progress_bars
+set_quiet(sys.argv[1] == "quiet")
 with progress_bars("copying", "verifying", as_json=sys.argv[1] == "json") as (_, progress):
     progress(1 << 20, 4 << 20)
     progress(4 << 20, 4 << 20)
 """
 
 
-@pytest.mark.parametrize(("word", "is_drawn"), [("text", True), ("json", False)])
+@pytest.mark.parametrize(("word", "is_drawn"), [("text", True), ("json", False), ("quiet", False)])
 def test_on_a_terminal_it_shows_what_is_done(word: str, is_drawn: bool) -> None:
     terminal, inside = pty.openpty()
     argv = [sys.executable, "-c", DRAWS, word]
