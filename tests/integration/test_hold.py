@@ -210,7 +210,10 @@ def test_giving_up_a_stopped_tree_lifts_its_lock(crckpt: Crckpt) -> None:
         (lock,) = network_locks()
         assert crckpt.run("rm", "job~1", "--json").document["result"]["lifted_locks"] == []
         assert network_locks() == {lock}
-        said = crckpt.run("rm", "job").out
+        # The program would be lost.
+        crckpt.run("rm", "job", status=24)
+        assert network_locks() == {lock}
+        said = crckpt.run("rm", "job", "--yes").out
         assert "removed the network lock" in said
         assert lock in said
         assert not network_locks()

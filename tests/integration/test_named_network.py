@@ -75,6 +75,6 @@ def test_giving_up_its_checkpoint_lifts_the_lock(crckpt: Crckpt, program: Remote
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()
     assert "CRIU-" in _locks(name)
-    (lifted,) = crckpt.run("rm", JOB, "--json").document["result"]["lifted_locks"]
+    (lifted,) = crckpt.run("rm", JOB, "--yes", "--json").document["result"]["lifted_locks"]
     assert lifted.startswith("CRIU-")
     assert "CRIU-" not in _locks(name)

@@ -1,0 +1,56 @@
+"""The last checkpoint of a program that its dump ended is not removed by mistake."""
+
+from __future__ import annotations
+
+import pytest
+from command import Crckpt
+from stopped import JOB, stopped
+from trees import Tree
+
+from crckpt.store import Repository
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+REFUSED = 24
+
+
+@pytest.mark.parametrize("refs", [(JOB,), (JOB, "--all")], ids=" ".join)
+def test_a_stopped_program_is_kept_until_it_was_restored(crckpt: Crckpt, refs: tuple[str, ...]) -> None:
+    with stopped(crckpt) as tree:
+        said = crckpt.run("rm", *refs, status=REFUSED).err
+        assert "alone has the state of a program that its dump ended" in said
+        assert crckpt.run("rm", *refs, "--json", status=REFUSED).document["error"]["code"] == REFUSED
+        crckpt.run("restore", JOB, "--detach")
+        # Also once it has ended: its work is done.
+        tree.end()
+        crckpt.run("rm", *refs)
+        assert Repository.open(crckpt.store).ids() == ()
+
+
+def test_a_program_that_an_older_crckpt_restored(crckpt: Crckpt) -> None:
+    """It left no mark, but the program runs."""
+    with stopped(crckpt):
+        crckpt.run("restore", JOB, "--detach")
+        (made,) = Repository.open(crckpt.store).ids()
+        (crckpt.store / "refs" / "restored" / made).unlink()
+        crckpt.run("rm", JOB)
+
+
+def test_quiet_commands_print_nothing(crckpt: Crckpt, tree: Tree) -> None:
+    pid = str(tree.pid)
+    commands = (
+        ("dump", pid, JOB),
+        ("dump", pid, JOB, "--verbose"),
+        ("verify", "--all"),
+        ("tag", JOB, "good"),
+        ("rm", f"{JOB}~1"),
+        ("gc",),
+    )
+    for command in commands:
+        said = crckpt.run(*command, "--quiet")
+        assert (said.out, said.err) == ("", "")
+    # These are what was asked for.
+    assert crckpt.run("list", "--quiet").out.count(JOB) == 1
+    assert "can be checkpointed" in crckpt.run("dump", pid, JOB, "--dry-run", "-q").out
+    assert crckpt.run("show", JOB, "--quiet", "--json").document
+    assert crckpt.run("show", "nosuch", "--quiet", status=12).err.startswith("crckpt: there is no job nosuch\n")
