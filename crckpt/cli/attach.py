@@ -11,7 +11,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import align, short_id
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import Output, emit, print_progress
 from crckpt.errors import UsageError
 from crckpt.host.terminal.protocol import HeldTerminal
 from crckpt.ops.attach import attach as perform
@@ -49,7 +49,8 @@ def attach(
     options.require_root("to attach to a program")
     if list_them:
         found = list_terminals()
-        emit("attach", Output({"terminals": [_document(each) for each in found]}, _lines(found)), as_json=as_json)
+        document = {"terminals": [_document(each) for each in found]}
+        emit("attach", Output(document, _lines(found), is_answer=True), as_json=as_json)
         return
     if as_json:
         raise UsageError("--json needs --list: the terminal shows what the program writes", hint="crckpt attach --list")
@@ -58,9 +59,9 @@ def attach(
     result = perform(terminal, 0, _parse_key(detach_key))
     tree = result.terminal.tree
     if result.status is None:
-        sys.stderr.write(f"\ndetached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}\n")
+        print_progress(f"\ndetached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}")
         return
-    sys.stderr.write(f"\n{tree.job} (PID {tree.root}) has ended with status {result.status}\n")
+    print_progress(f"\n{tree.job} (PID {tree.root}) has ended with status {result.status}")
     raise typer.Exit(result.status)
 
 

@@ -59,7 +59,7 @@ def is_quiet() -> bool:
 
 
 def print_progress(line: str) -> None:
-    """Print a line on stderr about what is being done, unless --quiet was given."""
+    """Print a line on stderr about what is done, unless --quiet was given: it is not the result."""
     if not is_quiet():
         # A terminal that has gone does not stop the work.
         with suppress(OSError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from command import Crckpt
-from stopped import JOB, stopped
+from stopped import JOB, program, stopped
 from trees import Tree
 
 from crckpt.store import Repository
@@ -16,7 +16,7 @@ REFUSED = 24
 
 @pytest.mark.parametrize("refs", [(JOB,), (JOB, "--all")], ids=" ".join)
 def test_a_stopped_program_is_kept_until_it_was_restored(crckpt: Crckpt, refs: tuple[str, ...]) -> None:
-    with stopped(crckpt) as tree:
+    with stopped(crckpt, program("counter")) as tree:
         said = crckpt.run("rm", *refs, status=REFUSED).err
         assert "alone has the state of a program that its dump ended" in said
         assert crckpt.run("rm", *refs, "--json", status=REFUSED).document["error"]["code"] == REFUSED
@@ -29,7 +29,7 @@ def test_a_stopped_program_is_kept_until_it_was_restored(crckpt: Crckpt, refs: t
 
 def test_a_program_that_an_older_crckpt_restored(crckpt: Crckpt) -> None:
     """It left no mark, but the program runs."""
-    with stopped(crckpt):
+    with stopped(crckpt, program("counter")):
         crckpt.run("restore", JOB, "--detach")
         (made,) = Repository.open(crckpt.store).ids()
         (crckpt.store / "refs" / "restored" / made).unlink()
