@@ -96,8 +96,10 @@ def test_dumped_unit_runs_on(started: Callable[[str], Service]) -> None:
     """`unit:NAME` is the tree of the unit's main process."""
     counter = started("counter")
     before, pid = counter.counters(), counter.pid
-    result = crckpt("dump", "unit:counter", "job")
+    result = crckpt("dump", "unit:counter")
     assert result["pid"] == pid
+    # Its script is family.py.
+    assert result["job"] == "counter"
     assert result["checkpoint"]["processes"] == 5
     assert result["warnings"] == []
     counter.goes_on_from(before)
