@@ -58,6 +58,7 @@ KEYS = {
         "warnings",
         "passed_over",
         "program_status",
+        "terminal",
     },
     "show": SUMMARY | {"tags", "options", "host", "tree", "files", "sockets"},
     "core": {"id", "pid", "comm", "threads", "executable", "path", "size", "held"},
