@@ -18,10 +18,16 @@ from crckpt.host.process import run
 from crckpt.model import DumpOptions
 
 # Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the process has one of each common kind.
+# Its socket drops all packets, by a filter (BPF_RET, struct sock_fprog): CRIU dumps no socket to which somebody has
+# just connected.
 _PROGRAM = """
-import os, signal, socket, threading
+import array, os, signal, socket, struct, threading
 signal.alarm(60)  # should crckpt be killed meanwhile, it ends by itself
-listener = socket.create_server(("127.0.0.1", 0))
+listener = socket.socket()
+filter = array.array("B", struct.pack("=HBBI", 6, 0, 0, 0))
+listener.setsockopt(socket.SOL_SOCKET, 26, struct.pack("@HP", 1, filter.buffer_info()[0]))  # SO_ATTACH_FILTER
+listener.bind(("127.0.0.1", 0))
+listener.listen()
 pipe, pair = os.pipe(), socket.socketpair()
 threading.Thread(target=threading.Event().wait, daemon=True).start()
 open("ready", "w").close()

@@ -15,10 +15,18 @@ from pathlib import Path
 
 from crckpt.criu.install.machine import RejectedError, run
 
+_SOCKET = "answers"
+# Nobody else can connect to it, because CRIU would refuse the dump then: its TCP socket drops all packets, by a filter
+# (BPF_RET, struct sock_fprog), and the other one is in a private directory.
 _PROGRAM = """
-import os, signal, socket, sys, threading
+import array, os, signal, socket, struct, sys, threading
 signal.alarm(300)  # end even if the parent was killed
 server = socket.socket(fileno=int(sys.argv[1]))
+filter = array.array("B", struct.pack("=HBBI", 6, 0, 0, 0))
+tcp = socket.socket()
+tcp.setsockopt(socket.SOL_SOCKET, 26, struct.pack("@HP", 1, filter.buffer_info()[0]))  # SO_ATTACH_FILTER
+tcp.bind(("127.0.0.1", 0))
+tcp.listen()
 out, into = os.pipe()
 near, far = socket.socketpair()
 def relay():
@@ -38,7 +46,7 @@ def trial(criu: Path) -> str:
     found = re.search(r"Version: (\S+)", run(criu, "--version"))
     version = found[1] if found else "of unknown version"
     run(criu, "check", *rights, "--no-default-config", called=f"CRIU {version}: check", timeout=30)
-    with tempfile.TemporaryDirectory(prefix="install-criu-") as images, _small_process() as (process, port):
+    with tempfile.TemporaryDirectory(prefix="install-criu-") as images, _small_process(images) as process:
         common = [*rights, "--no-default-config", "--images-dir", images, "--manage-cgroups=ignore", "--log-file"]
         run(criu, "dump", "--tree", process.pid, *common, "dump.log", called=f"CRIU {version}: dump", timeout=30)
         if not _ends_soon(process):
@@ -46,16 +54,20 @@ def trial(criu: Path) -> str:
         # Restore it as our child, so that we can end and reap it.
         sibling = ["--restore-detached", "--restore-sibling"]
         run(criu, "restore", *sibling, *common, "restore.log", called=f"CRIU {version}: restore", timeout=30)
-        if not _answers(port):
+        if not _answers(images):
             raise RejectedError(f"CRIU {version}: the restored process does not answer")
     return version
 
 
 @contextlib.contextmanager
-def _small_process() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Run a process with a thread, a pipe, a socket pair and a listening TCP socket; end it after the block."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+def _small_process(directory: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a process with a thread, a pipe, a socket pair and two listening sockets; end it after the block.
+
+    It answers at a socket in the directory.
+    """
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"{directory}/{_SOCKET}")
+        server.listen()
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _PROGRAM, str(server.fileno())],
             pass_fds=[server.fileno()],
@@ -67,18 +79,20 @@ def _small_process() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
             stderr=subprocess.DEVNULL,
         )
     try:
-        if not _answers(port):
+        if not _answers(directory):
             raise RejectedError("the trial's process did not start")
-        yield process, port
+        yield process
     finally:
         _end_child(process.pid)
         process.wait()
 
 
-def _answers(port: int) -> bool:
+def _answers(directory: str) -> bool:
     """Return whether the process answers, through its thread, pipe and socket pair."""
     try:
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(10)
+            connection.connect(f"{directory}/{_SOCKET}")
             # The second read waits until the process has closed its end: CRIU refuses open connections.
             return connection.recv(1) == b"+" and connection.recv(1) == b""
     except OSError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from criu_scripts import script
@@ -48,3 +49,27 @@ def test_a_trial_dump_that_ends_the_program_and_a_restore_that_fails(tmp_path: P
 def test_a_trial_program_that_does_not_start(tmp_path: Path) -> None:
     python = str(script(tmp_path / "python", "echo no such module; exit 1"))
     assert trial(script(tmp_path / "criu", "exit 0"), python) == "the trial's program does not start: no such module"
+
+
+def test_nobody_can_connect_to_the_trial(tmp_path: Path) -> None:
+    """CRIU would refuse the dump then, and crckpt say that no CRIU works here."""
+    connect = f"""
+import os, socket
+number = os.open({str(tmp_path / "said")!r}, os.O_WRONLY | os.O_CREAT)
+descriptors = f"/proc/{{os.environ['TREE']}}/fd"
+inodes = {{os.readlink(f"{{descriptors}}/{{each}}") for each in os.listdir(descriptors)}}
+listening = [line.split() for line in open("/proc/net/tcp") if line.split()[3] == "0A"]
+[port] = [int(each[1].partition(":")[2], 16) for each in listening if f"socket:[{{each[9]}}]" in inodes]
+try:
+    socket.create_connection(("127.0.0.1", port), 1)
+    os.write(number, b"connected")
+except TimeoutError:
+    os.write(number, b"not connected")
+"""
+    (tmp_path / "connect.py").write_text(connect)
+    criu = script(
+        tmp_path / "criu",
+        f'{VERSION}case "$1" in check) ;; dump) TREE=$3 {sys.executable} {tmp_path}/connect.py; exit 1 ;; esac',
+    )
+    assert trial(criu) is not None
+    assert (tmp_path / "said").read_text() == "not connected"
