@@ -13,6 +13,7 @@ from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import find_directory, find_roots
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
+from crckpt.host.terminal.relay import find_terminals
 
 _MOST_OF_A_PIDFILE = 4096
 # PID_MAX_LIMIT of a 64-bit kernel. Not its setting: a process may be older than that. Source: include/linux/threads.h.
@@ -110,7 +111,22 @@ def _of_unit(name: str) -> int:
     pid = int(units[0].get("MainPID", "0"))
     if pid == 0:
         raise _no_main_process(units[0])
+    return _behind_holder(pid)
+
+
+def _behind_holder(pid: int) -> int:
+    """The root of the tree whose new terminal the process holds, or whose restore it is in the foreground; or `pid`."""
+    for found in find_terminals():
+        holder = proc.read_process(found.terminal.holder)
+        if holder is not None and (holder.pid == pid or (holder.ppid == pid and _is_restore(pid))):
+            return found.terminal.tree.root
     return pid
+
+
+def _is_restore(pid: int) -> bool:
+    # Once crckpt has ended, any process may have adopted the holder.
+    words = proc.command_line(pid)
+    return "restore" in words and any(Path(word).name == "crckpt" for word in words)
 
 
 def _properties(block: str) -> dict[str, str]:
@@ -144,7 +160,7 @@ def _of_cgroup(name: str) -> int:
     if len(roots) > 1:
         shown = ", ".join(str(pid) for pid in roots[:8])
         raise UsageError(f"cgroup {name} has {len(roots)} separate trees: {shown}", hint="name one of these PIDs")
-    return roots[0]
+    return _behind_holder(roots[0])
 
 
 def _intruder_of_cgroup(directory: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -16,7 +17,13 @@ import pytest
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk import build_id
-from crckpt.host.disk.checked_files import check_directory, open_checked, open_directory, read_checked
+from crckpt.host.disk.checked_files import (
+    check_directory,
+    open_checked,
+    open_directory,
+    open_for_appending,
+    read_checked,
+)
 from crckpt.host.disk.files import open_lock, remove_tree, write_durably
 from crckpt.host.disk.log_excerpt import read_file_ends
 
@@ -183,3 +190,22 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, read: Callable[[str], obj
         with pytest.raises(subprocess.TimeoutExpired):
             writer.wait(timeout=0.3)
         writer.kill()
+
+
+def test_a_file_is_made_for_appending(tmp_path: Path) -> None:
+    for word in (b"one", b"two"):
+        descriptor = open_for_appending(tmp_path / "new")
+        os.write(descriptor, word)
+        os.close(descriptor)
+    assert (tmp_path / "new").read_bytes() == b"onetwo"
+    assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
+
+
+def test_a_link_of_another_user_is_not_followed_for_appending(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.close(open_for_appending(tmp_path / "link/ours"))
+    os.lchown(tmp_path / "link", 65534, 65534)
+    with pytest.raises(IntegrityError, match="link belongs to uid 65534"):
+        open_for_appending(tmp_path / "link/theirs")
+    assert not (tmp_path / "real/theirs").exists()
