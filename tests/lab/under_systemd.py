@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tmux import Tmux
 from trees import Part, statuses, wait_for
 
 UNITS = Path(__file__).parent / "units"
@@ -260,6 +261,38 @@ def crckpt(*words: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stdout + done.stderr
     result: dict[str, Any] = json.loads(done.stdout)["result"]
     return result
+
+
+def test_a_program_from_a_prompt_comes_back_as_a_service() -> None:
+    """On a new terminal; the unit names the program, not crckpt; and to stop the unit ends it."""
+    workdir = Path("/var/lib/prompt")
+    workdir.mkdir()
+    talker = ("/usr/bin/python3", "/opt/programs/talker.py", str(workdir), "--listen")
+    with Tmux(workdir / "tmux", "bash", "--norc") as window:
+        window.enter(" ".join(talker))
+        wait_for(lambda: _all_say(workdir) > 5, READY_S, "the program to start")
+        pid = statuses(workdir)[""].pid
+        crckpt("dump", str(pid), "prompt", "--stop")
+        wait_for(lambda: not Path(f"/proc/{pid}").exists(), READY_S, "the program to be gone")
+    before = _all_say(workdir)
+    restore = (sys.executable, "-m", "crckpt", "restore", "prompt", "--tty", "new", "--store", "/tmp/store")
+    here = Path(__file__).resolve().parents[2]
+    _output("systemd-run", "--unit=prompt", "--property=Type=exec", f"--setenv=PYTHONPATH={here}", *restore)
+    wait_for(lambda: _all_say(workdir) > before + 2, READY_S, "it to go on")
+    listed = _output(sys.executable, "-m", "crckpt", "attach", "--list", "--json")
+    (terminal,) = json.loads(listed)["result"]["terminals"]
+    assert terminal["pid"] == pid
+    assert _cgroup(pid) == "/system.slice/prompt.service"
+    assert Service("prompt").pid not in (pid, terminal["holder"])
+    for target in ("unit:prompt", "cgroup:/system.slice/prompt.service"):
+        assert crckpt("dump", target, "again")["pid"] == pid
+    _output("systemctl", "stop", "prompt")
+    assert not any(Path(f"/proc/{number}").exists() for number in (pid, terminal["holder"]))
+    assert "says" in Path(terminal["log"]).read_text()
+
+
+def _all_say(workdir: Path) -> int:
+    return sum(part.counter for part in statuses(workdir).values())
 
 
 def refused(status: int, *words: str) -> dict[str, Any]:
