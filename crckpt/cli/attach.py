@@ -56,7 +56,13 @@ def attach(
         raise UsageError("--json needs --list: the terminal shows what the program writes", hint="crckpt attach --list")
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError("crckpt attach needs a terminal", hint="run it in one; or read the log: crckpt attach --list")
-    result = perform(terminal, 0, _parse_key(detach_key))
+    key = _parse_key(detach_key)
+
+    def announce(found: HeldTerminal) -> None:
+        detaches = "" if key is None else f"; {detach_key} detaches"
+        sys.stderr.write(f"attaching to {found.tree.job} (PID {found.tree.root}){detaches}\n")
+
+    result = perform(terminal, 0, key, announce)
     tree = result.terminal.tree
     if result.status is None:
         print_progress(f"\ndetached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}")

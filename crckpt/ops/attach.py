@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
@@ -24,17 +24,24 @@ class Attachment(Struct, frozen=True):
     status: int | None
 
 
+def ignore_terminal(_terminal: HeldTerminal) -> None:
+    """Announce a terminal to nobody."""
+
+
 def list_terminals() -> tuple[HeldTerminal, ...]:
     """Return the terminals of all restored trees."""
     return tuple(found.terminal for found in find_terminals())
 
 
-def attach(name: str | None, ours: int, key: int | None) -> Attachment:
+def attach(
+    name: str | None, ours: int, key: int | None, announce: Callable[[HeldTerminal], None] = ignore_terminal
+) -> Attachment:
     """Connect `ours`, a terminal, to that of the tree that `name` names, until the byte `key` is typed.
 
-    Without a name there must be only one. Raises UsageError, TargetNotRunning, HostCannot.
+    Without a name there must be only one. `announce` is called before. Raises UsageError, TargetNotRunning, HostCannot.
     """
     found = pick_terminal(name, tuple(find_terminals()))
+    announce(found.terminal)
     return Attachment(found.terminal, connect(found.path, ours, key))
 
 

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import signal
 import stat
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_it_is_typed_to_interrupted_left_and_met_again(crckpt: Crckpt, workdir: 
         before = _said(workdir).counter
         wait_for(lambda: _said(workdir).counter > before + 1, WITHIN_S, "it to run on")
         shell.enter(f"clear; {PROGRAM} attach {_said(workdir).pid}; echo ended with $?")
-        shell.wait_for(lambda shown: "says" in shown, "its output again")
+        shell.wait_for(lambda shown: "says" in shown and "runs on as" not in shown, "its output again")
         os.kill(_said(workdir).pid, signal.SIGTERM)
         shell.wait_for(lambda shown: f"ended with {TERMINATED}\n" in f"{shown}\n", "its exit status")
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
@@ -189,6 +190,18 @@ def test_another_users_program_owns_its_new_terminal(crckpt: Crckpt, workdir: Pa
     with _restored(crckpt, workdir):
         terminal = Path(f"/proc/{_said(workdir).pid}/fd/0").readlink()
         assert terminal.stat().st_uid == NOBODY
+
+
+def test_other_users_do_not_reach_it(crckpt: Crckpt, workdir: Path) -> None:
+    """The directory of the sockets is root's alone."""
+    _stop(crckpt, workdir, "job", TALKER)
+    with _restored(crckpt, workdir) as held:
+        (path,) = Path("/run/crckpt/terminals").glob(f"{held['pid']}-*")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        connect = f"import socket; socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect({str(path)!r})"
+        as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", PYTHON, "-c", connect]
+        done = subprocess.run(as_nobody, capture_output=True, text=True, check=False)
+        assert "PermissionError" in done.stderr
 
 
 def test_after_a_restore_that_fails_nothing_holds_a_terminal(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:

@@ -150,6 +150,11 @@ class Clients:
             client.send(ENDED + encode_status(status))
             self._drop(client)
 
+    def close(self) -> None:
+        """Close all connections."""
+        for client in tuple(self._clients):
+            self._drop(client)
+
     def _read(self, client: Client) -> None:
         try:
             data = client.connection.recv(LONGEST)

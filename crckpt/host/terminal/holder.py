@@ -94,7 +94,8 @@ class _Holder:
         self._is_terminated = True
 
     def close(self) -> None:
-        """Remove the socket."""
+        """Close all connections, and remove the socket."""
+        self._clients.close()
         if self._listener is not None and self._tree is not None:
             terminal_socket(self._tree.root, self._tree.start).unlink(missing_ok=True)
 

@@ -1,0 +1,146 @@
+"""Those who are connected to the holder of a terminal."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from crckpt.host.terminal import clients as module
+from crckpt.host.terminal.clients import Client, Clients
+from crckpt.host.terminal.protocol import (
+    ATTACH,
+    DESCRIBE,
+    DESCRIPTION,
+    ENDED,
+    INPUT,
+    OUTPUT,
+    REFUSED,
+    RESIZE,
+    HeldTerminal,
+    HeldTree,
+    decode,
+    decode_status,
+    encode_size,
+)
+
+TREE = HeldTree(1234, 1, 1234, "python3", "job", "ab" * 32, "/var/log/crckpt/job.log")
+
+
+class Held:
+    """A terminal, and the clients of its holder."""
+
+    def __init__(self) -> None:
+        self.master, self.slave = os.openpty()
+        os.set_blocking(self.master, False)
+        self.waiting = selectors.DefaultSelector()
+        self.clients = Clients(self.master, self.waiting)
+        self.clients.tree = TREE
+        self.ours: list[socket.socket] = []
+
+    def connect(self) -> socket.socket:
+        """Return the client's end of a new connection."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.clients.add(theirs)
+        ours.settimeout(10)
+        self.ours.append(ours)
+        return ours
+
+    def attach(self) -> socket.socket:
+        """Return the end of a connection that is attached."""
+        connection = self.connect()
+        connection.send(ATTACH + encode_size(30, 100))
+        self.serve()
+        return connection
+
+    def serve(self) -> None:
+        """Deal with all that has come."""
+        while found := self.waiting.select(0):
+            for key, events in found:
+                if isinstance(key.fileobj, Client):
+                    self.clients.attend(key.fileobj, events)
+                elif events & selectors.EVENT_WRITE:
+                    self.clients.write_input()
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    held = Held()
+    yield held
+    held.clients.close()
+    for connection in held.ours:
+        connection.close()
+    held.waiting.close()
+    os.close(held.master)
+    os.close(held.slave)
+
+
+def test_the_terminal_describes_itself(held: Held) -> None:
+    asking, attached = held.connect(), held.attach()
+    asking.send(DESCRIBE)
+    held.serve()
+    data = asking.recv(4096)
+    assert data[:1] == DESCRIPTION
+    assert decode(data[1:], HeldTerminal) == HeldTerminal(os.getpid(), TREE, attached=os.getpid())
+    attached.close()
+
+
+def test_what_is_typed_and_shown_and_the_size_go_through(held: Held) -> None:
+    client = held.attach()
+    assert os.get_terminal_size(held.slave) == (100, 30)
+    client.send(RESIZE + encode_size(20, 90))
+    client.send(INPUT + b"typed\n")
+    held.serve()
+    assert os.get_terminal_size(held.slave) == (90, 20)
+    assert os.read(held.slave, 100) == b"typed\n"
+    held.clients.send_output(b"shown")
+    assert client.recv(4096) == OUTPUT + b"shown"
+    held.clients.end(7)
+    data = client.recv(4096)
+    assert (data[:1], decode_status(data[1:])) == (ENDED, 7)
+
+
+def test_a_second_is_refused_until_the_first_has_gone(held: Held) -> None:
+    first, second = held.attach(), held.attach()
+    assert second.recv(4096) == REFUSED + f"process {os.getpid()} is attached already".encode()
+    first.close()
+    held.serve()
+    third = held.attach()
+    held.clients.send_output(b"shown")
+    assert third.recv(4096) == OUTPUT + b"shown"
+
+
+@pytest.mark.parametrize("message", [b"?", INPUT + b"not attached", RESIZE + b"short", ATTACH, ATTACH + b"\xff" * 9])
+def test_what_is_not_understood_is_refused_and_changes_nothing(held: Held, message: bytes) -> None:
+    before = os.get_terminal_size(held.slave)
+    client = held.connect()
+    client.send(message)
+    held.serve()
+    assert client.recv(4096)[:1] == REFUSED
+    assert os.get_terminal_size(held.slave) == before
+    assert held.waiting.select(0) == []
+
+
+def test_one_that_takes_nothing_is_dropped(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = held.attach()
+    while not held.clients.patience_s():
+        held.clients.send_output(b"x" * 4096)
+    held.clients.drop_slow()
+    assert held.clients.patience_s() is not None
+    monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
+    held.clients.drop_slow()
+    assert held.clients.patience_s() is None
+    client.close()
+
+
+def test_who_attaches_gets_the_modes_of_the_screen(held: Held) -> None:
+    held.clients.send_output(b"\x1b[?1049h")
+    assert held.attach().recv(4096) == OUTPUT + b"\x1b[?1049h"
+
+
+def test_too_many_are_not_accepted(held: Held) -> None:
+    connections = [held.connect() for _ in range(17)]
+    assert connections[-1].recv(1) == b""
