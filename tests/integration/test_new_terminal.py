@@ -1,5 +1,6 @@
 """What was started at a terminal comes back without it: on a new terminal, on nothing, with its output in a file."""
 
+import json
 import os
 import shlex
 import shutil
@@ -14,12 +15,14 @@ from typing import Any, Final
 import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from stopped import JOB, ObstructedCriu
+from stopped import ObstructedCriu
 from tmux import Tmux
 from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
+# `crckpt attach` finds the terminals of all stores: those of other tests, too.
+JOB: Final = f"prompt-{os.getpid()}"
 WITHIN_S: Final = 30
 NOT_RUNNING: Final = 14
 FAILED: Final = 23
@@ -69,7 +72,7 @@ def test_it_is_typed_to_interrupted_left_and_met_again(crckpt: Crckpt, workdir: 
         os.kill(_said(workdir).pid, signal.SIGTERM)
         shell.wait_for(lambda shown: f"ended with {TERMINATED}\n" in f"{shown}\n", "its exit status")
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
-        assert crckpt.run("attach", "--list", "--json").document["result"]["terminals"] == []
+        assert _find_terminal(crckpt, terminal["holder"]) is None
 
 
 @STARTS
@@ -107,7 +110,7 @@ def test_a_full_screen_is_drawn_again_and_follows_the_size(crckpt: Crckpt, workd
         shell.wait_for(lambda shown: "runs on as PID" in shown and "'a'" not in shown, "the shell's own screen")
         # In another size, and with another key to detach.
         shell.resize(90, 25)
-        shell.enter(f"clear; {PROGRAM} attach --detach-key ^A; echo ended with $?")
+        shell.enter(f"clear; {PROGRAM} attach {JOB} --detach-key ^A; echo ended with $?")
         shell.wait_for(lambda shown: shown.startswith("screen of 90x25"), "the screen, in this size")
         shell.press("C-]")
         shell.wait_for(lambda shown: "'\\x1d'" in shown, "the key that no longer detaches")
@@ -141,11 +144,12 @@ def test_in_the_foreground_without_a_terminal_crckpt_ends_with_it(crckpt: Crckpt
     before = _said(workdir).counter
     process = crckpt.start("restore", JOB, "--tty", "new")
     wait_for(lambda: _said(workdir).counter > before + 2, WITHIN_S, "it to go on")
-    (terminal,) = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
+    terminal = _find_terminal(crckpt, psutil.Process(_said(workdir).pid).ppid())
+    assert terminal is not None
     os.kill(_said(workdir).pid if ends_by == "itself" else process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == TERMINATED
-    assert "crckpt attach job" in err
+    assert f"crckpt attach {JOB}" in err
     assert terminal["log"] in err
     wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
     Path(terminal["log"]).unlink()
@@ -163,8 +167,7 @@ def test_in_pids_of_its_own_it_has_a_new_terminal_too(crckpt: Crckpt, workdir: P
         wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
         shell.press("C-c")
         wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
-        (held,) = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
-        os.kill(held["pid"], signal.SIGTERM)
+        os.kill(terminal["pid"], signal.SIGTERM)
         shell.wait_for(lambda shown: f"ended with {TERMINATED}" in shown, "its exit status")
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
 
@@ -309,8 +312,8 @@ def _restored(crckpt: Crckpt, workdir: Path, *words: str) -> Iterator[dict[str, 
     out, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 0, f"{err}{out}"
     assert not err
-    document = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
-    held = next(each for each in document if f'"holder": {each["holder"]}' in out)
+    held = _find_terminal(crckpt, json.loads(out)["result"]["terminal"]["holder"])
+    assert held is not None
     try:
         yield held
     finally:
@@ -318,6 +321,11 @@ def _restored(crckpt: Crckpt, workdir: Path, *words: str) -> Iterator[dict[str, 
             os.kill(held["pid"], signal.SIGKILL)
         wait_for(lambda: not runs(held["holder"]), WITHIN_S, "the holder to end")
         Path(held["log"]).unlink()
+
+
+def _find_terminal(crckpt: Crckpt, holder: int) -> dict[str, Any] | None:
+    found = crckpt.run("attach", "--list", "--json").document["result"]["terminals"]
+    return next((each for each in found if each["holder"] == holder), None)
 
 
 def _shell(crckpt: Crckpt, workdir: Path) -> Tmux:
