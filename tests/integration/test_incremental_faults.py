@@ -29,6 +29,7 @@ from small_disk import mounted_disk
 from crckpt.host.disk import space
 from crckpt.host.syscalls import memory_trials
 from crckpt.images.mm import MAP_HUGETLB
+from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST
 from crckpt.tracking.soft_dirty import PagemapAttachment, SoftDirty
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
@@ -170,7 +171,7 @@ def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
     # The keeper is there; and one that comes only now.
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == first
     crckpt.run("trackers", "--end", str(target.pid))
-    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == FIRST
+    assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED_ON_REQUEST
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] is not None
     assert state(target.pid) == "T"
