@@ -11,7 +11,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.measure import Measurement
+    from rich.text import Text
 
     from crckpt.causes import Finding
     from crckpt.ops.dump.result import RoundResult
@@ -140,6 +142,40 @@ def draw_table(
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def fold(text: str, width: int) -> list[str]:
+    """Lines of at most `width` columns, broken after a slash or a blank where there is one: as a path is read."""
+    lines = [""]
+    for part in re.findall(r"[^/ ]*[/ ]*", text):
+        if lines[-1] and len(lines[-1]) + len(part.rstrip(" ")) > width:
+            lines.append("")
+        lines[-1] += part
+        while len(lines[-1].rstrip(" ")) > width:
+            lines[-1:] = [lines[-1][:width], lines[-1][width:]]
+    return [line.rstrip(" ") for line in lines]
+
+
+class FoldedPath:
+    """A path, or text with paths, that rich folds as `fold` does."""
+
+    def __init__(self, text: str) -> None:
+        """`text` may be of others."""
+        self._text = on_one_line(text)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Return the widths that it can have."""
+        from rich.measure import Measurement
+
+        del console, options
+        return Measurement(max(map(len, re.split("[/ ]", self._text))), len(self._text))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        """Yield its lines."""
+        from rich.text import Text
+
+        del console
+        yield Text("\n".join(fold(self._text, options.max_width)))
 
 
 def on_one_line(text: str) -> str:

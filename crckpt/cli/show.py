@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.format import creation_time, draw_table, duration, escape, size
+from crckpt.cli.format import FoldedPath, creation_time, draw_table, duration, escape, size
 from crckpt.cli.output import Output, checkpoint_document, emit
 
 if TYPE_CHECKING:
@@ -115,12 +115,12 @@ def _draw(console: Console, detail: CheckpointDetail) -> None:
     console.print(_tree(detail.processes))
     if detail.files:
         rows = (
-            (escape(file.path), file.state, size(file.bytes) if file.bytes is not None else "", escape(file.use))
+            (FoldedPath(file.path), file.state, size(file.bytes) if file.bytes is not None else "", escape(file.use))
             for file in detail.files
         )
         console.print(draw_table(("file", "", "size", "used by"), rows, right=frozenset({"size"})))
     if detail.sockets:
-        console.print(draw_table(("socket",), ((escape(title),) for title in detail.sockets)))
+        console.print(draw_table(("socket",), ((FoldedPath(title),) for title in detail.sockets)))
 
 
 def _tree(processes: tuple[ProcessDetail, ...]) -> Tree:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
-from crckpt.cli.format import align, escape, on_one_line
+from crckpt.cli.format import FoldedPath, align, draw_table, escape, fold, on_one_line
 from crckpt.cli.output import Output, emit
 
 
@@ -17,6 +19,35 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
         "a        1\n",
         "long  1000  note {x} [b]\n",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("/etc/passwd", 20, ["/etc/passwd"]),
+        ("", 20, [""]),
+        ("/usr/lib/python3.11/lib-dynload/_json.so", 20, ["/usr/lib/python3.11/", "lib-dynload/_json.so"]),
+        ("/a/name-that-is-longer-than-the-line", 12, ["/a/", "name-that-is", "-longer-than", "-the-line"]),
+        ("unix stream /run/app/control.sock", 20, ["unix stream /run/", "app/control.sock"]),
+        ("four five", 4, ["four", "five"]),
+    ],
+)
+def test_a_path_is_folded_after_a_slash(text: str, width: int, lines: list[str]) -> None:
+    assert fold(text, width) == lines
+
+
+def test_a_table_folds_paths_as_they_are_read() -> None:
+    """In the middle of a name only where the name alone is too long; no bracket of it is markup."""
+    path = "/usr/lib/python3/[dist]-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so"
+    written = StringIO()
+    console = Console(file=written, width=80, highlight=False, soft_wrap=True)
+    console.print(draw_table(("file", "used by"), [(FoldedPath(path), "PID 812: map")]))
+    lines = [line.rstrip() for line in written.getvalue().splitlines()]
+    assert lines[1] == "/usr/lib/python3/[dist]-packages/numpy/_core/                       PID 812: map"
+    assert lines[2:] == ["_multiarray_umath.cpython-311-x86_64-linux-gnu.so"]
+    wide = StringIO()
+    Console(file=wide, width=200, soft_wrap=True).print(draw_table(("file",), [(FoldedPath(path),)]))
+    assert path in wide.getvalue()
 
 
 def test_characters_that_break_a_line_are_replaced() -> None:
