@@ -38,7 +38,7 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     pending = tuple(one for one in announced if job in (None, one.job) and not (one.run_id and one.run_id in stored))
     if job is not None and not found and not pending:
         repository.resolve(job)  # its error suggests similar names
-        raise NoSuchCheckpoint(f"there is no job {job}", hint="see all jobs: crckpt list")
+        raise NoSuchCheckpoint(f"there is no job {job!r}", hint="see all jobs: crckpt list")
     tags: dict[CheckpointId, tuple[str, ...]] = {}
     for tag in repository.tags():
         tags[tag.id] = (*tags.get(tag.id, ()), tag.name)

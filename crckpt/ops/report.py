@@ -240,7 +240,9 @@ def _left_logs(context: Context) -> _Files:
 
 def _manifest(context: Context, ref: str, *, with_secrets: bool) -> _Files:
     if not context.store.exists():
-        raise NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=f"{context.store} does not exist: use --store DIR")
+        raise NoSuchCheckpoint(
+            f"there is no checkpoint {ref!r}", hint=f"{context.store} does not exist: use --store DIR"
+        )
     repository = context.repository()
     with repository.shared():
         manifest = msgspec.to_builtins(repository.get(repository.resolve(ref, despite_damage=True)))

@@ -66,7 +66,7 @@ def remove_tag(backend: Backend, job: str, name: str) -> None:
     is_name = NAME.fullmatch(job) and NAME.fullmatch(name)
     if not is_name or not backend.exists(f"{TAGS}/{job}/{name}"):
         tags = [tag.name for tag in read_tags(backend) if tag.job == job]
-        raise NoSuchCheckpoint(f"job {job} has no tag {name}", hint=_suggest_tags(name, job, tags))
+        raise NoSuchCheckpoint(f"job {job!r} has no tag {name!r}", hint=_suggest_tags(name, job, tags))
     backend.remove(f"{TAGS}/{job}/{name}", "tag")
     # A removal is durable only after this.
     backend.sync_names(f"{TAGS}/{job}", "tag")
@@ -112,7 +112,7 @@ def _resolve_tag(ref: str, targets: RefTargets, job: str, name: str) -> Checkpoi
     if job not in targets.jobs:
         raise _no_such_job(job, targets)
     tags = [tag.name for tag in targets.tags if tag.job == job and tag.id in targets.ids]
-    raise NoSuchCheckpoint(f"job {job} has no tag {name}", hint=_suggest_tags(name, job, tags))
+    raise NoSuchCheckpoint(f"job {job!r} has no tag {name!r}", hint=_suggest_tags(name, job, tags))
 
 
 def _suggest_tags(name: str, job: str, tags: Sequence[str]) -> str:
@@ -136,12 +136,12 @@ def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
 def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
     if ref and not _PREFIX.fullmatch(ref) and NAME.fullmatch(ref):
         return _no_such_job(ref, targets)
-    return NoSuchCheckpoint(f"there is no checkpoint {ref}", hint=_suggest(ref, targets))
+    return NoSuchCheckpoint(f"there is no checkpoint {ref!r}", hint=_suggest(ref, targets))
 
 
 def _no_such_job(job: str, targets: RefTargets) -> NoSuchCheckpoint:
     """The error for a job that has no checkpoint; its hint names those that are there."""
-    return NoSuchCheckpoint(f"there is no job {job}", hint=_suggest(job, targets))
+    return NoSuchCheckpoint(f"there is no job {job!r}", hint=_suggest(job, targets))
 
 
 def _suggest(ref: str, targets: RefTargets) -> str:

@@ -32,7 +32,7 @@ def test_no_such_process(crckpt: Crckpt) -> None:
     _refused(crckpt, USAGE, "dump", "", names=("'' is not a PID",), both=False)
     for target in ("0", "99999999999", "12three"):
         _refused(crckpt, USAGE, "dump", target, names=(f"{target!r} is not a PID",), both=False)
-    _refused(crckpt, USAGE, "dump", "pid:12", names=("pid:12 is not a valid target",), both=False)
+    _refused(crckpt, USAGE, "dump", "pid:12", names=("'pid:12' is not a valid target",), both=False)
 
 
 def test_negative_pid_is_no_option(crckpt: Crckpt) -> None:
@@ -265,7 +265,7 @@ def test_unknown_refs_name_what_is_near(crckpt: Crckpt) -> None:
         assert "trainer" in said["hint"]
     assert (
         "trainer:golden"
-        in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", names=("job trainer has no tag goldn",))["hint"]
+        in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", names=("job 'trainer' has no tag 'goldn'",))["hint"]
     )
     assert "crckpt list" in _refused(crckpt, UNKNOWN, "show", "zzz", names=("zzz",), both=False)["hint"]
     past = _refused(crckpt, UNKNOWN, "show", "trainer~1", names=("trainer has only 1 checkpoint",), both=False)

@@ -204,7 +204,7 @@ def test_tags_move_and_go(crckpt: Crckpt, family: Tree) -> None:
     crckpt.run("tag", "job~1", "here")
     assert crckpt.run("show", "job:here", "--json").document["result"]["id"] == ids[0]
     crckpt.run("tag", "job", "here", "--remove")
-    assert "job job has no tag here" in crckpt.run("show", "job:here", status=12).err
+    assert "job 'job' has no tag 'here'" in crckpt.run("show", "job:here", status=12).err
 
 
 def test_the_store_is_private(crckpt: Crckpt, family: Tree) -> None:

@@ -166,7 +166,7 @@ def test_a_missing_store_is_skipped(crckpt: Crckpt) -> None:
 
 def test_an_argument_that_names_nothing_is_refused(secretive: Secretive, crckpt: Crckpt) -> None:
     said = secretive.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
-    assert "there is no job nojob" in said
+    assert "there is no job 'nojob'" in said
     assert "did you mean job? (for a log: crckpt report ./nojob)" in said
     assert "does not exist: use --store DIR" in crckpt.run("report", "job", "--output", "it.tar.gz", status=12).err
     assert "no.log" in crckpt.run("report", "no.log", "--output", "it.tar.gz", status=2).err

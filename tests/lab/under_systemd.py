@@ -208,7 +208,7 @@ def test_several_trees_in_a_cgroup(started: Callable[[str], Service]) -> None:
         ("unit:basic.target", 2, "unit basic.target is not a service", "name a service"),
         ("unit:init.scope", 2, "unit init.scope is not a service", "cgroup:/init.scope"),
         ("unit:systemd-journald*", 2, "must name one unit", "systemctl list-units"),
-        ("unit:", 2, "unit: is not a valid target", "name a PID"),
+        ("unit:", 2, "'unit:' is not a valid target", "name a PID"),
         ("cgroup:/unknown.slice", 14, "there is no cgroup /unknown.slice", "cat /proc/PID/cgroup"),
     ],
 )

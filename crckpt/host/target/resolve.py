@@ -38,7 +38,7 @@ def resolve(target: str) -> int:
         return _number(target, "", f"{_FORMS}{_advise_pgrep(target)}")
     resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
     if resolver is None or not name:
-        raise UsageError(f"{target} is not a valid target", hint=_FORMS)
+        raise UsageError(f"{target!r} is not a valid target", hint=_FORMS)
     return resolver(name)
 
 

@@ -76,11 +76,11 @@ def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
 @pytest.mark.parametrize(
     ("ref", "message"),
     [
-        ("nope", "there is no job nope"),
-        ("nope:good", "there is no job nope"),
-        ("nope~1", "there is no job nope"),
-        ("trainer:nope", "job trainer has no tag nope"),
-        ("ffff", "there is no checkpoint ffff"),
+        ("nope", "there is no job 'nope'"),
+        ("nope:good", "there is no job 'nope'"),
+        ("nope~1", "there is no job 'nope'"),
+        ("trainer:nope", "job 'trainer' has no tag 'nope'"),
+        ("ffff", "there is no checkpoint 'ffff'"),
     ],
 )
 def test_the_message_says_which_part_is_missing(ref: str, message: str) -> None:

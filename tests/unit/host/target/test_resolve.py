@@ -56,7 +56,7 @@ def test_a_number_that_is_too_large_names_the_limit(target: str) -> None:
 
 @pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit:", "cgroup:", "pidfile:"])
 def test_what_is_no_target(target: str) -> None:
-    assert f"{target} is not a valid target" in refused(target).message
+    assert f"{target!r} is not a valid target" in refused(target).message
 
 
 def test_a_pidfile(tmp_path: Path, sleepers: tuple[int, int]) -> None:
