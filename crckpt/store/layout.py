@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from crckpt.store.names import check_id
+from crckpt.store.names import check_id, check_name
 
 DESCRIPTION: Final = "store.json"
 
@@ -26,6 +26,10 @@ FINGERPRINTS: Final = "cache/fingerprints"
 FINGERPRINT_KEY: Final = "cache/fingerprints.key"
 """The secret key of the fingerprints; with it collisions can be made. May be deleted."""
 
+CACHE: Final = "cache"
+JOB_DETAILS: Final = "job-"
+"""The beginning of the names in `cache` of what a dump checks of each job's last checkpoint."""
+
 PENDING: Final = "pending"
 """Records of checkpoints that are not durable yet; made when there is one."""
 
@@ -36,7 +40,7 @@ LOCK: Final = "lock"
 LOCKS: Final = "locks"
 """Records of those who hold the lock, and the locks of restores."""
 
-DIRECTORIES: Final = ("cache", FINGERPRINTS, CHECKPOINTS, LOCKS, PACKS, "refs", TAGS, SCRATCH)
+DIRECTORIES: Final = (CACHE, FINGERPRINTS, CHECKPOINTS, LOCKS, PACKS, "refs", TAGS, SCRATCH)
 """What every store has. Other directories are made when the first file is put there."""
 
 
@@ -58,6 +62,11 @@ def checkpoint_directory(checkpoint_id: str) -> str:
 def manifest_name(checkpoint_id: str) -> str:
     """Return the name of a checkpoint's manifest. Raises IntegrityError for what is no id."""
     return f"{checkpoint_directory(checkpoint_id)}/manifest.json"
+
+
+def job_details_name(job: str) -> str:
+    """Return the name of what is cached of a job's last checkpoint. Raises UsageError for what is no job."""
+    return f"{CACHE}/{JOB_DETAILS}{check_name(job, 'job')}"
 
 
 def restored_name(checkpoint_id: str) -> str:

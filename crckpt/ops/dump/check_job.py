@@ -13,7 +13,7 @@ from crckpt.host.program.program import Program, identify, is_same_program
 from crckpt.images.regfile import RegularFile
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.read.details import read_details
+from crckpt.store.read.details import read_recent_details
 
 _ROOT = 0
 
@@ -29,7 +29,7 @@ def check_job(target: DumpTarget, repository: Repository, command: str = "dump")
         return
     last = series[-1]
     try:
-        details = read_details(repository, last)
+        details = read_recent_details(repository, last)
     except (CrckptError, OSError):
         # A damaged checkpoint must not prevent the next one.
         return

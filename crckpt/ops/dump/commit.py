@@ -12,6 +12,7 @@ from crckpt.images.inventory import read_inventory
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import Workspace
 from crckpt.store import Checkpoint, NewCheckpoint, Preparation, ingest
+from crckpt.store.read.details import cache_details
 from crckpt.tracking.dump_basis import CheckpointBase
 
 
@@ -54,6 +55,7 @@ def commit_checkpoint(
         check=check,
         preparation=preparation,
     )
+    cache_details(repository, checkpoint, new.details, workspace.work)
     # Report it only now: until the checkpoint is durable, the next dump must count from the one before.
     if target.lineage is not None:
         target.lineage.commit(CheckpointBase(checkpoint.id))

@@ -11,7 +11,7 @@ from crckpt.errors import CrckptError
 from crckpt.host import proc
 from crckpt.model import JobName
 from crckpt.store import Repository
-from crckpt.store.read.details import TrackedRoot, read_details
+from crckpt.store.read.details import TrackedRoot, read_recent_details
 from crckpt.tracking.keeper.client import was_ended
 
 ENDED_ON_REQUEST = "its tracker was ended (crckpt trackers --end)"
@@ -26,7 +26,7 @@ def find_tracked_root(repository: Repository, job: JobName) -> TrackedRoot | Non
     details: dict[str, Any] = {}
     # A damaged checkpoint must not prevent the next one.
     with suppress(CrckptError, OSError):
-        details = read_details(repository, series[-1])
+        details = read_recent_details(repository, series[-1])
     if details.get("tracked_root") is not None:
         return msgspec.convert(details["tracked_root"], TrackedRoot)
     # Older versions did not record it.

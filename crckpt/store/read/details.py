@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from msgspec import Struct
 
-from crckpt.errors import IntegrityError
+from crckpt.errors import CrckptError, IntegrityError
+from crckpt.host.disk.files import write_unsynced
+from crckpt.host.program.interpreters import CODE
 from crckpt.host.program.program import Program
-from crckpt.model import Count, Pid
+from crckpt.model import CheckpointId, Count, Pid
 from crckpt.store.documents import decode
 from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.layout import job_details_name
 from crckpt.store.read.materialise import details_of
 from crckpt.store.repository import Repository
 
@@ -40,6 +46,14 @@ class _Details(Struct, frozen=True):
     tracked_root: TrackedRoot | None = None
 
 
+class _CachedDetails(Struct, frozen=True):
+    checkpoint: CheckpointId
+    details: dict[str, Any]
+
+
+_CACHED: Final = msgspec.json.Decoder(_CachedDetails)
+_MOST_CACHED: Final = 1 << 20
+_CHECKED_BY_DUMPS: Final = ("program", "tracked_root")
 _DOCUMENT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -56,3 +70,37 @@ def read_details(repository: Repository, checkpoint: Checkpoint) -> dict[str, An
     except msgspec.ValidationError as error:
         raise IntegrityError(f"{what} are damaged: {error}") from error
     return document
+
+
+def cache_details(repository: Repository, checkpoint: Checkpoint, details: bytes, scratch: Path) -> None:
+    """Cache what the next dump checks of a job's new checkpoint. `scratch` is a directory in the store's own."""
+    document = json.loads(details)
+    if ((document.get("program") or {}).get("script") or "").startswith(CODE):
+        # Code and command lines may contain passwords: they are in packs only.
+        return
+    root = [
+        {"pid": entry["pid"], "uids": entry["uids"]}
+        for entry in document.get("processes", ())
+        if entry["pid"] == checkpoint.tree[0].pid
+    ]
+    kept = {"processes": root} | {key: document[key] for key in _CHECKED_BY_DUMPS if key in document}
+    path = scratch / "job-details"
+    # A failure is ignored: it can be read from the checkpoint.
+    with suppress(OSError):
+        write_unsynced(path, json.dumps({"checkpoint": checkpoint.id, "details": kept}).encode(), "details")
+        repository.backend.put_derived(job_details_name(checkpoint.job), path, "details")
+
+
+def read_recent_details(repository: Repository, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Read the details that a dump checks of a job's last checkpoint: if they are cached, no others.
+
+    Raises IntegrityError.
+    """
+    # To read them from the packs takes numpy, which takes as long to import as a small dump.
+    with suppress(CrckptError, OSError, msgspec.ValidationError):
+        name = job_details_name(checkpoint.job)
+        cached = decode(repository.backend.read(name, _MOST_CACHED), _CACHED, name)
+        if cached.checkpoint == checkpoint.id:
+            msgspec.convert(cached.details, _Details)
+            return cached.details
+    return read_details(repository, checkpoint)

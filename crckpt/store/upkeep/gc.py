@@ -13,7 +13,7 @@ from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import remove_tree
 from crckpt.store.backend.local import disk_usage
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.layout import CHECKPOINTS, FINGERPRINTS, PACKS, PENDING
+from crckpt.store.layout import CACHE, CHECKPOINTS, FINGERPRINTS, JOB_DETAILS, PACKS, PENDING
 from crckpt.store.names import ID
 from crckpt.store.repository import Repository
 from crckpt.store.transaction import find_abandoned_staging, find_unused_transactions
@@ -44,7 +44,8 @@ def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Garbage
                 causes=tuple(bad.why for bad in unreadable),
             )
         named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
-        return _collect(repository.backend, named, dry_run=dry_run)
+        jobs = frozenset(checkpoint.job for checkpoint in found)
+        return _collect(repository.backend, named, jobs, dry_run=dry_run)
 
 
 def find_packs(backend: Backend) -> list[str]:
@@ -54,11 +55,11 @@ def find_packs(backend: Backend) -> list[str]:
     return [name for name in files if name.endswith(".pack") and ID.fullmatch(_digest(name))]
 
 
-def _collect(backend: Backend, named: frozenset[str], *, dry_run: bool) -> GarbageResult:
+def _collect(backend: Backend, named: frozenset[str], jobs: frozenset[str], *, dry_run: bool) -> GarbageResult:
     there = find_packs(backend)
     packs = [name for name in there if _digest(name) not in named]
     kept = frozenset(map(_digest, there)) - frozenset(map(_digest, packs))
-    in_flight, leftovers = _find_in_flight(backend.scratch), _find_leftovers(backend, kept)
+    in_flight, leftovers = _find_in_flight(backend.scratch), _find_leftovers(backend, kept, jobs)
     freed = sum(map(disk_usage, in_flight)) + sum(map(backend.disk_usage, (*packs, *leftovers)))
     if not dry_run:
         # A power cut can undo the removal of a checkpoint that died before its sync: then its packs would be needed.
@@ -81,12 +82,17 @@ def _find_in_flight(scratch: Path) -> list[Path]:
     return [*staging, *dead]
 
 
-def _find_leftovers(backend: Backend, packs: frozenset[str]) -> list[str]:
+def _find_leftovers(backend: Backend, packs: frozenset[str], jobs: frozenset[str]) -> list[str]:
     return [
         *backend.find_leftovers(),
         # Storing a checkpoint holds the lock too: these checkpoints are lost.
         *(f"{PENDING}/{name}" for name in backend.names_in(PENDING)),
         *(f"{FINGERPRINTS}/{name}" for name in backend.names_in(FINGERPRINTS) if name not in packs),
+        *(
+            f"{CACHE}/{name}"
+            for name in backend.names_in(CACHE)
+            if name.startswith(JOB_DETAILS) and name.removeprefix(JOB_DETAILS) not in jobs
+        ),
     ]
 
 
