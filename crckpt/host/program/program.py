@@ -30,6 +30,9 @@ _UNNAMEABLE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 # Such a name would be taken for the beginning of a checkpoint's id.
 _DIGITS_OF_AN_ID: Final = re.compile(r"[0-9a-f]{4,64}")
 _LONGEST_NAME: Final = 64
+# NAME_MAX (limits.h).
+_LONGEST_FILE_NAME: Final = 255
+_LONGEST_TITLE: Final = 500
 _FALLBACK: Final = "job"
 _NO_PATHS: Final = (MODULE, CODE, CLASS)
 # The kernel's comm holds so many bytes. Source: TASK_COMM_LEN, include/linux/sched.h.
@@ -69,6 +72,12 @@ class Program(Struct, frozen=True):
     @property
     def title(self) -> str:
         """The program in a sentence: the path of its script or executable, or what it is started with."""
+        shown = self._title
+        # A command line may have words of any length.
+        return shown if len(shown) <= _LONGEST_TITLE else f"{shown[:_LONGEST_TITLE]}..."
+
+    @property
+    def _title(self) -> str:
         if self.script:
             if self.script.startswith(MODULE):
                 return f"{self.called} {self.script}"
@@ -144,7 +153,7 @@ def _key(program: Program) -> str:
 
 
 def _is_same_path(one: str, other: str) -> bool:
-    one, other = (_VERSION.sub("", path) for path in (one, other))
+    one, other = _drop_version(one), _drop_version(other)
     if one == other or one.startswith(_NO_PATHS) or other.startswith(_NO_PATHS):
         return one == other
     # The directory of a relative path is unknown.
@@ -174,8 +183,14 @@ def _locate(script: str, directory: str) -> str:
     return posixpath.normpath(posixpath.join(directory, script)) if is_known else script
 
 
+def _drop_version(path: str) -> str:
+    directory, slash, name = path.rpartition("/")
+    # No file has a longer name, but a command line may: the pattern takes time that grows with its square.
+    return path if len(name) > _LONGEST_FILE_NAME else f"{directory}{slash}{_VERSION.sub('', name)}"
+
+
 def _name_script(path: str) -> str:
-    name = _SCRIPT_ENDINGS.sub("", posixpath.basename(_VERSION.sub("", path)))
+    name = _SCRIPT_ENDINGS.sub("", posixpath.basename(_drop_version(path)))
     if name not in _GENERIC:
         return name
     above = (part for part in reversed(posixpath.dirname(path).split("/")) if part not in _GENERIC_DIRECTORIES)

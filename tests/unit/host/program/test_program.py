@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -161,3 +162,14 @@ def test_code_is_not_shown() -> None:
     assert of(PYTHON, "python3 -m http.server").title == "python3 -m http.server"
     assert of(PYTHON, "python3 x.py").title == "/home/a/x.py"
     assert of("/opt/server", "server").title == "/opt/server"
+
+
+@pytest.mark.parametrize("word", ["/" + "-1." * 40_000, "-" + "u" * 128_000, "-1.-1" * 25_000 + ".jar"])
+def test_a_forged_command_line_takes_no_time(word: str) -> None:
+    """A process may have words of 128 KiB, and every dump of it reads them."""
+    began = time.process_time()
+    found = identify(PYTHON, ("python3", word, *["-u"] * 1000), "/home/a")
+    assert NAME.fullmatch(found.name)
+    assert is_same_program(found, found)
+    assert len(found.title) < 1000
+    assert time.process_time() - began < 20
