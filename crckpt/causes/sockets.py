@@ -191,10 +191,15 @@ SOCKETS = (
         "criu/net.c",
     ),
     Cause(
+        "unix-journal",
+        "{socket} is connected to the journal of systemd, which is outside the tree",
+        "let its unit write to a file: StandardOutput=append:/var/log/NAME.log and StandardError=inherit",
+    ),
+    Cause(
         "unix-outside",
         "{socket|a unix socket} is connected to a process outside the tree",
-        "checkpoint the parent of both, or close the connection; of a service that writes to the journal of "
-        "systemd: StandardOutput=append:/var/log/NAME.log",
+        "end the other process (a client, for example; ss -xp of package iproute2 shows it), or checkpoint the parent "
+        "of both; of a service that writes to the journal of systemd: StandardOutput=append:/var/log/NAME.log",
         "External socket is used|Can't dump half of (?:a )?stream unix connection|name-less external socket"
         r"|Unix socket \S+ with(?:out| unreachable) peer",
         "criu/sk-unix.c",

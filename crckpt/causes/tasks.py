@@ -240,7 +240,7 @@ TASKS = (
         r"Write \S+ to /proc/self/oom_score_adj failed",
         "criu/cr-restore.c",
     ),
-    Cause("gone", "there is no process {pid}", "find its PID: ps -e -o pid,args | grep NAME"),
+    Cause("gone", "there is no process {pid}", "find its PID: pgrep -af NAME (package procps)"),
     Cause("ourselves", "process {pid} is crckpt itself", "name the program that you want to checkpoint"),
     Cause(
         "ancestor",
@@ -312,7 +312,7 @@ TASKS = (
     Cause(
         "pid-unreaped",
         "{kind} {pid} is in use by {comm}, a zombie of process {parent}",
-        "end process {parent}, or use --new-pid-namespace",
+        "{advice|end that process, which does not reap its children}, or use --new-pid-namespace",
     ),
     Cause(
         "parent-death",

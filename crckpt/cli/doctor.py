@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Final
@@ -158,8 +159,15 @@ def _estimate_lines(prediction: DumpPrediction) -> Iterator[str]:
 
 
 def _draw(console: Console, result: Diagnosis, everything: bool) -> None:
-    verdict = "can checkpoint and restore programs" if result.able else "cannot checkpoint"
-    console.print(f"[bold]this host {verdict}[/]")
+    verdict = "this host can checkpoint and restore programs"
+    if not result.able:
+        is_root = os.geteuid() == 0
+        verdict = (
+            "this host cannot checkpoint"
+            if is_root
+            else "only root can checkpoint; ask again as root: sudo crckpt doctor"
+        )
+    console.print(f"[bold]{verdict}[/]")
     for fact in result.facts:
         if (fact.key, fact.state) == ("criu", "ok"):
             # It also names each CRIU that the user named and that does not work.

@@ -23,5 +23,8 @@ def gc(
     result = perform(options.make_context(store, config=config), dry_run=dry_run)
     verb = "would free" if dry_run else "freed"
     what = f"{count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
-    text = iter([f"{verb} {size(result.bytes)}: {what}\n"])
-    emit("gc", Output({**asdict(result), "dry_run": dry_run}, text, is_answer=dry_run), as_json=as_json)
+    line = f"{verb} {size(result.bytes)}: {what}"
+    if not (result.packs or result.leftovers):
+        # Checkpoints share data: after `rm` this is not obvious.
+        line = "nothing to free: checkpoints use all data"
+    emit("gc", Output({**asdict(result), "dry_run": dry_run}, iter([f"{line}\n"]), is_answer=dry_run), as_json=as_json)

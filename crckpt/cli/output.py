@@ -148,9 +148,15 @@ def _print(command: str, output: Output, *, as_json: bool, to_stderr: bool) -> N
     # highlight: rich would colour numbers and paths in what is not ours. soft_wrap: a terminal folds lines so that a
     # path can still be copied in one piece.
     console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
-    if not console.is_terminal:
-        console.width = _WIDTH_WITHOUT_TERMINAL
-    output.text(console)
+    if console.is_terminal:
+        output.text(console)
+        return
+    console.width = _WIDTH_WITHOUT_TERMINAL
+    with console.capture() as drawn:
+        output.text(console)
+    # rich fills each cell of a table with blanks: of no use in a file.
+    console.file.writelines(f"{line.rstrip()}\n" for line in drawn.get().removesuffix("\n").split("\n"))
+    console.file.flush()
 
 
 def _encode(document: object) -> str:

@@ -15,9 +15,9 @@ _OPTION: Final = re.compile(
     r"No such option:? '?(?P<name>[^\s']+?)'?\.?"
     r"(?: \(?(?:Possible options|Did you mean)(?: one of)?:? (?P<near>.+?)\??\)?)?"
 )
+_EXTRA: Final = re.compile(r"Got unexpected extra argument(?:\(s\)|s)? \((.+)\)")
 _OTHERS: Final = (
     (re.compile(r"Missing argument '(.+)'\."), r"\1 is missing"),
-    (re.compile(r"Got unexpected extra argument(?:\(s\)|s)? \((.+)\)"), r"that is too much: \1"),
     (re.compile(r"Option '(.+)' requires an argument\."), r"\1 needs a value"),
     (re.compile(r"Option '(.+)' does not take a value\."), r"\1 takes no value"),
     (re.compile(r"Invalid value for '(.+?)': (\S+) is not in the range x>=(-?\d+)\."), r"\1: \2 is less than \3"),
@@ -34,6 +34,7 @@ _OTHERS: Final = (
     (re.compile(r"Invalid value for '(.+?)': (.+?)\.?"), r"\1: \2"),
 )
 
+_WITH_TARGET: Final = ("doctor", "dump", "pre-dump")
 
 # A share of equal letters. Where no option reaches it, the nearest is suggested all the same.
 _NEAR: Final = 0.65
@@ -69,6 +70,10 @@ def invalid_command_line(message: str, command: str) -> UsageError:
     if found := _OPTION.fullmatch(message):
         near = _closest(found["name"], _names(found["near"]))
         return UsageError(f"there is no option {found['name']}", hint=_hint(near, everything))
+    if found := _EXTRA.fullmatch(message):
+        # $(pgrep NAME) may find several PIDs.
+        one = "name one process, all below it are included: " if command in _WITH_TARGET else ""
+        return UsageError(f"there are too many arguments: {found[1]}", hint=f"{one}crckpt help {command}".rstrip())
     for pattern, words in _OTHERS:
         if found := pattern.fullmatch(message):
             return UsageError(found.expand(words), hint=f"crckpt help {command}".rstrip())

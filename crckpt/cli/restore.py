@@ -177,6 +177,8 @@ def _lines(result: RestoreResult, *, verbose: bool) -> Iterator[str]:
         yield f"{shlex.join(result.command)}\n"
     if result.pid is None:
         yield f"{title(result.checkpoint)} can be restored\n"
+        # Reading it may take minutes.
+        yield f"its data was not read; to check it: crckpt verify {short_id(result.checkpoint.id)}\n"
     else:
         yield f"restored {title(result.checkpoint)} as PID {result.pid} in {duration(result.restore_ms)}\n"
     if result.holder is not None:

@@ -167,7 +167,7 @@ def test_names_that_no_job_or_tag_can_have(crckpt: Crckpt) -> None:
     [
         (("dump", "--stopp", "12"), ("there is no option --stopp",)),
         (("dump",), ("TARGET is missing",)),
-        (("dump", "12", "job", "more"), ("that is too much: more",)),
+        (("dump", "12", "job", "more"), ("there are too many arguments: more",)),
         (("dump", "12", "--tcp", "maybe"), ("--tcp", "maybe", "keep")),
         (("dump", "12", "--compress", "99"), ("--compress", "19")),
         (("dump", "12", "--compress", "much"), ("--compress", "much")),

@@ -131,7 +131,7 @@ def test_a_dry_run_says_the_same_and_touches_nothing(crckpt: Crckpt, tree: Tree)
         changed = _state(path)
         assert _refused(crckpt, "--dry-run") == _refused(crckpt)
         said = crckpt.run("restore", JOB, "--dry-run", "--grown", "rewind").out
-        assert " can be restored\n" in said
+        assert " can be restored\nits data was not read; to check it: crckpt verify " in said
         assert f"{path} grew from 1800 to 1805 bytes" in said
         assert _state(path) == changed
         assert not runs(tree.pid)

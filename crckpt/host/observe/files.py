@@ -17,6 +17,9 @@ from crckpt.host.proc.mountinfo import read_mounts
 # Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended).
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
 
+# Source: linux/major.h.
+_MEMORY_MAJOR: Final = 1
+
 
 class UnreachableFile(Struct, frozen=True):
     """A file in use that its name does not lead to: its mount is missing (`mount`), or another one hides it (`hidden`).
@@ -38,7 +41,11 @@ def find_unreachable_files(pids: Iterable[int], descriptors: Iterable[Descriptor
     reached: set[tuple[str, str, str]] = set()
     held = tuple(found for found in descriptors if _is_file(found.mode, found.target))
     return (
-        *(UnreachableFile(found.pid, found.fd, found.target, "mount") for found in held if found.mount not in mounts),
+        *(
+            UnreachableFile(found.pid, found.fd, found.target, "mount")
+            for found in descriptors
+            if found.mount not in mounts and (_is_file(found.mode, found.target) or _is_memory_device(found))
+        ),
         *(
             UnreachableFile(found.pid, found.fd, found.target, "hidden")
             for found in held
@@ -103,6 +110,11 @@ def _is_file(mode: int, target: str) -> bool:
         and target.startswith("/")
         and not target.startswith(_NAMELESS)
     )
+
+
+def _is_memory_device(descriptor: Descriptor) -> bool:
+    """Return whether it is /dev/null or another device that CRIU opens by its name, as a file."""
+    return stat.S_ISCHR(descriptor.mode) and os.major(descriptor.device) == _MEMORY_MAJOR
 
 
 def _mounts() -> frozenset[int]:

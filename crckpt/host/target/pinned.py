@@ -47,7 +47,7 @@ class PinnedProcess:
             return
         now = proc.read_process(self.pid)
         whose = f", and another process ({now.comm}) now has its PID" if now is not None else ""
-        raise TargetNotRunning(f"PID {self.pid} ended{whose}", hint="find its new PID: pgrep -l NAME")
+        raise TargetNotRunning(f"PID {self.pid} ended{whose}", hint="find its new PID: pgrep -af NAME (package procps)")
 
     @property
     def is_replaced(self) -> bool:

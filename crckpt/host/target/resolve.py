@@ -21,6 +21,7 @@ _HIGHEST_PID = 2**22
 _PID_MAX = "/proc/sys/kernel/pid_max"
 # Python refuses to convert thousands of digits.
 _MOST_DIGITS = 1000
+_PID_DIGITS = len(str(_HIGHEST_PID))
 _PROGRAM = re.compile(r"[A-Za-z][A-Za-z0-9._+-]*")
 _FORMS = "name a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
@@ -35,17 +36,18 @@ def resolve(target: str) -> int:
     """
     kind, colon, name = target.partition(":")
     if not colon:
-        return _number(target, "", f"{_FORMS}{_advise_pgrep(target)}")
+        return _number(target, "", _advise_program(target))
     resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
     if resolver is None or not name:
         raise UsageError(f"{target!r} is not a valid target", hint=_FORMS)
     return resolver(name)
 
 
-def _advise_pgrep(target: str) -> str:
-    """Say how to find the PID if the target may be the name of a program; else nothing."""
-    # pgrep compares with the name of the process, which the kernel cuts to 15 bytes (proc_pid_comm(5)).
-    return f"; find a PID by name: pgrep -l {target[:15]} (package procps)" if _PROGRAM.fullmatch(target) else ""
+def _advise_program(target: str) -> str:
+    """Say what a target may be; how to name it if it may be the name of a program or a service."""
+    if not _PROGRAM.fullmatch(target):
+        return _FORMS
+    return f"of a program name the PID: pgrep -af {target} (package procps); of a service: unit:{target}"
 
 
 def _number(text: str, pidfile: str, hint: str) -> int:
@@ -78,7 +80,7 @@ def _of_pidfile(name: str) -> int:
         raise UsageError(
             f"cannot read the pidfile {name}: {error.strerror}", hint="check that the program runs"
         ) from error
-    pid = _number(text, f"pidfile:{name}", f"read it: cat {run.quote([name])}")
+    pid = _number(text, f"pidfile:{name}", _advise_pidfile(text, name))
     process = proc.read_process(pid)
     if process is None:
         raise TargetNotRunning(
@@ -92,6 +94,14 @@ def _of_pidfile(name: str) -> int:
             hint=f"if this is the right process, use its PID: {pid}; or keep the file in a directory of root's",
         )
     return pid
+
+
+def _advise_pidfile(text: str, name: str) -> str:
+    # That of PostgreSQL, for example.
+    first, _, more = text.partition("\n")
+    if more and first.isascii() and first.isdigit():
+        return f"a pidfile contains nothing but a PID; name the PID itself: {first[:_PID_DIGITS]}"
+    return f"read it: cat {run.quote([name])}"
 
 
 def _of_unit(name: str) -> int:

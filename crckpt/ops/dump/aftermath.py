@@ -58,7 +58,9 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
     # This explains more than CRIU's log, which may be about another process.
     if target.root is not None and (target.root.is_replaced or not (target.root.is_alive or has_seized(result.log))):
         target.root.check()
-        raise TargetNotRunning(f"PID {target.pid} ended before the freeze", hint="find its new PID: pgrep -l NAME")
+        raise TargetNotRunning(
+            f"PID {target.pid} ended before the freeze", hint="find its new PID: pgrep -af NAME (package procps)"
+        )
     # A killed CRIU leaves sockets in repair mode, which no other process can end.
     dead = result.status < 0 and target.plan.options.tcp == "keep"
     if result.status < 0:

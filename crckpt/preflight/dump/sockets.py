@@ -17,6 +17,8 @@ _PROTOCOLS = (
     *(socket.IPPROTO_ICMP, socket.IPPROTO_ICMPV6),
 )
 
+_JOURNAL = "/run/systemd/journal/"
+
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find sockets that CRIU cannot save."""
@@ -39,7 +41,8 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
         yield cause("netlink-data").finding()
     for end in observed.outside_ends:
         peer = f" to {end.name}" if end.name else ""
-        yield cause("unix-outside").finding(socket=f"descriptor {end.fd} of PID {end.pid} (a unix socket{peer})")
+        key = "unix-journal" if end.name.startswith(_JOURNAL) else "unix-outside"
+        yield cause(key).finding(socket=f"descriptor {end.fd} of PID {end.pid} (a unix socket{peer})")
 
 
 def find_connection_blockers(

@@ -48,4 +48,6 @@ def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
 def _report_taken(owner: IdUser, us: int) -> Finding:
     key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
     pid = "" if owner.pid == owner.number else f" (PID {owner.pid})"
-    return cause(key).finding(kind=owner.role, pid=owner.number, comm=owner.comm, owner=pid, parent=owner.ppid)
+    # Nobody can end the init of a container.
+    init = {"advice": "start the container with an init that reaps (docker run --init)"} if owner.ppid == 1 else {}
+    return cause(key).finding(kind=owner.role, pid=owner.number, comm=owner.comm, owner=pid, parent=owner.ppid, **init)

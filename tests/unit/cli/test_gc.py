@@ -14,4 +14,4 @@ def test_what_is_freed(typed: CommandLine, repository: Repository, checkpoints: 
     result = typed.result("gc")
     assert (len(result["packs"]), result["dry_run"]) == (2, False)
     assert ": 2 packs, 2 leftovers\n" in told
-    assert typed.say("gc") == "freed 0 B: 0 packs, 0 leftovers\n"
+    assert typed.say("gc") == "nothing to free: checkpoints use all data\n"

@@ -27,7 +27,11 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
         ),
         ("dump", "TARGET is missing", "crckpt help dump"),
         ("diff a", "B is missing", "crckpt help diff"),
-        ("dump 5 job more words", "that is too much: more words", "crckpt help dump"),
+        (
+            "dump 5 job more words",
+            "there are too many arguments: more words",
+            "name one process, all below it are included: crckpt help dump",
+        ),
         ("dump 5 --tag", "--tag needs a value", "crckpt help dump"),
         ("dump 5 --stop=3", "--stop takes no value", "crckpt help dump"),
         ("dump 5 --max-rounds 0", "--max-rounds: 0 is less than 1", "crckpt help dump"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,6 +71,18 @@ def test_a_mount_that_is_gone(hides: Path) -> None:
     hide(hides)
     (hides / "file").touch()
     with program(f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n{WAITS}") as process:
+        assert find(process.pid) == ()
+        subprocess.run(["umount", "--lazy", hides], check=True)
+        (found,) = find(process.pid)
+        assert (found.pid, found.why) == (process.pid, "mount")
+
+
+def test_a_device_of_a_mount_that_is_gone(hides: Path) -> None:
+    """As the /dev/null of another mount namespace, which a container's program may inherit."""
+    hide(hides)
+    os.mknod(hides / "null", 0o600 | stat.S_IFCHR, Path("/dev/null").stat().st_rdev)
+    names = (str(hides / "null"), "/dev/null")
+    with program(f"files = [os.open(name, os.O_RDONLY) for name in {names!r}]\n{WAITS}") as process:
         assert find(process.pid) == ()
         subprocess.run(["umount", "--lazy", hides], check=True)
         (found,) = find(process.pid)

@@ -41,8 +41,8 @@ def test_what_is_no_pid(target: str) -> None:
 
 
 def test_a_name_of_a_program_is_looked_for_by_pgrep(tmp_path: Path) -> None:
-    assert refused("redis-server").hint.endswith("; find a PID by name: pgrep -l redis-server (package procps)")
-    assert refused("systemd-networkd-wait-online").hint.endswith(": pgrep -l systemd-network (package procps)")
+    advice = "of a program name the PID: pgrep -af app.py (package procps); of a service: unit:app.py"
+    assert refused("app.py").hint == advice
     (tmp_path / "pid").write_text("redis\n")
     for target in ("5x", "two words", "$(reboot)", "-5", f"pidfile:{tmp_path}/pid"):
         assert "pgrep" not in refused(target).hint
@@ -179,12 +179,19 @@ def test_links_without_end(tmp_path: Path) -> None:
     assert "Too many levels" in refused(f"pidfile:{tmp_path}/loop").message
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"none", b"12\n13\n", b"\xff\xfe", b"99999999999999999999999"])
+@pytest.mark.parametrize("content", [b"", b"\n", b"none", b"none\n13\n", b"\xff\xfe", b"99999999999999999999999"])
 def test_a_pidfile_with_something_else(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pidfile").write_bytes(content)
     error = refused(f"pidfile:{tmp_path}/pidfile")
     assert f"pidfile:{tmp_path}/pidfile" in error.message
     assert error.hint == f"read it: cat {tmp_path}/pidfile"
+
+
+def test_a_pidfile_that_begins_with_a_pid(tmp_path: Path) -> None:
+    """As PostgreSQL's."""
+    (tmp_path / "postmaster.pid").write_text("812\n/var/lib/postgresql/15/main\n1795660\n")
+    hint = refused(f"pidfile:{tmp_path}/postmaster.pid").hint
+    assert hint == "a pidfile contains nothing but a PID; name the PID itself: 812"
 
 
 def test_no_pidfile(tmp_path: Path) -> None:

@@ -73,3 +73,10 @@ def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
         "descriptor 1 of PID 100 (a unix socket to /run/journal/stdout) is connected to a process outside the tree",
         "descriptor 4 of PID 101 (a unix socket) is connected to a process outside the tree",
     ]
+
+
+def test_of_a_socket_to_the_journal_the_remedy_is_known() -> None:
+    ends = (OutsideEnd(100, 1, "/run/systemd/journal/stdout"),)
+    (found,) = plan(replace(TWO_PROCESSES, outside_ends=ends)).blockers
+    assert found.what.endswith(") is connected to the journal of systemd, which is outside the tree")
+    assert "StandardOutput=append:" in found.remedy

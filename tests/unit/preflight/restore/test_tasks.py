@@ -59,4 +59,6 @@ def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, 
 
 def test_an_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
-    assert told.startswith("pid-unreaped: PID 7993 is in use by old, a zombie of process 40")
+    assert told.startswith("pid-unreaped: PID 7993 is in use by old, a zombie of process 40: end that process")
+    told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "old", "zombie"),))))
+    assert told.endswith("start the container with an init that reaps (docker run --init), or use --new-pid-namespace")
