@@ -35,15 +35,23 @@ def check_job(target: DumpTarget, repository: Repository, command: str = "dump")
         return
     if target.request.job is None:
         _check_owner(target, last, details, command)
+    if target.request.other_program:
+        return
     program = _read_program(repository, last, details)
-    if not target.request.other_program and not is_same_program(program, target.program):
-        target_words = f"crckpt {command} {shlex.quote(target.request.target)}"
-        raise PreflightRefused(
-            f"the job {target.job} is of another program: its last checkpoint, {last.short_id}, is of {program.title}, "
-            f"but PID {target.pid} runs {target.program.title}",
-            hint=f"choose another name: {target_words} NAME; or if a restore of {target.job} shall bring this program "
-            f"back from now on: {target_words} {target.job} --job-of-another-program",
-        )
+    if not is_same_program(program, target.program):
+        raise _make_refusal(target, last, program, command)
+
+
+def _make_refusal(target: DumpTarget, last: Checkpoint, program: Program, command: str) -> PreflightRefused:
+    # The code of two programs is not shown.
+    runs = target.program.title if target.program.title != program.title else f"{program.called} with other code"
+    words = f"crckpt {command} {shlex.quote(target.request.target)}"
+    return PreflightRefused(
+        f"the job {target.job} is of another program: its last checkpoint, {last.short_id}, is of {program.title}, but "
+        f"PID {target.pid} runs {runs}",
+        hint=f"choose another name: {words} NAME; or give {target.job} to this program: {words} {target.job} "
+        "--job-of-another-program",
+    )
 
 
 def _read_program(repository: Repository, checkpoint: Checkpoint, details: dict[str, Any]) -> Program:

@@ -101,8 +101,8 @@ def test_another_program_is_refused(
         f"but PID {ROOT_PID} runs /home/a/evaluate.py"
     )
     assert refused.value.hint == (
-        "choose another name: crckpt pre-dump 'pidfile:/run/x y' NAME; or if a restore of trainer shall bring this "
-        "program back from now on: crckpt pre-dump 'pidfile:/run/x y' trainer --job-of-another-program"
+        "choose another name: crckpt pre-dump 'pidfile:/run/x y' NAME; or give trainer to this program: "
+        "crckpt pre-dump 'pidfile:/run/x y' trainer --job-of-another-program"
     )
     check_job(dumped_by(context, UIDS, job, EVALUATE, other=True), repository)
 
@@ -127,3 +127,10 @@ def test_a_checkpoint_that_records_no_program_prevents_no_dump(
 def test_a_forged_program_prevents_no_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [*UIDS], program={"executable": 5})
     check_job(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+
+
+def test_code_is_told_apart_but_not_shown(context: Context, repository: Repository, tmp_path: Path) -> None:
+    stored_of(repository, tmp_path, [*UIDS], program=asdict(replace(TRAIN, script="-c login('hunter2')")))
+    with pytest.raises(PreflightRefused) as refused:
+        check_job(dumped_by(context, UIDS, "trainer", replace(TRAIN, script="-c login('hunter3')")), repository)
+    assert refused.value.message.endswith(f"is of python3 -c ..., but PID {ROOT_PID} runs python3 with other code")
