@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -105,6 +106,8 @@ def test_any_command_line_gives_a_valid_name(
 ) -> None:
     found = identify(known or executable, words, directory, comm=comm)
     assert NAME.fullmatch(found.name)
+    assert re.fullmatch(r"[0-9a-f]{4,64}", found.name) is None
+    assert len(found.name) <= len("job-") + 64
     assert is_same_program(found, found)
     assert isinstance(found.title, str)
 
