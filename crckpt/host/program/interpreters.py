@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -118,9 +119,9 @@ def _find(name: str) -> list[Interpreter]:
 
 
 def _find_operand(interpreter: Interpreter, words: Sequence[str]) -> str:
-    rest, is_code = list(words), False
+    rest, is_code = deque(words), False
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         if word == "--" or (word in interpreter.verbs and rest):
             continue
         if is_code and not word.startswith(("-", "+")):
@@ -133,7 +134,7 @@ def _find_operand(interpreter: Interpreter, words: Sequence[str]) -> str:
         if kind == "code" and interpreter.is_code_operand:
             is_code = True
         elif kind:
-            found = value or (rest.pop(0) if rest else "")
+            found = value or (rest.popleft() if rest else "")
             if kind != "value":
                 return {"code": CODE, "module": MODULE, "file": ""}[kind] + found
     return ""
@@ -148,31 +149,32 @@ def _read_option(interpreter: Interpreter, word: str) -> tuple[str, str]:
         if name in interpreter.long_file:
             return "file", value
         return ("value", "") if name in interpreter.long_values and not has_value else ("", "")
+    kinds = (
+        ("code", interpreter.code),
+        ("module", interpreter.module),
+        ("file", interpreter.file),
+        ("value", interpreter.values),
+        ("attached", interpreter.attached),
+    )
     for place, letter in enumerate(word[1:], 2):
-        rest = word[place:]
-        if letter in interpreter.code:
-            return "code", rest
-        if letter in interpreter.module:
-            return "module", rest
-        if letter in interpreter.file:
-            return "file", rest
-        if letter in interpreter.values:
-            return ("", "") if rest else ("value", "")
-        if letter in interpreter.attached:
-            break
+        kind = next((kind for kind, letters in kinds if letter in letters), "")
+        if kind:
+            rest = word[place:]
+            # Of these, the value matters only if it is the next word.
+            return ("", "") if kind == "attached" or (kind == "value" and rest) else (kind, rest)
     return "", ""
 
 
 def _find_class(words: Sequence[str]) -> str:
-    rest = list(words)
+    rest = deque(words)
     while rest:
-        word = rest.pop(0)
+        word = rest.popleft()
         if word in ("-jar", "-m", "--module") and rest:
             return rest[0] if word == "-jar" else f"{CLASS}{rest[0]}"
         if word.startswith("--module="):
             return f"{CLASS}{word.partition('=')[2]}"
-        if word in _JAVA_VALUES:
-            del rest[:1]
+        if word in _JAVA_VALUES and rest:
+            rest.popleft()
         elif not word.startswith(("-", "@")):
             # `java Main.java` compiles and runs a file.
             return word if word.endswith(".java") else f"{CLASS}{word}"

@@ -176,3 +176,12 @@ def test_a_forged_command_line_takes_no_time(word: str) -> None:
     assert is_same_program(found, found)
     assert len(found.title) < 1000
     assert time.process_time() - began < 20
+
+
+@pytest.mark.parametrize("executable", [PYTHON, JAVA, "/usr/bin/env", "/usr/bin/timeout"])
+@pytest.mark.parametrize("word", ["-u", "a=b", "nice", "-k", "--"])
+def test_many_forged_words_take_no_time(executable: str, word: str) -> None:
+    began = time.process_time()
+    found = identify(executable, (executable, *[word] * 60_000))
+    assert NAME.fullmatch(found.name)
+    assert time.process_time() - began < 20
