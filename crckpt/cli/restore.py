@@ -17,7 +17,7 @@ from crckpt.cli.format import duration, note_lines, short_id, title
 from crckpt.cli.help import ADVANCED
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
-from crckpt.errors import CrckptError
+from crckpt.errors import CrckptError, UsageError
 from crckpt.ops.restore.foreground import wait_for_program
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform
@@ -130,6 +130,8 @@ def restore(
         tty="ours" if tty is None else "new" if tty == "new" else "null" if tty == "null" else "file",
         tty_file=Path(tty) if tty not in (None, "new", "null") else None,
     )
+    if tty == "":
+        raise UsageError("--tty needs new, null or the path of a file", hint="for example: --tty new")
     options.require_root("to restore a checkpoint")
     with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:
         result = perform(

@@ -19,13 +19,15 @@ from stopped import ObstructedCriu
 from tmux import Tmux
 from trees import NOBODY, PROGRAMS, PYTHON, Part, open_workdir, runs, statuses, wait_for
 
+from crckpt.cli.completion.complete import complete
+
 pytestmark = pytest.mark.usefixtures("adopted")
 
 # `crckpt attach` finds the terminals of all stores: those of other tests, too.
 JOB: Final = f"prompt-{os.getpid()}"
 WITHIN_S: Final = 30
+USAGE: Final = 2
 NOT_RUNNING: Final = 14
-FAILED: Final = 23
 REFUSED: Final = 24
 TERMINATED: Final = 128 + signal.SIGTERM
 TALKER: Final = (PYTHON, f"{PROGRAMS}/talker.py", "{workdir}", "--listen")
@@ -54,6 +56,7 @@ def test_it_is_typed_to_interrupted_left_and_met_again(crckpt: Crckpt, workdir: 
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
         _wait_for_output(terminal["log"])
         assert stat.S_IMODE(Path(terminal["log"]).stat().st_mode) == 0o600
+        assert f"{JOB}\tPID {terminal['pid']}, python3" in complete(["attach", ""])
         shell.enter(f"{PROGRAM} attach {JOB}")
         shell.wait_for(lambda shown: "says" in shown, "its output")
         shell.enter("hello there")
@@ -265,8 +268,8 @@ def test_a_file_that_others_could_have_put_there_is_refused(crckpt: Crckpt, work
     for name in ("link", "second", "fifo"):
         process = crckpt.start("restore", JOB, "--tty", str(tmp_path / name), "--detach")
         _, err = process.communicate(timeout=WITHIN_S)
-        assert process.returncode != 0, name
-        assert f"{name} " in err
+        assert process.returncode == USAGE, name
+        assert f"--tty: cannot write to {tmp_path / name}: " in err
     assert other.read_bytes() == b""
 
 

@@ -151,6 +151,10 @@ def _terminals(_: CommandLine, __: str) -> Words:
     return ((each.tree.job, f"PID {each.tree.root}, {each.tree.comm}") for each in list_terminals())
 
 
+def _tty_choices(_: CommandLine, __: str) -> Words:
+    return iter((("new", "a new terminal, for crckpt attach"), ("null", "nothing")))
+
+
 def _jobs(line: CommandLine, _: str) -> Words:
     return _read_names(line).jobs()
 
@@ -180,6 +184,7 @@ _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
     "target": _targets,
     "end": _targets,
     "terminal": _terminals,
+    "tty": _tty_choices,
     "job": _jobs,
     "ref": _refs,
     "refs": _refs,
@@ -189,4 +194,4 @@ _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
     "name": _tags,
     "pid": _processes,
 }
-_OR_FILES: Final = frozenset({"subject"})
+_OR_FILES: Final = frozenset({"subject", "tty"})

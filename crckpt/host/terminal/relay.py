@@ -81,6 +81,9 @@ def attach(path: Path, ours: int, key: int | None) -> int | None:
         relay = _Relay(connection, ours, key)
         try:
             return relay.run(resized)
+        except OSError:
+            # Our terminal has gone.
+            return None
         finally:
             with suppress(OSError):
                 os.write(ours, relay.modes.resetting())
@@ -145,7 +148,8 @@ class _Relay:
         return None
 
     def _send(self) -> None:
-        with suppress(BlockingIOError):
+        # That the holder has gone is found when its next message is read.
+        with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
             while self._unsent:
                 self._connection.send(self._unsent[0])
                 self._unsent.popleft()
@@ -192,7 +196,8 @@ def _raw(terminal: int) -> Iterator[None]:
         tty.setraw(terminal, termios.TCSADRAIN)
         yield
     finally:
-        termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal has gone
+            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from crckpt.errors import (
     PreflightRefused,
     RestoreFailed,
     UsageError,
+    error_text,
 )
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
@@ -190,7 +191,7 @@ def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: Verdict) ->
         replaces = attempt.replaced_terminals(tree) is not None
         output = None
         if replaces and request.tty_file is not None:
-            output = open_for_appending(request.tty_file)
+            output = _open_output(request.tty_file)
             stack.callback(os.close, output)
         is_ours = verdict.needs_terminal and not attempt.has_new_terminal
         yield OutsideEnds(
@@ -201,6 +202,13 @@ def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: Verdict) ->
             output,
             stack.enter_context(new_terminal(attempt, tree)) if attempt.has_new_terminal else None,
         )
+
+
+def _open_output(path: Path) -> int:
+    try:
+        return open_for_appending(path)
+    except (IntegrityError, OSError) as error:
+        raise UsageError(f"--tty: cannot write to {path}: {error_text(error)}", hint="name another file") from error
 
 
 def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]) -> Verdict:

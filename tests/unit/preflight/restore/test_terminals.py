@@ -7,11 +7,17 @@ from msgspec.structs import replace
 from restore_plans import only_blocker
 
 from crckpt.images.core import Credentials
-from crckpt.images.tty import TerminalInfo
+from crckpt.images.tree import OpenDescriptor
+from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
-from crckpt.preflight.restore.terminals import find_needed_numbers
+from crckpt.preflight.restore.plan import PlannedRestore, TerminalChoice
+from crckpt.preflight.restore.terminals import (
+    TerminalLeader,
+    find_needed_numbers,
+    find_terminal_files,
+    find_terminal_leader,
+)
 
 
 def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: HostState) -> None:
@@ -77,3 +83,41 @@ def test_only_a_terminal_outside_is_needed(
     """Not a console (it has a name), a terminal whose session is in the tree, or one that was hung up."""
     tree = replace(planned.tree, terminals=(terminal,))
     assert judge_restore(replace(planned, tree=tree), host).needs_terminal == needed
+
+
+def test_terminals_outside_the_tree_can_be_replaced(planned: PlannedRestore) -> None:
+    """Those inside, and one that was hung up, stay."""
+    infos = (
+        TerminalInfo(6, "pty", 0, 3),
+        TerminalInfo(7, "pty", 0, 3),
+        TerminalInfo(8, "pty", 90, 4),
+        TerminalInfo(10, "pty", 0, 5, is_hung_up=True),
+        TerminalInfo(11, "current", 90, None),
+        TerminalInfo(12, "current", 80, None),
+    )
+    files = tuple(Terminal(info.id + 100, info.id, 2, None) for info in infos)
+    found = find_terminal_files(replace(planned.tree, terminals=infos, files=files))
+    assert found.infos == {8, 11}
+    assert found.files == {108, 111}
+
+
+@pytest.mark.parametrize(("session", "fd"), [(100, 3), (99, None)], ids=["leads", "led from outside"])
+def test_the_leader_of_a_terminal_outside_is_found(planned: PlannedRestore, session: int, fd: int | None) -> None:
+    """CRIU does not make it its controlling terminal."""
+    info = TerminalInfo(8, "pty", session, 4, group=105)
+    terminal = OpenDescriptor(3, Terminal(1, 8, 2, None), close_on_exec=False)
+    root = replace(planned.tree.root, pid=100, sid=100, descriptors=(terminal,))
+    found = find_terminal_leader(replace(planned.tree, terminals=(info,), processes=(root,)))
+    assert found == (None if fd is None else TerminalLeader(100, fd, 105))
+
+
+@pytest.mark.parametrize(("tty", "keys"), [("new", ["terminal-group-outside"]), ("null", []), ("file", [])])
+def test_another_terminal_lifts_the_need_of_ours(
+    planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
+) -> None:
+    """Also in a new PID namespace, where CRIU needs the group of whoever restores."""
+    slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
+    tree = replace(planned.tree, terminals=slaves, processes=(replace(planned.tree.root, pgid=1),))
+    wanted = replace(planned, tree=tree, has_terminal=True, tty=tty, new_pid_namespace=True)
+    assert [finding.key for finding in judge_restore(wanted, host).blockers] == keys
+    assert judge_restore(wanted, host).needs_terminal == (tty == "new")
