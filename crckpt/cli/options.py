@@ -77,7 +77,7 @@ Staging = Annotated[
     Path | None,
     typer.Option(
         "--staging",
-        help="A directory for CRIU's images until they are stored.",
+        help="Where CRIU's images lie until stored.",
         metavar="DIR",
         show_default="in the store",
         rich_help_panel=WHERE,

@@ -280,7 +280,10 @@ def read_free_space(context: Context) -> FreeSpace:
         memory=space.free_memory(),
         in_memory=space.is_in_memory(directory),
         shares_disk=directory.stat().st_dev == store.stat().st_dev,
-        read_only=next((str(place) for place in (store, directory) if not space.is_writable(place)), ""),
+        # A store below a file is refused when it is opened.
+        read_only=next(
+            (str(place) for place in (store, directory) if place.is_dir() and not space.is_writable(place)), ""
+        ),
         store=str(store),
         store_disk=space.free_disk(store),
     )
