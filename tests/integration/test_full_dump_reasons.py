@@ -16,7 +16,7 @@ from crckpt.tracking.keeper.client import KILLED
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
-RESTORED = "the tree was restored, or the program started again, since it was tracked: a tracker ends with its tree"
+RESTORED = "the tree was restored or started again since it was tracked"
 AGAIN = "; --incremental starts a new tracker"
 
 

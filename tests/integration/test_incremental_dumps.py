@@ -47,7 +47,7 @@ from crckpt.tracking.keeper.client import KILLED, open_session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "this is the first tracked dump of this tree"
-RESTORED = "the tree was restored, or the program started again, since it was tracked: a tracker ends with its tree"
+RESTORED = "the tree was restored or started again since it was tracked"
 AGAIN = "; --incremental starts a new tracker"
 SOON_S = "2"
 ENDS_ITS_MAIN_THREAD = """

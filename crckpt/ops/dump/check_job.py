@@ -12,32 +12,26 @@ from crckpt.errors import CrckptError, PreflightRefused, UsageError
 from crckpt.host.program.program import Program, identify, is_same_program
 from crckpt.images.regfile import RegularFile
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.last_checkpoint import LastCheckpoint
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.read.details import read_recent_details
 
 _ROOT = 0
 
 
-def check_job(target: DumpTarget, repository: Repository, command: str = "dump") -> None:
-    """Check the last checkpoint of the target's job. `command` is the one that the hint says to type.
+def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = "dump") -> None:
+    """Check the last checkpoint of the target's job, if it has one. `command` is the one that the hint says to type.
 
     Raises PreflightRefused if it is of another program, unless the request allows that; UsageError if the user named no
     job, and it is of another user's program.
     """
-    series = repository.checkpoints(target.job)
-    if not series:
+    if newest is None or newest.details is None:
         return
-    last = series[-1]
-    try:
-        details = read_recent_details(repository, last)
-    except (CrckptError, OSError):
-        # A damaged checkpoint must not prevent the next one.
-        return
+    last, details = newest.checkpoint, newest.details
     if target.request.job is None:
         _check_owner(target, last, details, command)
     if target.request.other_program:
         return
-    program = _read_program(repository, last, details)
+    program = _read_program(newest.repository, last, details)
     if not is_same_program(program, target.program):
         raise _make_refusal(target, last, program, command)
 

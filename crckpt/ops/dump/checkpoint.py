@@ -28,6 +28,7 @@ from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
 from crckpt.ops.dump.hold import HeldTree, dump_held
+from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.pre_copy import pre_copy
@@ -49,8 +50,9 @@ def make_checkpoint(
 ) -> DumpResult:
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
     # Check this before anything is copied: a refusal costs the tree nothing yet.
-    check_job(target, workspace.repository)
-    target = replace(target, tracked_before=find_tracked_root(workspace.repository, target.job))
+    last = read_last_checkpoint(workspace.repository, target.job)
+    check_job(target, last)
+    target = replace(target, tracked_before=find_tracked_root(last))
     with ExitStack() as stack:
         target = pre_copy(_with_lineage(target, stack), workspace)
         # It was started with guessed options: of no use if the tree needs others.
@@ -71,8 +73,9 @@ def make_checkpoint(
 def plan_checkpoint(target: DumpTarget) -> DumpResult:
     """Plan a dump. Nothing is started or made. Raises StoreUnusable, and what `check_job` raises."""
     if not is_blank(target.context.store):
-        check_job(target, target.context.repository())
-        target = replace(target, tracked_before=find_tracked_root(target.context.repository(), target.job))
+        last = read_last_checkpoint(target.context.repository(), target.job)
+        check_job(target, last)
+        target = replace(target, tracked_before=find_tracked_root(last))
     lineage = target.predict_lineage(wanted=target.request.wants_tracker)
     result = _make_result(target, target.command(Paths(Path("IMAGES"), Path("WORK"))))
     rounds = PreCopyResult(()) if target.request.pre_copy is not None else None

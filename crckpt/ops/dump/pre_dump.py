@@ -14,6 +14,7 @@ from crckpt.ops.context import Context, require_writable_store
 from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.ops.dump.check_job import check_job
 from crckpt.ops.dump.examine import DumpTarget, examine_target
+from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import PreDumpResult
@@ -38,7 +39,7 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
                 target = examine_target(request, context, root, stores=False)
                 repository = context.repository(create=True)
                 stack.enter_context(repository.shared())
-                check_job(target, repository, "pre-dump")
+                check_job(target, read_last_checkpoint(repository, target.job), "pre-dump")
                 work = stack.enter_context(repository.transaction()).path
                 # An interruption after this block and before the next would leave the tree's state unsaid.
                 stack.enter_context(interrupts_deferred())

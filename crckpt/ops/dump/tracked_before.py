@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from typing import Any
-
 import msgspec
 
-from crckpt.errors import CrckptError
 from crckpt.host import proc
-from crckpt.model import JobName
-from crckpt.store import Repository
-from crckpt.store.read.details import TrackedRoot, read_recent_details
+from crckpt.ops.dump.last_checkpoint import LastCheckpoint
+from crckpt.store.read.details import TrackedRoot
 from crckpt.tracking.keeper.client import was_ended
 
 ENDED_ON_REQUEST = "its tracker was ended (crckpt trackers --end)"
 _UNKNOWN = TrackedRoot("", 0, 0)
 
 
-def find_tracked_root(repository: Repository, job: JobName) -> TrackedRoot | None:
-    """Find the root of the tree of this job that was tracked last; None if none was, as far as the store knows."""
-    series = repository.checkpoints(job)
-    if not series:
+def find_tracked_root(last: LastCheckpoint | None) -> TrackedRoot | None:
+    """Find the root of the tree that was tracked last, in the last checkpoint of a job; None if it names none."""
+    if last is None:
         return None
-    details: dict[str, Any] = {}
-    # A damaged checkpoint must not prevent the next one.
-    with suppress(CrckptError, OSError):
-        details = read_recent_details(repository, series[-1])
-    if details.get("tracked_root") is not None:
-        return msgspec.convert(details["tracked_root"], TrackedRoot)
+    recorded = (last.details or {}).get("tracked_root")
+    if recorded is not None:
+        return msgspec.convert(recorded, TrackedRoot)
     # Older versions did not record it.
-    return _UNKNOWN if series[-1].statistics.inherited_pages else None
+    return _UNKNOWN if last.checkpoint.statistics.inherited_pages else None
 
 
 def identify_root(root: proc.Process) -> TrackedRoot:
@@ -51,4 +42,4 @@ def why_no_tracker(root: proc.Process, before: TrackedRoot | None) -> str:
         return "the host was rebooted, or is another one, since the program was tracked"
     if before == now:
         return "its tracker has ended"
-    return "the tree was restored, or the program started again, since it was tracked: a tracker ends with its tree"
+    return "the tree was restored or started again since it was tracked"

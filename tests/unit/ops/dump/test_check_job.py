@@ -17,6 +17,7 @@ from crckpt.host.program.program import Program
 from crckpt.ops.context import Context
 from crckpt.ops.dump.check_job import check_job
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import Checkpoint, Repository
 
@@ -47,10 +48,14 @@ def dumped_by(
     return replace(target, program=program)
 
 
+def check(target: DumpTarget, repository: Repository, command: str = "dump") -> None:
+    check_job(target, read_last_checkpoint(repository, target.job), command)
+
+
 def test_a_program_of_another_user_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [33, 33, 33, 33])
     with pytest.raises(UsageError) as refused:
-        check_job(dumped_by(context, (34, 34, 34, 34)), repository)
+        check(dumped_by(context, (34, 34, 34, 34)), repository)
     assert refused.value.message == (
         "process 100 (trainer) belongs to user 34, but the job trainer has checkpoints of a program of user 33"
     )
@@ -65,16 +70,16 @@ def test_a_program_of_another_user_is_refused(context: Context, repository: Repo
 def test_these_are_not_refused(
     context: Context, repository: Repository, tmp_path: Path, uids: tuple[int, ...], job: str | None
 ) -> None:
-    check_job(dumped_by(context, (34, 34, 34, 34)), repository)  # there is no checkpoint yet
+    check(dumped_by(context, (34, 34, 34, 34)), repository)  # there is no checkpoint yet
     stored_of(repository, tmp_path, [33, 33, 33, 33])
-    check_job(dumped_by(context, uids, job), repository)
+    check(dumped_by(context, uids, job), repository)
 
 
 def test_a_program_that_is_root_in_part_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
     """A program with the set-user-ID bit, which its user may have named."""
     stored_of(repository, tmp_path, [0, 0, 0, 0])
     with pytest.raises(UsageError):
-        check_job(dumped_by(context, (34, 0, 0, 0)), repository)
+        check(dumped_by(context, (34, 0, 0, 0)), repository)
 
 
 def test_a_damaged_checkpoint_prevents_no_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
@@ -82,7 +87,7 @@ def test_a_damaged_checkpoint_prevents_no_dump(context: Context, repository: Rep
     (pack,) = packs(repository)
     for place in range(20, pack.stat().st_size - 200, 50):
         flip(pack, place)
-    check_job(dumped_by(context, (34, 34, 34, 34)), repository)
+    check(dumped_by(context, (34, 34, 34, 34)), repository)
 
 
 @pytest.mark.parametrize("job", [None, "trainer"])
@@ -92,9 +97,9 @@ def test_another_program_is_refused(
 ) -> None:
     recorded = {"program": asdict(TRAIN)} if is_recorded else {}
     last = stored_of(repository, tmp_path, [*UIDS], **recorded)
-    check_job(dumped_by(context, UIDS, job), repository)
+    check(dumped_by(context, UIDS, job), repository)
     with pytest.raises(PreflightRefused) as refused:
-        check_job(dumped_by(context, UIDS, job, EVALUATE), repository, "pre-dump")
+        check(dumped_by(context, UIDS, job, EVALUATE), repository, "pre-dump")
     title = "/home/a/train.py"
     assert refused.value.message == (
         f"the job trainer is of another program: its last checkpoint, {last.short_id}, is of {title}, "
@@ -104,16 +109,16 @@ def test_another_program_is_refused(
         "choose another name: crckpt pre-dump 'pidfile:/run/x y' NAME; or give trainer to this program: "
         "crckpt pre-dump 'pidfile:/run/x y' trainer --job-of-another-program"
     )
-    check_job(dumped_by(context, UIDS, job, EVALUATE, other=True), repository)
+    check(dumped_by(context, UIDS, job, EVALUATE, other=True), repository)
 
 
 def test_only_the_last_checkpoint_counts(context: Context, repository: Repository, tmp_path: Path) -> None:
     """Once a program was allowed in the job, it need not be allowed again."""
     stored_of(repository, tmp_path, [*UIDS], program=asdict(TRAIN))
     stored_of(repository, tmp_path, [*UIDS], program=asdict(EVALUATE))
-    check_job(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+    check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
     with pytest.raises(PreflightRefused):
-        check_job(dumped_by(context, UIDS, "trainer"), repository)
+        check(dumped_by(context, UIDS, "trainer"), repository)
 
 
 def test_a_checkpoint_that_records_no_program_prevents_no_dump(
@@ -121,16 +126,16 @@ def test_a_checkpoint_that_records_no_program_prevents_no_dump(
 ) -> None:
     """Of an imported one nothing is known."""
     store(repository, tmp_path, of_pages(1), described("trainer"))
-    check_job(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+    check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
 
 
 def test_a_forged_program_prevents_no_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [*UIDS], program={"executable": 5})
-    check_job(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
+    check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
 
 
 def test_code_is_told_apart_but_not_shown(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [*UIDS], program=asdict(replace(TRAIN, script="-c login('hunter2')")))
     with pytest.raises(PreflightRefused) as refused:
-        check_job(dumped_by(context, UIDS, "trainer", replace(TRAIN, script="-c login('hunter3')")), repository)
+        check(dumped_by(context, UIDS, "trainer", replace(TRAIN, script="-c login('hunter3')")), repository)
     assert refused.value.message.endswith(f"is of python3 -c ..., but PID {ROOT_PID} runs python3 with other code")

@@ -34,7 +34,7 @@ def other(root: proc.Process, boot_id: str = "", pid: int = 0) -> TrackedRoot:
 def test_the_reasons(root: proc.Process) -> None:
     assert why_no_tracker(root, None) == ""
     assert why_no_tracker(root, identify_root(root)) == "its tracker has ended"
-    restored = "the tree was restored, or the program started again, since it was tracked: a tracker ends with its tree"
+    restored = "the tree was restored or started again since it was tracked"
     assert why_no_tracker(root, other(root)) == restored
     assert why_no_tracker(root, other(root, pid=1)) == restored
     rebooted = "the host was rebooted, or is another one, since the program was tracked"
