@@ -77,7 +77,7 @@ Staging = Annotated[
     Path | None,
     typer.Option(
         "--staging",
-        help="Where CRIU's images lie until stored.",
+        help="Where CRIU writes its images.",
         metavar="DIR",
         show_default="in the store",
         rich_help_panel=WHERE,
