@@ -9,6 +9,7 @@ Directory (directories have mode 0700, files 0600, the owner is the user who run
     refs/tags/JOB/TAG                   the ID that JOB:TAG names, then a newline
     refs/restored/ID                    empty: the tree that a dump has ended was restored; may be deleted
     cache/fingerprints/DIGEST           derived from a pack; may be deleted
+    cache/samples/NAME                  derived from fingerprints; may be deleted
     cache/fingerprints.key              32 random bytes, secret; may be deleted: then fingerprints are computed again
     cache/job-JOB                       what a dump checks of the last checkpoint of JOB, JSON; may be deleted
     tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
@@ -78,9 +79,24 @@ the time or the size of a dump others may learn whether its pages were equal to 
 backup of a store, or if a store came from somebody else, remove `cache` before more is stored. A fast hash with a
 secret seed is not enough: pages were found that collide under most seeds.
 
+Samples. Equal pages are stored once in a store, whichever jobs have them. The fingerprints of all packs would take too
+much memory, so a dump searches a sample of them, and then all fingerprints of each pack that the sample suggests. A
+file has samples of several packs. Numbers are little endian, without padding::
+
+    "CRCKSMP1"
+    key                             the first 16 bytes of the SHA-256 of "samples" and the key of the fingerprints
+    packs u64, entries u64          how many there are
+    DIGEST, 32 bytes a pack         they are numbered from 0
+    entries, 8 bytes each           in order; the low 24 bits are the number of a pack, the high 40 bits those of the
+                                    second 8 bytes of a fingerprint, as a number
+
+Of each pack a file has the smallest of these numbers: one for each 64 pages, and at least 64 if there are so many. A
+dump adds a file for its new packs, and for older ones without samples; it merges small files into it. What a file
+suggests is compared with the sealed fingerprints, so a wrong file does no harm.
+
 Copying forward. If little of a pack is still in use, the pages in use are stored again in new packs, so that old packs
 die. They come from the images, or from the packs if the images left them to the parent. `copy_forward` says which
-pages, and why.
+pages, and why. Pages that other jobs use stay where they are.
 
 Order of writing. Each pack is written in tmp and synced; then all are renamed into packs, and their directories and
 `packs` are synced; then the manifest is written in a directory in tmp, both are synced, the directory is renamed into
@@ -89,9 +105,10 @@ too; a directory without a manifest is damaged. Nothing is modified afterwards. 
 to packs, never to other checkpoints. Whatever relies on an existing name syncs its directory first, because the process
 that made the name may have died before its sync. So gc syncs checkpoints before it removes packs.
 
-Lock. Reading and adding hold it shared, removing holds it alone. gc removes what lies in tmp or pending without a
-living owner, and packs that no manifest names; it removes nothing while a manifest cannot be read. The only change to
-what is stored is a repair: a rename replaces a damaged pack or manifest by the intact file of that name.
+Lock. Reading and adding hold it shared, removing holds it alone. A dump holds it from before it searches for pages
+until its manifest is written: the packs that it found stay. gc removes what lies in tmp or pending without a living
+owner, and packs that no manifest names; it removes nothing while a manifest cannot be read. The only change to what is
+stored is a repair: a rename replaces a damaged pack or manifest by the intact file of that name.
 
 `backend` is where all this lies, `format` has the bytes, `write` and `read` the pages, `upkeep` has verify, repair, gc.
 """

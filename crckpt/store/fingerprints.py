@@ -79,18 +79,25 @@ def load_fingerprints(backend: Backend, key: bytes, pack: Pack) -> Numbers:
 
     Raises IntegrityError if the pack is damaged.
     """
-    # Mapped, not read: the kernel can take the memory back.
-    name = fingerprints_name(pack.digest)
-    with suppress(OSError, ValueError, IntegrityError):
-        content = backend.map(name)
-        prints, seal = content[:-_DIGEST], content[-_DIGEST:]
-        # Those made under another key, or by the function of an older crckpt, have another seal.
-        if len(prints) == pack.pages * SIZE and _seal(key, pack.digest, prints) == seal:
-            return _as_array(prints)
+    kept = load_kept_fingerprints(backend, key, pack.digest)
+    if kept is not None and len(kept) == pack.pages:
+        return kept
     found = b"".join(_compute_frames(pack, first, key) for first in range(0, len(pack.table), _FRAMES_AT_ONCE))
     with suppress(OSError):
-        backend.put(name, _append_seal(key, pack.digest, found), "fingerprints")
+        backend.put(fingerprints_name(pack.digest), _append_seal(key, pack.digest, found), "fingerprints")
     return _as_array(found)
+
+
+def load_kept_fingerprints(backend: Backend, key: bytes, digest: str) -> Numbers | None:
+    """Load the fingerprints of a pack's pages from the cache; None if they are not there, or of no use."""
+    with suppress(OSError, ValueError, IntegrityError):
+        # Mapped, not read: the kernel can take the memory back.
+        content = backend.map(fingerprints_name(digest))
+        prints, seal = content[:-_DIGEST], content[-_DIGEST:]
+        # Those made under another key, or by the function of an older crckpt, have another seal.
+        if len(prints) and len(prints) % SIZE == 0 and _seal(key, digest, prints) == seal:
+            return _as_array(prints)
+    return None
 
 
 def _read_kept_key(backend: Backend) -> bytes | None:

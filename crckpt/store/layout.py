@@ -23,6 +23,9 @@ RESTORED: Final = "refs/restored"
 FINGERPRINTS: Final = "cache/fingerprints"
 """Fingerprints of packs' pages; derived, may be deleted."""
 
+SAMPLES: Final = "cache/samples"
+"""Samples of the fingerprints of all packs; derived, may be deleted."""
+
 FINGERPRINT_KEY: Final = "cache/fingerprints.key"
 """The secret key of the fingerprints; with it collisions can be made. May be deleted."""
 
@@ -40,7 +43,7 @@ LOCK: Final = "lock"
 LOCKS: Final = "locks"
 """Records of those who hold the lock, and the locks of restores."""
 
-DIRECTORIES: Final = (CACHE, FINGERPRINTS, CHECKPOINTS, LOCKS, PACKS, "refs", TAGS, SCRATCH)
+DIRECTORIES: Final = (CACHE, FINGERPRINTS, SAMPLES, CHECKPOINTS, LOCKS, PACKS, "refs", TAGS, SCRATCH)
 """What every store has. Other directories are made when the first file is put there."""
 
 

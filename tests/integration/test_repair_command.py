@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt
+from image_sets import pack_path
 from places import TESTS
+
+from crckpt.store import Repository
 
 IMAGES = TESTS / "data/images/tree"
 KEYS = {
@@ -25,14 +28,16 @@ KEYS = {
 
 @pytest.fixture
 def copy(crckpt: Crckpt, tmp_path: Path) -> Path:
-    """A copy of the store, in which two jobs have one checkpoint each; the store's first pack is damaged."""
+    """A copy of the store, in which two jobs have one checkpoint each; a pack of the second one is damaged."""
     for job, left_out in (("one", "pagemap-"), ("two", "pagemap-|fdinfo-")):
         images = tmp_path / job
         shutil.copytree(IMAGES, images, ignore=shutil.ignore_patterns(*(f"{word}*" for word in left_out.split("|"))))
         (images / "extra.img").write_bytes(job.encode() * 3000)
         crckpt.run("import", str(images), job)
     shutil.copytree(crckpt.store, tmp_path / "copy")
-    pack = sorted((crckpt.store / "packs").glob("*/*.pack"))[0]
+    repository = Repository.open(crckpt.store)
+    one, two = ({use.digest for use in checkpoint.packs} for checkpoint in repository.checkpoints())
+    pack = pack_path(repository, min(two - one))
     pack.write_bytes(pack.read_bytes()[:-1])
     return tmp_path / "copy"
 

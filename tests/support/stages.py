@@ -139,6 +139,7 @@ def check(root: Path, before: Sequence[Checkpoint], act: Act) -> None:
 
 def superfluous(repository: Repository) -> set[str]:
     """The files in the store that it would not have if nothing had ever gone wrong."""
+    root = repository.root
     found = repository.checkpoints()
     packs = {use.digest for checkpoint in found for use in checkpoint.packs}
     expected = {
@@ -149,8 +150,8 @@ def superfluous(repository: Repository) -> set[str]:
         *(f"packs/{digest[:2]}/{digest}.pack" for digest in packs),
         *(f"cache/fingerprints/{digest}" for digest in packs),
         *(f"refs/tags/{tag.job}/{tag.name}" for tag in repository.tags()),
+        *(str(path.relative_to(root)) for path in root.glob("cache/samples/[0-9]*")),
     }
-    root = repository.root
     files = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
     directories = {str(path.relative_to(root)) for path in (*root.glob("tmp/*"), *root.glob("checkpoints/*"))}
     return files - expected | directories - {f"checkpoints/{checkpoint.id}" for checkpoint in found}

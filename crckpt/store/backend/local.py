@@ -42,6 +42,7 @@ _EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 # The temporary files of `put`. Other hidden files in the store's directory may be a file system's.
 _TEMPORARIES: Final = (
     f"{layout.FINGERPRINTS}/.*",
+    f"{layout.SAMPLES}/.*",
     "cache/.fingerprints.key.*",
     f"{layout.PENDING}/.*",
     f"{layout.TAGS}/*/.*",

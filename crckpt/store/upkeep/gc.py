@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
@@ -13,7 +13,8 @@ from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import remove_tree
 from crckpt.store.backend.local import disk_usage
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.layout import CACHE, CHECKPOINTS, FINGERPRINTS, JOB_DETAILS, PACKS, PENDING
+from crckpt.store.format.samples import decode_samples
+from crckpt.store.layout import CACHE, CHECKPOINTS, FINGERPRINTS, JOB_DETAILS, PACKS, PENDING, SAMPLES
 from crckpt.store.names import ID
 from crckpt.store.repository import Repository
 from crckpt.store.transaction import find_abandoned_staging, find_unused_transactions
@@ -88,12 +89,27 @@ def _find_leftovers(backend: Backend, packs: frozenset[str], jobs: frozenset[str
         # Storing a checkpoint holds the lock too: these checkpoints are lost.
         *(f"{PENDING}/{name}" for name in backend.names_in(PENDING)),
         *(f"{FINGERPRINTS}/{name}" for name in backend.names_in(FINGERPRINTS) if name not in packs),
+        *(name for name in _find_samples(backend) if not _are_useful(backend, name, packs)),
         *(
             f"{CACHE}/{name}"
             for name in backend.names_in(CACHE)
             if name.startswith(JOB_DETAILS) and name.removeprefix(JOB_DETAILS) not in jobs
         ),
     ]
+
+
+def _find_samples(backend: Backend) -> list[str]:
+    return [f"{SAMPLES}/{name}" for name in backend.names_in(SAMPLES)]
+
+
+def _are_useful(backend: Backend, name: str, packs: frozenset[str]) -> bool:
+    """Return whether half of the packs are there whose samples are in that file, or more."""
+    # Without the file the next dump takes samples of the others again.
+    with suppress(OSError, ValueError, IntegrityError):
+        samples = decode_samples(backend.map(name))
+        sampled = samples.list_packs() if samples is not None else []
+        return bool(sampled) and 2 * len(packs.intersection(sampled)) >= len(sampled)
+    return False
 
 
 def _digest(name: str) -> str:

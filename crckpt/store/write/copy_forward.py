@@ -29,10 +29,15 @@ pages):
     10 %        0.5               1.5             1.57            2.2
     10 %        0                 1.0             3.5             7.0
     5 %         0.5               1.9             1.35            1.8
+
+A pack that checkpoints of other jobs use does not die by a copy. So what the fullest of these uses counts as used. A
+pack of which a checkpoint found fewer than LEAST_FOUND by their fingerprints is no pack of its job: a few pages would
+keep it alive once that job is gone.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -55,25 +60,40 @@ PER_NEW_OF_MUCH: Final = 0.5
 MOST_PACKS: Final = 128
 """With more packs than these the smaller half is merged: each costs an open file and two reads at dump and restore."""
 
+LEAST_FOUND: Final = 1 / 64
+"""The share of a pack that a checkpoint uses at least of a pack that its parent does not use."""
 
-def choose_pages(used: Mask, starts: Positions, new: int) -> Mask:
+
+def choose_pages(
+    used: Mask, starts: Positions, new: int, inherited: int, find_used_by_others: Callable[[], Positions]
+) -> Mask:
     """Choose which of the known pages are stored again by a checkpoint that has `new` pages of its own.
 
-    `used` says which known pages it uses, `starts` where each pack begins among them, and at last their number.
+    `used` says which known pages it uses, `starts` where each pack begins among them, and at last their number. The
+    first `inherited` packs are the parent's. `find_used_by_others` says how many pages of each pack the checkpoint of
+    another job uses that uses most of it.
     """
     chosen = np.zeros(len(used), np.bool_)
     sizes = np.diff(starts)
     live = _sums(used, starts[:-1])
+    for pack in np.flatnonzero((live > 0) & (live < LEAST_FOUND * sizes)).tolist():
+        if pack >= inherited:
+            chosen[starts[pack] : starts[pack + 1]] = used[starts[pack] : starts[pack + 1]]
     # A checkpoint with nothing new has no budget for copies.
     if not new or not live.any():
         return chosen
     for pack in _smaller_half(live):
         chosen[starts[pack] : starts[pack + 1]] = used[starts[pack] : starts[pack + 1]]
     in_use = live.sum()
-    if in_use >= USED_BELOW * sizes[live > 0].sum():
+    needed = USED_BELOW * sizes[live > 0].sum()
+    if in_use >= needed:
+        return chosen
+    # Only now: every manifest is read for it.
+    of_any = np.maximum(live, find_used_by_others())
+    if of_any[live > 0].sum() >= needed:
         return chosen
     budget = int(min(PER_NEW * new, max(PER_NEW_OF_MUCH * new, OF_ALL * (in_use + new))))
-    shares = np.where(live > 0, live / sizes, 1)
+    shares = np.where(live > 0, of_any / sizes, 1)
     for pack in np.argsort(shares, kind="stable").tolist():
         # A pack that is used whole gains nothing from a copy.
         if budget <= 0 or shares[pack] == 1:

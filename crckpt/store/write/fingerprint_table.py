@@ -12,6 +12,9 @@ from crckpt.store.format.extents import Numbers, Positions
 MOST: Final = 1 << 22
 """The most fingerprints of a table: 16 GiB of pages, in 96 MiB. Equal pages after them are stored again."""
 
+# Fingerprints that are put into slots at once: each takes some 100 bytes meanwhile.
+_AT_ONCE: Final = 1 << 16
+
 
 class FingerprintTable:
     """Fingerprints (n by 2 numbers), numbered from 0 in the order in which they are added.
@@ -20,15 +23,13 @@ class FingerprintTable:
     first slot that was free, from the slot of its low bits on.
     """
 
-    def __init__(self, most: int) -> None:
-        """`most` is below 2^31; memory is taken as it is used."""
+    def __init__(self, most: int, expected: int | None = None) -> None:
+        """`most` is below 2^31; memory is taken as it is used. With more than `expected` ones the table grows."""
         self.count = 0
         self._most = most
         # Two rows rather than two columns: numpy looks up single numbers four times as fast as pairs.
-        self._prints: Numbers = np.empty((2, most), np.uint64)
-        # Between two and four slots a fingerprint, so that searches are short. 0 is a free slot.
-        self._slots = np.zeros(1 << (2 * most - 1).bit_length(), np.uint32)
-        self._mask = np.uint64(len(self._slots) - 1)
+        self._prints: Numbers = np.empty((2, most if expected is None else expected), np.uint64)
+        self._make_slots()
 
     def find(self, prints: Numbers) -> Positions:
         """Find the number of each, -1 for those that are not kept."""
@@ -49,10 +50,28 @@ class FingerprintTable:
     def extend(self, prints: Numbers) -> None:
         """Give the next numbers to all of them, also to those that have one: `find` finds the older number."""
         some = prints[: max(0, self._most - self.count)]
-        numbers = np.arange(self.count, self.count + len(some))
-        self._prints[:, self.count : self.count + len(some)] = some.T
+        start, end = self.count, self.count + len(some)
         self.count += len(prints)
-        slot = some[:, 0] & self._mask
+        if not len(some):
+            return
+        if end > self._prints.shape[1]:
+            grown: Numbers = np.empty((2, min(self._most, 2 * end)), np.uint64)
+            grown[:, :start] = self._prints[:, :start]
+            self._prints = grown
+            self._make_slots()
+            start = 0
+        self._prints[:, end - len(some) : end] = some.T
+        for first in range(start, end, _AT_ONCE):
+            self._insert(np.arange(first, min(end, first + _AT_ONCE)))
+
+    def _make_slots(self) -> None:
+        """Make slots for as many fingerprints as there is room for, all free."""
+        # Between two and four slots a fingerprint, so that searches are short. 0 is a free slot.
+        self._slots = np.zeros(1 << (2 * self._prints.shape[1] - 1).bit_length(), np.uint32)
+        self._mask = np.uint64(len(self._slots) - 1)
+
+    def _insert(self, numbers: Positions) -> None:
+        slot = self._prints[0][numbers] & self._mask
         while len(numbers):
             free = self._slots[slot] == 0
             # Of several that claim a slot the last here gets it, which is the oldest; the others see that.

@@ -65,7 +65,8 @@ def ingest(
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
     page, some 300 bytes for each extent, and up to 25 MiB of a preparation: some 475 MiB for 64 GiB in few pieces. The
-    fingerprints of the parent's pages are mapped from files, 16 bytes a page: the kernel can take that memory back.
+    fingerprints of the parent's pages are mapped from files, 16 bytes a page: the kernel can take that memory back. To
+    find pages of other jobs it takes up to 96 MiB for packs that have some, and what `page_samples` says.
 
     Raises IntegrityError if the images contradict each other, or leave pages to the parent that it lacks, UsageError
     for a bad job name, OSError if the disk is full.
@@ -79,12 +80,14 @@ def ingest(
     preparation.end()
     with _full_store_named(repository), repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
-        target = PackOptions(begun.path, compress, dedup, progress)
+        target = PackOptions(begun.path, compress, dedup, progress, lambda: _count_uses_of_others(repository, new.job))
         packed = pack_images(repository.backend, parent, images, new.details, target, new.base, preparation.find)
         # The manifest goes last: it exists if and only if the checkpoint does.
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:
             cache_fingerprints(repository.backend, written)
+        if packed.samples is not None:
+            packed.samples.add((written.digest for written in packed.packs), begun.path)
         # The last moment in which a caller can refuse: with --stop, whether the tree still waits in its hold.
         check()
         # Without the time for the manifest, which holds this number.
@@ -108,6 +111,16 @@ def _parent(repository: Repository, new: NewCheckpoint) -> Checkpoint | None:
         return repository.get(new.parent)
     series = repository.checkpoints(new.job)
     return series[-1] if series else None
+
+
+def _count_uses_of_others(repository: Repository, job: JobName) -> dict[str, int]:
+    """Count the pages of each pack that the checkpoint of another job uses that uses most of it."""
+    uses: dict[str, int] = {}
+    for checkpoint in repository.checkpoints():
+        if checkpoint.job != job:
+            for use in checkpoint.packs:
+                uses[use.digest] = max(use.pages, uses.get(use.digest, 0))
+    return uses
 
 
 def _draft(new: NewCheckpoint, parent: Checkpoint | None, packed: PackedImages, commit_ms: float) -> Checkpoint:

@@ -1,11 +1,10 @@
-"""Pages that the store has: those of the parent's packs, found by their place and by their content."""
+"""Pages that the store has: the parent's, found by their place and content; others, found by their content."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -13,28 +12,34 @@ import numpy.typing as npt
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.fingerprints import load_fingerprints
+from crckpt.store.fingerprints import load_fingerprints, load_kept_fingerprints
 from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Positions, find_extents, unique_sorted
 from crckpt.store.format.index import StoredFile
 from crckpt.store.format.manifest import Checkpoint
-from crckpt.store.format.pack import FRAME_PAGES, Pack
+from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
 from crckpt.store.read.contents import Contents
 from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
-
-# Fingerprints that are put into the table at once: each takes some 100 bytes meanwhile.
-_AT_ONCE: Final = 1 << 16
+from crckpt.store.write.page_samples import PageSamples
 
 
 class KnownPages:
-    """The pages of a parent's packs, numbered through all packs. Without a parent there are none.
+    """The pages of a parent's packs, then those of other packs that a search took in, numbered through all packs.
 
-    `starts` are the numbers of the packs' first pages, then the number of all pages. Fingerprints are mapped from
-    files. Those of the first 16 GiB of pages are in memory too; later pages are found only at their place.
+    `starts` are the numbers of the packs' first pages, then the number of all pages. The first `inherited` packs are
+    the parent's. Fingerprints are mapped from files. Those of the first 16 GiB of pages are in memory too; later pages
+    are found only at their place.
     """
 
-    def __init__(self, backend: Backend, key: bytes, parent: Checkpoint | None) -> None:
-        """Load the fingerprints of the parent's packs under the store's `key`."""
+    def __init__(self, backend: Backend, key: bytes, parent: Checkpoint | None, samples: PageSamples | None) -> None:
+        """Load the fingerprints of the parent's packs under the store's `key`.
+
+        Searches take in the packs that `samples` suggest; the caller holds the store's lock while it uses them.
+        """
         self.packs: list[Pack] = []
+        self._backend = backend
+        self._key = key
+        self._samples = samples
+        self._tried: set[str] = set()
         self._name = parent.short_id if parent is not None else ""
         self._files: dict[tuple[str, str], Extents] = {}
         self._prints: list[Numbers] = []
@@ -50,6 +55,8 @@ class KnownPages:
                     numbers[number] = len(self.packs) - 1
                     self._prints.append(prints)
             self._take_extents(files, numbers)
+            self._tried.update(use.digest for use in parent.packs)
+        self.inherited = len(self.packs)
         self.starts: Positions = np.cumsum([0, *(pack.pages for pack in self.packs)], dtype=np.int64)
 
     def find_at(self, key: tuple[str, str], first: Numbers) -> Positions:
@@ -96,8 +103,25 @@ class KnownPages:
             yield at, content[page[at] % FRAME_PAGES]
 
     def find_by_fingerprint(self, prints: Numbers) -> Positions:
-        """Find a page with each fingerprint; -1 for none."""
-        return self._table.find(prints)
+        """Find a page with each fingerprint; -1 for none. Takes in packs that may have pages that are missing."""
+        found = self._table.find(prints)
+        missing = np.flatnonzero(found < 0)
+        if self._samples is None or not len(missing):
+            return found
+        rows, packs = self._samples.find(prints[missing])
+        while len(rows):
+            # First the pack that may have the most of them: other packs may have only copies.
+            suggested, counts = np.unique(packs, return_counts=True)
+            best = suggested[np.argmax(counts)]
+            if self._take_in(self._samples.digest(int(best))):
+                found[missing] = self._table.find(prints[missing])
+            is_left = (found[missing[rows]] < 0) & (packs != best)
+            rows, packs = rows[is_left], packs[is_left]
+        return found
+
+    def end_search(self) -> None:
+        """Take in no more packs."""
+        self._samples = None
 
     def fingerprints(self, pages: Positions) -> Numbers:
         """Return the fingerprints of the pages of these numbers."""
@@ -120,11 +144,33 @@ class KnownPages:
 
     @cached_property
     def _table(self) -> FingerprintTable:
-        table = FingerprintTable(min(MOST, int(self.starts[-1])))
+        size = min(MOST, int(self.starts[-1]))
+        table = FingerprintTable(MOST if self._samples else size, size)
         for prints in self._prints:
-            for start in range(0, len(prints), _AT_ONCE):
-                table.extend(prints[start : start + _AT_ONCE])
+            table.extend(prints)
         return table
+
+    def _take_in(self, digest: str) -> bool:
+        """Take in a pack that no checkpoint before has named to this one; return whether it was possible."""
+        if digest in self._tried or self._table.count >= MOST:
+            return False
+        self._tried.add(digest)
+        # Fingerprints are removed where damage is found, and are put in the cache after the pack's name is durable. A
+        # pack without them is left out: to read it whole would take long.
+        prints = load_kept_fingerprints(self._backend, self._key, digest)
+        if prints is None:
+            return False
+        try:
+            pack = open_pack(self._backend, digest)
+        except (IntegrityError, OSError):
+            return False
+        if pack.pages != len(prints):
+            return False
+        self.packs.append(pack)
+        self._prints.append(prints)
+        self.starts = np.append(self.starts, self.starts[-1] + pack.pages)
+        self._table.extend(prints)
+        return True
 
     def _load_pack(self, contents: Contents, number: int, backend: Backend, key: bytes) -> Numbers | None:
         try:

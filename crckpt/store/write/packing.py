@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -46,7 +46,11 @@ from crckpt.store.write.fingerprint_table import MOST, FingerprintTable
 from crckpt.store.write.imageset import Source, bytes_source, find_sources
 from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import NewPacks, new_packs, pages_in_a_pack
+from crckpt.store.write.page_samples import PageSamples
 from crckpt.store.write.read_ahead import Batch, FindExamined, read_ahead
+
+# New packs are numbered from here on until all known packs are known: those come first.
+_PROVISIONAL: Final = 1 << 31
 
 # Pages that are examined for copying at once: each takes some 50 bytes.
 _AT_ONCE: Final = 1 << 14
@@ -71,7 +75,7 @@ class PackedImages(Struct, frozen=True):
     """The packed images, as a commit needs them.
 
     `packs` are finished, with their fingerprints beside them; there are none if no page was new. `raw` is in bytes;
-    `copied` is how many known pages were stored again, so that old packs die.
+    `copied` is how many known pages were stored again, so that old packs die. `samples` get those of the new packs.
     """
 
     packs: tuple[FinishedPack, ...]
@@ -80,18 +84,21 @@ class PackedImages(Struct, frozen=True):
     raw: int
     counts: PackedPages
     copied: int
+    samples: PageSamples | None
 
 
 class PackOptions(Struct, frozen=True):
     """The directory in which packs are written, the zstd level, and what gets (bytes done, bytes in all).
 
     `level` None chooses one that suits the pages. Without `dedup` every page that is not zero is stored.
+    `count_uses` counts the pages of each pack that the checkpoint of another job uses that uses most of it.
     """
 
     directory: Path
     level: int | None
     dedup: bool
     progress: Callable[[int, int], None]
+    count_uses: Callable[[], Mapping[str, int]]
 
 
 def pack_images(
@@ -114,7 +121,13 @@ def pack_images(
     raw = size + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
     # With a base, the images have left pages to the parent: it is needed even without dedup.
-    known = KnownPages(backend, key, parent if target.dedup or base else None)
+    samples = PageSamples(backend, key) if target.dedup else None
+    known = KnownPages(backend, key, parent if target.dedup or base else None, samples)
+
+    def find_used_by_others() -> Positions:
+        uses = target.count_uses()
+        return np.array([uses.get(pack.digest, 0) for pack in known.packs], np.int64)
+
     left = [known.find_inherited(source.key, source.left) for source in found]
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
@@ -122,9 +135,11 @@ def pack_images(
         packing = Packing(known, new_pages, packs, key, find)
         # The last page of each object is padded, and counts as a whole.
         files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
+        known.end_search()
         counts, new = _add_inherited(packing.counts, left), packs.pages
         # Once it is known how much is new: that limits what is copied.
-        chosen = choose_pages(_find_known_pages_in_use(files, left, known), known.starts, new)
+        used = _find_known_pages_in_use(files, left, known)
+        chosen = choose_pages(used, known.starts, new, known.inherited, find_used_by_others)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _packs_used(files)
@@ -145,11 +160,15 @@ def pack_images(
         raw=raw,
         counts=counts,
         copied=copied,
+        samples=samples,
     )
 
 
 class Packing:
-    """Stores sources. In its extents the packs of `known` come first, then the new ones."""
+    """Stores sources. In its extents the packs of `known` come first, then the new ones.
+
+    `known` must take in no more packs once the first sources are stored.
+    """
 
     def __init__(
         self,
@@ -166,6 +185,7 @@ class Packing:
         self._packs = packs
         self._key = key
         self._find = find
+        self._first_new = _PROVISIONAL
 
     def store(
         self, sources: Sequence[Source], pool: Executor, progress: Callable[[int], None] = lambda _done: None
@@ -177,8 +197,9 @@ class Packing:
             parts[batch.source.key].append(self._store_batch(batch))
             done += batch.pages.size
             progress(done)
+        self._first_new = len(self._known.packs)
         return [
-            StoredFile(source.name, source.kind, source.size, source.pagemap, concatenate_extents(parts[source.key]))
+            StoredFile(source.name, source.kind, source.size, source.pagemap, self._join(parts[source.key]))
             for source in sources
         ]
 
@@ -194,6 +215,13 @@ class Packing:
         if len(rest):
             whole = join_extents(whole[np.argsort(whole["first"], kind="stable")])
         return replace(file, bytes=file.bytes + page_count(rest) * PAGE_SIZE, extents=whole)
+
+    def _join(self, parts: list[Extents]) -> Extents:
+        """Put extents together, and give new packs their numbers."""
+        joined = concatenate_extents(parts)
+        is_new = (joined["pack"] >= _PROVISIONAL) & (joined["pack"] != ZERO)
+        joined["pack"][is_new] -= np.uint32(_PROVISIONAL - self._first_new)
+        return joined
 
     def _store_again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
         """Store again the known pages that are `chosen`; `contents` gives them."""
@@ -254,7 +282,7 @@ class Packing:
         numbers, fresh = self._new_pages.number(prints)
         self._packs.add(pages, rows[fresh], prints[fresh])
         pack, page = self._packs.locations(numbers)
-        return pack + len(self._known.packs), page
+        return pack + self._first_new, page
 
 
 def _packs_used(files: Iterable[StoredFile]) -> list[int]:

@@ -24,6 +24,7 @@ from crckpt.store.write.imageset import Source
 from crckpt.store.write.known_pages import KnownPages
 from crckpt.store.write.new_packs import new_packs, pages_in_a_pack
 from crckpt.store.write.packing import Packing
+from crckpt.store.write.page_samples import PageSamples
 
 
 class TrialResult(Struct, frozen=True):
@@ -46,7 +47,7 @@ class StorageTrial:
     def __init__(self, repository: Repository, parent: Checkpoint | None, directory: Path, level: int | None) -> None:
         began = time.monotonic()
         self._key = read_key(repository.backend)
-        self._known = KnownPages(repository.backend, self._key, parent)
+        self._known = KnownPages(repository.backend, self._key, parent, PageSamples(repository.backend, self._key))
         # Builds the table of fingerprints, which a dump has to build, too.
         self._known.find_by_fingerprint(np.empty((0, 2), np.uint64))
         self.known_ms = (time.monotonic() - began) * 1000

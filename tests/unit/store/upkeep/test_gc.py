@@ -145,8 +145,8 @@ def test_gc_removes_half_written_tags(tmp_path: Path) -> None:
 def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> None:
     """It came and goes with its directory: something else has lost it. Its packs stay as long as it is not given up."""
     repository = open_store(tmp_path)
-    lost = store(repository, tmp_path, of_pages(1))
-    other = store(repository, tmp_path, of_pages(2), described("other"))
+    lost = store(repository, tmp_path, of_pages(*range(1, 100)))
+    other = store(repository, tmp_path, of_pages(*range(200, 250)), described("other"))
     manifest_path(repository, lost.id).unlink()
     assert repository.checkpoints() == (other,)
     assert [(bad.id, bad.job) for bad in repository.unreadable()] == [(lost.id, None)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from series import cost, disk, series, some_pages, start_program
 from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store import collect_garbage, ingest, verify
-from crckpt.store.format.extents import Mask
+from crckpt.store.format.extents import Mask, Positions
 from crckpt.store.write.copy_forward import (
     MOST_PACKS,
     OF_ALL,
@@ -159,40 +160,59 @@ def _used(*packs: tuple[int, int]) -> tuple[Mask, np.ndarray[tuple[int], np.dtyp
     return np.concatenate(masks), np.cumsum([0, *(size for size, _ in packs)], dtype=np.int64)
 
 
+def _choose(used: Mask, starts: Positions, new: int, inherited: int = 1000, others: Sequence[int] = (0,)) -> Mask:
+    return choose_pages(used, starts, new, inherited, lambda: np.array(others, np.int64))
+
+
 def test_the_least_used_packs_and_frames_go_first() -> None:
     used, starts = _used((3000, 2900), (1000, 130), (1000, 500))
-    chosen = choose_pages(used, starts, 60)
+    chosen = _choose(used, starts, 60)
     # 150 pages: all of the second pack, those of its third frame first; then of the third one's least used frame.
     assert chosen[3000:3130].all()
     assert np.flatnonzero(chosen[4000:]).tolist() == list(range(448, 448 + 20))
-    assert np.flatnonzero(choose_pages(used, starts, 1)).tolist() == [3128, 3129]
+    assert np.flatnonzero(_choose(used, starts, 1)).tolist() == [3128, 3129]
 
 
 def test_much_that_is_new_is_not_made_more_by_copying() -> None:
     used, starts = _used((10_000, 5000))
     expected = [int(PER_NEW * 50), int(OF_ALL * 5200), int(PER_NEW_OF_MUCH * 1000)]
-    assert [int(choose_pages(used, starts, new).sum()) for new in (50, 200, 1000)] == expected
+    assert [int(_choose(used, starts, new).sum()) for new in (50, 200, 1000)] == expected
 
 
 def test_nothing_is_copied_without_need() -> None:
     just_enough = int(2000 * USED_BELOW) - 900
     used, starts = _used((1000, just_enough), (1000, 0), (1000, 900))
-    assert not choose_pages(used, starts, 1000).any()
+    assert not _choose(used, starts, 1000).any()
     used, starts = _used((1000, just_enough - 1), (1000, 900))
-    assert choose_pages(used, starts, 1).sum() == int(PER_NEW)
+    assert _choose(used, starts, 1).sum() == int(PER_NEW)
     used, starts = _used((100, 20), (20, 20))
-    assert choose_pages(used, starts, 1000).sum() == 20, "what is used as a whole stays where it is"
-    assert not choose_pages(used, starts, 0).any()
-    assert not choose_pages(np.empty(0, np.bool_), np.zeros(1, np.int64), 5).any()
+    assert _choose(used, starts, 1000).sum() == 20, "what is used as a whole stays where it is"
+    assert not _choose(used, starts, 0).any()
+    assert not _choose(np.empty(0, np.bool_), np.zeros(1, np.int64), 5).any()
+
+
+def test_what_other_jobs_use_stays() -> None:
+    used, starts = _used((1000, 500), (1000, 400))
+    chosen = _choose(used, starts, 100, others=[1000, 0])
+    assert not chosen[:1000].any()
+    assert chosen[1000:].sum() == 50
+    assert not _choose(used, starts, 100, others=[1000, 700]).any()
+    assert _choose(used, starts, 100, others=[10, 500]).any()
+
+
+def test_a_few_pages_of_packs_of_others_are_copied() -> None:
+    used, starts = _used((1000, 1000), (1000, 15), (1000, 16))
+    assert np.flatnonzero(_choose(used, starts, 0, inherited=1)).tolist() == list(range(1000, 1015))
+    assert not _choose(used, starts, 0, inherited=2).any()
 
 
 def test_many_small_packs_become_one() -> None:
     used, starts = _used(*[(10, 10)] * MOST_PACKS, (5000, 5000), (10, 0))
-    chosen = choose_pages(used, starts, 1)
+    chosen = _choose(used, starts, 1)
     assert chosen.sum() == (MOST_PACKS + 1) // 2 * 10
     assert not chosen[MOST_PACKS * 10 :].any()
     used, starts = _used(*[(10, 10)] * MOST_PACKS, (10, 0))
-    assert not choose_pages(used, starts, 1).any()
+    assert not _choose(used, starts, 1).any()
 
 
 def test_the_number_of_packs_stays_bounded(tmp_path: Path) -> None:

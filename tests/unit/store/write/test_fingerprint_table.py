@@ -61,6 +61,16 @@ def test_of_equal_ones_the_oldest_is_found(prints: list[tuple[int, int]], most: 
     assert table.count == len(prints)
 
 
+@given(BATCHES, st.integers(0, 5))
+def test_a_table_grows(batches: list[list[tuple[int, int]]], expected: int) -> None:
+    small, large = FingerprintTable(200, expected), FingerprintTable(200)
+    for batch in batches:
+        assert [part.tolist() for part in small.number(_array(batch))] == [
+            part.tolist() for part in large.number(_array(batch))
+        ]
+        assert small.find(_array(batch)).tolist() == large.find(_array(batch)).tolist()
+
+
 def test_a_full_table_of_random_ones() -> None:
     prints = np.random.default_rng(1).integers(0, 1 << 63, (5000, 2)).astype(np.uint64)
     table = FingerprintTable(5000)

@@ -48,6 +48,12 @@ def test_what_the_parent_has_is_known_wherever_it_lies(tmp_path: Path) -> None:
     assert stored_on_trial(tmp_path, repository, parent, *known, run(1000)).stored > PAGE_SIZE // 4
 
 
+def test_what_another_job_has_is_known(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    store(repository, tmp_path, IMAGES)
+    assert stored_on_trial(tmp_path, repository, None, run(*NUMBERS)).stored == 0
+
+
 def test_what_two_processes_have_counts_once(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     alone = stored_on_trial(tmp_path, repository, None, run(*NUMBERS))
