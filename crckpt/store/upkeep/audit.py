@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -113,6 +114,20 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
     except MemoryError:
         return [Damage("index", checkpoint.id, "what it holds does not fit in memory", (checkpoint.id,))]
     return []
+
+
+def note_affected(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -> None:
+    """Note which damage affects a checkpoint that is not checked itself."""
+    if not any(use.digest in packs.broken or use.digest in packs.frames for use in checkpoint.packs):
+        return
+    place = index_extents(checkpoint)
+    if not packs.note_damage(checkpoint, place):
+        # What else is damaged is for a check of that checkpoint to find.
+        with suppress(CrckptError, MemoryError):
+            packs.note_damage(
+                checkpoint,
+                np.concatenate([place, *(file.extents for file in Contents(backend, checkpoint).index.files)]),
+            )
 
 
 def _check(pack: Pack, first: int) -> tuple[int, dict[int, str]]:

@@ -36,9 +36,10 @@ def verify(
 ) -> VerifyResult:
     """Read and check everything that these checkpoints (None: all) need; a pack is read once however many use it.
 
-    `progress` gets (bytes done, bytes in all). Raises NoSuchCheckpoint; damage is reported, not raised.
+    Damage names all checkpoints that need what is damaged, also those that are not verified. `progress` gets (bytes
+    done, bytes in all). Raises NoSuchCheckpoint; damage is reported, not raised.
     """
-    from crckpt.store.upkeep.audit import audit_contents, audit_packs
+    from crckpt.store.upkeep.audit import audit_contents, audit_packs, note_affected
 
     with repository.shared():
         wanted = repository.ids() if ids is None else tuple(dict.fromkeys(ids))
@@ -46,6 +47,10 @@ def verify(
         packs = audit_packs(repository.backend, checkpoints, progress)
         for checkpoint in checkpoints:
             damages += audit_contents(repository.backend, checkpoint, packs)
+        if packs.broken or packs.frames:
+            for checkpoint in repository.checkpoints():
+                if checkpoint.id not in wanted:
+                    note_affected(repository.backend, checkpoint, packs)
         damages += packs.damages()
         # So that no new checkpoint relies on these packs.
         forget_fingerprints(repository.backend, [*packs.broken, *packs.frames])
