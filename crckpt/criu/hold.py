@@ -158,7 +158,8 @@ def holds_at(
     if not can_hold(directory.parent, program):
         raise HostCannot(
             f"{directory} is mounted noexec, but CRIU must run a script there",
-            hint="install crckpt with a C compiler (gcc), or use a store on another mount: --store DIR",
+            hint="install crckpt with a C compiler (gcc), or name a directory on another mount: --store DIR, or for a "
+            "restore from a store that cannot be written --staging DIR",
         )
     directory.mkdir(mode=0o700)
     # Relative to CRIU's work directory, so that no mount of the tree can hide it.
