@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
@@ -54,7 +55,13 @@ class DumpRequest(Struct, frozen=True):
         return self.pre_copy is None or not self.pre_copy.abort_over
 
     def check(self) -> None:
-        """Raise UsageError if options contradict each other."""
+        """Raise UsageError if options contradict each other, or if the job is another PID."""
+        # $(pgrep NAME) may find several.
+        if self.target.isdecimal() and self.job and self.job.isdecimal() and Path("/proc", self.job).exists():
+            raise UsageError(
+                f"{self.job} is a PID, and would become the name of the job",
+                hint=f"name one process, all below it are included: crckpt dump {self.target} JOB",
+            )
         hint = "leave one of them out"
         if self.stop and self.asynchronous:
             raise UsageError("--stop and --async cannot be combined: --stop waits for the checkpoint", hint=hint)

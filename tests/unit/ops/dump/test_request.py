@@ -21,6 +21,14 @@ def test_options_that_contradict_each_other(request_: DumpRequest, option: str) 
     assert caught.value.hint
 
 
+def test_a_second_pid_is_no_name_of_a_job() -> None:
+    """As of $(pgrep python3), which may find several."""
+    with pytest.raises(UsageError, match=r"^1 is a PID, and would become the name of the job$"):
+        DumpRequest("5", "1").check()
+    DumpRequest("5", "4194305").check()  # no PID is as high
+    DumpRequest("unit:app", "1").check()
+
+
 @pytest.mark.parametrize(
     ("request_", "wants", "allows"),
     [
