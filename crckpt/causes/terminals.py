@@ -32,7 +32,7 @@ TERMINALS = (
     Cause(
         "no-terminal",
         "the tree had a terminal, but CRIU has none, or it is not the terminal of CRIU's session",
-        "restore it from a terminal: crckpt restore REF",
+        "restore it from a terminal, or on a new one: crckpt restore REF --tty new",
         "Don't have tty to inherit session from|Failed to set group .+ on .+: Inappropriate ioctl",
         "criu/tty.c",
         by_criu="--shell-job on dump and restore, from a terminal",
@@ -40,7 +40,7 @@ TERMINALS = (
     Cause(
         "session-missing",
         "the checkpoint has a terminal of session {session}, but not the leader of that session",
-        "restore it from a terminal: crckpt restore REF",
+        "restore it from a terminal, or on a new one: crckpt restore REF --tty new",
         r"No task found with sid (?P<session>\d+)",
         "criu/tty.c",
         by_criu="--shell-job on dump and restore, from a terminal",
@@ -83,7 +83,7 @@ TERMINALS = (
     Cause(
         "terminal-again",
         "CRIU cannot restore a terminal of the tree",
-        "restore it from a terminal: crckpt restore REF",
+        "restore it from a terminal, or on a new one: crckpt restore REF --tty new",
         "Can't open tty |Can't set sid on terminal|Can't set tty params|Unable to (?:un)?lock pty"
         "|Can't get tty (?:locked |window )?params",
         "criu/tty.c",
@@ -110,8 +110,7 @@ TERMINALS = (
         "terminal-of-another",
         "the tree runs as user {user} and needs a terminal, but this terminal belongs to user {owner}: the program "
         "could type commands into it",
-        "restore it from a terminal of user {user}, or in a new one: script -c 'crckpt restore REF --allow-weaker' "
-        "/dev/null",
+        "restore it on a new terminal: crckpt restore REF --tty new; or from a terminal of user {user}",
     ),
     Cause(
         "console-of-another",

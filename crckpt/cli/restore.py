@@ -113,6 +113,7 @@ def restore(
         crckpt restore trainer --detach
         crckpt restore trainer~1
         crckpt restore trainer:before-upgrade
+        crckpt restore editor --tty new --detach
     """
     request = RestoreRequest(
         ref=ref,

@@ -28,6 +28,7 @@ JOB: Final = f"prompt-{os.getpid()}"
 WITHIN_S: Final = 30
 USAGE: Final = 2
 NOT_RUNNING: Final = 14
+CANNOT: Final = 20
 REFUSED: Final = 24
 TERMINATED: Final = 128 + signal.SIGTERM
 TALKER: Final = (PYTHON, f"{PROGRAMS}/talker.py", "{workdir}", "--listen")
@@ -225,6 +226,38 @@ def test_after_a_restore_that_fails_nothing_holds_a_terminal(crckpt: Crckpt, wor
         assert "nothing is left behind" in process.communicate(timeout=WITHIN_S)[1]
     assert not runs(holders[0])
     assert not runs(pid)
+    with _restored(crckpt, workdir):
+        pass
+
+
+def test_a_crckpt_that_is_killed_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+    """Its CRIU gives up, and then the holder has nothing to hold."""
+    pid = _stop(crckpt, workdir, "job", TALKER)
+    obstructed = ObstructedCriu(tmp_path)
+    with obstructed.waits_at_first() as obstacle:
+        process = crckpt.start("restore", JOB, "--tty", "new", "--criu", str(obstructed.path))
+        obstacle.wait_reached()
+        (holder,) = (each for each in psutil.Process(process.pid).children() if _is_holder(each))
+        process.kill()
+        process.communicate(timeout=WITHIN_S)
+        assert holder.is_running()
+        obstacle.let_go()
+    wait_for(lambda: not runs(holder.pid), WITHIN_S, "the holder to end")
+    assert not runs(pid)
+
+
+def test_a_holder_that_is_killed_hangs_up(crckpt: Crckpt, workdir: Path) -> None:
+    """As a terminal whose window is closed; who attaches is told, and the next restore works."""
+    _stop(crckpt, workdir, "job", TALKER)
+    with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
+        shell.enter(f"{PROGRAM} attach {JOB}; echo ended with $?")
+        shell.wait_for(lambda shown: "says" in shown, "its output")
+        os.kill(terminal["holder"], signal.SIGKILL)
+        shell.wait_for(lambda shown: f"ended with {CANNOT}" in shown, "a failure")
+        assert "the process that holds the terminal has ended" in shell.shown
+        wait_for(lambda: not runs(terminal["pid"]), WITHIN_S, "the program to end by SIGHUP")
+        assert _find_terminal(crckpt, terminal["holder"]) is None
+        _wait_gone(terminal["pid"])
     with _restored(crckpt, workdir):
         pass
 
