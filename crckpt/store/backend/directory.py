@@ -143,8 +143,10 @@ def _check_owner_and_mode(root: Path) -> None:
     if status.st_uid not in (0, os.geteuid()):
         name_another = "name a store of your own: --store DIR"
         change = f"cp -R {root} DIR, and use that" if space.is_read_only(root) else f"chown -R root {root}"
+        # Root may follow the hint, which does not change what is in the store.
+        warning = "; a restore would run what this user has put there, as root" if os.geteuid() == 0 else ""
         raise StoreUnusable(
-            f"the store {root} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}",
+            f"the store {root} belongs to uid {status.st_uid}, but crckpt runs as uid {os.geteuid()}{warning}",
             hint=change if os.geteuid() == 0 else name_another,
         )
     # A backup, a snapshot or root's store that others can read is used as it is: to refuse it would protect nothing.
