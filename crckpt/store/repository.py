@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import LOST
 from crckpt.model import CheckpointId, JobName
+from crckpt.store.backend.access import make_write_error
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.layout import CHECKPOINTS, checkpoint_directory, manifest_name, pack_name
@@ -72,10 +73,7 @@ class Repository:
     def require_writable(self) -> None:
         """Raise StoreUnusable if this process cannot write to the store."""
         if refusal := self.backend.find_write_refusal():
-            raise StoreUnusable(
-                f"the store {self.backend.location} cannot be written: {refusal}",
-                hint="name another store: --store DIR",
-            )
+            raise make_write_error(self.root, refusal)
 
     def shared(self, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
         """Let nobody remove anything while the block runs. Raises StoreLocked after `timeout` seconds."""

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.store.backend.access import denied
+from crckpt.store.backend.access import make_read_error
 from crckpt.store.backend.directory import prepare_directory
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
@@ -46,7 +46,7 @@ def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Descripti
             error.message, hint="a store must not contain symbolic links: restore it from a backup"
         ) from error
     except PermissionError as error:
-        raise denied(root) from error
+        raise make_read_error(root) from error
     except OSError as error:
         if error.errno not in (errno.ENOTDIR, errno.EROFS):
             raise

@@ -173,7 +173,10 @@ def test_another_users_store_is_read_by_who_may_read_it(place: Path, tree: Tree,
     reader.run("diff", f"{JOB}~1", JOB)
     reader.run("export", JOB, exported)
     for words in (("tag", JOB, "good"), ("rm", JOB), ("gc",), ("import", exported, "imported")):
-        said = reader.run(*words, status=STORE).err
+        error = reader.run(*words, "--json", status=STORE).document["error"]
+        said, hint = error["message"], error["hint"]
+        again = shlex.join((f"CRCKPT_STORE={store}", "crckpt", *words, "--json"))
+        assert hint == f"sudo {again}; or name another store: --store DIR"
         assert f"the store {store} cannot be written: user nobody has no permission to write to {store}" in said
     assert files(store) == before
 

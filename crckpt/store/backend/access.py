@@ -1,6 +1,4 @@
-"""Find whether this process can write to the directory of a store: a snapshot, a backup or root's store may be readable
-only.
-"""
+"""Check whether this process can write to a store. A snapshot, a backup or root's store may be for reading only."""
 
 from __future__ import annotations
 
@@ -28,7 +26,14 @@ def find_write_refusal(root: Path) -> str:
     return ""
 
 
-def denied(root: Path) -> StoreUnusable:
+def make_write_error(root: Path, refusal: str) -> StoreUnusable:
+    """Make the error for a store to which this process cannot write; `refusal` is as of `find_write_refusal`."""
+    may_sudo = os.geteuid() != 0 and not space.is_read_only(root)
+    hint = f"{AGAIN_WITH_SUDO}; or {_ANOTHER}" if may_sudo else _ANOTHER
+    return StoreUnusable(f"the store {root} cannot be written: {refusal}", hint=hint)
+
+
+def make_read_error(root: Path) -> StoreUnusable:
     """Make the error for a store at `root` of which this process may not read something."""
     user = os.geteuid()
     with suppress(OSError):

@@ -1,5 +1,7 @@
 """One restore of a job at a time, by a lock that is named for the job."""
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -7,6 +9,7 @@ from image_sets import open_store
 
 from crckpt.errors import StoreLocked, UsageError
 from crckpt.model import JobName
+from crckpt.store import Repository
 
 JOB = JobName("job")
 
@@ -29,6 +32,29 @@ def test_what_a_killed_one_left_keeps_nobody_out(tmp_path: Path) -> None:
     (repository.root / "locks/restore-job").write_text("1")
     with repository.restoring(JOB, 0):
         pass
+
+
+def test_it_is_one_at_a_time_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """Then the lock lies in /run, for all paths that lead to the store."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    root = open_store(tmp_path).root
+    (tmp_path / "other").mkdir(mode=0o700)
+    try:
+        for place in (root, tmp_path / "other"):
+            subprocess.run(["mount", "--bind", root, place], check=True)
+            subprocess.run(["mount", "-o", "remount,ro,bind", place], check=True)
+        with Repository.open(root).restoring(JOB):
+            another = pytest.raises(StoreLocked, match="another restore of job is in progress: PID")
+            with another, Repository.open(tmp_path / "other").restoring(JOB, 0):
+                pass
+        with Repository.open(tmp_path / "other").restoring(JOB, 0):
+            pass
+        status = root.stat()
+        assert not list(Path("/run/crckpt/restores").glob(f"{status.st_dev:x}-{status.st_ino:x}-*"))
+    finally:
+        for place in (root, tmp_path / "other"):
+            subprocess.run(["umount", "--lazy", place], check=False)
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "", ".", "a/b", "a\n"])
