@@ -131,3 +131,19 @@ def test_an_upgraded_executable_is_the_same(crckpt: Crckpt, tmp_path: Path) -> N
             wait_for(lambda: psutil.Process(process.pid).exe() == str(executable), ENDS_WITHIN_S, "the program")
             assert dump(crckpt, process.pid) == "server"
             process.kill()
+
+
+def test_of_an_imported_checkpoint_the_executable_is_known(crckpt: Crckpt, tmp_path: Path) -> None:
+    """As of one that an older version made: its images name the executable."""
+    images = tmp_path / "images"
+    script(tmp_path, "train.py")
+    with running(tmp_path, PYTHON, "train.py") as pid:
+        dump(crckpt, pid)
+        crckpt.run("export", "train", str(images))
+        crckpt.run("import", str(images), "old")
+        assert dump(crckpt, pid, "old") == "old"
+        crckpt.run("import", str(images), "older")
+    (tmp_path / "wait.sh").write_text("echo ready\nwhile :; do sleep 1000; done\n")
+    with running(tmp_path, "sh", "wait.sh") as pid:
+        said = crckpt.run("dump", str(pid), "older", status=REFUSED).err
+        assert f"but PID {pid} runs {tmp_path}/wait.sh" in said
