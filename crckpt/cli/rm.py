@@ -54,7 +54,7 @@ def rm(
         crckpt rm trainer --all --dry-run
     """
     context = options.make_context(store, config=config)
-    plan = plan_removal(context, tuple(refs), whole_jobs=everything)
+    plan = plan_removal(context, tuple(refs), whole_jobs=everything, dry_run=dry_run)
     if dry_run:
         freed = estimate_freed_bytes(context, plan.ids)
         document = {"removed": plan.ids, "lifted_locks": (), "dry_run": True, "bytes": freed}

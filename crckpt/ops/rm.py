@@ -34,12 +34,17 @@ class RemovalResult(Struct, frozen=True):
     lifted_locks: tuple[str, ...]
 
 
-def plan_removal(context: Context, refs: tuple[str, ...], *, whole_jobs: bool = False) -> PlannedRemoval:
+def plan_removal(
+    context: Context, refs: tuple[str, ...], *, whole_jobs: bool = False, dry_run: bool = False
+) -> PlannedRemoval:
     """Find the checkpoints that `refs` name; with `whole_jobs` these are jobs, and all their checkpoints are meant.
 
-    Raises NoSuchCheckpoint; UsageError if one is no job.
+    Raises NoSuchCheckpoint; UsageError if one is no job; without `dry_run` StoreUnusable if none can be removed.
     """
     repository = context.repository()
+    if not dry_run:
+        # Nobody is asked about what cannot be done.
+        repository.require_writable()
     with repository.shared():
         # Resolve all refs first: JOB~1 means another checkpoint once JOB is gone.
         names = (_find_job(repository, ref) if whole_jobs else (repository.resolve(ref),) for ref in refs)

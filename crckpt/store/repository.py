@@ -177,7 +177,9 @@ class Repository:
         return read_tags(self.backend)
 
     def mark_restored(self, checkpoint_id: CheckpointId) -> None:
-        """Record that a checkpoint was restored. Raises OSError if the store cannot be written."""
+        """Record that a checkpoint was restored. Raises StoreUnusable or OSError if the store cannot be written."""
+        # As root we could write into another user's store: our file would be in the way there.
+        self.require_writable()
         with self.shared():
             mark_restored(self.backend, checkpoint_id)
 

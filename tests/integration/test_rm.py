@@ -53,4 +53,4 @@ def test_quiet_commands_print_nothing(crckpt: Crckpt, tree: Tree) -> None:
     assert len(crckpt.run("list", "--quiet").out.splitlines()) == 2
     assert "can be checkpointed" in crckpt.run("dump", pid, JOB, "--dry-run", "-q").out
     assert crckpt.run("show", JOB, "--quiet", "--json").document
-    assert crckpt.run("show", "nosuch", "--quiet", status=12).err.startswith("crckpt: there is no job nosuch\n")
+    assert crckpt.run("show", "nosuch", "--quiet", status=12).err.startswith("crckpt: there is no job 'nosuch'\n")

@@ -43,7 +43,7 @@ def test_all_of_a_job(context: Context, repository: Repository, checkpoints: tup
     # Of a damaged one the job can still be read.
     flip(manifest_path(repository, second.id), 5)
     assert set(plan_removal(context, ("job",), whole_jobs=True).ids) == {first.id, second.id}
-    with pytest.raises(NoSuchCheckpoint, match="there is no job jop"):
+    with pytest.raises(NoSuchCheckpoint, match="there is no job 'jop'"):
         plan_removal(context, ("job", "jop"), whole_jobs=True)
     with pytest.raises(UsageError, match=f"{first.short_id} is no job"):
         plan_removal(context, (first.short_id,), whole_jobs=True)
