@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from msgspec.structs import asdict
@@ -11,6 +11,8 @@ from crckpt.cli import options
 from crckpt.cli.format import count, size
 from crckpt.cli.output import Output, emit
 from crckpt.ops.gc import gc as perform
+
+_CACHE: Final = "cache/"
 
 
 def gc(
@@ -22,8 +24,10 @@ def gc(
     """Free space: remove data that no checkpoint uses, and leftovers of interrupted dumps."""
     result = perform(options.make_context(store, config=config), dry_run=dry_run)
     verb = "would free" if dry_run else "freed"
-    what = f"{count(len(result.packs), 'pack')}, {count(len(result.leftovers), 'leftover')}"
-    line = f"{verb} {size(result.bytes)}: {what}"
+    # What is cached of a pack goes with it.
+    left = sum(not name.startswith(_CACHE) for name in result.leftovers)
+    of_others = f", {count(left, 'leftover')} of interrupted commands" if left else ""
+    line = f"{verb} {size(result.bytes)}: {count(len(result.packs), 'pack')}{of_others}"
     if not (result.packs or result.leftovers):
         # Checkpoints share data: after `rm` this is not obvious.
         line = "nothing to free: checkpoints use all data"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from command_line import CommandLine
 
 from crckpt.store import Checkpoint, Repository
@@ -13,5 +15,10 @@ def test_what_is_freed(typed: CommandLine, repository: Repository, checkpoints: 
     assert told.startswith("would free ")
     result = typed.result("gc")
     assert (len(result["packs"]), result["dry_run"]) == (2, False)
-    assert ": 2 packs, 2 leftovers\n" in told
+    assert told.endswith(": 2 packs\n")
     assert typed.say("gc") == "nothing to free: checkpoints use all data\n"
+
+
+def test_leftovers_are_of_interrupted_commands(typed: CommandLine, repository: Repository) -> None:
+    (Path(repository.backend.location) / "tmp/9999999-dead").mkdir()
+    assert typed.say("gc").endswith(": 0 packs, 1 leftover of interrupted commands\n")
