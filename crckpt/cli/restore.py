@@ -18,6 +18,7 @@ from crckpt.cli.help import ADVANCED
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import CrckptError, UsageError
+from crckpt.host.process.end_by_signal import end_by_signal
 from crckpt.ops.restore.foreground import wait_for_program
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform
@@ -104,7 +105,8 @@ def restore(
     """Bring a checkpointed tree back to life.
 
     Without **--detach** crckpt stays the parent of the program, passes signals on to it (except signals that it was
-    started to ignore, as by `nohup`), and exits with the program's own exit status.
+    started to ignore, as by `nohup`), and exits with the program's own exit status. At a prompt the program is a job of
+    the shell: ^C, ^Z, `fg` and `bg` work.
     crckpt first checks what would make the restore fail. If it fails all the same, nothing is left behind, and you can
     try it again.
 
@@ -135,22 +137,27 @@ def restore(
         raise UsageError("--tty needs new, null or the path of a file", hint="for example: --tty new")
     options.require_root("to restore a checkpoint")
     with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:
-        result = perform(
-            request, options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
-        )
-    output = Output(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)
+
+        def announce(restored: RestoreResult) -> None:
+            # As after the last byte: removes the bar.
+            progress(1, 1)
+            # stdout is the program's. The program needs us as its parent even if this cannot be printed.
+            with suppress(CrckptError):
+                emit("restore", Output(None, _lines(restored, verbose=verbose)), as_json=False, to_stderr=True)
+
+        context = options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
+        result = perform(request, context) if as_json else perform(request, context, announce)
     if detach or dry_run:
+        output = Output(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)
         emit("restore", output, as_json=as_json)
         return
-    if not as_json:
-        # stdout is the program's now. The program needs us as its parent even if this cannot be printed.
-        with suppress(CrckptError):
-            emit("restore", output, as_json=False, to_stderr=True)
     # With --json the only document comes after this, because it has the program's status.
-    status = wait_for_program(result)
+    end = wait_for_program(result)
     if as_json:
-        emit("restore", Output(_document(result, program_status=status), iter(())), as_json=True)
-    raise typer.Exit(status)
+        emit("restore", Output(_document(result, program_status=end.status), iter(())), as_json=True)
+    elif end.signal and request.terminal is not None:
+        end_by_signal(end.signal)
+    raise typer.Exit(end.status)
 
 
 def _document(result: RestoreResult, *, program_status: int | None = None) -> dict[str, object]:

@@ -86,7 +86,7 @@ class CriuRun:
         self._argv = argv
         self._log = log
         self._terminal = terminal
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._limited = limited
         self._hung = False
         self._failure: BaseException | None = None
@@ -125,7 +125,7 @@ class CriuRun:
             self._look_after(progress)
         status = self._child.wait()
         hung, waited_for = self._hung or self._dump_limit.is_killed, self._dump_limit.waited_for
-        return CriuResult(self._argv, status, read_log(self._log), self._started, time.monotonic(), hung, waited_for)
+        return CriuResult(self._argv, status, read_log(self._log), self.started, time.monotonic(), hung, waited_for)
 
     def _look_after(self, progress: Progress) -> None:
         """Limit its waits. If CRIU hangs and cannot be killed, raises the hold's failure, Interrupted or DumpFailed."""

@@ -1,6 +1,6 @@
 """A shell with one job, on the terminal that is its stdin: it says what becomes of the job, and does what it is told.
 
-The job is a process that runs `wait_on_terminal` for PROGRAM, a child in a group of its own. Run with PROGRAM and two
+The job is a process that runs `wait_for_job` for PROGRAM, a child in a group of its own. Run with PROGRAM and two
 descriptors: a line from the first, `fg`, continues the job; those to the second are `started PID`, `stopped` and
 `exited STATUS`.
 """
@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import suppress
 
-from crckpt.host.process.job_control import wait_on_terminal
+from crckpt.host.process.job_control import Job, wait_for_job
 
 PROGRAM, TOLD, SAYING = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 
@@ -25,7 +25,7 @@ def run_job() -> None:
     with suppress(PermissionError):  # it has done so itself, and runs
         os.setpgid(child, child)
     say(f"started {child}")
-    status = wait_on_terminal(child, 0)
+    status = wait_for_job(Job(child, child))
     os._exit(os.waitstatus_to_exitcode(status))
 
 

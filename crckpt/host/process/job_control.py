@@ -1,89 +1,287 @@
-"""Run a restored program as a job of the shell that started crckpt.
+"""Run a restored program as a job of the shell that started crckpt: keys and signals do what they do to the program.
 
 The shell knows only the process group of crckpt, and waits until crckpt stops or ends. The program often has its own
-group, which gets the terminal's input. So crckpt stops when the program stops, and gives it the terminal.
+group, or even its own session, which no key reaches. So crckpt stops when the program stops, gives it the terminal
+where that is possible, and forwards the signals that crckpt gets.
 """
 
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
-import time
-from contextlib import suppress
-from typing import Final
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any, Final
+
+from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.proc.status import read_status
+from crckpt.host.process.shell_terminal import ShellTerminal
+from crckpt.host.process.signals import FORWARDED, TYPED
 
 _LOOK_S: Final = 0.1
+_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 
 
-def wait_on_terminal(child: int, terminal: int, inside: int | None = None) -> int:
-    """Wait until a child, a program on our terminal, has ended; return its wait status. Stop whenever it stops.
+class Job(Struct, frozen=True):
+    """A restored program in the foreground.
 
-    `inside` is the program if it runs in a PID namespace: it is not our child, and `child` ends with it.
+    - `child`: our child to wait for
+    - `program`: our PID of the program; another one than `child` if it runs in a PID namespace
+    - `foreground`: our number of the group that gets what is typed, if the program has its own session
+    - `terminal`: the shell's terminal as it was before the restore, if the program got it
+    - `modes`: the settings that the program wants for it, if the program runs in the background
     """
-    # Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the child
-    # continues at once, if it has the terminal.
-    job = child if inside is None else inside
-    was_stopped = in_background = False
-    while True:
-        # There is no event when a shell brings a running job to the foreground, nor when `inside` stops.
-        looks = in_background or inside is not None
-        pid, status = os.waitpid(-1, os.WUNTRACED | (os.WNOHANG if looks else 0))
-        if pid == child and not os.WIFSTOPPED(status):
-            return status
-        has_stopped = pid == child if inside is None else not was_stopped
-        was_stopped = _is_stopped(job)
-        if has_stopped and was_stopped:
-            # `fg` may have come before the job was stopped because it read in the background.
-            was_continued = not _is_terminal_ours_alone(job, terminal) and _stop()
-            in_background = not _hand_on(job, terminal)
-            if was_continued or not in_background:
-                _continue(job)
-                was_stopped = False
-            continue
-        if in_background:
-            in_background = not _hand_on(job, terminal)
-        if looks and pid == 0:
-            time.sleep(_LOOK_S)
+
+    child: int
+    program: int
+    foreground: int = 0
+    terminal: ShellTerminal | None = None
+    modes: list[Any] | None = None
+
+    @property
+    def group(self) -> int:
+        """The program's process group; 0 if the program has gone."""
+        with suppress(OSError):
+            return os.getpgid(self.program)
+        return 0
+
+    @property
+    def is_in_our_session(self) -> bool:
+        """Whether our terminal can be the program's controlling terminal."""
+        with suppress(OSError):
+            return os.getsid(self.program) == os.getsid(0)
+        return False
+
+    @property
+    def typing_group(self) -> int:
+        """The group that gets what is typed."""
+        return self.group if self.is_in_our_session else self.foreground or self.group
+
+    def send(self, number: int, *groups: int) -> None:
+        """Send a signal to these process groups, or to the program alone."""
+        with suppress(ProcessLookupError):
+            if not groups:
+                os.kill(self.program, number)
+            for group in set(groups) - {0}:
+                os.killpg(group, number)
 
 
-def _is_stopped(pid: int) -> bool:
-    """Return whether it is still stopped: a signal to its group may have stopped us, too, until now."""
-    process = proc.read_process(pid)
-    return process is not None and process.state == "stopped"
+def wait_for_job(job: Job) -> int:
+    """Wait until a restored program has ended; return the wait status of `job.child`. Stop whenever the program stops.
+
+    Reaps other children of ours, too.
+    """
+    with _controlling_terminal() as terminal, _signals_collected() as signals:
+        return _Wait(job, terminal, signals).run()
 
 
-def _is_terminal_ours_alone(child: int, terminal: int) -> bool:
-    """Return whether our process group has the terminal, and the child is in another one."""
-    with suppress(OSError):
-        return os.tcgetpgrp(terminal) == os.getpgrp() != os.getpgid(child)
-    return False
+class _Signals:
+    """The signals that came and were not yet dealt with."""
+
+    def __init__(self, awake: int) -> None:
+        self._awake = awake
+        self.come: deque[int] = deque()
+
+    def arrive(self, number: int, _frame: FrameType | None) -> None:
+        self.come.append(number)
+
+    def wait(self, seconds: float | None) -> None:
+        """Block until a signal comes, but not longer than that."""
+        select.select([self._awake], [], [], seconds)
+        with suppress(BlockingIOError):
+            os.read(self._awake, 4096)
 
 
-def _hand_on(child: int, terminal: int) -> bool:
-    """Give the child's group the terminal if ours has it; return whether it has it now."""
-    with suppress(OSError):
-        group = os.getpgid(child)
-        if _is_terminal_ours_alone(child, terminal):
-            os.tcsetpgrp(terminal, group)
-        return os.tcgetpgrp(terminal) == group
-    return False
+class _Wait:
+    """The wait for a job. `terminal` is our controlling terminal, if we have one."""
 
+    def __init__(self, job: Job, terminal: int | None, signals: _Signals) -> None:
+        self._job, self._terminal, self._signals = job, terminal, signals
+        self._group = job.group
+        self._modes = job.modes
+        self._stopped_by = 0
+        self._was_stopped = self._in_background = False
 
-def _continue(child: int) -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(os.getpgid(child), signal.SIGCONT)
+    def run(self) -> int:
+        """Wait until it has ended."""
+        while True:
+            status = self._reap()
+            if status is not None:
+                self._take_terminal_back()
+                return status
+            self._look_after_program()
+            # There is no event when a shell brings a running job to the foreground, nor when a program in a namespace
+            # stops.
+            is_watched = self._in_background or self._job.program != self._job.child
+            self._signals.wait(_LOOK_S if is_watched else None)
+            while self._signals.come:
+                self._forward(self._signals.come.popleft())
 
+    def _reap(self) -> int | None:
+        """Reap ended children; return the wait status of the job if it has ended."""
+        with suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
+                if pid == 0:
+                    return None
+                if pid == self._job.child and not os.WIFSTOPPED(status):
+                    return status
+                if pid == self._job.program:
+                    self._stopped_by = os.WSTOPSIG(status)
+                    self._was_stopped = False
+        return None
 
-def _stop() -> bool:
-    """Stop as ^Z does; return whether we were stopped, and continued."""
-    # A blocked SIGCONT continues us, too, and stays pending.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCONT})
-    try:
-        # To this thread: it must stop before it continues.
-        signal.pthread_kill(threading.get_ident(), signal.SIGTSTP)
-        return signal.SIGCONT in signal.sigpending()
-    finally:
+    def _look_after_program(self) -> None:
+        """Stop if it has stopped. Give it the terminal if the shell has given that to us."""
+        process = proc.read_process(self._job.program)
+        # A signal to its group may have continued it by now, and stopped us until now.
+        is_stopped = process is not None and process.state == "stopped"
+        if is_stopped and not self._was_stopped and self._terminal is not None:
+            is_stopped = self._stop_with_program()
+        else:
+            self._in_background = not self._hand_on()
+        self._was_stopped = is_stopped
+
+    def _stop_with_program(self) -> bool:
+        """Stop, and continue the program once we are continued; return whether it is still stopped."""
+        # `fg` may have come before the program was stopped because it read in the background.
+        was_continued = self._must_hand_on() or self._stop()
+        self._in_background = not self._hand_on()
+        # Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the
+        # program goes on at once, unless it waits for the terminal.
+        if was_continued or not self._in_background:
+            self._job.send(signal.SIGCONT, self._job.group, self._job.typing_group)
+            return False
+        return True
+
+    def _stop(self) -> bool:
+        """Stop with our process group, as the terminal does; return whether we were stopped and continued."""
+        number = self._stopped_by if self._stopped_by in _STOPS else signal.SIGTSTP
+        before = signal.getsignal(number)
+        if number == signal.SIGTSTP and before == signal.SIG_IGN:
+            return False  # our parent wants that
+        # The shell waits for all of our group: the rest of a pipeline, or the script that runs us.
+        signal.signal(number, signal.SIG_IGN)
+        os.killpg(0, number)
+        signal.signal(number, signal.SIG_DFL)
+        self._forget_continuations()
+        # To this thread: it must stop before it goes on.
+        signal.pthread_kill(threading.get_ident(), number)
+        signal.signal(number, before)
+        # Another thread may have got SIGCONT: then its handler runs in a moment.
+        if signal.SIGCONT not in self._signals.come:
+            self._signals.wait(_LOOK_S)
+        was_continued = signal.SIGCONT in self._signals.come
+        self._forget_continuations()
+        return was_continued
+
+    def _forget_continuations(self) -> None:
+        for number in tuple(self._signals.come):
+            if number == signal.SIGCONT:
+                self._signals.come.remove(number)
+
+    def _forward(self, number: int) -> None:
+        """Do with the program what the signal would have done with it, had it been sent to the program."""
+        job = self._job
+        is_typed = self._is_ours_in_foreground()
+        if number == signal.SIGCHLD:
+            return
+        if number == signal.SIGCONT:
+            # Not to our own group: that would come back to us.
+            others = {job.group, job.typing_group} - {os.getpgrp()}
+            job.send(number, *others)
+        elif is_typed and job.group == os.getpgrp() and number in (*TYPED, signal.SIGTSTP):
+            return  # the terminal has sent it to the program, too
+        elif number == signal.SIGTSTP:
+            # The kernel does not stop an orphaned group by SIGTSTP: that of a program whose session is its own.
+            must_stop = not job.is_in_our_session and job.typing_group == job.group and _has_default_stop(job.program)
+            job.send(signal.SIGSTOP if must_stop else number, job.typing_group)
+        elif is_typed and number in TYPED:
+            job.send(number, job.typing_group)
+        else:
+            job.send(number)
+
+    def _is_ours_in_foreground(self) -> bool:
+        """Return whether our process group has the terminal."""
+        if self._terminal is None:
+            return False
+        with suppress(OSError):
+            return os.tcgetpgrp(self._terminal) == os.getpgrp()
+        return False
+
+    def _must_hand_on(self) -> bool:
+        """Return whether our process group has the terminal, and the program, in another group, could have it."""
+        job = self._job
+        return self._is_ours_in_foreground() and job.is_in_our_session and job.group not in (0, os.getpgrp())
+
+    def _hand_on(self) -> bool:
+        """Give the program's group the terminal if ours has it; return whether the program need not wait for it."""
+        if self._terminal is None or not self._job.is_in_our_session:
+            return True
+        with suppress(OSError):
+            if self._must_hand_on():
+                os.tcsetpgrp(self._terminal, self._job.group)
+                if self._job.terminal is not None and self._modes is not None:
+                    self._job.terminal.set_modes(self._modes)
+                self._modes = None
+            return os.tcgetpgrp(self._terminal) == self._job.group
+        return True  # it has gone
+
+    def _take_terminal_back(self) -> None:
+        """Take the terminal from the group of the program that has ended, for the script that runs us."""
+        # We are in the background: without this, the kernel would stop us.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        with suppress(OSError):
+            if self._terminal is not None and os.tcgetpgrp(self._terminal) == self._group:
+                os.tcsetpgrp(self._terminal, os.getpgrp())
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _has_default_stop(pid: int) -> bool:
+    """Return whether a process neither catches nor ignores SIGTSTP."""
+    with suppress(OSError):
+        fields = read_status(pid)
+        bit = 1 << (signal.SIGTSTP - 1)
+        return not (int(fields["SigCgt"], 16) | int(fields["SigIgn"], 16)) & bit
+    return True
+
+
+@contextmanager
+def _controlling_terminal() -> Iterator[int | None]:
+    """Open our controlling terminal; None if we have none."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        yield None
+        return
+    try:
+        yield terminal
+    finally:
+        os.close(terminal)
+
+
+@contextmanager
+def _signals_collected() -> Iterator[_Signals]:
+    """Collect the signals that come during the block. Those that our parent had ignored (nohup) stay ignored."""
+    awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signals = _Signals(awake)
+    # By a descriptor: a handler does not wake us if another thread gets the signal.
+    before_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    before: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT, *FORWARDED):
+            if signal.getsignal(number) != signal.SIG_IGN:
+                before[number] = signal.signal(number, signals.arrive)
+        yield signals
+    finally:
+        for known, handler in before.items():
+            signal.signal(known, handler)
+        signal.set_wakeup_fd(before_wake)
+        os.close(awake)
+        os.close(wake)

@@ -22,8 +22,9 @@ FORWARDED = (
 )
 """Signals that crckpt, or the init of a namespace, forwards to the restored program."""
 
-# The terminal sends these to its foreground group, which is the program's own.
-_TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
+TYPED = (signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH)
+"""Signals that a terminal sends to its foreground group, and that crckpt forwards."""
+
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -145,11 +146,16 @@ def forward_signals(pid: int, *, on_our_terminal: bool) -> None:
             os.kill(pid, number)
 
     for number in FORWARDED:
-        typed = on_our_terminal and number in _TYPED
-        handle_signal(number, signal.SIG_IGN if typed else pass_on)
+        typed = on_our_terminal and number in TYPED
+        # Not SIG_IGN: that is for signals that our parent had ignored.
+        handle_signal(number, _drop if typed else pass_on)
     if _interrupts.pending is not None:
         late, _interrupts.pending = _interrupts.pending, None
         pass_on(late, None)
+
+
+def _drop(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing with a signal."""
 
 
 def _deliver_unless_deferred() -> None:

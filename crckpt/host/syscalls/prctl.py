@@ -7,6 +7,7 @@ from typing import Final
 
 from crckpt.host.syscalls.libc import LIBC, check
 
+_SET_DUMPABLE: Final = 4
 _SET_SECCOMP: Final = 22
 _SECCOMP_MODE_STRICT: Final = 1
 _CAPBSET_READ: Final = 23
@@ -46,6 +47,11 @@ def drop_capability(number: int) -> None:
 def set_no_new_privileges() -> None:
     """Let no program that we execute get more rights than we have. Raises OSError."""
     _prctl(_SET_NO_NEW_PRIVS, 1)
+
+
+def forbid_core_dump() -> None:
+    """Let the kernel write no core file of us. Raises OSError."""
+    _prctl(_SET_DUMPABLE, 0)
 
 
 def enter_strict_seccomp() -> None:

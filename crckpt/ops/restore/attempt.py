@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -12,9 +14,17 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.restore.images import images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
+from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.terminals import find_terminal_files
 from crckpt.store import Checkpoint, Repository
 from crckpt.tracking.preload.library import restore_words
+
+Announce = Callable[[RestoreResult], None]
+"""Called with the result of a restore in the foreground, before the tree runs."""
+
+
+def ignore_announcement(_result: RestoreResult) -> None:
+    """Announce a restore to nobody."""
 
 
 class RestoreAttempt(Struct, frozen=True):
@@ -28,6 +38,7 @@ class RestoreAttempt(Struct, frozen=True):
     repository: Repository
     checkpoint: Checkpoint
     criu: Criu
+    announce: Announce = ignore_announcement
     has_new_terminal: bool = False
 
     @property

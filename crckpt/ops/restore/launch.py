@@ -70,7 +70,8 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         (hold,) = stack.enter_context(holds_at(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace and tree is not None:
-            own_session = outside.terminal is None
+            # A root that leads a session gets what is typed from us: the init must not get it, too.
+            own_session = outside.terminal is None or tree.root.sid == tree.root.pid
             start = run.start if outside.holder is None else outside.holder.start
             new = stack.enter_context(
                 namespace.pid_namespace(tree.root.pid, work, hold.owner, own_session=own_session, start=start)

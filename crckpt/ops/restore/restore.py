@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -12,6 +13,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
 from crckpt.criu.command import Paths
+from crckpt.criu.engine import CriuResult
 from crckpt.errors import (
     CrckptError,
     HostCannot,
@@ -28,6 +30,8 @@ from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
+from crckpt.host.process.job_control import Job
+from crckpt.host.process.shell_terminal import terminal_of_shell
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.host.process.terminal_numbers import lower_numbers_held
 from crckpt.host.terminal.restore_side import TerminalHolder
@@ -35,8 +39,9 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
-from crckpt.ops.restore.attempt import RestoreAttempt
+from crckpt.ops.restore.attempt import Announce, RestoreAttempt, ignore_announcement
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
+from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
@@ -62,8 +67,10 @@ if TYPE_CHECKING:
 _REPAIR = "find what can be repaired: crckpt verify --repair"
 
 
-def restore(request: RestoreRequest, context: Context) -> RestoreResult:
+def restore(request: RestoreRequest, context: Context, announce: Announce = ignore_announcement) -> RestoreResult:
     """Restore the checkpoint that `request.ref` names; with `or_older`, the newest one of its job that restores.
+
+    In the foreground, `announce` is called with the result before the tree runs.
 
     After a failure nothing is left behind, and the same restore can be tried again. Raises NoSuchCheckpoint,
     IntegrityError, PreflightRefused, HostCannot, RestoreFailed, and StoreLocked if another restore of the job is in
@@ -80,20 +87,30 @@ def restore(request: RestoreRequest, context: Context) -> RestoreResult:
             # Two restores at once would find the same PIDs free, and cut back the same files.
             stack.enter_context(repository.restoring(newest.job))
         if not request.or_older:
-            return _restore_checkpoint(RestoreAttempt(request, context, repository, newest, context.criu()))
-        return _restore_newest(request, context, repository, newest)
+            attempt = RestoreAttempt(request, context, repository, newest, context.criu(), announce)
+            return _restore_checkpoint(attempt)
+        return _restore_newest(request, context, repository, newest, announce)
 
 
 def _restore_newest(
-    request: RestoreRequest, context: Context, repository: Repository, newest: Checkpoint
+    request: RestoreRequest, context: Context, repository: Repository, newest: Checkpoint, announce: Announce
 ) -> RestoreResult:
     """Restore `newest`, or the next older checkpoint that can be restored."""
     criu = context.criu()
     damaged = tuple((bad.id, bad.why) for bad in repository.unreadable(newest.job))
     failures: list[tuple[Checkpoint, CrckptError]] = []
+
+    def add_skipped(restored: RestoreResult) -> RestoreResult:
+        failed = tuple((bad.id, error.message) for bad, error in failures)
+        return replace(restored, skipped=(*damaged, *failed))
+
+    def announce_with_skipped(restored: RestoreResult) -> None:
+        announce(add_skipped(restored))
+
     for checkpoint in repository.back_from(newest):
         try:
-            restored = _restore_checkpoint(RestoreAttempt(request, context, repository, checkpoint, criu))
+            attempt = RestoreAttempt(request, context, repository, checkpoint, criu, announce_with_skipped)
+            restored = _restore_checkpoint(attempt)
         except (IntegrityError, PreflightRefused, RestoreFailed) as error:
             if isinstance(error, PreflightRefused) and error.is_in_use:
                 # A PID, a port or a lock is in use: maybe the program itself runs, so do not start an older one.
@@ -101,8 +118,7 @@ def _restore_newest(
                 raise PreflightRefused(error.message, hint=error.hint, causes=causes, is_in_use=True) from error
             failures.append((checkpoint, error))
         else:
-            failed = tuple((bad.id, error.message) for bad, error in failures)
-            return replace(restored, skipped=(*damaged, *failed))
+            return add_skipped(restored)
     if len(failures) == 1:
         raise failures[0][1]
     raise RestoreFailed(
@@ -126,6 +142,11 @@ def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
         raise type(ours)(f"{ours.message}; nothing is left behind", hint=ours.hint) from error
     except CrckptError as error:
         raise fill_in_failure(error, attempt) from error
+    return _name_ref(result, attempt)
+
+
+def _name_ref(result: RestoreResult, attempt: RestoreAttempt) -> RestoreResult:
+    """Name the checkpoint in the remedies of the warnings."""
     warnings = fill_in_warnings(result.verdict.warnings, attempt)
     return replace(result, verdict=replace(result.verdict, warnings=warnings))
 
@@ -267,6 +288,22 @@ def _follow(
     detach, root = attempt.request.detach, tree.root.pid
     is_ours = verdict.needs_terminal and holder is None
     lost: list[Finding] = []
+    modes: list[Any] = []
+
+    def make_result(ended: float, job: Job | None = None) -> RestoreResult:
+        return RestoreResult(
+            attempt.checkpoint,
+            replace(verdict, warnings=(*verdict.warnings, *lost)),
+            criu.command,
+            attempt.criu,
+            pid=criu.init or root,
+            job=job,
+            restore_ms=(ended - criu.run.started) * 1000,
+            holder=holder,
+        )
+
+    def announce() -> None:
+        attempt.announce(_name_ref(make_result(time.monotonic()), attempt))
 
     def in_hold() -> None:
         # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
@@ -276,10 +313,13 @@ def _follow(
         lost.extend(attributes.set_all(criu.init))
         if holder is not None:
             lost.extend(give_terminal(holder, tree, criu.init))
+        if not detach:
+            # Now: the program may write to this terminal as soon as it runs.
+            modes.extend(announce_on_terminal(announce, terminal))
 
     # A new PID namespace ends with its init, and all its processes with it.
     ours = frozenset[int]() if criu.new else find_needed_ids(tree)
-    with interrupts_deferred():
+    with interrupts_deferred(), terminal_of_shell(attempt.request.terminal if is_ours else None) as terminal:
         if streams is not None:
             criu.streamer.serve(streams)
         with orphans.ended_on_failure(ours):
@@ -287,39 +327,28 @@ def _follow(
             if not result.ok:
                 with interrupts_allowed():
                     criu.streamer.check()
-                    # Only for failures, and slow to load.
-                    from crckpt.ops.failure_locations import name_place_in_images
-
-                    raise criu_failure(
-                        result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind"
-                    )
-            if detach:
-                # A root that fails at once is no restore; in the foreground its own status says so.
-                lost.extend(_check_root(root, criu.init, holder))
+                    raise _criu_failure(result, tree)
+            # A root that fails at once is no restore; in the foreground its own status says so.
+            lost.extend(_check_root(root, criu.init, holder) if detach else ())
         # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
         _mark_restored(attempt)
-        pid = criu.init or root
-        program = criu.new.parent if criu.new else root
+        child = criu.new.parent if criu.new else root
         if holder is not None:
-            outer = proc.outer_pids((root,), criu.init).get(root, pid)
-            lost.extend(commit_terminal(holder, attempt, tree, outer, program))
+            outer = proc.outer_pids((root,), criu.init).get(root, criu.init or root)
+            lost.extend(commit_terminal(holder, attempt, tree, outer, child))
         if detach:
             ignore_interrupts()
-        else:
-            forward_signals(pid, on_our_terminal=is_ours)
-    return RestoreResult(
-        attempt.checkpoint,
-        replace(verdict, warnings=(*verdict.warnings, *lost)),
-        criu.command,
-        attempt.criu,
-        pid=pid,
-        child=None if detach else program,
-        terminal=attempt.request.terminal if is_ours else None,
-        root_in_namespace=proc.outer_pids((root,), criu.init).get(root) if criu.new and is_ours else None,
-        restore_ms=(result.ended - result.started) * 1000,
-        holder=holder,
-    )
+            return make_result(result.ended)
+        forward_signals(criu.init or root, on_our_terminal=is_ours and tree.root.sid != root)
+        return make_result(result.ended, start_job(tree, child, criu.init, terminal, modes))
+
+
+def _criu_failure(result: CriuResult, tree: ImageTree) -> CrckptError:
+    # Only for failures, and slow to load.
+    from crckpt.ops.failure_locations import name_place_in_images
+
+    return criu_failure(result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind")
 
 
 def _lift_network_lock(checkpoint: Checkpoint) -> None:

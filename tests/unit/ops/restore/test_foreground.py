@@ -11,7 +11,8 @@ import pytest
 from dump_targets import CRIU
 from own_process import children
 
-from crckpt.ops.restore.foreground import wait_for_program
+from crckpt.host.process.job_control import Job
+from crckpt.ops.restore.foreground import ProgramEnd, wait_for_program
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.store import Checkpoint
@@ -20,21 +21,28 @@ VERDICT = Verdict((), (), (), (), needs_terminal=False)
 
 
 def of_child(pid: int) -> RestoreResult:
-    return RestoreResult(cast(Checkpoint, None), VERDICT, (), CRIU, pid=pid, child=pid)
+    return RestoreResult(cast(Checkpoint, None), VERDICT, (), CRIU, pid=pid, job=Job(pid, pid))
 
 
-@pytest.mark.parametrize(("command", "status"), [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 128 + signal.SIGTERM)])
-def test_the_status_is_that_of_the_program(command: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("command", "end"),
+    [
+        ("exit 0", ProgramEnd(0, 0)),
+        ("exit 7", ProgramEnd(7, 0)),
+        ("kill -TERM $$", ProgramEnd(128 + signal.SIGTERM, signal.SIGTERM)),
+    ],
+)
+def test_the_end_is_that_of_the_program(command: str, end: ProgramEnd) -> None:
     process = subprocess.Popen(["/bin/sh", "-c", command])
     found = wait_for_program(of_child(process.pid))
-    process.returncode = found  # it is reaped
-    assert found == status
+    process.returncode = found.status  # it is reaped
+    assert found == end
 
 
 def test_processes_that_became_children_meanwhile_are_reaped(tmp_path: Path) -> None:
     before = children()
     process = subprocess.Popen(["/bin/sleep", "0.2"])
     other = subprocess.Popen(["/bin/true"])
-    assert wait_for_program(of_child(process.pid)) == 0
+    assert wait_for_program(of_child(process.pid)).status == 0
     process.returncode = other.returncode = 0
     assert children() == before
