@@ -263,9 +263,10 @@ def crckpt(*words: str) -> dict[str, Any]:
     return result
 
 
-def test_a_program_from_a_prompt_comes_back_as_a_service() -> None:
-    """On a new terminal; the unit names the program, not crckpt; and to stop the unit ends it."""
-    workdir = Path("/var/lib/prompt")
+@pytest.mark.parametrize(("kind", "more"), [("exec", ()), ("forking", ("--detach",))])
+def test_a_program_from_a_prompt_comes_back_as_a_service(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
+    """On a new terminal; the unit names the program, not crckpt or the holder; and to stop the unit ends it."""
+    workdir = tmp_path / "prompt"
     workdir.mkdir()
     talker = ("/usr/bin/python3", "/opt/programs/talker.py", str(workdir), "--listen")
     with Tmux(workdir / "tmux", "bash", "--norc") as window:
@@ -275,20 +276,22 @@ def test_a_program_from_a_prompt_comes_back_as_a_service() -> None:
         crckpt("dump", str(pid), "prompt", "--stop")
         wait_for(lambda: not Path(f"/proc/{pid}").exists(), READY_S, "the program to be gone")
     before = _all_say(workdir)
-    restore = (sys.executable, "-m", "crckpt", "restore", "prompt", "--tty", "new", "--store", "/tmp/store")
+    restore = (sys.executable, "-m", "crckpt", "restore", "prompt", "--tty", "new", "--store", "/tmp/store", *more)
     here = Path(__file__).resolve().parents[2]
-    _output("systemd-run", "--unit=prompt", "--property=Type=exec", f"--setenv=PYTHONPATH={here}", *restore)
+    _output("systemd-run", "--unit=prompt", f"--property=Type={kind}", f"--setenv=PYTHONPATH={here}", *restore)
     wait_for(lambda: _all_say(workdir) > before + 2, READY_S, "it to go on")
     listed = _output(sys.executable, "-m", "crckpt", "attach", "--list", "--json")
     (terminal,) = json.loads(listed)["result"]["terminals"]
     assert terminal["pid"] == pid
     assert _cgroup(pid) == "/system.slice/prompt.service"
-    assert Service("prompt").pid not in (pid, terminal["holder"])
+    assert (Service("prompt").pid == terminal["holder"]) == (kind == "forking")
+    assert Service("prompt").pid != pid
     for target in ("unit:prompt", "cgroup:/system.slice/prompt.service"):
         assert crckpt("dump", target, "again")["pid"] == pid
     _output("systemctl", "stop", "prompt")
     assert not any(Path(f"/proc/{number}").exists() for number in (pid, terminal["holder"]))
     assert "says" in Path(terminal["log"]).read_text()
+    subprocess.run(["systemctl", "reset-failed", "prompt"], check=False)
 
 
 def _all_say(workdir: Path) -> int:

@@ -81,12 +81,27 @@ def attach(path: Path, ours: int, key: int | None) -> int | None:
         relay = _Relay(connection, ours, key)
         try:
             return relay.run(resized)
+        except _ClosedError:
+            raise _explain_closed(path) from None
         except OSError:
             # Our terminal has gone.
             return None
         finally:
             with suppress(OSError):
                 os.write(ours, relay.modes.resetting())
+
+
+class _ClosedError(Exception):
+    """The holder has closed the connection."""
+
+
+def _explain_closed(path: Path) -> HostCannot:
+    again = _connect(path)
+    if again is None:
+        return HostCannot("the process that holds the terminal has ended", hint="its output is in the log")
+    again.close()
+    hint = "attach again: crckpt attach; what it wrote is in the log"
+    return HostCannot("crckpt was detached, because this terminal took no output for long", hint=hint)
 
 
 class _Relay:
@@ -144,7 +159,7 @@ class _Relay:
         elif kind == REFUSED:
             raise HostCannot(content.decode(errors="replace"))
         elif not data:
-            raise HostCannot("the process that holds the terminal has ended", hint="its output is in the log")
+            raise _ClosedError
         return None
 
     def _send(self) -> None:
