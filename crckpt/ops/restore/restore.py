@@ -26,8 +26,6 @@ from crckpt.errors import (
 )
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
-from crckpt.host.disk.files import name_with_ending
-from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
 from crckpt.host.process.job_control import Job
@@ -51,6 +49,7 @@ from crckpt.ops.restore.outside_ends import OutsideEnds, socket_outputs
 from crckpt.ops.restore.remedies import fill_in_failure, fill_in_warnings
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
+from crckpt.ops.restore.rewound_files import files_rewound, name_kept_files
 from crckpt.ops.restore.survey import survey
 from crckpt.ops.restore.work_directory import find_work_place
 from crckpt.preflight.attribute_record import read_attribute_record
@@ -199,8 +198,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             criu = stack.enter_context(launched_criu(attempt, outside, tree))
         recorded = RecordedFiles(details.get("files", {}))
         # Only until the tree runs: its files are its own then.
-        with _files_rewound(checkpoint, verdict) as kept:
-            verdict = replace(verdict, warnings=tuple(_name_kept_files(verdict.warnings, kept)))
+        with files_rewound(checkpoint, verdict) as kept:
+            verdict = replace(verdict, warnings=tuple(name_kept_files(verdict.warnings, kept)))
             return _follow(attempt, tree, verdict, criu, streams, attributes, recorded, outside.holder)
 
 
@@ -381,26 +380,3 @@ def _check_root(root: int, init: int | None, holder: TerminalHolder | None) -> I
         f"the root of the restored tree, PID {root}, ended at once{ending.clause}; nothing is left behind",
         hint="run it without --detach to see its output: crckpt restore REF",
     )
-
-
-@contextmanager
-def _files_rewound(checkpoint: Checkpoint, verdict: Verdict) -> Iterator[dict[str, Path]]:
-    """Cut files back; give for each the path of the file with what was cut off."""
-    kept_files: dict[str, Path] = {}
-    with ExitStack() as stack:
-        for rewind in verdict.rewinds:
-            path = Path(rewind.path)
-            kept = name_with_ending(path.name, f".after-{checkpoint.id[:12]}")
-            # A restore that fails leaves the files as they were.
-            kept_files[rewind.path] = stack.enter_context(restored_on_failure(path, rewind.size, kept))
-        yield kept_files
-
-
-def _name_kept_files(warnings: tuple[Finding, ...], kept_files: dict[str, Path]) -> Iterator[Finding]:
-    """Name in the warning of each file that was cut back the file with what was cut off."""
-    for warning in warnings:
-        kept = next((kept for path, kept in kept_files.items() if warning.what.startswith(f"{path} ")), None)
-        if warning.key != "file-rewound" or kept is None:
-            yield warning
-        else:
-            yield replace(warning, remedy=cause("file-rewound").finding(kept=kept).remedy)
