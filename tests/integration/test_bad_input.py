@@ -261,7 +261,7 @@ def test_unknown_refs_name_what_is_near(crckpt: Crckpt) -> None:
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
     for command in ("show", "restore", "verify", "rm"):
-        said = _refused(crckpt, UNKNOWN, command, "trianer", names=("no job trianer",), both=False)
+        said = _refused(crckpt, UNKNOWN, command, "trianer", names=("no job 'trianer'",), both=False)
         assert "trainer" in said["hint"]
     assert (
         "trainer:golden"

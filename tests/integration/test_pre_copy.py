@@ -254,7 +254,7 @@ def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target)
     assert "incremental: what was written since round 1\n" in planned()
     checkpoint = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     assert f"incremental: what was written since {checkpoint[:12]}\n" in planned()
-    assert "incremental" not in planned("--no-incremental")
+    assert "full dump: --no-incremental was given\n" in planned("--no-incremental")
 
 
 def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
