@@ -126,7 +126,7 @@ def test_stopped_unit_comes_back_outside_of_systemd(started: Callable[[str], Ser
     stopped = counter.counters()
     wait_for(lambda: counter.shows("ActiveState") == "failed", 20, "systemd to see that the unit has ended")
     assert counter.shows("Result") == "signal"
-    assert "it is failed (failed)" in refused(2, "dump", "unit:counter")["message"]
+    assert "it is failed (failed)" in refused(14, "dump", "unit:counter")["message"]
 
     assert crckpt("restore", "job", "--detach")["pid"] == pid
     counter.goes_on_from(stopped)
