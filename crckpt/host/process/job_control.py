@@ -61,7 +61,18 @@ class Job(Struct, frozen=True):
     @property
     def typing_group(self) -> int:
         """The group that gets what is typed."""
-        return self.group if self.is_in_our_session else self.foreground or self.group
+        return self.group if self.is_in_our_session or not self._has_foreground else self.foreground
+
+    @property
+    def _has_foreground(self) -> bool:
+        """Whether `foreground` is still a group of the program's session: its number may be that of another by now."""
+        with suppress(OSError):
+            session = os.getsid(self.program)
+            with suppress(ProcessLookupError):
+                return self.foreground != 0 and os.getsid(self.foreground) == session
+            # Its first process has ended. As long as others are in the group, no other process gets its number.
+            return True
+        return False
 
     def send(self, number: int, *groups: int) -> None:
         """Send a signal to these process groups, or to the program alone."""

@@ -15,6 +15,8 @@ from typing import Final
 from entering import state, wait_for
 from places import TESTS
 
+from crckpt.host.process.job_control import Job
+
 WITHIN_S: Final = 20
 STOP: Final = b"\x1a"
 JOB_SHELL: Final = str(TESTS / "programs/job_shell.py")
@@ -120,3 +122,21 @@ def test_a_program_that_stops_stops_its_job_and_goes_on_with_it() -> None:
         os.write(found.master, b"words\n")
         found.wait_shown(b"got words")
         assert found.wait("exited") == "0"
+
+
+def test_a_group_that_has_gone_gets_no_keys() -> None:
+    """A program chooses its groups, and can end one so that others get its number."""
+    program, stranger = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
+    member = subprocess.Popen(["setsid", "sh", "-mc", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)
+    try:
+        assert member.stdout is not None
+        group = int(member.stdout.readline())
+        assert Job(program.pid, program.pid, foreground=stranger.pid).typing_group == program.pid
+        assert Job(member.pid, member.pid, foreground=group).typing_group == group
+        os.kill(group, signal.SIGKILL)
+    finally:
+        for process in (program, stranger, member):
+            process.kill()
+            process.wait()
+        if member.stdout is not None:
+            member.stdout.close()
