@@ -173,6 +173,8 @@ _VERBS: Mapping[str, Callable[[Disk, list[tuple[str, ...]], bytes], None]] = {
     "mkdir": Disk.mkdir,
     "create": Disk.create,
     "write": Disk.write,
+    # At the end, too.
+    "write-at": Disk.write,
     "sync": Disk.sync,
     "sync-directory": Disk.sync_directory,
     "rename": Disk.rename,

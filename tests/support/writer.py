@@ -23,6 +23,8 @@ from image_sets import described
 from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, collect_garbage, ingest, materialise, repair
+from crckpt.store.read.details import cache_details
+from crckpt.store.restored import mark_restored, remove_mark
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
 """When checkpoints of writers were created, if not said: after all that tests make themselves."""
@@ -116,6 +118,18 @@ def _keep_restores_out(repository: Repository, job: str) -> None:
         pass
 
 
+def _mark_restored(repository: Repository, ref: str) -> None:
+    checkpoint_id = repository.resolve(ref)
+    mark_restored(repository.backend, checkpoint_id)
+    remove_mark(repository.backend, checkpoint_id)
+
+
+def _cache_details(repository: Repository, ref: str) -> None:
+    checkpoint = repository.get(repository.resolve(ref))
+    with repository.transaction() as begun:
+        cache_details(repository, checkpoint, b"{}", begun.path)
+
+
 def _rm(repository: Repository, *refs: str) -> None:
     repository.remove([repository.resolve(ref) for ref in refs])
 
@@ -135,6 +149,8 @@ _ACTS: dict[str, Callable[..., object]] = {
     "ingest": _dump,
     "tag": _tag,
     "untag": Repository.untag,
+    "mark restored": _mark_restored,
+    "cache details": _cache_details,
     "rm": _rm,
     "gc": collect_garbage,
     "materialise": _restore,

@@ -24,6 +24,8 @@ NOT_TAKEN = {
     *("description.unlink", "fingerprint-key.unlink", "manifest-directory.unlink", "manifest-directory.rmdir"),
     # A transaction has no directories in directories.
     "transaction.rename",
+    # A mark is empty.
+    "restored.write",
     # A manifest that is replaced was damaged.
     "manifest.unlink",
     # Every store has the directories of its cache.
