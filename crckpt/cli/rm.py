@@ -33,7 +33,7 @@ def rm(
     ] = False,
     yes: Annotated[
         bool,
-        typer.Option("--yes", help="Do not ask, even if nothing else can bring back a program that its dump ended."),
+        typer.Option("--yes", help="Do not ask, even about the last checkpoint of a program that dump --stop ended."),
     ] = False,
     store: options.Store = None,
     config: options.ConfigPath = None,
@@ -41,9 +41,9 @@ def rm(
 ) -> None:
     """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
 
-    `crckpt dump --stop` ends a program. As long as it was not restored, the last checkpoint of its job alone has its
-    state: crckpt asks before it removes that one. Where there is no terminal to ask on, it removes nothing and exits
-    with 24, unless **--yes** is given.
+    `crckpt dump --stop` ends a program. Until it is restored, only the last checkpoint of its job has its state: crckpt
+    asks before it removes that checkpoint. Where there is no terminal to ask on, it removes nothing and exits with 24,
+    unless **--yes** is given.
 
     After `crckpt dump --stop --tcp keep`, a firewall rule drops the packets of the tree's connections until you restore
     the checkpoint. Removing the checkpoint removes that rule too.
@@ -81,7 +81,7 @@ def _confirm(plan: PlannedRemoval, refs: list[str], *, everything: bool, as_json
 
 def _irreplaceable_lines(plan: PlannedRemoval) -> Iterator[str]:
     for checkpoint in plan.irreplaceable:
-        yield f"{title(checkpoint)} alone has the state of a program that its dump ended and that was not restored"
+        yield f"only {title(checkpoint)} has the last state of a program that dump --stop ended; it was not restored"
 
 
 def _planned_lines(plan: PlannedRemoval, freed: int | None) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _planned_lines(plan: PlannedRemoval, freed: int | None) -> Iterator[str]:
     if freed is None:
         yield "how much space that frees is unknown, because another checkpoint cannot be read: crckpt list\n"
     else:
-        yield f"crckpt gc would then free {size(freed)} more\n"
+        yield f"that would free {size(freed)}, once crckpt gc has run\n"
 
 
 def _lines(result: RemovalResult) -> Iterator[str]:

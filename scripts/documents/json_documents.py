@@ -300,7 +300,7 @@ class RemoveDocument(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool
     bytes: Annotated[
         int | None,
-        Meta(description="With `--dry-run`: how much more `crckpt gc` would then free; null if that is unknown."),
+        Meta(description="With `--dry-run`: what that would free, once `crckpt gc` has run; null if that is unknown."),
     ]
 
 

@@ -18,7 +18,7 @@ REFUSED = 24
 def test_a_stopped_program_is_kept_until_it_was_restored(crckpt: Crckpt, refs: tuple[str, ...]) -> None:
     with stopped(crckpt, program("counter")) as tree:
         said = crckpt.run("rm", *refs, status=REFUSED).err
-        assert "alone has the state of a program that its dump ended" in said
+        assert "has the last state of a program that dump --stop ended" in said
         assert crckpt.run("rm", *refs, "--json", status=REFUSED).document["error"]["code"] == REFUSED
         crckpt.run("restore", JOB, "--detach")
         # Also once it has ended: its work is done.

@@ -36,7 +36,7 @@ def test_quiet(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -
 def test_a_dry_run(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = checkpoints
     text = typed.say("rm", "job", "--all", "--dry-run")
-    assert text.startswith(f"would remove {first.short_id}\nwould remove {second.short_id}\ncrckpt gc would then free ")
+    assert text.startswith(f"would remove {first.short_id}\nwould remove {second.short_id}\nthat would free ")
     result = typed.result("rm", "job", "--all", "--dry-run")
     assert result["removed"] == [first.id, second.id]
     assert result["bytes"] > 0
@@ -51,8 +51,8 @@ def stopped(repository: Repository, tmp_path: Path) -> Checkpoint:
 
 def test_without_a_terminal_a_stopped_program_is_kept(typed: CommandLine, stopped: Checkpoint) -> None:
     said = typed.say("rm", "job", "--all", status=REFUSED)
-    assert said.startswith(f"crckpt: nothing was removed: {stopped.short_id} (job, ")
-    assert "alone has the state of a program that its dump ended and that was not restored" in said
+    assert said.startswith(f"crckpt: nothing was removed: only {stopped.short_id} (job, ")
+    assert "has the last state of a program that dump --stop ended; it was not restored" in said
     assert said.endswith("hint: to remove all the same: crckpt rm job --all --yes\n")
     typed.say("rm", "job", "--json", status=REFUSED)
     assert "note: " in typed.say("rm", "job", "--dry-run")
