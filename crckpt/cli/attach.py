@@ -38,8 +38,8 @@ def attach(
     """Connect your terminal to that of a program that was restored with `crckpt restore --tty new`.
 
     What you type goes to the program, ^C and ^Z too, until you press ^] (Ctrl and ]): then the program runs on without
-    you, and you can attach again. When the program ends, crckpt exits with its exit status. Only one can be attached at
-    a time. **--json** needs **--list**.
+    you, and you can attach again. When the program ends, crckpt exits with its exit status. Only one terminal can be
+    attached at a time. **--json** needs **--list**.
 
     For example:
 
@@ -76,7 +76,7 @@ def _parse_key(text: str) -> int | None:
     if text == "none":
         return None
     if re.fullmatch(r"\^[A-Za-z\[\\\]^_]", text) is None:
-        raise UsageError(f"--detach-key {text} is not a key with Ctrl", hint="for example: --detach-key ^P")
+        raise UsageError(f"--detach-key {text} is not ^ and a letter or ]", hint="for example: --detach-key ^P")
     return ord(text[1].upper()) & 0x1F
 
 
@@ -95,7 +95,7 @@ def _document(terminal: HeldTerminal) -> dict[str, object]:
 
 def _lines(terminals: tuple[HeldTerminal, ...]) -> Iterator[str]:
     if not terminals:
-        yield "no restored program has a new terminal; give it one: crckpt restore JOB --tty new\n"
+        yield "no restored program has a new terminal; to restore one onto it: crckpt restore JOB --tty new\n"
         return
     titles = ("job", "pid", "program", "from", "attached", "log")
     yield from align(titles, map(_row, terminals), right=frozenset({"pid"}))

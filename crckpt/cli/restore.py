@@ -80,8 +80,8 @@ def restore(
             "--tty",
             metavar="new|null|FILE",
             help="What the program gets instead of the terminal on which it was started. **new**: a new terminal, to "
-            "which `crckpt attach` connects yours. **null**: nothing; its output is lost, its input is at its end. "
-            "**FILE**: its output is appended to this file, its input is at its end.",
+            "which `crckpt attach` connects yours. **null**: nothing; its output is lost, its input is empty. "
+            "**FILE**: its output is appended to this file, its input is empty.",
             show_default="the terminal of this command",
         ),
     ] = None,
@@ -192,4 +192,4 @@ def _lines(result: RestoreResult, *, verbose: bool) -> Iterator[str]:
     else:
         yield f"restored {title(result.checkpoint)} as PID {result.pid} in {duration(result.restore_ms)}\n"
     if result.holder is not None:
-        yield f"its terminal: crckpt attach {result.checkpoint.job}; what it writes: {result.holder.log}\n"
+        yield f"connect to its terminal: crckpt attach {result.checkpoint.job}; its output: {result.holder.log}\n"

@@ -182,7 +182,9 @@ class Clients:
 
     def _attach(self, client: Client, size: bytes) -> bool:
         if self._attached is not None:
-            return client.send(REFUSED + f"process {self._attached.pid} is attached already".encode())
+            attached = self._attached.pid
+            why = f"PID {attached} is attached already: press the key that detaches there (^]), or: kill {attached}"
+            return client.send(REFUSED + why.encode())
         self._attached = client
         if modes := self._modes.setting():
             client.send(OUTPUT + modes)

@@ -16,7 +16,7 @@ class RestoreRequest(Struct, frozen=True):
     - `preflight`: whether blockers prevent the restore; without it CRIU tries what is known to fail
     - `allow_weaker`: whether the tree may come back less protected than it was
     - `terminal`: our descriptor of the terminal that crckpt runs on, if any
-    - `tty`: what the tree gets in the place of its terminal; `tty_file` is the path for `file`
+    - `tty`: what the tree gets instead of its terminal; `tty_file` is the path for `file`
     - `output`: our descriptor for what the tree writes into pipes whose other end is not in the tree (foreground only)
     """
 

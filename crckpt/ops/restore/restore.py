@@ -22,7 +22,6 @@ from crckpt.errors import (
     PreflightRefused,
     RestoreFailed,
     UsageError,
-    error_text,
 )
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
@@ -228,7 +227,9 @@ def _open_output(path: Path) -> int:
     try:
         return open_for_appending(path)
     except (IntegrityError, OSError) as error:
-        raise UsageError(f"--tty: cannot write to {path}: {error_text(error)}", hint="name another file") from error
+        # A system error names only the part of the path that it is of.
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--tty: cannot write to {path}: {why}", hint="name another file") from error
 
 
 def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]) -> Verdict:
