@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -71,7 +72,9 @@ def parse(text: str, name: str) -> Config:
 
 
 def _correct(name: str) -> str:
-    return f"correct {name}, then check it: crckpt config; known keys: {', '.join(sorted(KEYS))}"
+    return (
+        f"correct it, then check it: crckpt config --config {shlex.quote(name)}; known keys: {', '.join(sorted(KEYS))}"
+    )
 
 
 def _find_lines(tree: yaml.Node | None) -> dict[str, int]:

@@ -19,7 +19,7 @@ _CRIU_VARIABLE: Final = "CRCKPT_CRIU"
 _DEFAULTS: Final = {
     "criu": "the first that works: criu on PATH, or crckpt's own",
     "staging": "in the store",
-    "compress": "-1 or 1, by the data",
+    "compress": "-1 or 1, depending on the data",
 }
 
 

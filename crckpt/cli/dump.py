@@ -97,9 +97,9 @@ def dump(
         str | None,
         typer.Option(
             "--max-freeze",
-            help="With --pre-copy: the budget of the freeze (100ms, 0.5s). Rounds repeat until the estimated freeze "
-            "is within it. If that fails, the dump goes on, and reports a freeze over the budget; with --abort-over it "
-            "is given up.",
+            help="With --pre-copy: the longest freeze that you want, the budget (100ms, 0.5s). Rounds repeat until the "
+            "estimated freeze is within it. If that fails, the dump goes on, and reports a freeze over the budget; "
+            "with --abort-over it makes no checkpoint.",
             show_default="until little is left",
             metavar="TIME",
             rich_help_panel=INCREMENTAL,

@@ -101,7 +101,7 @@ Compress = Annotated[
         max=COMPRESS_LEVELS[-1],
         help=f"The zstd level, from {COMPRESS_LEVELS[0]} (fast) to {COMPRESS_LEVELS[-1]} (small).",
         metavar="LEVEL",
-        show_default="-1 or 1, by the data",
+        show_default="-1 or 1, depending on the data",
         rich_help_panel=ADVANCED,
     ),
 ]

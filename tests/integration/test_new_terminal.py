@@ -263,7 +263,7 @@ def test_a_holder_that_is_killed_hangs_up(crckpt: Crckpt, workdir: Path) -> None
 
 
 def test_what_was_on_a_terminal_comes_back_on_nothing(crckpt: Crckpt, workdir: Path) -> None:
-    """Its output vanishes, its input is at its end, and a second dump needs no terminal."""
+    """Its output vanishes, its input is empty, and a second dump needs no terminal."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     for _ in range(2):
         before = _said(workdir).counter
@@ -276,7 +276,7 @@ def test_what_was_on_a_terminal_comes_back_on_nothing(crckpt: Crckpt, workdir: P
 
 @pytest.mark.parametrize("start", ["job", "leader"])
 def test_its_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str) -> None:
-    """Its input is at its end."""
+    """Its input is empty."""
     pid = _stop(crckpt, workdir, start, TALKER)
     output = tmp_path / "output"
     output.write_text("before\n")

@@ -80,7 +80,7 @@ def test_every_mistake_is_named_with_its_line() -> None:
         "line 8: unknown key '5'",
     )
     assert caught.value.hint == (
-        f"correct {NAME}, then check it: crckpt config; known keys: compress, criu, staging, store"
+        f"correct it, then check it: crckpt config --config {NAME}; known keys: compress, criu, staging, store"
     )
 
 

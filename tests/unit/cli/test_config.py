@@ -79,11 +79,11 @@ def test_as_text(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["config", "--config", str(file), "--criu", "/c", "-q"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"configuration file: {file}",
-        "key       value                   from",
-        f"store     /srv/store              {file}",
-        "criu      /c                      --criu",
-        "staging   (in the store)          default",
-        "compress  (-1 or 1, by the data)  default",
+        "key       value                             from",
+        f"store     /srv/store                        {file}",
+        "criu      /c                                --criu",
+        "staging   (in the store)                    default",
+        "compress  (-1 or 1, depending on the data)  default",
     ]
 
 
@@ -101,5 +101,5 @@ def test_mistakes(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
         f"crckpt: {file} has 2 mistakes",
         "  - line 1: unknown key 'sotre', did you mean store?",
         "  - line 2: compress must be a whole number from -7 to 19, not 99",
-        f"  hint: correct {file}, then check it: crckpt config; known keys: compress, criu, staging, store",
+        f"  hint: correct it, then check it: crckpt config --config {file}; known keys: compress, criu, staging, store",
     ]
