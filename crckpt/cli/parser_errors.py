@@ -72,7 +72,7 @@ def invalid_command_line(message: str, command: str) -> UsageError:
         return UsageError(f"there is no option {found['name']}", hint=_hint(near, everything))
     if found := _EXTRA.fullmatch(message):
         # $(pgrep NAME) may find several PIDs.
-        one = "name one process, all below it are included: " if command in _WITH_TARGET else ""
+        one = "name one process; its descendants are included: " if command in _WITH_TARGET else ""
         return UsageError(f"there are too many arguments: {found[1]}", hint=f"{one}crckpt help {command}".rstrip())
     for pattern, words in _OTHERS:
         if found := pattern.fullmatch(message):

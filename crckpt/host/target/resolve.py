@@ -47,7 +47,7 @@ def _advise_program(target: str) -> str:
     """Say what a target may be; how to name it if it may be the name of a program or a service."""
     if not _PROGRAM.fullmatch(target):
         return _FORMS
-    return f"of a program name the PID: pgrep -af {target} (package procps); of a service: unit:{target}"
+    return f"for a program, give its PID: pgrep -af {target} (package procps); for a service: unit:{target}"
 
 
 def _number(text: str, pidfile: str, hint: str) -> int:

@@ -30,7 +30,7 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
         (
             "dump 5 job more words",
             "there are too many arguments: more words",
-            "name one process, all below it are included: crckpt help dump",
+            "name one process; its descendants are included: crckpt help dump",
         ),
         ("dump 5 --tag", "--tag needs a value", "crckpt help dump"),
         ("dump 5 --stop=3", "--stop takes no value", "crckpt help dump"),

@@ -41,7 +41,7 @@ def test_what_is_no_pid(target: str) -> None:
 
 
 def test_a_name_of_a_program_is_looked_for_by_pgrep(tmp_path: Path) -> None:
-    advice = "of a program name the PID: pgrep -af app.py (package procps); of a service: unit:app.py"
+    advice = "for a program, give its PID: pgrep -af app.py (package procps); for a service: unit:app.py"
     assert refused("app.py").hint == advice
     (tmp_path / "pid").write_text("redis\n")
     for target in ("5x", "two words", "$(reboot)", "-5", f"pidfile:{tmp_path}/pid"):
