@@ -120,7 +120,7 @@ class RestoreFailed(CrckptError):
 
 
 class PreflightRefused(CrckptError):
-    """The operation would fail, or lose something to which the user did not agree. Nothing was changed."""
+    """The operation would fail, or lose something that the user did not agree to lose. Nothing was changed."""
 
     exit_code = 24
 
