@@ -17,6 +17,7 @@ from trees import Tree, runs, started, wait_for
 pytestmark = pytest.mark.usefixtures("adopted")
 
 USAGE: Final = 2
+ENDED: Final = 14
 LOCKED: Final = 11
 REFUSED: Final = 24
 WITHIN_S: Final = 20
@@ -103,7 +104,7 @@ def test_one_that_was_safe_when_the_crash_came_is_not_called_lost(crckpt: Crckpt
 
 
 def test_what_fails_before_the_tree_runs_on_is_said(crckpt: Crckpt, tree: Tree) -> None:
-    assert "no process" in crckpt.run("dump", "999999", JOB, "--async", status=USAGE).err
+    assert "no process" in crckpt.run("dump", "999999", JOB, "--async", status=ENDED).err
     said = crckpt.run("dump", str(os.getpid()), JOB, "--async", "--json", status=REFUSED)
     assert said.document["error"]["code"] == REFUSED
     assert "--async" in crckpt.run("dump", str(tree.pid), JOB, "--stop", "--async", status=USAGE).err

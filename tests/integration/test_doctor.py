@@ -35,11 +35,11 @@ KEYS = {
 OF_TRACKER = {"soft_dirty", "write_protection"}
 """`tracker` sums these up."""
 UNUSED = {"lock_iptables", "lazy_pages", "rootless", "ssh"}
-READ_ONLY = (
+WITHOUT_CHMOD = (
     *("unshare", "--mount", "--propagation", "private", "sh", "-c"),
-    'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && exec "$@"',
+    'mount --bind "$0" "$(readlink -f "$(command -v chmod)")" && exec "$@"',
 )
-"""Words before a directory that is to be read-only, and a command."""
+"""Words before a program that is to take the place of chmod, and a command."""
 
 
 @pytest.fixture
@@ -168,7 +168,10 @@ def test_at_a_terminal_the_answer_counts(opened: Crckpt, answer: bytes, mode: in
     assert stat.S_IMODE(opened.store.stat().st_mode) == mode
 
 
-def test_a_fix_that_fails_is_said_to_have_failed(opened: Crckpt) -> None:
-    words = (*READ_ONLY, str(opened.store), str(PROGRAM), "doctor", "--fix", "--yes")
+def test_a_fix_that_fails_is_said_to_have_failed(opened: Crckpt, tmp_path: Path) -> None:
+    fails = tmp_path / "fails"
+    fails.write_text("#!/bin/sh\necho 'chmod: it does not work' >&2; exit 1\n")
+    fails.chmod(0o755)
+    words = (*WITHOUT_CHMOD, str(fails), str(PROGRAM), "doctor", "--fix", "--yes")
     said = subprocess.run(words, capture_output=True, text=True, env=opened.environment, check=True).stderr
     assert f"failed: chmod 700 {opened.store} (chmod: " in said
