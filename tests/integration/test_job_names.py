@@ -147,3 +147,16 @@ def test_of_an_imported_checkpoint_the_executable_is_known(crckpt: Crckpt, tmp_p
     with running(tmp_path, "sh", "wait.sh") as pid:
         said = crckpt.run("dump", str(pid), "older", status=REFUSED).err
         assert f"but PID {pid} runs {tmp_path}/wait.sh" in said
+
+
+def test_a_program_that_changes_its_directory_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Its relative script seems to lie in the new directory."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    changes = "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os.chdir('elsewhere'))\n"
+    (tmp_path / "train.py").write_text(f"{changes}{WAITS}signal.pause()\n")
+    with running(tmp_path, PYTHON, "train.py") as pid:
+        dump(crckpt, pid, "nightly")
+        os.kill(pid, signal.SIGUSR1)
+        wait_for(lambda: psutil.Process(pid).cwd() == str(elsewhere), ENDS_WITHIN_S, "the program to go there")
+        dump(crckpt, pid, "nightly")

@@ -13,7 +13,9 @@ from crckpt.host.program.program import Program, identify, is_same_program
 from crckpt.images.regfile import RegularFile
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.last_checkpoint import LastCheckpoint
+from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.read.details import RootIdentity
 
 _ROOT = 0
 
@@ -32,8 +34,16 @@ def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = 
     if target.request.other_program:
         return
     program = _read_program(newest.repository, last, details)
-    if not is_same_program(program, target.program):
+    if not (_is_same_process(target, program, details) or is_same_program(program, target.program)):
         raise _make_refusal(target, last, program, command)
+
+
+def _is_same_process(target: DumpTarget, program: Program, details: dict[str, Any]) -> bool:
+    # A program that was started by a relative path, and then changes its directory, seems to be another one.
+    recorded = details.get("root")
+    if recorded is None or program.executable != target.program.executable:
+        return False
+    return msgspec.convert(recorded, RootIdentity) == identify_root(target.observed.tree.root)
 
 
 def _make_refusal(target: DumpTarget, last: Checkpoint, program: Program, command: str) -> PreflightRefused:

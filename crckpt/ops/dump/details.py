@@ -58,6 +58,7 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
         "schema": 1,
         "processes": processes,
         "program": asdict(program),
+        "root": asdict(identify_root(root)),
         "append_sizes": appended,
         "attributes": record,
         "files": files,

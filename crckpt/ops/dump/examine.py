@@ -33,7 +33,7 @@ from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, Growth, depends_on_growth, find_risks, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.store import check_name, check_note
-from crckpt.store.read.details import TrackedRoot
+from crckpt.store.read.details import RootIdentity
 from crckpt.tracking.choose_tracker import count_untracked, count_written
 from crckpt.tracking.preload.library import ENTERED, dump_words, find_enter_refusal, restarts_calls
 
@@ -58,7 +58,7 @@ class DumpTarget(Struct, frozen=True):
     lineage: Lineage | None = None
     pre_copy: PreCopyResult | None = None
     root: PinnedProcess | None = None
-    tracked_before: TrackedRoot | None = None
+    tracked_before: RootIdentity | None = None
     program: Program = Program("")
 
     @property

@@ -6,30 +6,30 @@ import msgspec
 
 from crckpt.host import proc
 from crckpt.ops.dump.last_checkpoint import LastCheckpoint
-from crckpt.store.read.details import TrackedRoot
+from crckpt.store.read.details import RootIdentity
 from crckpt.tracking.keeper.client import was_ended
 
 ENDED_ON_REQUEST = "its tracker was ended (crckpt trackers --end)"
-_UNKNOWN = TrackedRoot("", 0, 0)
+_UNKNOWN = RootIdentity("", 0, 0)
 
 
-def find_tracked_root(last: LastCheckpoint | None) -> TrackedRoot | None:
+def find_tracked_root(last: LastCheckpoint | None) -> RootIdentity | None:
     """Find the root of the tree that was tracked last, in the last checkpoint of a job; None if it names none."""
     if last is None:
         return None
     recorded = (last.details or {}).get("tracked_root")
     if recorded is not None:
-        return msgspec.convert(recorded, TrackedRoot)
+        return msgspec.convert(recorded, RootIdentity)
     # Older versions did not record it.
     return _UNKNOWN if last.checkpoint.statistics.inherited_pages else None
 
 
-def identify_root(root: proc.Process) -> TrackedRoot:
-    """The root of a tree that is tracked now, as a checkpoint records it."""
-    return TrackedRoot(proc.boot_id(), root.pid, root.start)
+def identify_root(root: proc.Process) -> RootIdentity:
+    """Identify the root of a tree, as a checkpoint records it."""
+    return RootIdentity(proc.boot_id(), root.pid, root.start)
 
 
-def why_no_tracker(root: proc.Process, before: TrackedRoot | None) -> str:
+def why_no_tracker(root: proc.Process, before: RootIdentity | None) -> str:
     """Say why the tree below `root`, which no keeper tracks, has lost its tracker; empty if it never had one."""
     if was_ended(root):
         return ENDED_ON_REQUEST

@@ -29,8 +29,8 @@ class _Process(Struct, frozen=True):
     uids: tuple[Count, ...] = ()
 
 
-class TrackedRoot(Struct, frozen=True):
-    """The root of a tree whose written pages were tracked; `start` is in clock ticks after the boot."""
+class RootIdentity(Struct, frozen=True):
+    """The process that is the root of a tree; `start` is in clock ticks after the boot."""
 
     boot_id: str
     pid: Count
@@ -40,10 +40,11 @@ class TrackedRoot(Struct, frozen=True):
 class _Details(Struct, frozen=True):
     processes: tuple[_Process, ...] = ()
     program: Program | None = None
+    root: RootIdentity | None = None
     append_sizes: dict[str, Count] = {}
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
-    tracked_root: TrackedRoot | None = None
+    tracked_root: RootIdentity | None = None
 
 
 class _CachedDetails(Struct, frozen=True):
@@ -53,7 +54,7 @@ class _CachedDetails(Struct, frozen=True):
 
 _CACHED: Final = msgspec.json.Decoder(_CachedDetails)
 _MOST_CACHED: Final = 1 << 20
-_CHECKED_BY_DUMPS: Final = ("program", "tracked_root")
+_CHECKED_BY_DUMPS: Final = ("program", "root", "tracked_root")
 _DOCUMENT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
