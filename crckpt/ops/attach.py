@@ -25,7 +25,7 @@ class Attachment(Struct, frozen=True):
 
 
 def ignore_terminal(_terminal: HeldTerminal) -> None:
-    """Announce a terminal to nobody."""
+    """Announce nothing."""
 
 
 def list_terminals() -> tuple[HeldTerminal, ...]:

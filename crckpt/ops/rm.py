@@ -20,7 +20,7 @@ from crckpt.store.layout import pack_name
 class PlannedRemoval(Struct, frozen=True):
     """The checkpoints that refs name.
 
-    `irreplaceable`: those that alone have the state of a program that their dump has ended.
+    `irreplaceable`: those that alone have the last state of a program, which their dump ended.
     """
 
     ids: tuple[CheckpointId, ...]
@@ -90,7 +90,7 @@ def _find_job(repository: Repository, job: str) -> tuple[CheckpointId, ...]:
 
 
 def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> Iterator[Checkpoint]:
-    """Find the checkpoints after which a job has no other state of a program that was ended, and does not run again."""
+    """Find the checkpoints that alone have the last state of a program: their dump ended it, and nobody restored it."""
     candidates = []
     for identity in ids:
         # A damaged checkpoint can be removed, too.

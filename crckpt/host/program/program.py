@@ -63,7 +63,7 @@ class Program(Struct, frozen=True):
     def name(self) -> str:
         """The name that people would give it, as a valid name of a job."""
         for wanted in (self._wanted_name, self.called, posixpath.basename(self.executable)):
-            # Whoever starts a program chooses these names.
+            # The user who starts a program chooses these names.
             name = _UNNAMEABLE.sub("-", wanted).strip("-._")[:_LONGEST_NAME].rstrip("-._")
             if name:
                 return f"{_FALLBACK}-{name}" if _DIGITS_OF_AN_ID.fullmatch(name) else name

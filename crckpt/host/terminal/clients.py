@@ -1,4 +1,4 @@
-"""Those who are connected to the holder of a terminal: one is attached, others ask what it is."""
+"""The clients of the holder of a terminal: one is attached, others only ask for a description."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from crckpt.host.terminal.protocol import (
 from crckpt.host.terminal.screen_modes import ScreenModes
 
 _MOST_CLIENTS: Final = 16
-# Output that the attached one has not taken yet: then the program waits, as on any terminal.
+# Output that the attached client has not taken yet: then the program waits, as on any terminal.
 _MOST_UNSENT: Final = 256 << 10
-_MOST_UNTYPED: Final = 64 << 10
-# An attached one that takes nothing for so long is dropped: its terminal may be gone, and the program shall go on.
+_MOST_UNWRITTEN: Final = 64 << 10
+# An attached client that takes nothing for so long is dropped: the program must not wait for a terminal that is gone.
 _PATIENCE_S: Final = 20.0
 
 
@@ -116,7 +116,7 @@ class Clients:
         self._update()
 
     def send_output(self, output: bytes) -> None:
-        """Send what the program has written to the one that is attached."""
+        """Send what the program has written to the attached client."""
         self._modes.read(output)
         client = self._attached
         if client is not None and not client.send(OUTPUT + output):
@@ -129,21 +129,21 @@ class Clients:
             del self._input[: os.write(self._master, self._input)]
         self._update()
 
-    def patience_s(self) -> float | None:
-        """Return in how many seconds the attached one is slow; None if it is not waited for."""
+    def seconds_until_dropped(self) -> float | None:
+        """Return in how many seconds the attached client will be dropped; None if nothing waits for it."""
         client = self._attached
         if client is None or not client.waits_since:
             return None
         return max(0.0, client.waits_since + _PATIENCE_S - time.monotonic())
 
     def drop_slow(self) -> None:
-        """Drop the attached one if it has taken nothing for long."""
-        if self._attached is not None and self.patience_s() == 0.0:
+        """Drop the attached client if it has taken nothing for long."""
+        if self._attached is not None and self.seconds_until_dropped() == 0.0:
             self._drop(self._attached)
             self._update()
 
     def end(self, status: int) -> None:
-        """Send the attached one what is left, and the exit status of the program. Then it is attached no more."""
+        """Send the attached client what is left and the program's exit status, then drop it."""
         client = self._attached
         if client is not None:
             client.connection.settimeout(_PATIENCE_S)
@@ -186,7 +186,7 @@ class Clients:
             why = f"PID {attached} is attached already: press the key that detaches there (^]), or: kill {attached}"
             return client.send(REFUSED + why.encode())
         self._attached = client
-        if modes := self._modes.setting():
+        if modes := self._modes.set_sequence():
             client.send(OUTPUT + modes)
         self._resize(size)
         # Programs that draw the whole screen draw it again, even if its size is as before.
@@ -210,7 +210,7 @@ class Clients:
     def _update(self) -> None:
         """Wait for what can go on now: not for more output or input than has been taken."""
         for client in self._clients:
-            may_read = client is not self._attached or len(self._input) < _MOST_UNTYPED
+            may_read = client is not self._attached or len(self._input) < _MOST_UNWRITTEN
             wanted = (selectors.EVENT_READ if may_read else 0) | (selectors.EVENT_WRITE if client.unsent else 0)
             self._wait(client, wanted)
         is_full = self._attached is not None and self._attached.unsent_bytes > _MOST_UNSENT

@@ -80,7 +80,7 @@ class _Holder:
             self._waiting.register(waited, selectors.EVENT_READ)
         while not self._is_over():
             has_ended = self._status() is not None
-            found = self._waiting.select(_QUIET_S if has_ended else self._clients.patience_s())
+            found = self._waiting.select(_QUIET_S if has_ended else self._clients.seconds_until_dropped())
             for key, events in found:
                 self._attend(key.fileobj, events, signals)
             self._clients.drop_slow()
@@ -116,7 +116,7 @@ class _Holder:
         elif isinstance(waited, Client):
             self._clients.attend(waited, events)
 
-    # What the restore asks for
+    # Requests of the restore
 
     def _take_request(self) -> None:
         assert self._control is not None
@@ -205,7 +205,7 @@ class _Holder:
                 self._ended[pid] = status
                 self._answer(HolderAnswer(ended=(pid, status)))
         if self._status() is not None:
-            self._let_go()
+            self._close_slave()
 
     def _continue(self, pid: int, number: int) -> None:
         """Continue a child that ^Z stopped: there is no shell that could."""
@@ -223,8 +223,8 @@ class _Holder:
                     os.waitpid(pid, 0)
         self._is_terminated = True
 
-    def _let_go(self) -> None:
-        """Close our slave once the root has ended: the last process that closes its own ends the output."""
+    def _close_slave(self) -> None:
+        """Close our descriptor of the slave: the output ends once no process has the slave open."""
         if self._slave >= 0:
             os.close(self._slave)
             self._slave = -1
@@ -244,7 +244,7 @@ class _Holder:
             return (self._control is None or self._is_terminated) and not proc.children(os.getpid())
         return self._status() is not None and (self._is_drained or self._is_terminated)
 
-    # The terminal and who attaches
+    # The terminal and its clients
 
     def _pass_output_on(self) -> None:
         try:
@@ -288,7 +288,7 @@ def _watch_signals(holder: _Holder) -> int:
 
 
 def main(words: list[str]) -> int:
-    """Hold the terminal, or answer at once why that cannot be."""
+    """Hold the terminal until the tree ends, or answer why that is not possible."""
     control_number, master, slave, is_session = (int(word) for word in words[:4])
     control = socket.socket(fileno=control_number)
     set_child_subreaper(enabled=True)

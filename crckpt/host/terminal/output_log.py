@@ -14,14 +14,14 @@ from crckpt.host.disk.own_files import is_own
 
 LOG_DIRECTORY: Final = Path("/var/log/crckpt")
 MOST_BYTES: Final = 10 << 20
-"""When the file is as large, it becomes NAME.1, and a new one begins."""
+"""At this size the file becomes NAME.1, and a new one begins."""
 # A job may run more than once at a time: in PID namespaces, or from several stores.
 _MOST_OF_A_JOB: Final = 100
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class OutputLog:
-    """The log of the terminal of a job. Others of this job at the same time have other files."""
+    """The log of a terminal of a job. If the job has several terminals at a time, each has a file of its own."""
 
     def __init__(self, job: str, directory: Path = LOG_DIRECTORY) -> None:
         """Open the log for appending. Raises HostCannot."""
@@ -39,7 +39,10 @@ class OutputLog:
             hint = f"check the directory: ls -ld {directory}; or name a file yourself: --tty FILE"
             raise HostCannot(f"cannot write the log of the terminal: {error.strerror}", hint=hint) from error
         self.close()
-        raise HostCannot(f"all logs of job {job} in {directory} are in use", hint="see who attaches: crckpt attach")
+        raise HostCannot(
+            f"all logs of job {job} in {directory} are in use",
+            hint="see which programs have them: crckpt attach --list",
+        )
 
     def write(self, output: bytes) -> None:
         """Append output. What cannot be written is lost: a full disk must not stop the program."""
@@ -49,7 +52,7 @@ class OutputLog:
             os.write(self._file, output)
 
     def close(self) -> None:
-        """Close it."""
+        """Close the log."""
         for descriptor in (getattr(self, "_file", -1), self._directory):
             if descriptor >= 0:
                 os.close(descriptor)

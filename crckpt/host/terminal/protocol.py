@@ -35,7 +35,11 @@ Decoded = TypeVar("Decoded")
 
 
 class HeldTree(Struct, frozen=True):
-    """The tree that a terminal was made for. `root` is its root as the host sees it, `program` whose end is its end."""
+    """The tree of a terminal.
+
+    - `root`, `start`: the PID of its root, as the host sees it, and when that was started
+    - `program`: the PID of the child of the holder whose end is the end of the tree
+    """
 
     root: int
     start: int

@@ -88,7 +88,7 @@ def attach(path: Path, ours: int, key: int | None) -> int | None:
             return None
         finally:
             with suppress(OSError):
-                os.write(ours, relay.modes.resetting())
+                os.write(ours, relay.modes.reset_sequence())
 
 
 class _ClosedError(Exception):

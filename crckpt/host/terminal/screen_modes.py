@@ -1,4 +1,4 @@
-"""The modes of a terminal that programs set for the whole screen, to set them for who attaches, and to reset them.
+"""Modes that programs set in their terminal: set them in a terminal that attaches, and reset them when it detaches.
 
 Source: xterm's control sequences, DEC private mode set and reset (CSI ? Pm h, CSI ? Pm l).
 """
@@ -35,12 +35,12 @@ class ScreenModes:
                     if is_set != (number == _CURSOR):
                         self._changed[number] = is_set
 
-    def setting(self) -> bytes:
-        """Return what sets these modes in a new terminal."""
+    def set_sequence(self) -> bytes:
+        """Return the control sequences that set these modes in a new terminal."""
         return b"".join(_change(number, is_set=is_set) for number, is_set in self._changed.items())
 
-    def resetting(self) -> bytes:
-        """Return what resets them, and the colours."""
+    def reset_sequence(self) -> bytes:
+        """Return the control sequences that reset these modes, and the colours."""
         changes = (_change(number, is_set=not is_set) for number, is_set in reversed(self._changed.items()))
         return b"".join(changes) + b"\x1b[m"
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from crckpt.causes import Finding, cause
 from crckpt.host import proc
 from crckpt.host.attributes.remote_calls import Order, carry_out
+from crckpt.host.terminal.holder_client import TerminalHolder, held_terminal
 from crckpt.host.terminal.protocol import HeldTree
-from crckpt.host.terminal.restore_side import TerminalHolder, held_terminal
 from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.preflight.restore.tasks import find_needed_ids

@@ -31,7 +31,7 @@ from crckpt.host.process.job_control import Job
 from crckpt.host.process.shell_terminal import terminal_of_shell
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.host.process.terminal_numbers import lower_numbers_held
-from crckpt.host.terminal.restore_side import TerminalHolder
+from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from crckpt.criu.find import Criu
 from crckpt.host.process.job_control import Job
-from crckpt.host.terminal.restore_side import TerminalHolder
+from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.store import Checkpoint
 

@@ -182,7 +182,7 @@ class PageSamples:
 
 
 def _key_id(key: bytes) -> bytes:
-    """Name a key without telling it: under another key, equal pages have other fingerprints."""
+    """Name a key without revealing it: under another key, equal pages have other fingerprints."""
     return hashlib.sha256(b"samples" + key).digest()[:KEY_ID]
 
 

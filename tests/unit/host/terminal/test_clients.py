@@ -126,13 +126,13 @@ def test_what_is_not_understood_is_refused_and_changes_nothing(held: Held, messa
 
 def test_one_that_takes_nothing_is_dropped(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     client = held.attach()
-    while not held.clients.patience_s():
+    while not held.clients.seconds_until_dropped():
         held.clients.send_output(b"x" * 4096)
     held.clients.drop_slow()
-    assert held.clients.patience_s() is not None
+    assert held.clients.seconds_until_dropped() is not None
     monkeypatch.setattr(module, "_PATIENCE_S", 0.0)
     held.clients.drop_slow()
-    assert held.clients.patience_s() is None
+    assert held.clients.seconds_until_dropped() is None
     client.close()
 
 
