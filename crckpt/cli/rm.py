@@ -41,8 +41,8 @@ def rm(
 ) -> None:
     """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
 
-    `crckpt dump --stop` ends a program. Until it is restored, only the last checkpoint of its job has its state: crckpt
-    asks before it removes that checkpoint. Where there is no terminal to ask on, it removes nothing and exits with 24,
+    `crckpt dump --stop` ends a program. Until it is restored, only its last checkpoint has its state: crckpt asks
+    before it removes that checkpoint. Where there is no terminal to ask on, it removes nothing and exits with 24,
     unless **--yes** is given.
 
     After `crckpt dump --stop --tcp keep`, a firewall rule drops the packets of the tree's connections until you restore

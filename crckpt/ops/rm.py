@@ -15,6 +15,7 @@ from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import pack_name
+from crckpt.store.read.details import read_details
 
 
 class PlannedRemoval(Struct, frozen=True):
@@ -99,9 +100,25 @@ def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> 
             if checkpoint.stopped and not repository.is_restored(identity) and not _is_running(checkpoint):
                 candidates.append(checkpoint)
     # Reading all manifests takes a while in a large store.
-    newest = {checkpoint.job: checkpoint.id for checkpoint in repository.checkpoints()} if candidates else {}
-    # After the dump of a newer one the program ran again.
-    yield from (checkpoint for checkpoint in candidates if newest.get(checkpoint.job) == checkpoint.id)
+    others = sorted(repository.checkpoints(), key=lambda each: each.order, reverse=True) if candidates else ()
+    for stopped in candidates:
+        newer = (each for each in others if each.job == stopped.job and each.order > stopped.order)
+        if not any(_may_continue(repository, stopped, each) for each in newer):
+            yield stopped
+
+
+def _may_continue(repository: Repository, stopped: Checkpoint, newer: Checkpoint) -> bool:
+    """Return whether the program of the newer checkpoint may be the stopped one, which ran again.
+
+    It is another one, such as a second worker, if it ran already when the first was stopped.
+    """
+    # Damaged details: older versions did not record these either.
+    with suppress(CrckptError, OSError):
+        before, after = (read_details(repository, each) for each in (stopped, newer))
+        asked, root, other = before.get("uptime_ticks"), before.get("root"), after.get("root")
+        if asked is not None and root is not None and other is not None:
+            return bool(other["boot_id"] != root["boot_id"] or other["start"] > asked)
+    return True
 
 
 def _is_running(checkpoint: Checkpoint) -> bool:

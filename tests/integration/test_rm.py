@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from command import Crckpt
 from stopped import JOB, program, stopped
-from trees import Tree
+from trees import Tree, started
 
 from crckpt.store import Repository
 
@@ -25,6 +25,25 @@ def test_a_stopped_program_is_kept_until_it_was_restored(crckpt: Crckpt, refs: t
         tree.end()
         crckpt.run("rm", *refs)
         assert Repository.open(crckpt.store).ids() == ()
+
+
+def test_a_worker_is_kept_although_another_one_was_stopped_later(crckpt: Crckpt) -> None:
+    case = program("counter")
+    with started(case) as first, started(case) as second:
+        for tree in (first, second):
+            crckpt.run("dump", str(tree.pid), JOB, "--stop")
+            tree.wait_gone()
+        assert "has the last state" in crckpt.run("rm", f"{JOB}~1", status=REFUSED).err
+        crckpt.run("restore", f"{JOB}~1", "--detach")
+        crckpt.run("rm", f"{JOB}~1")
+
+
+def test_a_program_that_was_started_anew(crckpt: Crckpt) -> None:
+    """A script that keeps the newest checkpoints removes the old ones."""
+    case = program("counter")
+    with stopped(crckpt, case), started(case) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        crckpt.run("rm", f"{JOB}~1")
 
 
 def test_a_program_that_an_older_crckpt_restored(crckpt: Crckpt) -> None:

@@ -9,7 +9,7 @@ from crckpt.host.proc.fd import Descriptor, descriptors
 from crckpt.host.proc.ids import IdUser, find_id_users
 from crckpt.host.proc.maps import find_deleted_mapped_files
 from crckpt.host.proc.namespaces import namespace
-from crckpt.host.proc.procfs import boot_id
+from crckpt.host.proc.procfs import boot_id, uptime_ticks
 from crckpt.host.proc.smaps import memory
 from crckpt.host.proc.stat import start_time
 from crckpt.host.proc.status import effective_capabilities, huge_pages, inner_tid, read_shared_memory, tracers
@@ -55,6 +55,7 @@ __all__ = [
     "start_time",
     "title",
     "tracers",
+    "uptime_ticks",
     "wait_until_gone",
     "working_directory",
 ]

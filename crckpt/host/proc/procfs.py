@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final
@@ -80,3 +81,8 @@ def children(pid: int, tid: int) -> tuple[int, ...]:
 def boot_id() -> str:
     """The name of this boot of this kernel."""
     return text("/proc/sys/kernel/random/boot_id").strip()
+
+
+def uptime_ticks() -> int:
+    """The time since the boot, in the unit and by the clock of start times in /proc/PID/stat."""
+    return int(time.clock_gettime(time.CLOCK_BOOTTIME) * os.sysconf("SC_CLK_TCK"))

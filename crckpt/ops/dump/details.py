@@ -59,6 +59,8 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
         "processes": processes,
         "program": asdict(program),
         "root": asdict(identify_root(root)),
+        # What starts later may be this program, restored.
+        "uptime_ticks": proc.uptime_ticks(),
         "append_sizes": appended,
         "attributes": record,
         "files": files,

@@ -45,6 +45,7 @@ class _Details(Struct, frozen=True):
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
     tracked_root: RootIdentity | None = None
+    uptime_ticks: Count | None = None
 
 
 class _CachedDetails(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -69,6 +70,28 @@ def test_the_last_checkpoint_of_a_stopped_program(context: Context, repository: 
     rm(context, (second.id,))
     assert not repository.is_restored(second.id)
     assert irreplaceable(context, "job") == (first.id,)
+
+
+@pytest.mark.parametrize(
+    ("boot", "start", "is_lost"),
+    [("one", 499, True), ("one", 500, True), ("one", 501, False), ("another", 1, False), ("older crckpt", 1, False)],
+)
+def test_a_newer_checkpoint_of_another_program(
+    context: Context, repository: Repository, tmp_path: Path, boot: str, start: int, is_lost: bool
+) -> None:
+    """One that ran already when the first was stopped does not have its state."""
+    uptime = {} if boot == "older crckpt" else {"uptime_ticks": 500}
+    roots = [{"boot_id": "one", "pid": 7, "start": 400}, {"boot_id": boot, "pid": 8, "start": start}]
+    made = [
+        store(
+            repository,
+            tmp_path,
+            of_pages(number),
+            replace(described(details=json.dumps({"root": root} | uptime).encode()), stopped=True),
+        )
+        for number, root in enumerate(roots, 1)
+    ]
+    assert irreplaceable(context, "job~1", "job") == tuple(each.id for each in (made if is_lost else made[1:]))
 
 
 def test_a_program_that_ran_on(context: Context, repository: Repository, tmp_path: Path) -> None:
