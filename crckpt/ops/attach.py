@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from crckpt.errors import TargetNotRunning, UsageError
+from crckpt.errors import HostCannot, TargetNotRunning, UsageError
 from crckpt.host.terminal.protocol import HeldTerminal
 from crckpt.host.terminal.relay import FoundTerminal, find_terminals
 from crckpt.host.terminal.relay import attach as connect
 
 _ID: Final = re.compile(r"[0-9a-f]{4,64}")
-_HINT: Final = "restore a program onto a new terminal: crckpt restore JOB --tty new"
 
 
 class Attachment(Struct, frozen=True):
@@ -41,8 +41,11 @@ def attach(
     Without a name there must be only one. `announce` is called before. Raises UsageError, TargetNotRunning, HostCannot.
     """
     found = pick_terminal(name, tuple(find_terminals()))
+    if other := found.terminal.attached:
+        hint = f"detach it in its own terminal (^] unless it was given --detach-key), or end it: kill {other}"
+        raise HostCannot(f"process {other} is attached already", hint=hint)
     announce(found.terminal)
-    return Attachment(found.terminal, connect(found.path, ours, key))
+    return Attachment(found.terminal, connect(found, ours, key))
 
 
 def pick_terminal(name: str | None, terminals: Sequence[FoundTerminal]) -> FoundTerminal:
@@ -52,12 +55,22 @@ def pick_terminal(name: str | None, terminals: Sequence[FoundTerminal]) -> Found
         return found[0]
     if not found:
         what = "no restored program has a new terminal" if name is None else f"{name} has no terminal to attach to"
-        shown = f"these have: {_names(terminals)}" if terminals else _HINT
-        raise TargetNotRunning(what, hint=shown)
+        others = f"these have: {_names(terminals)}; " if terminals else ""
+        raise TargetNotRunning(what, hint=others + _how_to_get_one(name))
     what = "several programs have a terminal" if name is None else f"{name} runs {len(found)} times"
     raise UsageError(
         f"{what}: {_names(found)}", hint=f"name one by its PID: crckpt attach {found[0].terminal.tree.root}"
     )
+
+
+def _how_to_get_one(name: str | None) -> str:
+    if name is None:
+        return "a program gets one by its restore: crckpt restore JOB --tty new"
+    if name.isdecimal():
+        return f"a program gets one by its restore: crckpt dump {name} JOB --stop; crckpt restore JOB --tty new"
+    job = shlex.quote(name)
+    restore = f"a program gets one by its restore: crckpt restore {job} --tty new"
+    return f"{restore}; if it runs, first: crckpt dump PID {job} --stop"
 
 
 def _is_meant(terminal: HeldTerminal, name: str) -> bool:

@@ -66,7 +66,8 @@ def test_it_is_typed_to_interrupted_left_and_met_again(crckpt: Crckpt, workdir: 
         wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
         with Tmux(workdir / "second", "bash", "--norc", environment=crckpt.environment) as second:
             second.enter(f"{PROGRAM} attach {JOB}")
-            second.wait_for(lambda shown: "is attached already" in shown, "a refusal")
+            second.wait_for(lambda shown: "or end it: kill " in shown.replace("\n", ""), "a refusal")
+            assert "attaching to" not in second.shown
         shell.press("C-]")
         shell.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
         before = _said(workdir).counter
@@ -255,6 +256,7 @@ def test_a_holder_that_is_killed_hangs_up(crckpt: Crckpt, workdir: Path) -> None
         os.kill(terminal["holder"], signal.SIGKILL)
         shell.wait_for(lambda shown: f"ended with {CANNOT}" in shown, "a failure")
         assert "the process that holds the terminal has ended" in shell.shown
+        assert f"what it wrote is in {terminal['log']}" in shell.shown.replace("\n", "")
         wait_for(lambda: not runs(terminal["pid"]), WITHIN_S, "the program to end by SIGHUP")
         assert _find_terminal(crckpt, terminal["holder"]) is None
         _wait_gone(terminal["pid"])

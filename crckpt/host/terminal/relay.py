@@ -68,13 +68,13 @@ def find_terminals() -> Iterator[FoundTerminal]:
                 yield FoundTerminal(terminal, path)
 
 
-def attach(path: Path, ours: int, key: int | None) -> int | None:
-    """Connect the terminal `ours` to that of the holder at `path`, until the byte `key` is typed or the tree ends.
+def attach(found: FoundTerminal, ours: int, key: int | None) -> int | None:
+    """Connect the terminal `ours` to the one that was found, until the byte `key` is typed or the tree ends.
 
     Return the tree's exit status, or None if the user has detached. Raises HostCannot if that is refused, or the holder
     has ended.
     """
-    connection = _connect(path)
+    connection = _connect(found.path)
     if connection is None:
         raise HostCannot("the terminal has gone, or does not answer", hint="see which there are: crckpt attach --list")
     with connection, _resizes() as resized, _raw(ours):
@@ -82,7 +82,7 @@ def attach(path: Path, ours: int, key: int | None) -> int | None:
         try:
             return relay.run(resized)
         except _ClosedError:
-            raise _explain_closed(path) from None
+            raise _explain_closed(found) from None
         except OSError:
             # Our terminal has gone.
             return None
@@ -95,12 +95,16 @@ class _ClosedError(Exception):
     """The holder has closed the connection."""
 
 
-def _explain_closed(path: Path) -> HostCannot:
-    again = _connect(path)
+def _explain_closed(found: FoundTerminal) -> HostCannot:
+    tree = found.terminal.tree
+    again = _connect(found.path)
     if again is None:
-        return HostCannot("the process that holds the terminal has ended", hint="its output is in the log")
+        return HostCannot(
+            f"the process that holds the terminal has ended; {tree.job} lost its terminal, which ends most programs",
+            hint=f"what it wrote is in {tree.log}; once it has ended: crckpt restore {tree.job} --tty new",
+        )
     again.close()
-    hint = "attach again: crckpt attach; what it wrote is in the log"
+    hint = f"attach again: crckpt attach {tree.root}; what it wrote is in {tree.log}"
     return HostCannot("crckpt was detached, because this terminal took no output for long", hint=hint)
 
 

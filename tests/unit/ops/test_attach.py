@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
-from crckpt.errors import TargetNotRunning, UsageError
+from crckpt.errors import HostCannot, TargetNotRunning, UsageError
 from crckpt.host.terminal.protocol import HeldTerminal, HeldTree
 from crckpt.host.terminal.relay import FoundTerminal
-from crckpt.ops.attach import pick_terminal
+from crckpt.ops.attach import attach, pick_terminal
 
 
 def terminal(root: int, job: str, checkpoint: str) -> FoundTerminal:
@@ -36,14 +37,32 @@ def test_of_several_the_pids_are_said(name: str | None) -> None:
     assert "crckpt attach " in raised.value.hint
 
 
+def test_a_second_one_is_refused_before_it_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = replace(TERMINALS[0].terminal, attached=77)
+    monkeypatch.setattr("crckpt.ops.attach.find_terminals", lambda: (replace(TERMINALS[0], terminal=held),))
+    announced: list[HeldTerminal] = []
+    with pytest.raises(HostCannot, match="process 77 is attached already") as raised:
+        attach("trainer", 0, None, announced.append)
+    assert raised.value.hint.endswith("or end it: kill 77")
+    assert announced == []
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        (None, "restore: crckpt restore JOB --tty new"),
+        ("99", "crckpt dump 99 JOB --stop; crckpt restore JOB --tty new"),
+        ("a b", "crckpt restore 'a b' --tty new; if it runs, first: crckpt dump PID 'a b' --stop"),
+    ],
+)
+def test_the_command_that_gives_it_one(name: str | None, command: str) -> None:
+    with pytest.raises(TargetNotRunning) as raised:
+        pick_terminal(name, ())
+    assert raised.value.hint.endswith(command)
+
+
 @pytest.mark.parametrize("name", ["nothing", "abc", "99"])
 def test_what_has_none_is_said(name: str) -> None:
     with pytest.raises(TargetNotRunning, match="has no terminal to attach to") as raised:
         pick_terminal(name, TERMINALS)
     assert "trainer (PID 100)" in raised.value.hint
-
-
-def test_without_any_it_is_said_how_to_get_one() -> None:
-    with pytest.raises(TargetNotRunning) as raised:
-        pick_terminal(None, ())
-    assert "--tty new" in raised.value.hint
