@@ -6,6 +6,12 @@ from crckpt.causes.cause import Cause
 
 TASKS = (
     Cause(
+        "job-shared",
+        "the last checkpoint of the job {job}, {checkpoint}, is of another process, PID {pid}; crckpt restore {job} "
+        "brings back only the process that was dumped last",
+        "name a job for each process: crckpt dump {target} NAME",
+    ),
+    Cause(
         "inside",
         "crckpt itself runs in the tree and would freeze itself",
         "start crckpt from another terminal, or with setsid --fork",

@@ -66,6 +66,23 @@ def test_two_scripts_have_two_jobs(crckpt: Crckpt, tmp_path: Path) -> None:
             assert dump(crckpt, pid) == name[:-3]
 
 
+def test_two_processes_of_one_script_share_a_job_with_a_warning(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Else `restore JOB` would bring back one of two workers, and nothing would have said so."""
+    words = "brings back only the process that was dumped last"
+    (tmp_path / "second").mkdir()
+    path = str(script(tmp_path / "first", "train.py"))
+    with running(tmp_path / "first", PYTHON, path) as first, running(tmp_path / "second", PYTHON, path) as second:
+        for pid, shared in ((first, False), (first, False), (second, True), (first, True)):
+            assert (words in crckpt.run("dump", str(pid), "--dry-run").out) == shared
+            assert (words in crckpt.run("dump", str(pid)).out) == shared
+        # The second is no restart of the first, which has ended.
+        crckpt.run("dump", str(first), "--stop")
+        assert words in crckpt.run("dump", str(second), "--stop").out
+        os.waitpid(second, 0)
+        crckpt.run("restore", "train", "--detach")
+        assert words not in crckpt.run("dump", str(second)).out
+
+
 def test_a_wrapper_and_its_command_have_one_job(crckpt: Crckpt, tmp_path: Path) -> None:
     script(tmp_path, "train.py")
     with running(tmp_path, "timeout", "1h", PYTHON, "train.py") as pid:

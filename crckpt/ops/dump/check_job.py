@@ -7,8 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from crckpt.causes import cause
 from crckpt.errors import CrckptError, PreflightRefused, UsageError
+from crckpt.host import proc
 from crckpt.host.program.program import Program, identify, is_same_program
 from crckpt.images.regfile import RegularFile
 from crckpt.ops.dump.examine import DumpTarget
@@ -36,6 +39,27 @@ def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = 
     program = _read_program(newest.repository, last, details)
     if not (_is_same_process(target, program, details) or is_same_program(program, target.program)):
         raise _make_refusal(target, last, program, command)
+
+
+def warn_of_shared_job(target: DumpTarget, newest: LastCheckpoint | None) -> DumpTarget:
+    """Return the target, with a warning if the job's last checkpoint is of another process that runs or ran beside it.
+
+    A program that was restored, or started anew when the first one had ended, is no other one.
+    """
+    details = (newest.details if newest else None) or {}
+    if newest is None or details.get("root") is None:
+        return target
+    root = identify_root(target.observed.tree.root)
+    other = msgspec.convert(details["root"], RootIdentity)
+    if other.boot_id != root.boot_id or other == root:
+        return target
+    dumped_at = details.get("uptime_ticks")
+    if proc.start_time(other.pid) != other.start and (dumped_at is None or root.start > dumped_at):
+        return target
+    found = cause("job-shared").finding(
+        job=target.job, checkpoint=newest.checkpoint.short_id, pid=other.pid, target=shlex.quote(target.request.target)
+    )
+    return replace(target, plan=replace(target.plan, warnings=(*target.plan.warnings, found)))
 
 
 def _is_same_process(target: DumpTarget, program: Program, details: dict[str, Any]) -> bool:

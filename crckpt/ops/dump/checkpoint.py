@@ -22,7 +22,7 @@ from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
 from crckpt.ops.context import ignore_progress
 from crckpt.ops.dump.aftermath import BaseMismatch
-from crckpt.ops.dump.check_job import check_job
+from crckpt.ops.dump.check_job import check_job, warn_of_shared_job
 from crckpt.ops.dump.commit import commit_checkpoint
 from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details
@@ -52,7 +52,7 @@ def make_checkpoint(
     # Check this before anything is copied: a refusal costs the tree nothing yet.
     last = read_last_checkpoint(workspace.repository, target.job)
     check_job(target, last)
-    target = replace(target, tracked_before=find_tracked_root(last))
+    target = replace(warn_of_shared_job(target, last), tracked_before=find_tracked_root(last))
     with ExitStack() as stack:
         target = pre_copy(_with_lineage(target, stack), workspace)
         # It was started with guessed options: of no use if the tree needs others.
@@ -75,7 +75,7 @@ def plan_checkpoint(target: DumpTarget) -> DumpResult:
     if not is_blank(target.context.store):
         last = read_last_checkpoint(target.context.repository(), target.job)
         check_job(target, last)
-        target = replace(target, tracked_before=find_tracked_root(last))
+        target = replace(warn_of_shared_job(target, last), tracked_before=find_tracked_root(last))
     lineage = target.predict_lineage(wanted=target.request.wants_tracker)
     result = _make_result(target, target.command(Paths(Path("IMAGES"), Path("WORK"))))
     rounds = PreCopyResult(()) if target.request.pre_copy is not None else None

@@ -55,7 +55,7 @@ class _CachedDetails(Struct, frozen=True):
 
 _CACHED: Final = msgspec.json.Decoder(_CachedDetails)
 _MOST_CACHED: Final = 1 << 20
-_CHECKED_BY_DUMPS: Final = ("program", "root", "tracked_root")
+_CHECKED_BY_DUMPS: Final = ("program", "root", "tracked_root", "uptime_ticks")
 _DOCUMENT: Final = msgspec.json.Decoder(dict[str, Any])
 
 
