@@ -321,6 +321,12 @@ TASKS = (
         "{advice|end that process, which does not reap its children}, or use --new-pid-namespace",
     ),
     Cause(
+        "stopped-job",
+        "process {pid} ({comm}) was stopped when it was dumped, as by ^Z; restored with --detach it has no shell that "
+        "could continue it, and the kernel ends it by SIGHUP",
+        "restore it in a terminal without --detach, then type fg; or on a new terminal, where it runs: --tty new",
+    ),
+    Cause(
         "parent-death",
         "process {pid} no longer gets signal {signal} when its parent ends (PR_SET_PDEATHSIG): its parent is now "
         "an init",

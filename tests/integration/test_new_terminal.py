@@ -276,6 +276,24 @@ def test_what_was_on_a_terminal_comes_back_on_nothing(crckpt: Crckpt, workdir: P
         _wait_gone(pid)
 
 
+def test_a_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
+    """The kernel ends a stopped group that loses its parent: it is refused, and runs on a new terminal."""
+    with _shell(crckpt, workdir) as shell:
+        shell.enter(shlex.join(word.format(workdir=workdir) for word in TALKER))
+        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
+        pid = _said(workdir).pid
+        shell.press("C-z")
+        wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, WITHIN_S, "it to stop")
+        crckpt.run("dump", str(pid), JOB, "--stop")
+        _wait_gone(pid)
+    process = crckpt.start("restore", JOB, "--tty", "null", "--detach")
+    _, err = process.communicate(timeout=WITHIN_S)
+    assert process.returncode == REFUSED
+    assert f"process {pid} (python3) was stopped when it was dumped" in err
+    with _restored(crckpt, workdir):
+        pass
+
+
 @pytest.mark.parametrize("start", ["job", "leader"])
 def test_its_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str) -> None:
     """Its input is empty."""

@@ -47,6 +47,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
         blockers=(
             *(tasks.find_taken_ids(host) if not planned.new_pid_namespace else ()),
             *checked.blockers,
+            *tasks.find_hung_up(planned),
             *sockets.find_blockers(planned, host),
             *locks.find_blockers(planned.tree, host),
             *namespaces.find_blockers(planned.tree),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from crckpt.causes import Finding, cause
 from crckpt.host.proc import IdUser
+from crckpt.images.core import STOPPED
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -37,6 +38,18 @@ def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
         yield cause("parent-death").finding(
             pid=str(root.pid), signal=" ".join(str(number) for number in sorted(signals))
         )
+
+
+def find_hung_up(planned: PlannedRestore) -> Iterator[Finding]:
+    """Find a stopped process in the root's group if the tree loses its parent: the kernel hangs up such a group."""
+    root = planned.tree.root
+    leads = root.sid == root.pid
+    if not planned.is_orphan or planned.new_pid_namespace or leads:
+        return
+    for process in planned.tree.processes:
+        if process.pgid == root.pgid and process.core.state == STOPPED:
+            yield cause("stopped-job").finding(pid=process.pid, comm=process.core.comm)
+            return
 
 
 def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
