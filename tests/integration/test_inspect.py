@@ -279,7 +279,7 @@ def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
         crckpt.run("dump", str(process.pid), "job")
         fifo.write_text("go\n")
         wait_for(lambda: comm.read_text() == "sleep\n", 10, "the other program")
-        crckpt.run("dump", str(process.pid), "job")
+        crckpt.run("dump", str(process.pid), "job", "--job-of-another-program")
     finally:
         process.kill()
         process.wait()
