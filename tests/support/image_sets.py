@@ -102,10 +102,12 @@ def described(job: str = "job", details: bytes = b"{}", created: datetime | None
     )
 
 
-def store(repository: Repository, base: Path, images: ImageSet, new: NewCheckpoint | None = None) -> Checkpoint:
+def store(
+    repository: Repository, base: Path, images: ImageSet, new: NewCheckpoint | None = None, *, dedup: bool = True
+) -> Checkpoint:
     """Write a set below `base` and store it."""
     number = sum(1 for path in base.iterdir() if path.name.startswith("images-"))
-    return ingest(repository, write_set(base / f"images-{number}", images), new or described())
+    return ingest(repository, write_set(base / f"images-{number}", images), new or described(), dedup=dedup)
 
 
 def restore_files(repository: Repository, checkpoint: Checkpoint, base: Path) -> dict[str, bytes]:

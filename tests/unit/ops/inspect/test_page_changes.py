@@ -68,12 +68,12 @@ class _Watched(Reader):
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpoint, Checkpoint, Checkpoint]:
-    """A checkpoint, one of the same job with changed pages, and a copy of this in another job."""
+    """A checkpoint, one of the same job with changed pages, and one whose pages are equal but stored apart."""
     base = tmp_path_factory.mktemp("changes")
     repository = open_store(base)
     before = store(repository, base, recorded.image_set(recorded.PAGES))
     after = store(repository, base, recorded.image_set(_changed()))
-    apart = store(repository, base, recorded.image_set(_changed()), described("apart"))
+    apart = store(repository, base, recorded.image_set(_changed()), described("apart"), dedup=False)
     return repository, before, after, apart
 
 
