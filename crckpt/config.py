@@ -26,6 +26,9 @@ COMPRESS_LEVELS = range(-7, 20)
 _PATH: Final = "an absolute path"
 _LEVEL: Final = f"a whole number from {COMPRESS_LEVELS[0]} to {COMPRESS_LEVELS[-1]}"
 KEYS: Final = {"store": _PATH, "criu": _PATH, "staging": _PATH, "compress": _LEVEL}
+# A file may have any number of mistakes, and values of any length.
+_MOST_SHOWN: Final = 20
+_LONGEST_SHOWN: Final = 80
 """Each key, and what is allowed for it."""
 
 
@@ -65,7 +68,9 @@ def parse(text: str, name: str) -> Config:
         if len(mistakes) == 1:
             raise UsageError(f"{name}, {mistakes[0]}", hint=_correct(name))
         # All at once: else each try would show the next one.
-        raise UsageError(f"{name} has {len(mistakes)} mistakes", hint=_correct(name), causes=mistakes)
+        count = len(mistakes)
+        more = (f"and {count - _MOST_SHOWN} more",) if count > _MOST_SHOWN else ()
+        raise UsageError(f"{name} has {count} mistakes", hint=_correct(name), causes=mistakes[:_MOST_SHOWN] + more)
     paths = {key: None if entries.get(key) is None else Path(entries[key]) for key in ("store", "criu", "staging")}
     digest = hashlib.sha256(text.encode()).hexdigest()
     return Config(**paths, compress=entries.get("compress"), digest=digest)
@@ -87,10 +92,11 @@ def _find_mistakes(entries: dict[object, object], lines: dict[str, int]) -> Iter
     for key, value in entries.items():
         where = f"line {lines[str(key)]}: " if str(key) in lines else ""
         if not isinstance(key, str) or key not in KEYS:
-            near = difflib.get_close_matches(str(key), KEYS, n=1)
-            yield f"{where}unknown key {str(key)!r}{f', did you mean {near[0]}?' if near else ''}"
+            shown = str(key)[:_LONGEST_SHOWN]
+            near = difflib.get_close_matches(shown, KEYS, n=1)
+            yield f"{where}unknown key {shown!r}{f', did you mean {near[0]}?' if near else ''}"
         elif not _is_allowed(key, value):
-            yield f"{where}{key} must be {KEYS[key]}, not {reprlib.repr(value)}"
+            yield f"{where}{key} must be {KEYS[key]}, not {reprlib.repr(value)[:_LONGEST_SHOWN]}"
 
 
 def _is_allowed(key: str, value: object) -> bool:

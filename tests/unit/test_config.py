@@ -96,3 +96,12 @@ def test_keys_of_other_types_and_merged_keys() -> None:
     with pytest.raises(UsageError, match="is not YAML"):
         parse("? [a, b]\n: 1\n", NAME)
     assert parse("<<: {store: /x}\n", NAME).store == Path("/x")
+
+
+def test_mistakes_without_end_are_cut_short() -> None:
+    text = "\n".join(f"{'k' * 1000}{number}: 1" for number in range(1000))
+    with pytest.raises(UsageError, match="has 1000 mistakes") as refused:
+        parse(text, "crckpt.yaml")
+    assert len(refused.value.causes) == 21
+    assert refused.value.causes[-1] == "and 980 more"
+    assert all(len(mistake) < 200 for mistake in refused.value.causes)
