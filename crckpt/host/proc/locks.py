@@ -26,6 +26,7 @@ _LINE: Final = re.compile(
 
 # The kernel answers a read with a page at most, all of it of one moment.
 _READ_AT_ONCE: Final = 4096
+_MOST_LOOKS: Final = 4
 
 
 class HeldLock(Struct, frozen=True):
@@ -60,11 +61,12 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
 
 def _read_lines() -> Iterable[str]:
     """Read the lines of /proc/locks, each once."""
-    lines = procfs.lines("/proc/locks")
-    if sum(map(len, lines)) > _READ_AT_ONCE:
-        # A lock that comes or goes between two reads repeats or hides another. Two looks hardly miss the same one.
-        lines += procfs.lines("/proc/locks")
-    return {_without_number(line): line for line in lines}.values()
+    looks = [procfs.lines("/proc/locks")]
+    # A lock that comes or goes between two reads of a look repeats or hides another: look again until nothing changes.
+    # Where locks come and go all the time, so many looks hardly miss the same one.
+    while sum(map(len, looks[-1])) > _READ_AT_ONCE and len(looks) < _MOST_LOOKS and looks[-1:] != looks[-2:-1]:
+        looks.append(procfs.lines("/proc/locks"))
+    return {_without_number(line): line for lines in looks for line in lines}.values()
 
 
 def _without_number(line: str) -> str:
