@@ -221,15 +221,33 @@ def test_one_that_is_cut_short_leaves_nothing(
     def wait_for_command(command: str) -> None:
         wait_for(lambda: any(command in words for words in commands(crckpt)), WITHIN_S, command)
 
+    def stopped_scripts(script: Path) -> list[psutil.Process]:
+        found = []
+        for pid in inmates(crckpt):
+            with suppress(psutil.Error):
+                process = psutil.Process(pid)
+                if process.status() == psutil.STATUS_STOPPED and str(script) in process.cmdline():
+                    found.append(process)
+        return found
+
+    def wait_stopped(script: Path) -> None:
+        wait_for(lambda: bool(stopped_scripts(script)), WITHIN_S, "the script to stop")
+
+    def go_on(script: Path) -> None:
+        for process in stopped_scripts(script):
+            with suppress(psutil.Error):  # SIGKILL has ended it
+                process.resume()
+
     with dumped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
         with traceless(crckpt):
             if running:
                 cut_short(crckpt, number, lambda: wait_for_command(PROBE), "--probe", PROBE)
             else:
-                with obstructed.waits(committed=False) as obstacle:
+                with obstructed.stops() as script:
                     words = ("--criu", str(obstructed.path), "--seconds", "60")
-                    cut_short(crckpt, number, lambda: wait_for_command(str(obstacle.path)), *words)
+                    # An interruption waits until CRIU goes on: to crckpt's hold, which is aborted then.
+                    cut_short(crckpt, number, lambda: wait_stopped(script), *words, afterwards=lambda: go_on(script))
             assert rehearsed(crckpt)["passed"]
             crckpt.run("gc")
         tree.wait_growth(before)
@@ -299,14 +317,21 @@ def rehearsed(crckpt: Crckpt, *words: str, status: int = 0) -> dict[str, Any]:
     return result
 
 
-def cut_short(crckpt: Crckpt, number: signal.Signals, reached: Callable[[], None], *words: str) -> None:
-    """Send a signal to a rehearsal once something is reached; all of it ends."""
+def cut_short(
+    crckpt: Crckpt,
+    number: signal.Signals,
+    reached: Callable[[], None],
+    *words: str,
+    afterwards: Callable[[], None] = lambda: None,
+) -> None:
+    """Send a signal to a rehearsal once something is reached; `afterwards`, all of it ends."""
     rehearsal = crckpt.start("rehearse", JOB, *words)
     try:
         reached()
         inside = inmates(crckpt)
         assert len(inside) > 1
         rehearsal.send_signal(number)
+        afterwards()
         said = rehearsal.communicate(timeout=WITHIN_S)[1]
         assert rehearsal.returncode == (INTERRUPTED if number == signal.SIGINT else -number), said
     finally:

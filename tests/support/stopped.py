@@ -186,6 +186,12 @@ class ObstructedCriu:
             yield
 
     @contextmanager
+    def stops(self) -> Iterator[Path]:
+        """Its script, whose path this gives, stops itself when the tree is built, before crckpt looks at the tree."""
+        with self._step("before", "kill -STOP $$\n") as path:
+            yield path
+
+    @contextmanager
     def waits_at_first(self) -> Iterator[Obstacle]:
         """It waits before it builds anything."""
         with self._step("before", _WAITS, "pre-restore") as path:
