@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from image_sets import ONE_PROCESS, flip, open_store, pack_path, store, with_changed_manifest
 
+from crckpt.errors import Interrupted
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.upkeep.audit import PackAudit, audit_contents, audit_packs
 
@@ -111,3 +112,16 @@ def test_a_page_map_that_describes_other_pages(tmp_path: Path) -> None:
     changed = repository.get(with_changed_manifest(repository, checkpoint, index=index))
     (damage,) = audit_contents(repository.backend, changed, audit(repository, changed))
     assert damage.kind == "index"
+
+
+def test_an_interruption_is_no_damage(whole: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify` would report it, and `verify --repair` act on it."""
+    repository, checkpoint = whole
+
+    def interrupted(_contents: object) -> None:
+        raise Interrupted("interrupted by SIGINT")
+
+    packs = audit(repository, checkpoint)
+    monkeypatch.setattr("crckpt.store.upkeep.audit._check_pagemaps", interrupted)
+    with pytest.raises(Interrupted):
+        audit_contents(repository.backend, checkpoint, packs)
