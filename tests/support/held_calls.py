@@ -27,16 +27,20 @@ def held_before_call(pid: int, name: str, begin: Callable[[], object] = lambda: 
     if not is_supported():
         pytest.skip(f"registers cannot be read on {platform.machine()}")
     ptrace_requests.seize(pid, _SYSTEM_CALL_STOPS)
-    begin()
     ptrace_requests.interrupt(pid)
-    while True:
-        _, status = os.waitpid(pid, _ALL_THREADS)
-        assert os.WIFSTOPPED(status), f"it ended before it called {name}"
-        stop = os.WSTOPSIG(status)
-        if stop == _AT_SYSTEM_CALL and call_name(ThreadRegisters.read(pid).call, platform.machine()) == name:
-            break
+    stop = _wait_for_stop(pid, name)
+    # Only now: before it was stopped once, it would not be held there.
+    begin()
+    while stop != _AT_SYSTEM_CALL or call_name(ThreadRegisters.read(pid).call, platform.machine()) != name:
         ptrace_binding.continue_to_system_call(pid, 0 if stop in (_AT_SYSTEM_CALL, signal.SIGTRAP) else stop)
+        stop = _wait_for_stop(pid, name)
     try:
         yield
     finally:
         ptrace_binding.detach(pid)
+
+
+def _wait_for_stop(pid: int, name: str) -> int:
+    _, status = os.waitpid(pid, _ALL_THREADS)
+    assert os.WIFSTOPPED(status), f"it ended before it called {name}"
+    return os.WSTOPSIG(status)
