@@ -58,7 +58,7 @@ def rm(
     if dry_run:
         freed = estimate_freed_bytes(context, plan.ids)
         document = {"removed": plan.ids, "lifted_locks": (), "dry_run": True, "bytes": freed}
-        emit("rm", Output(document, _planned_lines(plan, freed), is_answer=True), as_json=as_json)
+        emit("rm", Output(document, _plan_lines(plan, freed), is_answer=True), as_json=as_json)
         return
     if plan.irreplaceable and not yes:
         _confirm(plan, refs, everything=everything, as_json=as_json)
@@ -84,7 +84,7 @@ def _irreplaceable_lines(plan: PlannedRemoval) -> Iterator[str]:
         yield f"only {title(checkpoint)} has the last state of a program that dump --stop ended; it was not restored"
 
 
-def _planned_lines(plan: PlannedRemoval, freed: int | None) -> Iterator[str]:
+def _plan_lines(plan: PlannedRemoval, freed: int | None) -> Iterator[str]:
     for identity in plan.ids:
         yield f"would remove {short_id(identity)}\n"
     yield from (f"note: {line}\n" for line in _irreplaceable_lines(plan))

@@ -65,10 +65,10 @@ class TerminalFiles(Struct, frozen=True):
 
 def _edit(data: bytes, name: str, change: Callable[[bytes, str], bytes], *more: bytes) -> bytes:
     image = read_image(data, name)
-    return write_image(Image(image.magic, tuple(_changed(image, name, change, more))))
+    return write_image(Image(image.magic, tuple(_change_records(image, name, change, more))))
 
 
-def _changed(
+def _change_records(
     image: Image, name: str, change: Callable[[bytes, str], bytes], more: tuple[bytes, ...]
 ) -> Iterator[Record]:
     for record in image.records:

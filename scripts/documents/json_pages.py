@@ -44,7 +44,7 @@ def _section(command: str, shown: set[str]) -> Iterator[str]:
 
 
 def _description(definition: Mapping[str, Any]) -> str:
-    """What a type is, without the lines on its keys, in the words of JSON."""
+    """Describe a type, without the lines on its keys, in the words of JSON."""
     return re.sub(r"\bNone\b", "null", _KEY.sub("", _text(definition)).strip())
 
 

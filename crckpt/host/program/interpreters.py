@@ -105,7 +105,7 @@ def find_family(name: str) -> str:
 
 
 def find_script(name: str, words: Sequence[str]) -> str:
-    """What the interpreter of this name runs; `words` follow its name on the command line. Empty if there is nothing.
+    """Find what the interpreter `name` runs; `words` follow its name on the command line. Empty if there is nothing.
 
     It is the path of a script as it was typed, or `-m MODULE`, `class NAME` or `-c CODE`.
     """

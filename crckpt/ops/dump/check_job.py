@@ -99,7 +99,7 @@ def _read_program(repository: Repository, checkpoint: Checkpoint, details: dict[
 
 
 def _find_root(checkpoint: Checkpoint, details: dict[str, Any]) -> dict[str, Any]:
-    """What the details have of the root; empty if they have nothing."""
+    """Find the root in the details; empty if they do not have it."""
     root = checkpoint.tree[0].pid
     return next((entry for entry in details.get("processes", ()) if entry["pid"] == root), {})
 

@@ -50,8 +50,8 @@ class RestoreAttempt(Struct, frozen=True):
         """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""
         return frozenset() if self.is_sibling else images_with_parent_signal(tree)
 
-    def replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
-        """The terminals that other files replace, if the user wants that and the tree has such terminals."""
+    def find_replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
+        """Find the terminals that other files replace, if the user wants that and the tree has such terminals."""
         if self.request.tty not in ("null", "file"):
             return None
         found = find_terminal_files(tree)

@@ -65,7 +65,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
                 work,
                 attempt.context.progress,
                 without_signal,
-                attempt.replaced_terminals(tree),
+                attempt.find_replaced_terminals(tree),
             )
         (hold,) = stack.enter_context(holds_at(work / "hold", "post-restore"))
         new = None

@@ -169,7 +169,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
                 tree,
                 attempt.context.progress,
                 attempt.images_without_signal(tree),
-                attempt.replaced_terminals(tree),
+                attempt.find_replaced_terminals(tree),
             )
             streams.begin()  # other threads unpack while this one checks
         if criu is not None and criu.run.pid in find_needed_ids(tree):
@@ -207,7 +207,7 @@ def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: Verdict) ->
     """Give what the tree gets from outside; what is opened for it is closed with the block."""
     request = attempt.request
     with ExitStack() as stack:
-        replaces = attempt.replaced_terminals(tree) is not None
+        replaces = attempt.find_replaced_terminals(tree) is not None
         output = None
         if replaces and request.tty_file is not None:
             output = _open_output(request.tty_file)
