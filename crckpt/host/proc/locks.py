@@ -26,7 +26,7 @@ _LINE: Final = re.compile(
 
 # The kernel answers a read with a page at most, all of it of one moment.
 _READ_AT_ONCE: Final = 4096
-_MOST_LOOKS: Final = 4
+_MOST_LOOKS: Final = 6
 
 
 class HeldLock(Struct, frozen=True):
@@ -61,12 +61,24 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
 
 def _read_lines() -> Iterable[str]:
     """Read the lines of /proc/locks, each once."""
-    looks = [procfs.lines("/proc/locks")]
-    # A lock that comes or goes between two reads of a look repeats or hides another: look again until nothing changes.
-    # Where locks come and go all the time, so many looks hardly miss the same one.
-    while sum(map(len, looks[-1])) > _READ_AT_ONCE and len(looks) < _MOST_LOOKS and looks[-1:] != looks[-2:-1]:
-        looks.append(procfs.lines("/proc/locks"))
+    looks = [_look(_READ_AT_ONCE)]
+    # A lock that comes or goes between two reads of a look repeats or hides the next ones. Look again until nothing
+    # changes, and let the reads begin elsewhere: what one look hides, the others see.
+    for number in range(1, _MOST_LOOKS):
+        if sum(map(len, looks[-1])) <= _READ_AT_ONCE or looks[-1:] == looks[-2:-1]:
+            break
+        looks.append(_look(_READ_AT_ONCE * number // _MOST_LOOKS))
     return {_without_number(line): line for lines in looks for line in lines}.values()
+
+
+def _look(first: int) -> list[str]:
+    """Read /proc/locks once, at first so many bytes."""
+    parts: list[bytes] = []
+    # Without a buffer: it would read in parts of its own size.
+    with Path("/proc/locks").open("rb", buffering=0) as file:
+        while part := file.read(_READ_AT_ONCE if parts else first):
+            parts.append(part)
+    return b"".join(parts).decode().splitlines()
 
 
 def _without_number(line: str) -> str:
