@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -128,13 +128,22 @@ def test_one_match_is_inserted(typist: Typist) -> None:
 
 
 def test_processes_are_listed_with_their_programs(typist: Typist) -> None:
-    with subprocess.Popen(["sleep", "60"]) as process:
-        try:
-            # Not all: a shell may ask first whether to list hundreds. bash lists only what it could not lengthen.
-            typist.type(f"crckpt dump {process.pid // 100}\t\t\t")
-            typist.wait_for(rf"{process.pid}\s+(-- |\()?sleep 60")
-        finally:
-            process.kill()
+    with two_sleeping() as pid:
+        # Not all: a shell may ask first whether to list hundreds. bash lists only what it could not lengthen.
+        typist.type(f"crckpt dump {pid // 100}\t\t\t")
+        typist.wait_for(rf"{pid}\s+(-- |\()?sleep 6\d")
+
+
+@contextmanager
+def two_sleeping() -> Iterator[int]:
+    """The PID of a process that sleeps for 60 s or more. That of another begins alike: one alone would be inserted."""
+    with ExitStack() as stack:
+        pids: list[int] = []
+        while len(pids) < 2 or pids[-2] // 100 != pids[-1] // 100:
+            process = stack.enter_context(subprocess.Popen(["sleep", f"6{len(pids)}"]))
+            stack.callback(process.kill)
+            pids.append(process.pid)
+        yield pids[-1]
 
 
 def test_a_name_is_no_command(typist: Typist, tmp_path: Path) -> None:
