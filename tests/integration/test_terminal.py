@@ -208,7 +208,7 @@ def test_an_interrupt_in_mid_restore_leaves_nothing(
         terminal.type(INTERRUPT)
         obstacle.let_go()
         assert terminal.process.wait(WITHIN_S) in (FAILED, INTERRUPTED)
-        assert "nothing is left behind" in terminal.shown
+        wait_for(lambda: "nothing is left behind" in terminal.shown, WITHIN_S, "crckpt to say so")
     wait_for(lambda: not runs(stopped_job), WITHIN_S, "the program to be gone")
     assert staging(crckpt) == ()
     with Terminal(*argv, environment=crckpt.environment):
