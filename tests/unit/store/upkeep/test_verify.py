@@ -12,7 +12,7 @@ from image_sets import ONE_PROCESS, flip, open_store, packs, store
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint
 from crckpt.model import CheckpointId
-from crckpt.store import Repository, materialise, verify
+from crckpt.store import Repository, details_of, materialise, verify
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
@@ -43,6 +43,8 @@ def _refusal(root: Path, identity: CheckpointId) -> IntegrityError | None:
     with tempfile.TemporaryDirectory() as directory:
         try:
             materialise(repository, repository.get(identity), Path(directory))
+            # A restore reads these, too. They may be in a pack of another job of which it needs nothing else.
+            details_of(repository, repository.get(identity))
         except IntegrityError as error:
             return error
     return None
