@@ -9,7 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from crckpt.errors import Interrupted
+from crckpt.host.process.signals import FORWARDED, ignore_interrupts, interrupt_is_waiting, interrupts_deferred
+from crckpt.host.process.wakeups import Wakeups, woken_by_signals
 
 
 def continue_in_background() -> Callable[[], None]:
@@ -22,10 +23,12 @@ def continue_in_background() -> Callable[[], None]:
     # Otherwise both processes would write what is still buffered.
     sys.stdout.flush()
     sys.stderr.flush()
-    child = os.fork()
-    if child:
-        os.close(writing)
-        _wait(child, reading)
+    # From before the fork: no interruption may end the parent alone, nor come unnoticed.
+    with interrupts_deferred(), woken_by_signals() as wakeups:
+        child = _fork()
+        if child:
+            os.close(writing)
+            _wait(child, reading, wakeups)
     os.close(reading)
     os.setsid()
 
@@ -44,14 +47,23 @@ def continue_in_background() -> Callable[[], None]:
     return detach
 
 
-def _wait(child: int, reading: int) -> NoReturn:
-    message = None
-    while message is None:
-        try:
-            message = os.read(reading, 1)
-        except Interrupted:
+def _fork() -> int:
+    # Python in the child drops the signals that come while it starts. So the kernel keeps them until then.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        return os.fork()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait(child: int, reading: int, wakeups: Wakeups) -> NoReturn:
+    ready: list[int] = []
+    while reading not in ready:
+        if interrupt_is_waiting():
+            ignore_interrupts()  # the first one is enough
             os.kill(child, signal.SIGINT)
-    if message:
+        ready = wakeups.wait(reading)
+    if os.read(reading, 1):
         os._exit(0)
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)

@@ -6,11 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
 import pytest
-
-from crckpt.host import proc
 
 BEGIN = """
 import os, signal, sys, time
@@ -18,61 +16,114 @@ from crckpt.host.process.background import continue_in_background
 from crckpt.host.process.signals import handle_interrupts
 handle_interrupts()
 print("first", flush=True)
+"""
+# A child that is left over ends by itself; so do those who wait for it.
+FORK = """
 detach = continue_in_background()
+signal.alarm(120)
 """
 
-
-def started(code: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", BEGIN + code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/usr",
-    )
+Start = Callable[..., subprocess.Popen[str]]
 
 
-def test_the_child_goes_on_alone_in_a_session_of_its_own(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "fifo")
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Start a program that forks between `before` and `code`; kill it at the end if it is still there."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start_one(code: str, before: str = "", output: int | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", BEGIN + before + FORK + code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            pass_fds=() if output is None else (output,),
+            text=True,
+            cwd="/usr",
+        )
+        processes.append(process)
+        return process
+
+    yield start_one
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_the_child_goes_on_alone_in_a_session_of_its_own(start: Start) -> None:
+    reading, writing = os.pipe()
     code = f"""
 print("before", flush=True)
 detach()
 print("after", flush=True)
-with open({str(tmp_path / "fifo")!r}, "w") as file:
+with open({writing}, "w") as file:
     print(os.getpid(), os.getsid(0), os.getcwd(), *(os.readlink(f"/proc/self/fd/{{n}}") for n in range(3)), file=file)
 """
-    with started(code) as process:
-        out, err = process.communicate(timeout=30)
-    assert (process.returncode, out, err) == (0, "first\nbefore\n", "")
-    pid, session, *rest = (tmp_path / "fifo").read_text().split()
+    process = start(code, output=writing)
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        pid, session, *rest = file.read().split()  # until the child has ended
     assert pid == session != str(process.pid)
     assert rest == ["/", *["/dev/null"] * 3]
-    assert proc.wait_until_gone([int(pid)], 20) == ()
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (0, "first\nbefore\n", "")
 
 
 @pytest.mark.parametrize(
     ("end", "status"), [("sys.exit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", 128 + signal.SIGKILL)]
 )
-def test_a_child_that_ends_before_gives_its_status(end: str, status: int) -> None:
-    with started(end) as process:
-        process.communicate(timeout=30)
+def test_a_child_that_ends_before_gives_its_status(start: Start, end: str, status: int) -> None:
+    process = start(end)
+    process.communicate()
     assert process.returncode == status
 
 
-def test_an_interruption_reaches_the_child() -> None:
-    code = """
-try:
-    print(os.getpid(), flush=True)
-    signal.pause()
-except BaseException as error:
+# Not `signal.pause`: the interruption may come just before it.
+IS_INTERRUPTED = """
+print("waits", flush=True)
+while True:
+    time.sleep(0.05)
+"""
+SAYS_WHY = """
+def say(_kind, error, _traceback):
     print(error, flush=True)
     os._exit(9)
+
+sys.excepthook = say
 """
-    with started(code) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "first\n"
-        process.stdout.readline()
-        process.terminate()
-        assert process.stdout.readline() == "interrupted by SIGINT\n"
-        assert process.wait(30) == 9
+
+
+def test_an_interruption_reaches_the_child(start: Start) -> None:
+    process = start(IS_INTERRUPTED, SAYS_WHY)
+    assert process.stdout is not None
+    assert (process.stdout.readline(), process.stdout.readline()) == ("first\n", "waits\n")
+    process.terminate()
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (9, "interrupted by SIGINT\n", "")
+
+
+def test_an_interruption_that_does_not_end_the_wait_reaches_the_child(start: Start) -> None:
+    """As one that comes just before the parent waits, or to another thread."""
+    other_thread = """
+import threading
+threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+"""
+    process = start(IS_INTERRUPTED, SAYS_WHY + other_thread)
+    assert process.stdout is not None
+    assert (process.stdout.readline(), process.stdout.readline()) == ("first\n", "waits\n")
+    process.terminate()
+    out, _ = process.communicate()
+    assert (process.returncode, out) == (9, "interrupted by SIGINT\n")
+
+
+def test_an_interruption_just_after_the_fork_reaches_the_child(start: Start) -> None:
+    # Called from C: its handler runs once `fork` has returned.
+    interrupts = """
+import ctypes, functools
+os.register_at_fork(after_in_parent=functools.partial(ctypes.CDLL(None)["raise"], signal.SIGTERM))
+"""
+    process = start(IS_INTERRUPTED, SAYS_WHY + interrupts)
+    out, err = process.communicate()
+    # The child may have come to its loop by then.
+    assert (process.returncode, out.replace("waits\n", ""), err) == (9, "first\ninterrupted by SIGINT\n", "")
