@@ -8,7 +8,6 @@ where that is possible, and forwards the signals that crckpt gets.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import threading
 from collections import deque
@@ -23,6 +22,7 @@ from crckpt.host import proc
 from crckpt.host.proc.status import read_status
 from crckpt.host.process.shell_terminal import ShellTerminal
 from crckpt.host.process.signals import FORWARDED, TYPED
+from crckpt.host.process.wakeups import Wakeups, woken_by_signals
 
 _LOOK_S: Final = 0.1
 _STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -95,8 +95,8 @@ def wait_for_job(job: Job) -> int:
 class _Signals:
     """The signals that came and were not yet dealt with."""
 
-    def __init__(self, awake: int) -> None:
-        self._awake = awake
+    def __init__(self, wakeups: Wakeups) -> None:
+        self._wakeups = wakeups
         self.come: deque[int] = deque()
 
     def arrive(self, number: int, _frame: FrameType | None) -> None:
@@ -104,9 +104,7 @@ class _Signals:
 
     def wait(self, seconds: float | None) -> None:
         """Block until a signal comes, but not longer than that."""
-        select.select([self._awake], [], [], seconds)
-        with suppress(BlockingIOError):
-            os.read(self._awake, 4096)
+        self._wakeups.wait(seconds=seconds)
 
 
 class _Wait:
@@ -130,7 +128,8 @@ class _Wait:
             # There is no event when a shell brings a running job to the foreground, nor when a program in a namespace
             # stops.
             is_watched = self._in_background or self._job.program != self._job.child
-            self._signals.wait(_LOOK_S if is_watched else None)
+            if not self._signals.come:  # some may have come while we stopped
+                self._signals.wait(_LOOK_S if is_watched else None)
             while self._signals.come:
                 self._forward(self._signals.come.popleft())
 
@@ -280,19 +279,14 @@ def _controlling_terminal() -> Iterator[int | None]:
 @contextmanager
 def _signals_collected() -> Iterator[_Signals]:
     """Collect the signals that come during the block. Those that our parent had ignored (nohup) stay ignored."""
-    awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signals = _Signals(awake)
-    # By a descriptor: a handler does not wake us if another thread gets the signal.
-    before_wake = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    before: dict[int, Any] = {}
-    try:
-        for number in (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT, *FORWARDED):
-            if signal.getsignal(number) != signal.SIG_IGN:
-                before[number] = signal.signal(number, signals.arrive)
-        yield signals
-    finally:
-        for known, handler in before.items():
-            signal.signal(known, handler)
-        signal.set_wakeup_fd(before_wake)
-        os.close(awake)
-        os.close(wake)
+    with woken_by_signals() as wakeups:
+        signals = _Signals(wakeups)
+        before: dict[int, Any] = {}
+        try:
+            for number in (signal.SIGCHLD, signal.SIGTSTP, signal.SIGCONT, *FORWARDED):
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    before[number] = signal.signal(number, signals.arrive)
+            yield signals
+        finally:
+            for known, handler in before.items():
+                signal.signal(known, handler)

@@ -124,6 +124,37 @@ def test_a_program_that_stops_stops_its_job_and_goes_on_with_it() -> None:
         assert found.wait("exited") == "0"
 
 
+def test_a_program_that_ends_while_its_job_tries_to_stop_is_reaped() -> None:
+    """The kernel stops no job that no shell could continue."""
+    code = """
+import os
+from crckpt.host.process import job_control
+job_control._LOOK_S = 600
+program = os.fork()
+if program == 0:
+    os.setpgid(0, 0)
+    os.execv("/bin/sh", ["sh", "-c", "while :; do kill -STOP $$; done"])
+print(program, flush=True)
+print(os.waitstatus_to_exitcode(job_control.wait_for_job(job_control.Job(program, program))))
+"""
+    master, slave = os.openpty()
+    job = subprocess.Popen(
+        ["setsid", "--ctty", sys.executable, "-c", code], stdin=slave, stdout=subprocess.PIPE, text=True
+    )
+    os.close(slave)
+    try:
+        assert job.stdout is not None
+        program = int(job.stdout.readline())
+        wait_for(lambda: (state(program), state(job.pid)) == ("T", "S"), "the job to have tried to stop")
+        os.kill(program, signal.SIGKILL)
+        out, _ = job.communicate(timeout=WITHIN_S)
+        assert out == f"{-signal.SIGKILL}\n"
+    finally:
+        job.kill()
+        job.communicate()
+        os.close(master)
+
+
 def test_a_group_that_has_gone_gets_no_keys() -> None:
     """A program chooses its groups, and can end one so that others get its number."""
     program, stranger = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
