@@ -170,8 +170,13 @@ def test_a_program_that_changes_its_directory_is_the_same(crckpt: Crckpt, tmp_pa
     """Its relative script seems to lie in the new directory."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    changes = "import os, signal\nsignal.signal(signal.SIGUSR1, lambda *_: os.chdir('elsewhere'))\n"
-    (tmp_path / "train.py").write_text(f"{changes}{WAITS}signal.pause()\n")
+    (tmp_path / "train.py").write_text(
+        "import os, signal, time\n"
+        "signal.signal(signal.SIGUSR1, lambda *_: os.chdir('elsewhere'))\n"
+        "print('ready', flush=True)\n"
+        "while True:\n"
+        "    time.sleep(0.05)\n"  # `pause` would miss a signal that comes just before it
+    )
     with running(tmp_path, PYTHON, "train.py") as pid:
         dump(crckpt, pid, "nightly")
         os.kill(pid, signal.SIGUSR1)

@@ -20,6 +20,7 @@ from pathlib import Path
 from types import FrameType
 
 from crckpt.host.process.signals import FORWARDED, handle_signal
+from crckpt.host.process.wakeups import woken_by_signals
 
 _LOOK_S = 0.05
 
@@ -48,9 +49,11 @@ class _Root:
         return Path(f"/proc/{self.pid}").exists() or self.status is not None
 
     def wait(self) -> None:
-        """Block until it has ended."""
-        with suppress(ProcessLookupError):  # it ended, and was reaped, a moment ago
-            select.select([os.pidfd_open(self.pid)], [], [])
+        """Block until it has ended; handle signals in the meantime."""
+        with suppress(ProcessLookupError), woken_by_signals() as wakeups:  # it ended, and was reaped, a moment ago
+            ended = os.pidfd_open(self.pid)
+            while not wakeups.wait(ended):
+                pass
 
     def exit_status(self) -> int:
         """Its status as our exit status; 1 if it has not ended."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from select import select
 from typing import Final
@@ -18,9 +18,9 @@ class Wakeups:
     def __init__(self, awake: int) -> None:
         self._awake = awake
 
-    def wait(self, *readable: int, seconds: float | None = None) -> list[int]:
-        """Wait until one of `readable` is readable or a signal has come; return those that are readable."""
-        ready, _, _ = select([self._awake, *readable], [], [], seconds)
+    def wait(self, *readable: int, writable: Sequence[int] = (), seconds: float | None = None) -> list[int]:
+        """Wait until one of `readable` or `writable` is so, or a signal has come; return those that are readable."""
+        ready, _, _ = select([self._awake, *readable], writable, [], seconds)
         with suppress(BlockingIOError):
             os.read(self._awake, _MOST)
         return [descriptor for descriptor in ready if descriptor != self._awake]

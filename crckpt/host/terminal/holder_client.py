@@ -14,6 +14,7 @@ from typing import Final
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.host.process.orphans import Ending
+from crckpt.host.process.wakeups import woken_by_signals
 from crckpt.host.terminal.protocol import (
     LONGEST,
     HeldTree,
@@ -82,9 +83,14 @@ class TerminalHolder:
         return Ending(os.waitstatus_to_exitcode(self._ended[pid])) if pid in self._ended else None
 
     def wait(self, pid: int) -> int:
-        """Wait until a program that the holder is the parent of ends; return its wait status. Raises HostCannot."""
-        while pid not in self._ended:
-            self._take(self._read_message())
+        """Wait until a program that the holder is the parent of ends; return its wait status. Raises HostCannot.
+
+        Signals are handled in the meantime.
+        """
+        with woken_by_signals() as wakeups:
+            while pid not in self._ended:
+                if wakeups.wait(self._control.fileno()):
+                    self._take(self._read_message())
         return self._ended[pid]
 
     def commit(self, tree: HeldTree) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import socket
 import termios
@@ -19,6 +18,7 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.host.peers import is_trusted
+from crckpt.host.process.wakeups import Wakeups, woken_by_signals
 from crckpt.host.terminal.protocol import (
     ATTACH,
     DESCRIBE,
@@ -77,10 +77,11 @@ def attach(found: FoundTerminal, ours: int, key: int | None) -> int | None:
     connection = _connect(found.path)
     if connection is None:
         raise HostCannot("the terminal has gone, or does not answer", hint="see which there are: crckpt attach --list")
-    with connection, _resizes() as resized, _raw(ours):
-        relay = _Relay(connection, ours, key)
+    with connection, woken_by_signals() as wakeups, _raw(ours):
+        relay = _Relay(connection, ours, key, wakeups)
         try:
-            return relay.run(resized)
+            with relay.resizes_noted():
+                return relay.run()
         except _ClosedError:
             raise _explain_closed(found) from None
         except OSError:
@@ -111,25 +112,40 @@ def _explain_closed(found: FoundTerminal) -> HostCannot:
 class _Relay:
     """Passes on what is typed, and what the program writes."""
 
-    def __init__(self, connection: socket.socket, ours: int, key: int | None) -> None:
+    def __init__(self, connection: socket.socket, ours: int, key: int | None, wakeups: Wakeups) -> None:
         self._connection = connection
         self._ours = ours
         self._key = key
+        self._wakeups = wakeups
+        self._is_resized = False
         self._unsent: deque[bytes] = deque()
         self.modes = ScreenModes()
 
-    def run(self, resized: int) -> int | None:
+    @contextmanager
+    def resizes_noted(self) -> Iterator[None]:
+        """Note each change of our terminal's size during the block."""
+
+        def note(_number: int, _frame: FrameType | None) -> None:
+            self._is_resized = True
+
+        before = signal.signal(signal.SIGWINCH, note)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGWINCH, before)
+
+    def run(self) -> int | None:
         """Run until the tree ends, or the user detaches."""
         self._connection.setblocking(False)
         connection = self._connection.fileno()
         self._unsent.append(ATTACH + self._size())
         while True:
             writing = [connection] if self._unsent else []
-            ready, _, _ = select.select([connection, self._ours, resized], writing, [])
+            ready = self._wakeups.wait(connection, self._ours, writable=writing)
             if connection in ready and (status := self._take_message()) is not None:
                 return status
-            if resized in ready:
-                os.read(resized, _AT_ONCE)
+            if self._is_resized:
+                self._is_resized = False
                 self._unsent.append(RESIZE + self._size())
             if self._ours in ready and not self._take_typed():
                 return None
@@ -217,21 +233,3 @@ def _raw(terminal: int) -> Iterator[None]:
     finally:
         with suppress(termios.error):  # the terminal has gone
             termios.tcsetattr(terminal, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def _resizes() -> Iterator[int]:
-    """Give a descriptor that is readable after each change of our terminal's size."""
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        with suppress(BlockingIOError):
-            os.write(writing, b".")
-
-    before = signal.signal(signal.SIGWINCH, note)
-    try:
-        yield reading
-    finally:
-        signal.signal(signal.SIGWINCH, before)
-        os.close(reading)
-        os.close(writing)

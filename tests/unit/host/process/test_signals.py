@@ -150,8 +150,8 @@ def test_too_late_to_interrupt() -> None:
 
 PROGRAM = """
         child = subprocess.Popen(
-            [sys.executable, "-uc", "import signal; signal.signal(signal.SIGTERM, lambda *_: exit(8)); "
-            "signal.signal(signal.SIGINT, lambda *_: exit(9)); print('there'); signal.pause()"],
+            [sys.executable, "-uc", "import signal, time; signal.signal(signal.SIGTERM, lambda *_: exit(8)); "
+            "signal.signal(signal.SIGINT, lambda *_: exit(9)); print('there')\\nwhile True: time.sleep(0.05)"],
             stdout=subprocess.PIPE,
         )
         child.stdout.readline()

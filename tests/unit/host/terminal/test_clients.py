@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import selectors
 import socket
 from collections.abc import Iterator
@@ -95,6 +96,9 @@ def test_what_is_typed_and_shown_and_the_size_go_through(held: Held) -> None:
     client.send(INPUT + b"typed\n")
     held.serve()
     assert os.get_terminal_size(held.slave) == (90, 20)
+    # The master may not be writable at once.
+    while not select.select([held.slave], [], [], 0.01)[0]:
+        held.serve()
     assert os.read(held.slave, 100) == b"typed\n"
     held.clients.send_output(b"shown")
     assert client.recv(4096) == OUTPUT + b"shown"
