@@ -1,0 +1,58 @@
+"""A test that hangs fails by name, whatever it waits in, and those after it run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from places import TESTS
+
+HANGS = """
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+@pytest.fixture
+def hangs_in_the_end():
+    yield
+    wait, _open = os.pipe()
+    with subprocess.Popen(["cat"], stdin=wait) as cat:
+        cat.wait()
+
+def test_hangs(hangs_in_the_end):
+    child = os.fork()
+    if not child:
+        os.read(os.pipe()[0], 1)
+    try:
+        os.waitpid(child, 0)
+    finally:
+        os.waitpid(child, 0)
+
+@pytest.mark.parametrize("_number", range(9))
+def test_after(_number):
+    Path("ran").touch()
+"""
+
+
+def test_a_test_that_hangs_fails_alone(tmp_path: Path) -> None:
+    shutil.copy(TESTS / "conftest.py", tmp_path)
+    (tmp_path / "test_it.py").write_text(HANGS)
+    # In a worker: pytest-xdist waits for whatever still has the worker's pipes, like a fork of it.
+    options = ["-p", "no:cacheprovider", "--rootdir=.", "--limit=2", "--numprocesses=1", "-q", "-rfE"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options],
+        cwd=tmp_path,
+        env=os.environ | {"COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    for outcome in ("FAILED", "ERROR"):
+        assert f"{outcome} test_it.py::test_hangs - Failed: hangs: takes more than 2 s" in done.stdout
+    assert (tmp_path / "ran").exists()
