@@ -5,43 +5,59 @@ from __future__ import annotations
 import fcntl
 import subprocess
 import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
+
+from growth import grows_linearly
 
 from crckpt.host.proc.locks import read_held_locks
 
 MANY: Final = 2000
-TAKES: Final = f"""
+TAKES: Final = """
 import fcntl, sys
 file = open(sys.argv[1], "r+b")
-for start in range(0, {2 * MANY}, 2):
+for start in range(0, 2 * int(sys.argv[2]), 2):
     fcntl.lockf(file, fcntl.LOCK_SH, 1, start)
 print(flush=True)
 sys.stdin.read()
 """
 
 
-def test_a_program_with_many_locks_is_looked_at_once(tmp_path: Path) -> None:
-    """Any user who can read a file may hold as many locks there: those of others' programs are told, too."""
-    file = tmp_path / "file"
+@contextmanager
+def locked(file: Path, count: int) -> Iterator[int]:
+    """A program that holds so many locks on a new file."""
     file.touch()
-    words = [sys.executable, "-c", TAKES, str(file)]
-    with (
-        file.open("r+b") as ours,
-        subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
-    ):
-        fcntl.flock(ours, fcntl.LOCK_EX)
+    words = [sys.executable, "-c", TAKES, str(file), str(count)]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        before = time.process_time()
+        yield process.pid
+        process.communicate()
+
+
+def test_the_locks_of_others_are_found(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    with locked(file, MANY) as pid, file.open("r+b") as ours:
+        fcntl.flock(ours, fcntl.LOCK_EX)
         held = read_held_locks([str(file)])[str(file)]
-        took = time.process_time() - before
-        assert {each.pid for each in held if each.kind == "POSIX"} == {process.pid}
+        assert {each.pid for each in held if each.kind == "POSIX"} == {pid}
         assert sum(each.kind == "POSIX" for each in held) == MANY
         assert [each.comm != "?" for each in held if each.kind == "flock"] == [True]
-        assert took < 2
-        process.communicate()
+
+
+def test_time_is_in_proportion_to_the_number_of_locks(tmp_path: Path) -> None:
+    """Each program is looked at once. Any user who can read a file may hold as many locks there."""
+    with ExitStack() as programs:
+
+        def prepare(count: int) -> Callable[[], object]:
+            file = tmp_path / str(count)
+            programs.enter_context(locked(file, count))
+            return partial(read_held_locks, [str(file)])
+
+        assert grows_linearly(prepare, MANY)
 
 
 RELEASES: Final = """
@@ -59,19 +75,11 @@ while True:
 def test_locks_that_come_and_go_hide_no_other(tmp_path: Path) -> None:
     """The kernel gives a long list in parts, and counts lines from one to the next."""
     file = tmp_path / "file"
-    file.touch()
     busy = [sys.executable, "-c", RELEASES, str(tmp_path / "busy")]
-    with (
-        subprocess.Popen(
-            [sys.executable, "-c", TAKES, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        ) as one,
-        subprocess.Popen(busy, stdout=subprocess.PIPE) as other,
-    ):
+    with locked(file, MANY), subprocess.Popen(busy, stdout=subprocess.PIPE) as other:
         try:
-            for process in (one, other):
-                assert process.stdout is not None
-                process.stdout.readline()
+            assert other.stdout is not None
+            other.stdout.readline()
             assert [len(read_held_locks([str(file)])[str(file)]) for _ in range(20)] == [MANY] * 20
         finally:
             other.kill()
-            one.communicate()

@@ -7,7 +7,6 @@ import os
 import signal
 import stat
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -74,10 +73,8 @@ def test_a_program_that_may_not_be_run(tmp_path: Path) -> None:
 
 
 def test_no_answer_in_time() -> None:
-    began = time.monotonic()
-    with pytest.raises(HostCannot, match=r"no answer after 0\.1 s from: sleep 60"):
-        run.run(["sleep", "60"], timeout=0.1)
-    assert time.monotonic() - began < 10
+    with pytest.raises(HostCannot, match=r"no answer after 0\.1 s from: sleep 3600"):
+        run.run(["sleep", "3600"], timeout=0.1)
 
 
 def test_a_line_to_copy() -> None:

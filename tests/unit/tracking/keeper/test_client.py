@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -139,10 +138,8 @@ def test_a_keeper_that_is_stopped(root: proc.Process) -> None:
 def test_a_keeper_that_was_stopped_for_so_long_that_its_queue_is_full(root: proc.Process) -> None:
     """Those who gave up still stand in it: without a limit, the next one would wait for ever."""
     with listening(root, backlog=0), smaller_bounds(client, _PATIENCE_TELL_S=0.1), session(root):
-        begin = time.monotonic()
         (found,) = keepers(root.pid)
         assert not forget_killed(root.pid)
-        assert time.monotonic() - begin < PATIENCE_S
     assert isinstance(found, Unanswered)
     assert found.message == f"the tracker of PID {root.pid} does not answer"
     assert f"fuser -k {keeper_socket(root)} (" in found.hint
