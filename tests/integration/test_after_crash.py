@@ -265,7 +265,7 @@ def _counter(workdir: Path) -> int:
 
 def _goes_on(tree: Tree) -> None:
     """It says something again, which it had not at its end, and counts on."""
-    wait_for(lambda: bool(tree.parts()), 10, "the tree to say something")
+    wait_for(lambda: bool(tree.parts()), 30, "the tree to say something")
     tree.wait_growth(tree.counters(), by=10)
 
 

@@ -62,7 +62,7 @@ def _sleeping(*words: str) -> Iterator[int]:
     null = subprocess.DEVNULL
     process = subprocess.Popen((*words, "sleep", "1000"), stdin=null, stdout=null, stderr=null, start_new_session=True)
     try:
-        wait_for(lambda: psutil.Process(process.pid).name() == "sleep", 10, "the program")
+        wait_for(lambda: psutil.Process(process.pid).name() == "sleep", 30, "the program")
         yield process.pid
     finally:
         process.kill()

@@ -16,7 +16,7 @@ LISTENING = Case(
     "own-network",
     ("unshare", "--net", "sh", "-c", f"ip link set lo up; exec {PYTHON} {{programs}}/tcp_listen.py {{workdir}}"),
 )
-GREETED = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=5).recv(5))"
+GREETED = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=30).recv(5))"
 
 
 def test_it_listens_again(crckpt: Crckpt) -> None:

@@ -264,10 +264,10 @@ def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
     assert list((crckpt.store / "tmp").iterdir()) == []
     copied(crckpt, target)
     os.kill(keeper(crckpt, target)["pid"], signal.SIGTERM)
-    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with what kept them")
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 30, "the rounds to go with what kept them")
     copied(crckpt, target)
     os.kill(target.pid, signal.SIGKILL)
-    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the tree")
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 30, "the rounds to go with the tree")
 
 
 @pytest.mark.parametrize("what", ["the tree ends", "it is told to end", "it is terminated"])
@@ -293,7 +293,7 @@ def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, wha
         # What comes at the same time as the first question may be heard after it.
         assert dump.describe().dumping == dump.describe().dumping == os.getpid()
         assert staged(crckpt.store / "tmp")
-    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 10, "the rounds to go with the dump")
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 30, "the rounds to go with the dump")
     wait_ended([keeping])
     assert keeper_socket(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
 
@@ -307,7 +307,7 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     crckpt.run("gc")
     assert left.exists(), "its owner lives"
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
-    wait_for(lambda: not [one for one in trackers(crckpt) if one["root"] == target.pid], 10, "the keeper to end")
+    wait_for(lambda: not [one for one in trackers(crckpt) if one["root"] == target.pid], 30, "the keeper to end")
     crckpt.run("gc")
     assert list(staging.iterdir()) == []
     assert list((crckpt.store / "tmp").iterdir()) == []
@@ -408,7 +408,7 @@ def test_a_program_that_is_replaced_between_rounds(crckpt: Crckpt, target: Targe
 def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     """CRIU copies nothing of a stopped process in a round: all is left to the dump."""
     os.kill(target.pid, signal.SIGSTOP)
-    wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 10, "the target to stop")
+    wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 30, "the target to stop")
     copied(crckpt, target)
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["whole"] == [f"PID {target.pid}: a round copies nothing of a stopped process"]
@@ -422,7 +422,7 @@ def test_what_a_tree_shares_since_a_fork_it_shares_after_a_round(crckpt: Crckpt,
     """To read it could give each process a copy of its own, for good: more memory than there may be."""
     target.send_signal(signal.SIGWINCH)
     (child,) = psutil.Process(target.pid).children()
-    wait_for(lambda: of_its_own(child.pid) > 0, 10, "the child to write its page")
+    wait_for(lambda: of_its_own(child.pid) > 0, 30, "the child to write its page")
     before = [of_its_own(pid) for pid in (target.pid, child.pid)]
     assert copied(crckpt, target)["copied"]["pages"] >= 2 * PAGES
     after = [of_its_own(pid) for pid in (target.pid, child.pid)]

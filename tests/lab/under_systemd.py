@@ -22,7 +22,7 @@ UNITS = Path(__file__).parent / "units"
 PROGRAMS = Path(__file__).parent.parent / "programs"
 READY_S = 20.0
 ENDED = "its tracker was ended (by a signal, with the systemd unit that started it, or by an upgrade)"
-GROWTH_S = 10.0
+GROWTH_S = 30.0
 NOBODY = 65534
 
 
@@ -341,7 +341,7 @@ def _end(service: Service) -> None:
     for pid in pids:  # a restored tree is no longer the unit's
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10, "the tree to be gone")
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 30, "the tree to be gone")
 
 
 def _all_ready(service: Service) -> bool:

@@ -22,7 +22,7 @@ def main() -> None:
         nonlocal received
         with suppress(BlockingIOError):
             clients.append(listener.accept()[0])
-            clients[-1].settimeout(5)
+            clients[-1].settimeout(30)
         for client in clients:
             with suppress(BlockingIOError):
                 content = client.recv(1 << 16, socket.MSG_DONTWAIT)

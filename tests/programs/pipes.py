@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def _read(stream: socket.socket, length: int) -> bytes:
-    stream.settimeout(5)
+    stream.settimeout(30)
     content = b""
     while len(content) < length and (more := stream.recv(1 << 16)):
         content += more

@@ -80,7 +80,7 @@ class Sockets:
         wanted = [(family, socket.SOCK_RAW) for family in (socket.AF_INET, socket.AF_INET6, socket.AF_PACKET)]
         program.expect(kinds == wanted, f"raw sockets are {kinds}")
         self.raw.sendto(b"\x08\0\xf7\xff\0\0\0\0", ("127.0.0.1", 0))  # an echo request
-        self.raw.settimeout(5)
+        self.raw.settimeout(30)
         program.expect(len(self.raw.recv(100)) >= 28, "nothing came over the raw socket")
 
 
@@ -138,7 +138,7 @@ def _restricted(workdir: Path) -> NoReturn:
 def _bound(family: socket.AddressFamily, host: str) -> socket.socket:
     found = socket.socket(family, socket.SOCK_DGRAM)
     found.bind((host, 0))
-    found.settimeout(5)
+    found.settimeout(30)
     return found
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 TICK_S: Final = 0.025
-VERIFY_S: Final = 10.0
+VERIFY_S: Final = 30.0
 LIFETIME_TICKS: Final = 60_000
 PAGE: Final = mmap.PAGESIZE
 LEDGER_PAGES: Final = 128

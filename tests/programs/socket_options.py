@@ -211,7 +211,7 @@ def connect(made: socket.socket) -> None:
         # Its end leaves no port in TIME-WAIT.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         other.listen()
-    made.settimeout(5)
+    made.settimeout(30)
     made.connect(other.getsockname())
     made.settimeout(None)
     KEPT.append(other)

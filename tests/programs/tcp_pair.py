@@ -69,7 +69,7 @@ def client(workdir: Path, port: int) -> NoReturn:
         nonlocal flood
         if not (workdir / "sent").exists():
             return False
-        holding.settimeout(5)
+        holding.settimeout(30)
         while more := holding.recv(1 << 20):
             flood += more
         sent = int((workdir / "sent").read_text())

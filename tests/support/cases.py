@@ -77,14 +77,14 @@ def _look_at_session(workdir: Path) -> Mapping[str, Part]:
 
 def _greets_on_unix(workdir: Path) -> None:
     with socket.socket(socket.AF_UNIX) as guest:
-        guest.settimeout(5)
+        guest.settimeout(30)
         guest.connect(str(workdir / "stream.sock"))
         assert guest.recv(100).startswith(b"hello ")
 
 
 def _greets_on_tcp(workdir: Path) -> None:
     for host, port in zip(("127.0.0.1", "::1"), (workdir / "ports").read_text().split(), strict=True):
-        with socket.create_connection((host, int(port)), timeout=5) as guest:
+        with socket.create_connection((host, int(port)), timeout=30) as guest:
             assert guest.recv(100).startswith(b"hello ")
 
 

@@ -15,7 +15,7 @@ from crckpt.tracking.keeper.protocol import Keeper
 from crckpt.tracking.keeper.sockets import keeper_socket
 
 KEEPER = Keeper(1, 2, "program", "none", "", "criu", {})
-_PATIENCE_S = 5.0
+_PATIENCE_S = 30.0
 
 
 @contextmanager

@@ -114,7 +114,7 @@ def detached_in_namespace(crckpt: Crckpt, *words: str) -> Iterator[int]:
     finally:
         with suppress(ProcessLookupError):
             os.kill(init, signal.SIGKILL)
-        wait_for(lambda: not runs(init), 10, "the namespace to end")
+        wait_for(lambda: not runs(init), 30, "the namespace to end")
         with suppress(ChildProcessError):
             os.waitpid(parent, 0)
 

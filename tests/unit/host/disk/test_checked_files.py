@@ -182,7 +182,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, read: Callable[[str], obj
         assert writer.stdout is not None
         writer.stdout.readline()
         wait = Path(f"/proc/{writer.pid}/wchan")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while "fifo" not in wait.read_text() and "wait_for_partner" not in wait.read_text():
             assert time.monotonic() < deadline, wait.read_text()
         with suppress(OSError):

@@ -46,7 +46,7 @@ class Held:
         """Return the client's end of a new connection."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.clients.add(theirs)
-        ours.settimeout(10)
+        ours.settimeout(30)
         self.ours.append(ours)
         return ours
 

@@ -31,7 +31,7 @@ from crckpt.tracking.keeper.client import (
 from crckpt.tracking.keeper.protocol import Answer, KeeperRequest, decode_request, encode
 from crckpt.tracking.keeper.sockets import keeper_socket
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 @pytest.fixture

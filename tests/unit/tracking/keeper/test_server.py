@@ -22,7 +22,7 @@ from crckpt.tracking.keeper.server import _MOST_CALLERS, _Caller, _Service
 from crckpt.tracking.tracker import Tracker
 
 TOLD = Keeper(1, 2, "program", "none", "", "criu", {})
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 class Followed:
