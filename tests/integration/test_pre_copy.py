@@ -529,14 +529,26 @@ def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, t
             wait_for(gap.exists, 20, "the gap")
             return float(gap.read_text())
 
-        longest()
+        def waited() -> float:
+            """Milliseconds that it was ready to run, and waited for a processor."""
+            return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e6
+
         # CRIU counts what it waits for a processor as time that the tree is frozen: here it waits for nobody.
         ahead = dataclasses.replace(crckpt, before=("chrt", "--fifo", "1"))
-        result = ahead.run("dump", str(process.pid), "job", "--pre-copy", "--json").document["result"]
-        seen = longest()
-        frozen = [one["frozen_ms"] for one in result["copying"]["rounds"]]
-        frozen.append(result["checkpoint"]["statistics"]["frozen_ms"])
-        assert 0.9 * max(frozen) <= seen <= max(frozen) + 1000
+        tries = []
+        for _ in range(5):
+            longest()
+            before = waited()
+            result = ahead.run("dump", str(process.pid), "job", "--pre-copy", "--json").document["result"]
+            seen, waits = longest(), waited() - before
+            frozen = [one["frozen_ms"] for one in result["copying"]["rounds"]]
+            frozen.append(result["checkpoint"]["statistics"]["frozen_ms"])
+            assert seen >= 0.9 * max(frozen)
+            tries.append((frozen, seen, waits))
+            if seen <= 2 * max(frozen) + waits:
+                break
+        else:
+            pytest.fail(f"frozen, seen and waited, in ms: {tries}")
     finally:
         process.kill()
         process.wait()

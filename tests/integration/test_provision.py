@@ -108,12 +108,12 @@ def test_first_run_leaves_a_working_crckpt(provisioned: Provisioned) -> None:
 
 
 def test_second_run_installs_nothing(provisioned: Provisioned) -> None:
-    """Everything is found as it should be, in a few seconds."""
+    """Everything is found as it should be, in less time than it was installed."""
     assert provisioned.statuses[1] == 0, provisioned.outputs[1]
     assert "packages: all installed" in provisioned.outputs[1]
     assert "): works: CRIU" in provisioned.outputs[1]
     assert "crckpt: already installed from this source" in provisioned.outputs[1]
-    assert provisioned.milliseconds[1] < 10_000
+    assert provisioned.milliseconds[1] < provisioned.milliseconds[0]
 
 
 def test_this_machine_is_as_before(provisioned: Provisioned) -> None:
