@@ -34,7 +34,6 @@ def pytest_configure(config: pytest.Config) -> None:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, usual)
     config.stash[STDERR] = os.dup(2)  # while tests run, their output goes to a file
-    config.add_cleanup(_kill_forked)
     if hasattr(config, "workerinput"):  # what a worker of pytest-xdist has
         return
     before = PID_MAX.read_text()
@@ -50,7 +49,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _kill_forked() -> None:
-    """Kill what a test that hung has forked of this process: pytest-xdist waits until all its copies have ended."""
+    """Kill forks of this process that hang: pytest-xdist waits until all that have a worker's pipes have ended."""
     us = psutil.Process()
     for child in us.children():
         with suppress(psutil.Error):
@@ -85,6 +84,7 @@ def _fail_if_it_hangs(item: pytest.Item) -> Iterator[None]:
 
     def fail(*_: object) -> None:
         faulthandler.dump_traceback(2)
+        _kill_forked()
         pytest.fail(f"hangs: takes more than {limit:g} s")
 
     usual = signal.signal(signal.SIGALRM, fail)
