@@ -25,6 +25,9 @@ UNSYNCED = ("sync", "sync-directory", "unlink", "rmdir")
 Kind = tuple[Kept, Torn]
 """Which names that are not synced are there, and what becomes of content that is not."""
 
+State = frozenset[tuple[Path, bytes | None]]
+"""The files that are found, with their content."""
+
 KINDS: tuple[Kind, ...] = (
     (NONE, LOST),
     (ALL, LOST),
@@ -49,13 +52,32 @@ def _promise(root: Path) -> Promise:
     return Promise(ids, frozenset(repository.tags()))
 
 
-def _cuts(disk: Disk, seed: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Path]:
-    """A directory for each kind of power cut that could happen now; one for those that leave the same."""
-    states = [disk.after_cut(seed * 100 + number, kept, torn) for number, (kept, torn) in enumerate(kinds)]
-    for state in {frozenset(state.items()): state for state in states}.values():
-        with memory_directory() as directory:
-            write_out(state, directory)
-            yield directory
+def _cuts(disk: Disk, seed: int, kinds: Sequence[Kind] = KINDS, known: set[State] | None = None) -> Iterator[Path]:
+    """A directory for each kind of power cut that could happen now; one for those that leave the same.
+
+    None for those that are `known`; the others are added to them.
+    """
+    known = set() if known is None else known
+    for number, (kept, torn) in enumerate(kinds):
+        files = disk.after_cut(seed * 100 + number, kept, torn)
+        state = frozenset(files.items())
+        if state not in known:
+            known.add(state)
+            with memory_directory() as directory:
+                write_out(files, directory)
+                yield directory
+
+
+def _cuts_at_any_moment(disk: Disk, entries: Sequence[Entry], root: Path) -> Iterator[tuple[Path, bool]]:
+    """Apply the entries. A directory for each power cut before, between and after them; whether it was after all.
+
+    Those that leave what another has left are left out, if not after all.
+    """
+    known: set[State] = set()
+    for number in prefixes(entries, disk, root):
+        is_after_all = number == len(entries)
+        for found in _cuts(disk, number, known=None if is_after_all else known):
+            yield found, is_after_all
 
 
 def _orders(disk: Disk) -> list[Kind]:
@@ -74,11 +96,10 @@ def test_a_power_cut_at_any_moment(act: Act, stage: Stage, forked: Writers) -> N
     with stage.copy() as copy:
         disk = Disk(copy.root)
         entries = _recorded(forked, copy, act)
-        for number in prefixes(entries, disk, copy.root):
-            for found in _cuts(disk, number):
-                if number == len(entries):
-                    assert _promise(found) == _promise(copy.root)
-                check(found, before, act)
+        for found, is_after_all in _cuts_at_any_moment(disk, entries, copy.root):
+            if is_after_all:
+                assert _promise(found) == _promise(copy.root)
+            check(found, before, act)
 
 
 def test_a_power_cut_while_two_packs_are_taken_in(stage: Stage, forked: Writers) -> None:
@@ -93,11 +114,10 @@ def test_a_power_cut_while_two_packs_are_taken_in(stage: Stage, forked: Writers)
         assert names.count("pack.rename") == 2
         begin = names.index("pack.rename")
         _apply(disk, entries[:begin], copy.root)
-        for number in prefixes(entries[begin:], disk, copy.root):
-            for found in _cuts(disk, number):
-                if begin + number == len(entries):
-                    assert _promise(found) == _promise(copy.root)
-                check(found, before, act)
+        for found, is_after_all in _cuts_at_any_moment(disk, entries[begin:], copy.root):
+            if is_after_all:
+                assert _promise(found) == _promise(copy.root)
+            check(found, before, act)
 
 
 def test_a_power_cut_at_any_moment_of_a_repair(stage: Stage, forked: Writers) -> None:
@@ -109,15 +129,14 @@ def test_a_power_cut_at_any_moment_of_a_repair(stage: Stage, forked: Writers) ->
         disk = Disk(copy.root)
         entries = _recorded(forked, copy, REPAIR)
         assert lost == {checkpoint.id for checkpoint in before}
-        for number in prefixes(entries, disk, copy.root):
-            for found in _cuts(disk, number):
-                repository = Repository.open(found)
-                damages = verify(repository)
-                assert set(damages.lost) <= lost
-                if number == len(entries):
-                    assert damages.damages == ()
-                assert repair(repository, source=Repository.open(copy.base / "whole")).now.damages == ()
-                check(found, before, REPAIR)
+        for found, is_after_all in _cuts_at_any_moment(disk, entries, copy.root):
+            repository = Repository.open(found)
+            damages = verify(repository)
+            assert set(damages.lost) <= lost
+            if is_after_all:
+                assert damages.damages == ()
+            assert repair(repository, source=Repository.open(copy.base / "whole")).now.damages == ()
+            check(found, before, REPAIR)
 
 
 def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers) -> None:
@@ -126,13 +145,12 @@ def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers
         store = Stage(base / "above/below")
         order = Order("create-ingest", str(store.root), (str(stage.base / "sets/next"), "job"))
         entries = forked.record_steps(order, base / "log")
-        for number in prefixes(entries, disk, base):
-            for found in _cuts(disk, number):
-                root = found / "above/below/store"
-                Repository.open(root, create=number < len(entries))
-                if number == len(entries):
-                    assert _promise(root) == _promise(store.root)
-                check(root, (), ACTS[0])
+        for found, is_after_all in _cuts_at_any_moment(disk, entries, base):
+            root = found / "above/below/store"
+            Repository.open(root, create=not is_after_all)
+            if is_after_all:
+                assert _promise(root) == _promise(store.root)
+            check(root, (), ACTS[0])
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
