@@ -17,6 +17,8 @@ import crckpt
 from crckpt.store import Repository, collect_garbage, ingest, repair, verify
 from crckpt.store.backend.flock import holders
 
+pytestmark = pytest.mark.any_python
+
 CREATE = Act("create", "create")
 RESTORE = Act("restore", "materialise", ("job", "/out"))
 NOT_TAKEN = {

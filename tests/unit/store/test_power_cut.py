@@ -17,6 +17,8 @@ from crckpt.errors import StoreUnusable
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store import Repository, Tag, repair, verify
 
+pytestmark = pytest.mark.any_python
+
 GC, RM = (next(act for act in ACTS if act.act == name) for name in ("gc", "rm"))
 
 UNSYNCED = ("sync", "sync-directory", "unlink", "rmdir")

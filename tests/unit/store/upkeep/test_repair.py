@@ -238,6 +238,7 @@ def _cut_short(repository: Repository, source: Repository, after: int) -> bool:
     return ended.returncode != 0
 
 
+@pytest.mark.any_python
 def test_a_repair_that_is_killed_at_any_step(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     """Every file is as it was or whole; nobody else loses anything; another repair ends the work, and gc the rest."""
     repository, copy = stores

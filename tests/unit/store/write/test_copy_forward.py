@@ -24,6 +24,8 @@ from crckpt.store.write.copy_forward import (
 )
 from crckpt.store.write.new_packs import pages_in_a_pack
 
+pytestmark = pytest.mark.any_python
+
 
 def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> None:
     """64 MiB of which 1 % is rewritten each time: bytes written, read by the last restore, and left after rm and gc."""
