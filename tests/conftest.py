@@ -29,8 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Where the kernel gives 32768 of them, those that run beside it take all of these in a minute or two.
     """
-    # What we ignore, those that we start would ignore: as where a shell has put us into the background.
-    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    # What we ignore, those that we start would ignore: as where a shell has put us into the background, or after nohup.
+    usual_handlers = (
+        (signal.SIGINT, signal.default_int_handler),
+        (signal.SIGQUIT, signal.SIG_DFL),
+        (signal.SIGHUP, signal.SIG_DFL),
+    )
+    for number, usual in usual_handlers:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, usual)
     config.stash[STDERR] = os.dup(2)  # while tests run, their output goes to a file
