@@ -1,4 +1,4 @@
-"""All failures that a user can meet, each with its own exit code.
+"""All failures that a user can meet, and interruptions, each with its own exit code.
 
     CrckptError
     ├── UsageError              2   invalid command line or configuration
@@ -12,8 +12,8 @@
     │   └── TreeStopped        22   no checkpoint was made; the tree is paused or gone
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
     ├── PreflightRefused       24   would fail or lose something; nothing was changed
-    ├── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not run on
-    └── Interrupted           130   ^C or SIGTERM
+    └── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not run on
+    Interrupted               130   ^C or SIGTERM; no Exception
 
 A message says what happened and why. The hint says what to type next.
 """
@@ -27,8 +27,8 @@ AGAIN_WITH_SUDO: Final = "run it again with sudo"
 """In a hint; the command line prints the command to type instead."""
 
 
-class CrckptError(Exception):
-    """A failure with a message, a hint, and an exit code."""
+class CommandFailure(BaseException):
+    """What ends a command: a message, a hint, and an exit code. Handle one of the two kinds by its name."""
 
     # Scripts rely on these numbers; the documents list them. 1 is a bug: what a user can meet has another.
     exit_code = 1
@@ -50,6 +50,10 @@ class CrckptError(Exception):
         other.message = message
         other.hint = hint
         return other
+
+
+class CrckptError(CommandFailure, Exception):
+    """A failure of what crckpt does."""
 
 
 def error_text(error: Exception) -> str:
@@ -149,7 +153,10 @@ class RehearsalFailed(CrckptError):
     exit_code = 25
 
 
-class Interrupted(CrckptError):
+class Interrupted(CommandFailure):
     """The user or the system told crckpt to stop."""
+
+    # No Exception: what goes on after an error must not go on after ^C. Nor a KeyboardInterrupt: of that, typer takes
+    # the message away.
 
     exit_code = 130

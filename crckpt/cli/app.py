@@ -17,7 +17,15 @@ import typer
 from crckpt.cli import find_command
 from crckpt.cli.help import HelpfulCommand, HelpfulGroup
 from crckpt.cli.output import discard, error_document, error_text, set_quiet
-from crckpt.errors import AGAIN_WITH_SUDO, CrckptError, HostCannot, StoreUnusable, UsageError
+from crckpt.errors import (
+    AGAIN_WITH_SUDO,
+    CommandFailure,
+    CrckptError,
+    HostCannot,
+    Interrupted,
+    StoreUnusable,
+    UsageError,
+)
 from crckpt.host import cold_start
 from crckpt.host.process.address_space import is_out_of_memory
 from crckpt.host.process.signals import interrupts_deferred
@@ -142,7 +150,7 @@ def run(arguments: Sequence[str]) -> int:
         if command in COMMANDS:
             # Only now is all loaded that the command needs.
             cold_start.note(command)
-    except CrckptError as error:
+    except (CrckptError, Interrupted) as error:
         return _report(command, _name_sudo_command(error, arguments), as_json=as_json)
     except _InvalidCommandLine as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
@@ -159,7 +167,7 @@ def run(arguments: Sequence[str]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _name_sudo_command(error: CrckptError, arguments: Sequence[str]) -> CrckptError:
+def _name_sudo_command(error: CommandFailure, arguments: Sequence[str]) -> CommandFailure:
     """Return the error with the command to type in place of the advice to use sudo."""
     if AGAIN_WITH_SUDO not in error.hint:
         return error
@@ -181,7 +189,7 @@ def _report_unexpected(command: str, error: Exception, *, as_json: bool) -> int:
     return _report_bug(command, as_json=as_json)
 
 
-def _report(command: str, error: CrckptError, *, as_json: bool) -> int:
+def _report(command: str, error: CommandFailure, *, as_json: bool) -> int:
     # If stdout takes nothing, the message goes to stderr.
     if as_json:
         with suppress(OSError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from crckpt.errors import CrckptError
+from crckpt.errors import CommandFailure
 
 _OTHERS: Final = (
     (0, "The command succeeded."),
@@ -16,12 +16,12 @@ _OTHERS: Final = (
 def exit_codes() -> tuple[tuple[int, str], ...]:
     """List the codes in order; the meaning of most is the docstring of their error."""
     # Other modules have errors of their own, with the codes of these.
-    errors = (error for error in _subclasses(CrckptError) if error.__module__ == CrckptError.__module__)
+    errors = (error for error in _subclasses(CommandFailure) if error.__module__ == CommandFailure.__module__)
     meanings = {error.exit_code: " ".join((error.__doc__ or "").split()) for error in errors}
     return tuple(sorted({**meanings, **dict(_OTHERS)}.items()))
 
 
-def _subclasses(error: type[CrckptError]) -> Iterator[type[CrckptError]]:
+def _subclasses(error: type[CommandFailure]) -> Iterator[type[CommandFailure]]:
     for below in error.__subclasses__():
         yield below
         yield from _subclasses(below)

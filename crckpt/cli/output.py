@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from crckpt.cli.format import finding_lines, on_one_line
-from crckpt.errors import CrckptError, PreflightRefused
+from crckpt.errors import CommandFailure, CrckptError, PreflightRefused
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,13 +91,13 @@ def discard(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def error_document(command: str, error: CrckptError) -> dict[str, object]:
+def error_document(command: str, error: CommandFailure) -> dict[str, object]:
     """A failure as JSON."""
     content = {"code": error.exit_code, "message": error.message, "hint": error.hint, "causes": list(error.causes)}
     return {"schema": SCHEMA, "command": command, "status": "error", "error": content}
 
 
-def error_text(error: CrckptError) -> str:
+def error_text(error: CommandFailure) -> str:
     """A failure as text: what happened, the causes that the message does not say, and what to type next."""
     if isinstance(error, PreflightRefused) and len(error.causes) > 1:
         # Each cause has its own remedy; the message and the hint are those of the first.

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, TypeVar
 from crckpt.causes import Finding
 from crckpt.causes.cause import LIKELY
 from crckpt.criu.engine import CriuResult
-from crckpt.errors import CrckptError, DumpFailed, Interrupted, PreflightRefused, StoreUnusable, UsageError
+from crckpt.errors import (
+    CommandFailure,
+    CrckptError,
+    DumpFailed,
+    Interrupted,
+    PreflightRefused,
+    StoreUnusable,
+    UsageError,
+)
 from crckpt.host.disk import fuse
 from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.progress import QUIET_S
@@ -61,9 +69,9 @@ def preflight_refusal(blockers: Sequence[Finding], *, is_in_use: bool = False) -
     return PreflightRefused(said, hint=first.remedy, causes=causes, is_in_use=is_in_use, findings=findings)
 
 
-def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what: str) -> CrckptError:
+def to_crckpt_error(error: CommandFailure | OSError, kind: type[CrckptError], what: str) -> CommandFailure:
     """A system error as an error of that kind, or as StoreUnusable if a disk is full; our own errors as they are."""
-    if isinstance(error, CrckptError):
+    if isinstance(error, CommandFailure):
         return error
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in _FULL:
@@ -72,9 +80,9 @@ def to_crckpt_error(error: CrckptError | OSError, kind: type[CrckptError], what:
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="check this host: crckpt doctor")
 
 
-def to_dump_error(error: CrckptError | OSError, what: str, context: Context) -> CrckptError:
+def to_dump_error(error: CommandFailure | OSError, what: str, context: Context) -> CommandFailure:
     """As `to_crckpt_error`, of a dump: a full disk is named by the directory of the context that is on it."""
-    if isinstance(error, CrckptError) or error.errno != errno.ENOSPC:
+    if isinstance(error, CommandFailure) or error.errno != errno.ENOSPC:
         return to_crckpt_error(error, DumpFailed, what)
     # Rarely needed.
     from crckpt.ops.full_disk import find_full_directory
@@ -130,7 +138,7 @@ def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tup
     with fuse.limited_answers(waiting, abort) as aborted:
         try:
             yield
-        except CrckptError as error:
+        except (CrckptError, Interrupted) as error:
             if not aborted:
                 raise
             said, hint = _describe_disconnected(aborted[0])

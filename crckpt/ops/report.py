@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import asdict
 
 from crckpt.criu.explain import explain
-from crckpt.errors import CrckptError, Interrupted, NoSuchCheckpoint, UsageError, error_text
+from crckpt.errors import CrckptError, NoSuchCheckpoint, UsageError, error_text
 from crckpt.host.disk.checked_files import is_directory, open_checked
 from crckpt.host.disk.files import created, write
 from crckpt.host.disk.log_excerpt import read_stream_ends
@@ -140,7 +140,7 @@ def _collect(
     for part, make in parts:
         try:
             found.extend(make())
-        except (Interrupted, NoSuchCheckpoint, UsageError):  # the user must correct this: an archive would be useless
+        except (NoSuchCheckpoint, UsageError):  # the user must correct this: an archive would be useless
             raise
         except CrckptError as error:
             failed.append(FailedPart(part, error.message))

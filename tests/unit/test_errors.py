@@ -8,12 +8,12 @@ import re
 import pytest
 
 from crckpt import errors
-from crckpt.errors import CrckptError, DumpFailed, StoreLocked, TreeStopped, error_text
+from crckpt.errors import CommandFailure, CrckptError, DumpFailed, Interrupted, StoreLocked, TreeStopped, error_text
 
 CLASSES = {
     name: kind
     for name, kind in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(kind, CrckptError) and kind is not CrckptError
+    if issubclass(kind, CommandFailure) and kind not in (CommandFailure, CrckptError)
 }
 
 
@@ -25,10 +25,14 @@ def test_exit_codes_are_unique_and_not_that_of_a_bug() -> None:
 
 
 def test_the_tree_in_the_docstring_matches_the_classes() -> None:
-    drawn = re.findall(r"([│ ]*)[├└]── (\w+) +(\d+) ", errors.__doc__ or "")
+    drawn = re.findall(r"^    (?:([│ ]*)[├└]── )?(\w+) +(\d+) ", errors.__doc__ or "", re.MULTILINE)
     assert {name: int(code) for _, name, code in drawn} == {name: kind.exit_code for name, kind in CLASSES.items()}
     below = {name for indent, name, _ in drawn if "│" in indent}
-    assert below == {name for name, kind in CLASSES.items() if kind.__base__ is not CrckptError}
+    assert below == {name for name, kind in CLASSES.items() if kind.__base__ not in (CommandFailure, CrckptError)}
+
+
+def test_an_interruption_is_no_error_that_a_handler_of_errors_or_typer_takes() -> None:
+    assert not issubclass(Interrupted, Exception | KeyboardInterrupt)
 
 
 def test_message_hint_and_causes() -> None:

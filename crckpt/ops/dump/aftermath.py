@@ -11,7 +11,15 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.criu.engine import CriuResult, has_seized, run_id
-from crckpt.errors import CrckptError, DumpFailed, IntegrityError, TargetNotRunning, TreeStopped
+from crckpt.errors import (
+    CommandFailure,
+    CrckptError,
+    DumpFailed,
+    IntegrityError,
+    Interrupted,
+    TargetNotRunning,
+    TreeStopped,
+)
 from crckpt.host import proc
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import network_locks
@@ -141,7 +149,7 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, cont
     """
     try:
         yield
-    except (CrckptError, OSError) as error:
+    except (CrckptError, Interrupted, OSError) as error:
         with interrupts_deferred():
             state = state_of(tree)
             # CRIU lifts its lock when it undoes a dump (criu/cr-dump.c:2098), but not if it was killed.
@@ -188,7 +196,7 @@ def _find_remains(log: Path, repository: Repository) -> tuple[str | None, str | 
         return name, None
 
 
-def _lift_lock(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
+def _lift_lock(name: str, error: CommandFailure, tree: proc.Tree) -> CommandFailure:
     """Lift the network lock. The error, which says so if that fails."""
     own, its = proc.namespace(os.getpid(), "net"), dict(tree.root.namespaces).get("net")
     # CRIU's table lies in the network namespace of the tree.
@@ -205,7 +213,7 @@ def _lift_lock(name: str, error: CrckptError, tree: proc.Tree) -> CrckptError:
     return error
 
 
-def _with_state(error: CrckptError, made: str | None, state: TreeState) -> CrckptError:
+def _with_state(error: CommandFailure, made: str | None, state: TreeState) -> CommandFailure:
     what = f"{f'checkpoint {made}' if made else 'no checkpoint'} was made"
     if made is None:
         what = "crckpt cannot read whether a checkpoint was made"

@@ -9,7 +9,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, HostCannot, Interrupted
+from crckpt.errors import CrckptError, HostCannot
 from crckpt.host import machine
 from crckpt.host.disk import space
 from crckpt.model import DumpOptions, JobName, Statistics
@@ -47,8 +47,6 @@ def predict(examination: Examination, context: Context) -> DumpPrediction:
         with opened_trial_place(examination.job, context) as place:
             found = _prediction(examination, context, place)
             return DumpPrediction(found, f"{place.assumes}{_assumption_on_disk(found.raw_bytes, place.staging)}")
-    except Interrupted:
-        raise
     # A failure is returned as the reason: the dump may work all the same.
     except (CrckptError, OSError) as error:
         return DumpPrediction(why_not=to_crckpt_error(error, HostCannot, "a trial").message)

@@ -10,7 +10,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, HostCannot, Interrupted
+from crckpt.errors import CrckptError, HostCannot
 from crckpt.host.disk import space
 from crckpt.host.observe import memory as resident
 from crckpt.host.observe.tree import Observed
@@ -101,8 +101,6 @@ def try_growth(observed: Observed, job: JobName, context: Context, images: int) 
         with opened_trial_place(job, context) as place:
             sample = read_sample(observed, min(_LARGE_SAMPLE, int(free * _OF_FREE)))
             alone, most = place.store(sample)
-    except Interrupted:
-        raise
     # The dump may work all the same.
     except (CrckptError, OSError):
         return None

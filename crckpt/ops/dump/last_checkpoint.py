@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, Interrupted
+from crckpt.errors import CrckptError
 from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.read.details import read_recent_details
@@ -27,8 +27,6 @@ def read_last_checkpoint(repository: Repository, job: JobName) -> LastCheckpoint
         return None
     try:
         details = read_recent_details(repository, series[-1])
-    except Interrupted:
-        raise
     except (CrckptError, OSError):
         # A damaged checkpoint must not prevent the next one.
         return LastCheckpoint(repository, series[-1], None)

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, IntegrityError, Interrupted, error_text
+from crckpt.errors import CrckptError, IntegrityError, error_text
 from crckpt.images.pagemap import PRESENT, read_pagemap
 from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store.backend.protocol import Backend
@@ -109,8 +109,6 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
         # Page maps are read from the packs: the damage of these is reported already.
         if not packs.note_damage(checkpoint, needed):
             _check_pagemaps(contents)
-    except Interrupted:
-        raise
     except CrckptError as error:
         return [Damage("index", checkpoint.id, error.message, (checkpoint.id,))]
     except MemoryError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, IntegrityError, Interrupted, StoreUnusable, UsageError, error_text
+from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError, error_text
 from crckpt.host.disk.files import write_new
 from crckpt.model import CheckpointId
 from crckpt.store.format.manifest import MOST_BYTES, unseal
@@ -110,8 +110,6 @@ class _Repairer:
             return self._give_up(
                 checkpoint_id, f"{self._source.backend.location} has no checkpoint {checkpoint_id[:SHORT]}"
             )
-        except Interrupted:
-            raise
         except (CrckptError, OSError) as error:
             return self._give_up(checkpoint_id, f"in {self._source.backend.location}: {error_text(error)}")
         beside = self._directory / f"{checkpoint_id}.json"

@@ -12,7 +12,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.report import ReportRequest, report
 
 
-def fails(error: Exception) -> bytes:
+def fails(error: BaseException) -> bytes:
     raise error
 
 

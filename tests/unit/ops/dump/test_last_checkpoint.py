@@ -12,7 +12,7 @@ from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.store import Repository
 
 
-def _fail_with(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def _fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise error
 
