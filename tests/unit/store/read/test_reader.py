@@ -131,6 +131,7 @@ def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str
     assert set(unpacked.values()) == {1}
 
 
+@pytest.mark.any_python
 def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """64 MiB of which 1 % is rewritten a hundred times, and only that dumped: also with one in the middle removed."""
     repository = open_store(tmp_path)
