@@ -58,13 +58,17 @@ class Held:
         return connection
 
     def serve(self) -> None:
-        """Deal with all that has come."""
-        while found := self.waiting.select(0):
+        """Deal with all that clients have sent. The terminal's echo of it stays unread: it is ready all the time."""
+        while found := [each for each in self.waiting.select(0) if self._is_served(*each)]:
             for key, events in found:
                 if isinstance(key.fileobj, Client):
                     self.clients.attend(key.fileobj, events)
-                elif events & selectors.EVENT_WRITE:
+                else:
                     self.clients.write_input()
+
+    @staticmethod
+    def _is_served(key: selectors.SelectorKey, events: int) -> bool:
+        return isinstance(key.fileobj, Client) or bool(events & selectors.EVENT_WRITE)
 
 
 @pytest.fixture
@@ -105,6 +109,14 @@ def test_what_is_typed_and_shown_and_the_size_go_through(held: Held) -> None:
     held.clients.end(7)
     data = client.recv(4096)
     assert (data[:1], decode_status(data[1:])) == (ENDED, 7)
+
+
+def test_an_echo_ends_no_wait(held: Held) -> None:
+    client = held.attach()
+    client.send(INPUT + b"typed\n")
+    while not select.select([held.master], [], [], 0.01)[0]:
+        held.serve()
+    held.serve()
 
 
 def test_a_second_is_refused_until_the_first_has_gone(held: Held) -> None:
