@@ -52,8 +52,13 @@ def asked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     found: dict[str, Asked] = {}
     for names in TOGETHER:
         crckpt = Crckpt(tmp_path_factory.mktemp("attributes") / "store")
-        with orphans_adopted(), stopped(crckpt, program("attributes", *names.split())) as tree:
+        with orphans_adopted(), started(program("attributes", *names.split())) as tree:
+            (tree.workdir / "quiet").touch()
+            tree.wait_growth(tree.counters())
+            crckpt.run("dump", str(tree.pid), JOB, "--stop")
+            tree.wait_gone()
             before, counters = _of(tree), tree.counters()
+            (tree.workdir / "quiet").unlink()
             with restored_by(crckpt, str(request.param)) as warnings:
                 tree.wait_growth(counters)
                 after = _of(tree)

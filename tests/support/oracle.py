@@ -190,7 +190,7 @@ class Oracle:
         log = (images / "log").read_text(errors="replace")
         if done.returncode and is_passing(log, self.pid):
             self.began_anew += 1
-            return self.dump_round()
+            return self.dump_round(tracker=tracker)
         assert done.returncode == 0, f"{done.stderr}\n{log[-3000:]}"
         asked.check_freeze()
         asked.commit(RoundBase(images))
