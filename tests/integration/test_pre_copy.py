@@ -529,7 +529,7 @@ def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, t
             wait_for(gap.exists, 20, "the gap")
             return float(gap.read_text())
 
-        def waited() -> float:
+        def read_wait_ms() -> float:
             """Milliseconds that it was ready to run, and waited for a processor."""
             return int(Path(f"/proc/{process.pid}/schedstat").read_text().split()[1]) / 1e6
 
@@ -538,9 +538,9 @@ def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, t
         tries = []
         for _ in range(5):
             longest()
-            before = waited()
+            before = read_wait_ms()
             result = ahead.run("dump", str(process.pid), "job", "--pre-copy", "--json").document["result"]
-            seen, waits = longest(), waited() - before
+            seen, waits = longest(), read_wait_ms() - before
             frozen = [one["frozen_ms"] for one in result["copying"]["rounds"]]
             frozen.append(result["checkpoint"]["statistics"]["frozen_ms"])
             assert seen >= 0.9 * max(frozen)

@@ -42,15 +42,15 @@ def repeated(piece: str, length: int) -> str:
     return (piece * (length // len(piece) + 1))[:length]
 
 
-def numbered(format_line: Callable[[int], str], size: int) -> str:
+def make_lines(format_line: Callable[[int], str], size: int) -> str:
     return "".join(format_line(number) for number in range(size // len(format_line(0))))
 
 
 HARD: dict[str, Callable[[int], str]] = {
     "one line": partial(repeated, "Error (criu/a.c:1): "),
     "a line without end": lambda size: f"(00.01) Error (criu/a.c:1): {'a' * size}",
-    "many lines": partial(numbered, lambda number: f"Error (criu/a.c:1): {number:06}\n"),
-    "many long lines": partial(numbered, lambda number: f"Error (criu/a.c:1): {number:06} {'x ' * 1000}\n"),
+    "many lines": partial(make_lines, lambda number: f"Error (criu/a.c:1): {number:06}\n"),
+    "many long lines": partial(make_lines, lambda number: f"Error (criu/a.c:1): {number:06} {'x ' * 1000}\n"),
     "brackets": partial(repeated, "("),
     "times": partial(repeated, "(00.01) "),
     "begins of lines": partial(repeated, "(criu/a.c:"),
