@@ -25,7 +25,8 @@ from crckpt.host.process.signals import FORWARDED, TYPED
 from crckpt.host.process.wakeups import Wakeups, woken_by_signals
 
 _LOOK_S: Final = 0.1
-_STOPS: Final = (signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_UNTIL_FOREGROUND: Final = (signal.SIGTTIN, signal.SIGTTOU)
+_STOPS: Final = (signal.SIGTSTP, *_UNTIL_FOREGROUND)
 
 
 class Job(Struct, frozen=True):
@@ -160,8 +161,9 @@ class _Wait:
 
     def _stop_with_program(self) -> bool:
         """Stop, and continue the program once we are continued; return whether it is still stopped."""
-        # `fg` may have come before the program was stopped because it read in the background.
-        was_continued = self._must_hand_on() or self._stop()
+        # A program that read or wrote in the background may have the terminal by now: `fg` came, or we gave it away,
+        # before the program was stopped.
+        was_continued = self._must_hand_on() or self._has_what_it_waits_for() or self._stop()
         self._in_background = not self._hand_on()
         # Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the
         # program goes on at once, unless it waits for the terminal.
@@ -229,6 +231,14 @@ class _Wait:
         """Return whether our process group has the terminal, and the program, in another group, could have it."""
         job = self._job
         return self._is_ours_in_foreground() and job.is_in_our_session and job.group not in (0, os.getpgrp())
+
+    def _has_what_it_waits_for(self) -> bool:
+        """Return whether the kernel stopped the program until it has the terminal, and it has the terminal."""
+        if self._stopped_by not in _UNTIL_FOREGROUND or self._terminal is None:
+            return False
+        with suppress(OSError):
+            return os.tcgetpgrp(self._terminal) == self._job.group
+        return False
 
     def _hand_on(self) -> bool:
         """Give the program's group the terminal if ours has it; return whether the program need not wait for it."""

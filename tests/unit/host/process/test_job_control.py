@@ -124,6 +124,17 @@ def test_a_program_that_stops_stops_its_job_and_goes_on_with_it() -> None:
         assert found.wait("exited") == "0"
 
 
+def test_a_program_that_waits_for_the_terminal_that_it_has_got_goes_on() -> None:
+    """It got the terminal after it had read in the background, and before the kernel stopped it for that."""
+    with shell("echo here; read line; echo got $line") as found:
+        found.wait_shown(b"here")
+        wait_for(lambda: os.tcgetpgrp(found.master) == found.child, "the program to have the terminal")
+        os.kill(found.child, signal.SIGTTIN)
+        os.write(found.master, b"words\n")
+        found.wait_shown(b"got words")
+        assert found.wait("exited") == "0"
+
+
 def test_a_program_that_ends_while_its_job_tries_to_stop_is_reaped() -> None:
     """The kernel stops no job that no shell could continue."""
     code = """
