@@ -164,6 +164,7 @@ class _Wait:
         # A program that read or wrote in the background may have the terminal by now: `fg` came, or we gave it away,
         # before the program was stopped.
         was_continued = self._must_hand_on() or self._has_what_it_waits_for() or self._stop()
+        self._stopped_by = 0  # the next stop, which may be seen before its status is read, is another one
         self._in_background = not self._hand_on()
         # Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the
         # program goes on at once, unless it waits for the terminal.
@@ -221,10 +222,14 @@ class _Wait:
 
     def _is_ours_in_foreground(self) -> bool:
         """Return whether our process group has the terminal."""
+        return self._is_in_foreground(os.getpgrp())
+
+    def _is_in_foreground(self, group: int) -> bool:
+        """Return whether a process group has our controlling terminal."""
         if self._terminal is None:
             return False
         with suppress(OSError):
-            return os.tcgetpgrp(self._terminal) == os.getpgrp()
+            return os.tcgetpgrp(self._terminal) == group
         return False
 
     def _must_hand_on(self) -> bool:
@@ -234,11 +239,7 @@ class _Wait:
 
     def _has_what_it_waits_for(self) -> bool:
         """Return whether the kernel stopped the program until it has the terminal, and it has the terminal."""
-        if self._stopped_by not in _UNTIL_FOREGROUND or self._terminal is None:
-            return False
-        with suppress(OSError):
-            return os.tcgetpgrp(self._terminal) == self._job.group
-        return False
+        return self._stopped_by in _UNTIL_FOREGROUND and self._is_in_foreground(self._job.group)
 
     def _hand_on(self) -> bool:
         """Give the program's group the terminal if ours has it; return whether the program need not wait for it."""
