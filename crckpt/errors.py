@@ -12,7 +12,9 @@
     │   └── TreeStopped        22   no checkpoint was made; the tree is paused or gone
     ├── RestoreFailed          23   nothing was restored, nothing is left behind
     ├── PreflightRefused       24   would fail or lose something; nothing was changed
-    └── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not run on
+    ├── RehearsalFailed        25   the checkpoint cannot be restored, or the tree did not run on
+    ├── RemoteError            30   the other host failed or cannot be reached; nothing was moved
+    └── MoveInDoubt            31   a migration is unfinished; the message says where the tree is and what finishes it
     Interrupted               130   ^C or SIGTERM; no Exception
 
 A message says what happened and why. The hint says what to type next.
@@ -151,6 +153,18 @@ class RehearsalFailed(CrckptError):
     """A checkpoint could not be restored in isolation, or its tree did not run on there. Nothing is left."""
 
     exit_code = 25
+
+
+class RemoteError(CrckptError):
+    """The other side of a migration failed or cannot be reached. Nothing was moved: the tree runs on here."""
+
+    exit_code = 30
+
+
+class MoveInDoubt(CrckptError):
+    """A migration is unfinished. The message says which side has the tree; the hint, what finishes the migration."""
+
+    exit_code = 31
 
 
 class Interrupted(CommandFailure):

@@ -1,0 +1,312 @@
+"""The messages of a migration: msgspec structs in MessagePack, with their limits in their types. Pure.
+
+Source and destination say Hello at once. After that the source asks and the destination answers:
+
+    Questions                           Answers
+    Offer                               Lacking
+    Pack, its data, Pack, ...; Sent     Stored
+    Rehearse                            Verdict
+    Prepare                             Prepared
+    Ended                               Running
+    Abort                               Aborted
+    Resume                              MoveState
+
+Instead of any answer Failed may come, and it may come while packs are sent. Keys that a release does not know are
+ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from crckpt.causes.cause import Finding
+from crckpt.errors import CrckptError, RemoteError, error_text
+from crckpt.model import CheckpointId, Count, JobName, Milliseconds, Pid
+
+PROTOCOL: Final = 1
+"""The version of the frames and messages: two crckpts with different ones refuse each other."""
+
+MOST_BYTES: Final = 48 << 20
+"""The size of the largest message: one with a manifest of 32 MiB, or with the digests of all its packs."""
+
+MOST_CHANNELS: Final = 16
+"""The number of packs that may be under way at once."""
+
+Text: TypeAlias = Annotated[str, Meta(max_length=64 << 10)]
+"""Text for people, which may contain anything: what prints it must escape it."""
+
+Word: TypeAlias = Annotated[str, Meta(max_length=1024)]
+
+MoveId: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+"""The name of one migration of one tree."""
+
+Digest: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+"""The name of a pack."""
+
+Digests: TypeAlias = Annotated[tuple[Digest, ...], Meta(max_length=1 << 19)]
+
+Manifest: TypeAlias = Annotated[bytes, Meta(max_length=32 << 20)]
+"""A manifest as it lies in the store."""
+
+Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}@[^\x00-\x20/]{1,15}\Z")]
+"""An address to move: ADDR/LEN@DEV, with the destination's name of the device."""
+
+Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=10_000)]
+
+
+class Message(Struct, frozen=True, tag=True):
+    """One message."""
+
+
+class Hello(Message, frozen=True):
+    """A side and its host, as it describes itself.
+
+    - `version`: of crckpt; `criu_version`: empty if there is no CRIU
+    - `uptime_s`, `time_s`: seconds since the boot, and since 1970
+    - `highest_sequence`: the highest number of a checkpoint in its store
+    - `compress`: the zstd level that it wants; None leaves the choice to the source
+    """
+
+    protocol: Count
+    version: Word
+    hostname: Word
+    boot_id: Word
+    uptime_s: float
+    time_s: float
+    arch: Word
+    kernel: Word
+    cpu_features: Annotated[tuple[Word, ...], Meta(max_length=4096)]
+    criu_version: Word
+    highest_sequence: Count
+    compress: Annotated[int, Meta(ge=-7, le=22)] | None = None
+
+
+class Questions(Message, frozen=True):
+    """What the gate asks the destination. The gate defines the content."""
+
+    content: bytes
+
+
+class Answers(Message, frozen=True):
+    """The destination's answers to the gate."""
+
+    content: bytes
+
+
+class Offer(Message, frozen=True):
+    """Packs that a checkpoint needs."""
+
+    digests: Digests
+
+
+class Lacking(Message, frozen=True):
+    """Packs of the offer that the destination's store lacks, in the order of the offer."""
+
+    digests: Digests
+
+
+class Pack(Message, frozen=True):
+    """A pack of `size` bytes, which come as data on a channel; the next pack of the channel follows after these."""
+
+    channel: Annotated[int, Meta(ge=0, lt=MOST_CHANNELS)]
+    digest: Digest
+    size: Count
+
+
+class Sent(Message, frozen=True):
+    """The last byte of the last pack was sent. Not sent if nothing is lacking."""
+
+
+class Stored(Message, frozen=True):
+    """All packs are in the destination's store: durable, each frame verified."""
+
+
+class RestoreOptions(Struct, frozen=True):
+    """The user's choices for the restore; the fields are those of `RestoreRequest`. None: as for the dump."""
+
+    tcp: Literal["keep", "close"] | None = None
+    grown: Literal["refuse", "keep", "rewind"] = "refuse"
+    tty: Literal["new", "null"] | None = None
+    allow_weaker: bool = False
+    preflight: bool = True
+
+
+class Rehearse(Message, frozen=True):
+    """Check whether this checkpoint can be restored; do nothing. Its packs are stored."""
+
+    checkpoint: CheckpointId
+    manifest: Manifest
+    options: RestoreOptions
+
+
+class Verdict(Message, frozen=True):
+    """What would prevent the restore, and what else the user should know."""
+
+    blockers: Findings
+    warnings: Findings
+
+
+class Prepare(Message, frozen=True):
+    """Store this checkpoint, build its tree, and hold the tree before it runs."""
+
+    move: MoveId
+    job: JobName
+    checkpoint: CheckpointId
+    manifest: Manifest
+    options: RestoreOptions
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
+
+
+class Prepared(Message, frozen=True):
+    """The tree is built and held, its checkpoint durable; `pid` is the PID of its root."""
+
+    pid: Pid
+
+
+class Ended(Message, frozen=True):
+    """The tree has ended at the source, and that is recorded there: let it run."""
+
+    move: MoveId
+
+
+class Running(Message, frozen=True):
+    """The tree runs at the destination."""
+
+    pid: Pid
+    restore_ms: Milliseconds
+    warnings: Findings = ()
+
+
+class Abort(Message, frozen=True):
+    """The tree runs on at the source: remove what was received. After Ended this is no longer allowed."""
+
+    why: Text
+
+
+class Aborted(Message, frozen=True):
+    """Nothing of the move is left at the destination but packs that `crckpt gc` removes."""
+
+
+class Failed(Message, frozen=True):
+    """An error of the side that sends it. `code` is the exit code that a command would have."""
+
+    code: Annotated[int, Meta(ge=0, le=255)]
+    message: Text
+    hint: Text = ""
+    causes: Annotated[tuple[Text, ...], Meta(max_length=10_000)] = ()
+
+    def to_error(self, side: str) -> RemoteError:
+        """Make the error of this side from it; `side` names the other one."""
+        return RemoteError(
+            f"{side}: {self.message}", hint=f"on {side}: {self.hint}" if self.hint else "", causes=self.causes
+        )
+
+
+class Resume(Message, frozen=True):
+    """What is recorded of this move?"""
+
+    move: MoveId
+
+
+class MoveState(Message, frozen=True):
+    """What is recorded of a move: its state (None: nothing), and its checkpoint if that is stored."""
+
+    move: MoveId
+    state: Annotated[str, Meta(pattern=r"\A[A-Z_]{1,32}\Z")] | None
+    checkpoint: CheckpointId | None = None
+
+
+AnyMessage: TypeAlias = (
+    Hello
+    | Questions
+    | Answers
+    | Offer
+    | Lacking
+    | Pack
+    | Sent
+    | Stored
+    | Rehearse
+    | Verdict
+    | Prepare
+    | Prepared
+    | Ended
+    | Running
+    | Abort
+    | Aborted
+    | Failed
+    | Resume
+    | MoveState
+)
+
+_DECODER: Final[msgspec.msgpack.Decoder[AnyMessage]] = msgspec.msgpack.Decoder(AnyMessage)
+
+
+class _AnyHello(Struct, tag="Hello"):
+    protocol: int
+    version: Word
+
+
+_ANY_HELLO: Final = msgspec.msgpack.Decoder(_AnyHello)
+
+
+class OtherProtocol(Exception):
+    """The Hello of a crckpt that speaks another version of the protocol; `version` is that of crckpt."""
+
+    def __init__(self, protocol: int, version: str) -> None:
+        super().__init__(protocol, version)
+        self.protocol = protocol
+        self.version = version
+
+
+def encode(message: AnyMessage) -> bytes:
+    """Encode a message."""
+    try:
+        return msgspec.msgpack.encode(message)
+    except UnicodeEncodeError:
+        # Text for people may quote a file name that is no UTF-8.
+        return msgspec.msgpack.encode(_as_unicode(msgspec.to_builtins(message, builtin_types=(bytes,))))
+
+
+def decode(content: bytes | memoryview) -> AnyMessage:
+    """Decode a message. Raises OtherProtocol for such a Hello, ValueError for what is no message of this protocol."""
+    try:
+        message = _DECODER.decode(content)
+    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError) as error:
+        if (other := _read_any_hello(content)) is not None and other.protocol != PROTOCOL:
+            raise OtherProtocol(other.protocol, other.version) from error
+        raise ValueError(str(error) or type(error).__name__) from error
+    if isinstance(message, Hello) and message.protocol != PROTOCOL:
+        raise OtherProtocol(message.protocol, message.version)
+    return message
+
+
+def make_failed(error: CrckptError | OSError) -> Failed:
+    """Make the message for an error."""
+    if isinstance(error, CrckptError):
+        return Failed(error.exit_code, _cut(error.message), _cut(error.hint), tuple(map(_cut, error.causes[:10_000])))
+    return Failed(RemoteError.exit_code, _cut(error_text(error)))
+
+
+def _read_any_hello(content: bytes | memoryview) -> _AnyHello | None:
+    try:
+        return _ANY_HELLO.decode(content)
+    except (msgspec.DecodeError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _cut(text: str) -> str:
+    return text[: 16 << 10]
+
+
+def _as_unicode(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, Mapping):
+        return {key: _as_unicode(item) for key, item in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return [_as_unicode(item) for item in value]
+    return value

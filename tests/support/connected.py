@@ -1,0 +1,43 @@
+"""Connections between two sides in one process, over pipes as ssh has them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.messages import Hello
+
+HELLO = Hello(1, "0.4.0", "here", "boot", 1.5, 2.5, "x86_64", "6.18", ("avx2",), "4.2.1", 7)
+
+
+@contextmanager
+def connected(*, patience_s: float = 60, bandwidth: int | None = None) -> Iterator[tuple[Connection, Connection]]:
+    """Two sides, named `source` and `destination` to each other. `bandwidth` is that of the source."""
+    (to_destination, from_source), (to_source, from_destination) = os.pipe(), os.pipe()
+    with ExitStack() as stack:
+        source = Connection(to_source, from_source, "destination", patience_s=patience_s, bandwidth=bandwidth)
+        stack.callback(source.close)
+        destination = Connection(to_destination, from_destination, "source", patience_s=patience_s)
+        stack.callback(destination.close)
+        yield source, destination
+
+
+@contextmanager
+def half_connected(*, patience_s: float = 60) -> Iterator[tuple[Connection, int, int]]:
+    """One side, named as the destination's; and the descriptors of a peer: what it reads from, and writes to."""
+    (reads, from_source), (to_source, writes) = os.pipe(), os.pipe()
+    with ExitStack() as stack:
+        source = Connection(to_source, from_source, "destination", patience_s=patience_s)
+        stack.callback(source.close)
+        for descriptor in (reads, writes):
+            stack.callback(_close, descriptor)
+        yield source, reads, writes
+
+
+def _close(descriptor: int) -> None:
+    try:
+        os.close(descriptor)
+    except OSError:
+        return

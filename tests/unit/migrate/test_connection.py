@@ -1,0 +1,462 @@
+"""What one side sends, the other receives. A peer that is gone, silent or wrong ends the connection with a reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import msgspec
+import pytest
+from connected import HELLO, connected, half_connected
+from msgspec.structs import replace
+
+from crckpt.errors import RemoteError
+from crckpt.migrate import frames, messages
+from crckpt.migrate.connection import Connection, ConnectionLost, PrintedText, ProtocolError
+from crckpt.migrate.frames import BEAT, DATA, MESSAGE, PART, make_frame
+from crckpt.migrate.messages import (
+    Abort,
+    Aborted,
+    AnyMessage,
+    Ended,
+    Failed,
+    Hello,
+    Lacking,
+    Offer,
+    Pack,
+    Questions,
+    Running,
+    Sent,
+    Stored,
+)
+
+MOVE = "0123456789abcdef"
+DIGEST = "cd" * 32
+PACK = Pack(3, DIGEST, 1000)
+
+
+class Collected:
+    """Takes packs, and keeps what came."""
+
+    def __init__(self) -> None:
+        self.packs: list[Pack] = []
+        self.content = bytearray()
+        self.largest = 0
+
+    def begin(self, pack: Pack) -> None:
+        """See `PackReceiver`."""
+        self.packs.append(pack)
+
+    def add(self, channel: int, content: memoryview) -> None:
+        """See `PackReceiver`."""
+        self.content += content
+        self.largest = max(self.largest, len(content))
+
+
+def frame(kind: int, payload: bytes = b"", channel: int = 0) -> bytes:
+    """A frame as it is sent."""
+    header, content = make_frame(kind, payload, channel)
+    return header + bytes(content)
+
+
+def message_frame(message: AnyMessage) -> bytes:
+    """A small message as it is sent."""
+    return frame(MESSAGE, messages.encode(message))
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    """Start a thread."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def repeat(work: Callable[[], object]) -> None:
+    """Do this until it raises."""
+    while True:
+        work()
+
+
+def send_forever(side: Connection) -> None:
+    """Send data on the channel of PACK until that raises."""
+    repeat(lambda: side.send_data(PACK.channel, bytes(side.data_bytes)))
+
+
+def test_messages_arrive_in_order_in_both_directions() -> None:
+    with connected() as (source, destination):
+        source.send(HELLO)
+        destination.send(replace(HELLO, hostname="there"))
+        source.send(Ended(MOVE))
+        assert destination.receive(Hello) == HELLO
+        assert destination.receive(Stored, Ended) == Ended(MOVE)
+        assert source.receive(Hello).hostname == "there"
+
+
+def test_a_message_larger_than_a_frame_arrives_whole() -> None:
+    content = os.urandom(5 * frames.MOST_DATA + 17)
+    with connected() as (source, destination):
+        sending = in_thread(lambda: source.send(Questions(content)))
+        assert destination.receive(Questions).content == content
+        sending.join()
+
+
+def test_data_goes_to_the_receiver_of_packs_and_in_front_of_later_messages() -> None:
+    content, collected = os.urandom(3 << 20), Collected()
+    with connected() as (source, destination), destination.receiving(collected):
+
+        def send() -> None:
+            source.send(PACK)
+            for at in range(0, len(content), source.data_bytes):
+                source.send_data(3, content[at : at + source.data_bytes])
+            source.send(Sent())
+
+        sending = in_thread(send)
+        assert destination.receive(Sent) == Sent()
+        sending.join()
+    assert collected.packs == [PACK]
+    assert collected.content == content
+
+
+def test_both_sides_send_more_than_the_pipes_hold_and_then_receive() -> None:
+    content = os.urandom(16 << 20)
+    collected = Collected(), Collected()
+
+    def exchange(side: Connection) -> None:
+        side.send(Questions(content))
+        for at in range(0, len(content), side.data_bytes):
+            side.send_data(3, content[at : at + side.data_bytes])
+        side.send(Sent())
+        assert side.receive(Questions).content == content
+        side.receive(Sent)
+
+    with (
+        connected() as (source, destination),
+        source.receiving(collected[0]),
+        destination.receiving(collected[1]),
+    ):
+        other = in_thread(lambda: exchange(source))
+        exchange(destination)
+        other.join()
+    assert collected[0].content == collected[1].content == content
+
+
+def test_an_unexpected_message_is_named() -> None:
+    with connected() as (source, destination):
+        source.send(Stored())
+        with pytest.raises(ProtocolError, match="source sent Stored instead of Lacking or Offer"):
+            destination.receive(Lacking, Offer)
+        # Of no use any more.
+        with pytest.raises(ProtocolError, match="Stored instead of"):
+            destination.send(Aborted())
+
+
+def test_failed_and_abort_are_raised_where_they_are_not_expected() -> None:
+    with connected() as (source, destination):
+        destination.send(Failed(24, "PID 5 is in use", "end it", ("one",)))
+        with pytest.raises(RemoteError, match=r"\Adestination: PID 5 is in use\Z") as caught:
+            source.receive(Running)
+        assert caught.value.hint == "on destination: end it"
+        source.send(Abort("^C"))
+        with pytest.raises(RemoteError, match="source gave up: ^C".replace("^", r"\^")):
+            destination.receive(Ended)
+        # The connection can be used: the abort is answered.
+        destination.send(Aborted())
+        assert source.receive(Aborted) == Aborted()
+        destination.send(Failed(1, "a bug"))
+        assert source.receive(Running, Failed) == Failed(1, "a bug")
+
+
+def test_failed_ends_a_transfer() -> None:
+    with connected() as (source, destination), destination.receiving(Collected()):
+        source.send(PACK)
+        destination.send(Failed(10, "the disk is full"))
+        with pytest.raises(RemoteError, match="the disk is full"):
+            send_forever(source)
+
+
+def test_failed_is_read_though_the_other_side_has_ended_since() -> None:
+    with half_connected() as (source, reads, writes):
+        os.write(writes, message_frame(Failed(10, "the store is locked")))
+        os.close(reads)
+        with pytest.raises(RemoteError, match="the store is locked"):
+            repeat(lambda: source.send(Stored()))
+
+
+def test_what_a_receiver_of_packs_raises_is_raised_and_the_rest_is_thrown_away() -> None:
+    class Full(Collected):
+        def add(self, channel: int, content: memoryview) -> None:
+            raise OSError(28, "No space left on device")
+
+    with connected() as (source, destination):
+
+        def send() -> None:
+            source.send(PACK)
+            with pytest.raises(RemoteError, match="No space"):
+                send_forever(source)
+
+        sending = in_thread(send)
+        with pytest.raises(OSError, match="No space"), destination.receiving(Full()):
+            destination.receive(Sent)
+        destination.send(Failed(10, "No space left on device"))
+        sending.join()
+
+
+def test_packs_for_which_nobody_asked_end_the_connection() -> None:
+    for sent, name in ((message_frame(PACK), "Pack cdcdcdcdcdcd"), (frame(DATA, b"x", 5), "data on channel 5")):
+        with half_connected() as (source, _, writes):
+            os.write(writes, sent)
+            with pytest.raises(ProtocolError, match=f"{name}, for which nobody asked"):
+                source.receive(Sent)
+
+
+@pytest.mark.parametrize(
+    ("sent", "what"),
+    [
+        (frame(9), "a frame of the unknown kind 9"),
+        (frame(BEAT, b"x"), "a sign of life with 1 bytes"),
+        (frame(MESSAGE, b"", 1), "a message on channel 1"),
+        (frame(DATA, b"", 16), "data on channel 16"),
+        (frame(DATA, b"12345").replace(b"5", b"4"), "data with a wrong checksum"),
+        (frame(MESSAGE, b"\xc1"), "what is no message: .* invalid opcode"),
+        (frame(MESSAGE, msgspec.msgpack.encode({"type": "Stolen"})), "what is no message: .*Stolen"),
+        (frames._HEADER.pack(frames.MOST_PAYLOAD + 1, DATA, 0, 0), f"data with {frames.MOST_PAYLOAD + 1} bytes"),  # noqa: SLF001
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
+    with half_connected() as (source, _, writes):
+        os.write(writes, frame(BEAT) + sent)
+        with pytest.raises(ProtocolError, match=f"destination sent {what}") as caught:
+            source.receive(Hello)
+        assert "same version" in caught.value.hint
+
+
+def test_more_parts_than_a_message_may_have_end_the_connection() -> None:
+    with half_connected() as (source, _, writes):
+
+        def send() -> None:
+            part = frame(PART, bytes(frames.MOST_DATA))
+            with pytest.raises(BrokenPipeError):
+                repeat(lambda: os.write(writes, part))
+
+        sending = in_thread(send)
+        with pytest.raises(ProtocolError, match=f"a message of more than {messages.MOST_BYTES} bytes"):
+            source.receive(Hello)
+        source.close()
+        sending.join()
+
+
+def test_messages_that_nobody_receives_do_not_fill_memory() -> None:
+    with half_connected() as (source, _, writes):
+        os.write(writes, message_frame(Stored()) * 65)
+        with pytest.raises(ProtocolError, match="Stored before earlier messages were answered"):
+            repeat(lambda: source.send(Stored()))
+
+
+def test_another_protocol_is_a_clear_refusal() -> None:
+    with half_connected() as (source, _, writes):
+        later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "9.1", "hostname": 5}
+        os.write(writes, frame(MESSAGE, msgspec.msgpack.encode(later)))
+        with pytest.raises(RemoteError) as caught:
+            source.receive(Hello)
+    assert caught.value.message == (
+        "destination has crckpt 9.1, which speaks version 2 of the migration protocol; "
+        "crckpt on this host speaks version 1"
+    )
+    assert caught.value.hint == "install the same version of crckpt on both hosts"
+
+
+def test_text_in_the_place_of_messages_is_shown() -> None:
+    with half_connected() as (source, _, writes):
+        os.write(writes, b"Welcome to Debian!\n\nYou have mail.\n")
+        os.write(writes, message_frame(HELLO))
+        os.close(writes)
+        with pytest.raises(PrintedText, match=r"printed text before .* Welcome to Debian! You have mail\.") as caught:
+            source.receive(Hello)
+    assert ".bashrc" in caught.value.hint
+
+
+def test_the_end_of_the_other_side_is_noticed() -> None:
+    with half_connected() as (source, _, writes):
+        os.write(writes, message_frame(HELLO) + frame(MESSAGE, b"cut off")[:-3])
+        os.close(writes)
+        assert source.receive(Hello) == HELLO
+        with pytest.raises(ConnectionLost, match="the connection to destination has ended"):
+            source.receive(Stored)
+        with pytest.raises(ConnectionLost):
+            source.send(Stored())
+
+
+def test_a_side_that_reads_no_more_is_noticed() -> None:
+    with half_connected() as (source, reads, _):
+        os.close(reads)
+        with pytest.raises(ConnectionLost, match="broke: Broken pipe"):
+            source.receive(Hello)
+
+
+def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
+    (to_nobody, outgoing), (incoming, from_nobody) = os.pipe(), os.pipe()
+    os.close(from_nobody)
+    reason = RemoteError("ssh says: no route to host")
+    with (
+        Connection(incoming, outgoing, "there", explain_end=lambda: reason) as side,
+        pytest.raises(RemoteError, match="no route to host"),
+    ):
+        side.receive(Hello)
+    os.close(to_nobody)
+
+
+def test_silence_is_noticed() -> None:
+    words = r"no sign of life from destination for 0\.2 s"
+    with half_connected(patience_s=0.2) as (source, _, _writes), pytest.raises(ConnectionLost, match=words):
+        source.receive(Hello)
+
+
+def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
+    words = "no sign of life"
+    with half_connected(patience_s=0.5) as (source, _, _writes), pytest.raises(ConnectionLost, match=words):
+        send_forever(source)
+
+
+def test_signs_of_life_come_while_nothing_is_sent() -> None:
+    with half_connected() as (_source, reads, _writes):
+        beat = frame(BEAT)
+        for _ in range(3):
+            assert os.read(reads, len(beat)) == beat
+
+
+PEER = """
+import sys
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.messages import Ended, Stored
+side = Connection(0, 1, "source")
+side.send(Stored())
+side.receive(Ended)
+"""
+
+
+def test_a_stopped_peer_is_noticed_and_a_killed_one() -> None:
+    for number, words in ((signal.SIGSTOP, "no sign of life from peer"), (signal.SIGKILL, "has ended")):
+        with subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
+            assert peer.stdin is not None
+            assert peer.stdout is not None
+            try:
+                with Connection(
+                    os.dup(peer.stdout.fileno()), os.dup(peer.stdin.fileno()), "peer", patience_s=4
+                ) as side:
+                    side.receive(Stored)
+                    peer.send_signal(number)
+                    with pytest.raises(ConnectionLost, match=words):
+                        side.receive(Ended)
+            finally:
+                peer.kill()
+
+
+INTERRUPTED = """
+import os
+from crckpt.errors import Interrupted
+from crckpt.host.process.signals import handle_interrupts, interrupts_deferred
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.messages import Abort, Stored
+handle_interrupts()
+side = Connection(0, 1, "test", patience_s=60)
+try:
+    side.send(Stored())
+    @WAITS@
+except Interrupted as interrupted:
+    with interrupts_deferred():
+        side.send(Abort(interrupted.message))
+    side.close()
+"""
+
+
+@pytest.mark.parametrize("waits", ["side.receive(Stored)", "while True: side.send_data(0, bytes(side.data_bytes))"])
+def test_an_interruption_gets_through_and_leaves_no_half_frame(waits: str) -> None:
+    program = INTERRUPTED.replace("@WAITS@", waits)
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
+        assert peer.stdin is not None
+        assert peer.stdout is not None
+        slow = Slow()
+        try:
+            with Connection(os.dup(peer.stdout.fileno()), os.dup(peer.stdin.fileno()), "peer") as side:
+                with side.receiving(slow):
+                    side.receive(Stored)
+                    if "send" in waits:
+                        slow.has_begun.wait()
+                    peer.send_signal(signal.SIGINT)
+                    slow.go.set()
+                    with pytest.raises(RemoteError, match="peer gave up: interrupted by SIGINT"):
+                        side.receive(Ended)
+                assert peer.wait() == 0
+        finally:
+            peer.kill()
+
+
+class Slow(Collected):
+    """Takes no data before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.go = threading.Event(), threading.Event()
+
+    def add(self, channel: int, content: memoryview) -> None:
+        """See `PackReceiver`."""
+        self.has_begun.set()
+        self.go.wait()
+
+
+def test_a_slow_reader_slows_the_sender_and_is_not_silent() -> None:
+    content, slow = bytes(1 << 20), Slow()
+    with connected(patience_s=5) as (source, destination), destination.receiving(slow):
+
+        def send() -> None:
+            source.send(PACK)
+            for at in range(0, 16 * len(content), source.data_bytes):
+                source.send_data(3, content[at % len(content) :][: source.data_bytes])
+            source.send(Sent())
+
+        sending = in_thread(send)
+        with pytest.raises(ConnectionLost, match="gave no answer for 6 s"):
+            destination.receive(Sent, timeout=6)
+        assert sending.is_alive()
+        slow.go.set()
+        destination.receive(Sent)
+        sending.join()
+
+
+def test_the_bandwidth_limits_data() -> None:
+    content, collected = bytes(100_000), Collected()
+    with connected(bandwidth=200_000) as (source, destination), destination.receiving(collected):
+        began = time.monotonic()
+        source.send(PACK)
+        for at in range(0, len(content), source.data_bytes):
+            source.send_data(3, content[at : at + source.data_bytes])
+        source.send(Sent())
+        destination.receive(Sent)
+        # All but the last frame took its time.
+        assert time.monotonic() - began >= (len(content) - source.data_bytes) / 200_000
+    assert collected.largest == source.data_bytes == 25_000
+
+
+def test_a_message_is_sent_at_once_whatever_the_bandwidth() -> None:
+    with connected(bandwidth=1) as (source, destination):
+        source.send(Questions(bytes(1 << 20)))
+        assert len(destination.receive(Questions).content) == 1 << 20
+
+
+def test_descriptors_are_closed_and_blocking_again() -> None:
+    (incoming, there), (reads, outgoing) = os.pipe(), os.pipe()
+    kept = os.dup(outgoing)
+    with Connection(incoming, outgoing, "there"):
+        assert not os.get_blocking(kept)
+    assert os.get_blocking(kept)
+    for descriptor in (incoming, outgoing):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+    for descriptor in (kept, there, reads):
+        os.close(descriptor)
