@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.host import proc
@@ -45,6 +46,13 @@ _REAPED_WITHIN_S = 5.0  # init may take a second or two
 _WRITTEN_BY_CRIU = 1 << 20
 
 
+class MemoryNeed(Struct, frozen=True):
+    """The bytes of memory that a tree needs: `most`, which is quick to find, and `count()`, which may take longer."""
+
+    most: int
+    count: Callable[[], int]
+
+
 def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostState:
     """Observe PIDs, files, addresses, locks and resources. Waits some seconds for ended processes to be reaped.
 
@@ -52,18 +60,14 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     """
     tree = wanted.tree
     now = HostState(
-        owners=() if wanted.new_pid_namespace else _find_id_users(tree),
+        owners=() if wanted.new_pid_namespace else find_id_users(tree),
         files={
             path: _file(path, file, may_cut=wanted.grown == "rewind")
             for file in find_needed_files(tree)
             if (path := find_needed_path(file))
         },
-        refused={
-            socket.id: refusal
-            for socket, use in find_bound_sockets(wanted)
-            if (refusal := sockets.find_bind_refusal(socket.source.host, socket.source.port, use))
-        },
-        resources=_resources(wanted, images, store),
+        refused=find_bind_refusals(wanted),
+        resources=read_resources(wanted, {file.name: file.bytes for file in images}, _memory_need(images), store),
         us=os.getpid(),
         terminals=read_used_numbers(),
         locks=read_held_locks({path for _, path, _ in find_needed_locks(tree)}),
@@ -79,7 +83,8 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     )
 
 
-def _find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
+def find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
+    """Find who uses the ids that the tree needs. Waits some seconds for ended processes to be reaped."""
     wanted = find_needed_ids(tree)
     owners = proc.find_id_users(wanted)
     ended = tuple(owner.pid for owner in owners if owner.state == "zombie")
@@ -88,6 +93,15 @@ def _find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
     # A zombie keeps its PID until it is reaped, which may take a moment.
     proc.wait_until_gone(ended, _REAPED_WITHIN_S)
     return proc.find_id_users(wanted)
+
+
+def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Literal["taken", "missing"]]:
+    """Find out why addresses cannot be bound, by the id of the socket."""
+    return {
+        socket.id: refusal
+        for socket, use in find_bound_sockets(wanted)
+        if (refusal := sockets.find_bind_refusal(socket.source.host, socket.source.port, use))
+    }
 
 
 def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
@@ -110,13 +124,14 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
     )
 
 
-def _resources(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) -> HostResources:
-    tree, sizes = wanted.tree, {file.name: file.bytes for file in images}
+def read_resources(wanted: PlannedRestore, sizes: Mapping[str, int], needed: MemoryNeed, store: Path) -> HostResources:
+    """Read what this host has of what the tree needs. `sizes` are those of the images by name, in bytes."""
+    tree = wanted.tree
     asked = kernel_needs(tree, sizes, keeps_connections=wanted.keeps_connections)
     ghosts = tuple(_find_deleted_files(tree, sizes))
     # Streams take no space; files do, until the tree runs.
     unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
-    memory, free = _memory(images, (*ghosts, *unpacked))
+    memory, free = _memory(needed, (*ghosts, *unpacked))
     return HostResources(
         arch=kernel.arch(),
         cpu_features=frozenset(kernel.cpu_features()),
@@ -149,15 +164,17 @@ def _is_met(need: Need) -> bool:
     return trial().state != "missing"
 
 
-def _memory(images: tuple[StoredFile, ...], written: Iterable[tuple[Path, int]]) -> tuple[int, int]:
-    """The memory that the tree needs, with files that are written to memory, and the memory that is free."""
+def _memory_need(images: tuple[StoredFile, ...]) -> MemoryNeed:
     pages = tuple(file for file in images if file.pagemap)
+    return MemoryNeed(sum(file.bytes for file in pages), lambda: _count_bytes(pages))
+
+
+def _memory(needed: MemoryNeed, written: Iterable[tuple[Path, int]]) -> tuple[int, int]:
+    """The memory that the tree needs, with files that are written to memory, and the memory that is free."""
     beside = sum(size for directory, size in written if space.is_in_memory(directory))
-    needed, free = sum(file.bytes for file in pages) + beside, space.free_memory()
+    most, free = needed.most + beside, space.free_memory()
     # Only where memory is scarce: to count shared pages once takes a while.
-    if needed > free:
-        needed, free = _count_bytes(pages) + beside, space.free_memory(swap=True)
-    return needed, free
+    return (most, free) if most <= free else (needed.count() + beside, space.free_memory(swap=True))
 
 
 def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
@@ -180,7 +197,7 @@ def _count_bytes(pages: tuple[StoredFile, ...]) -> int:
     return len(np.unique(np.concatenate(found))) * PAGE_SIZE if found else 0
 
 
-def _find_deleted_files(tree: ImageTree, sizes: dict[str, int]) -> Iterator[tuple[Path, int]]:
+def _find_deleted_files(tree: ImageTree, sizes: Mapping[str, int]) -> Iterator[tuple[Path, int]]:
     """Yield the directory and size of each deleted file that a restore makes again."""
     found = {file.remap.target: file.path for file in tree.regular_files if file.remap is not None and file.is_ghost}
     for target, path in found.items():

@@ -22,7 +22,9 @@ from crckpt.preflight.restore.plan import PlannedRestore
 if TYPE_CHECKING:
     from crckpt.host.proc.writers import Writer
 
-_HARMLESS = ("file-written", "log-kept")
+HARMLESS = ("file-written", "log-kept")
+"""Keys of findings about files that do not prevent a restore."""
+
 _KINDS = {
     stat.S_IFREG: "regular file",
     stat.S_IFDIR: "directory",
@@ -51,25 +53,25 @@ class CheckedFiles(Struct, frozen=True):
 def check_files(planned: PlannedRestore, host: HostState) -> CheckedFiles:
     """Compare every file that the tree needs with the file of this host."""
     uses = file_uses(planned.tree)
-    facts = _file_facts(planned.tree)
+    facts = read_file_facts(planned.tree)
     blockers: list[Finding] = []
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
     for file in find_needed_files(planned.tree):
-        for finding, rewind in _check_file(planned, file, host, uses.get(file.id, "opened"), facts):
+        for finding, rewind in check_file(planned, file, host, uses.get(file.id, "opened"), facts):
             if rewind is not None:
                 rewinds.append(rewind)
-            (warnings if rewind is not None or finding.key in _HARMLESS else blockers).append(finding)
+            (warnings if rewind is not None or finding.key in HARMLESS else blockers).append(finding)
     return CheckedFiles(tuple(blockers), tuple(warnings), tuple(rewinds))
 
 
 def find_changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, ...]:
     """Return the paths of changed files that prevent a restore or would be cut back."""
-    facts = _file_facts(planned.tree)
+    facts = read_file_facts(planned.tree)
     return tuple(
         find_needed_path(file)
         for file in find_needed_files(planned.tree)
-        if any(found.key not in _HARMLESS for found, _ in _check_file(planned, file, host, "opened", facts))
+        if any(found.key not in HARMLESS for found, _ in check_file(planned, file, host, "opened", facts))
     )
 
 
@@ -122,25 +124,27 @@ def _ids(file: OpenFile) -> tuple[int, ...]:
     return (file.id,) if behind is None else (file.id, behind)
 
 
-class _FileFacts(Struct, frozen=True):
+class FileFacts(Struct, frozen=True):
     """Facts that only the whole tree shows: the paths of its programs, and the end of each log by path."""
 
     programs: frozenset[str]
     ends: dict[str, int]
 
 
-def _file_facts(tree: ImageTree) -> _FileFacts:
+def read_file_facts(tree: ImageTree) -> FileFacts:
+    """Read the facts that only the whole tree shows."""
     ends: dict[str, int] = {}
     for file in tree.regular_files:
         if file.is_append_only:
             path = find_needed_path(file)
             ends[path] = max(file.pos, ends.get(path, 0))
-    return _FileFacts(_programs(tree), ends)
+    return FileFacts(_programs(tree), ends)
 
 
-def _check_file(
-    planned: PlannedRestore, file: RegularFile, host: HostState, use: str, facts: _FileFacts
+def check_file(
+    planned: PlannedRestore, file: RegularFile, host: HostState, use: str, facts: FileFacts
 ) -> Iterator[tuple[Finding, Rewind | None]]:
+    """Compare a file that the tree needs with the file of this host. `use`: how the tree uses it, for people."""
     path = find_needed_path(file)
     now, package = host.files.get(path), host.packages.get(path)
 
