@@ -5,6 +5,7 @@ Source: faccessat(2), proc_pid_fd(5).
 
 from __future__ import annotations
 
+import grp
 import os
 import pwd
 from collections.abc import Iterable
@@ -39,6 +40,20 @@ def read_user(uid: int) -> User:
 def users_of(changers: Changers) -> tuple[User, ...]:
     """The users who can change what a path leads to; a user without any rights if they are unknown."""
     return (*map(read_user, sorted(changers.users)), *([User(_NOBODY, _NOBODY)] if changers.anyone else []))
+
+
+def find_user_name(uid: int) -> str:
+    """The name of a user of this host; empty if there is none."""
+    with suppress(KeyError):
+        return pwd.getpwuid(uid).pw_name
+    return ""
+
+
+def find_group_name(gid: int) -> str:
+    """The name of a group of this host; empty if there is none."""
+    with suppress(KeyError):
+        return grp.getgrgid(gid).gr_name
+    return ""
 
 
 class LinkTarget(Struct, frozen=True):
@@ -97,6 +112,4 @@ def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:
 
 def user_name(who: User) -> str:
     """The user's name, for messages."""
-    with suppress(KeyError):
-        return pwd.getpwuid(who.uid).pw_name
-    return f"user {who.uid}"
+    return find_user_name(who.uid) or f"user {who.uid}"

@@ -84,6 +84,13 @@ def read_targets(pid: int) -> Iterator[tuple[int, str]]:
             yield fd, read_target(pid, fd)
 
 
+def read_link(link: str) -> tuple[str, os.stat_result] | None:
+    """Read the target of a link in /proc, and the status of the file that it leads to; None if either is not known."""
+    with suppress(OSError):
+        return os.readlink(link), os.stat(link)
+    return None
+
+
 def read_info(pid: int | str, fd: int) -> str:
     """The fdinfo of a descriptor. Raises OSError."""
     return procfs.text(f"/proc/{pid}/fdinfo/{fd}")

@@ -15,7 +15,7 @@ from crckpt.host.proc import procfs
 from crckpt.host.proc.command import title
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.mountinfo import read_mounts
-from crckpt.images.filelocks import LockKind
+from crckpt.images.filelocks import FileLock, LockKind
 
 # LEASE and DELEG are left out: they do not prevent locks.
 _KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLCK": "OFD"}
@@ -57,6 +57,17 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
         for path, file in found.items()
     }
     return {path: held for path, held in of_files.items() if held}
+
+
+def parse_locks(info: str, pid: int, fd: int) -> tuple[FileLock, ...]:
+    """Parse the locks in the fdinfo of descriptor `fd` of process `pid`."""
+    # In fdinfo the line of /proc/locks follows the word `lock:`.
+    lines = (_LINE.search(line) for line in info.splitlines() if line.startswith("lock:"))
+    return tuple(
+        FileLock(_KINDS[line["kind"]], line["mode"] == "WRITE", pid, fd, int(line["start"]), _end(line))
+        for line in lines
+        if line
+    )
 
 
 def _read_lines() -> Iterable[str]:
@@ -108,10 +119,14 @@ def _parse_lock(line: re.Match[str], holders: _Holders) -> HeldLock:
         kind=_KINDS[line["kind"]],
         exclusive=line["mode"] == "WRITE",
         start=int(line["start"]),
-        end=None if line["end"] == "EOF" else int(line["end"]),
+        end=_end(line),
         pid=pid,
         comm=comm,
     )
+
+
+def _end(line: re.Match[str]) -> int | None:
+    return None if line["end"] == "EOF" else int(line["end"])
 
 
 class _Holders:

@@ -36,7 +36,7 @@ def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = 
         _check_owner(target, last, details, command)
     if target.request.other_program:
         return
-    program = _read_program(newest.repository, last, details)
+    program = read_program(newest.repository, last, details)
     if not (_is_same_process(target, program, details) or is_same_program(program, target.program)):
         raise _make_refusal(target, last, program, command)
 
@@ -82,8 +82,8 @@ def _make_refusal(target: DumpTarget, last: Checkpoint, program: Program, comman
     )
 
 
-def _read_program(repository: Repository, checkpoint: Checkpoint, details: dict[str, Any]) -> Program:
-    """The program of the root of a checkpoint, as far as it is known."""
+def read_program(repository: Repository, checkpoint: Checkpoint, details: dict[str, Any]) -> Program:
+    """Read the program of the root of a checkpoint, as far as it is known."""
     if details.get("program") is not None:
         return msgspec.convert(details["program"], Program)
     # Older versions recorded command lines only, and an imported checkpoint has not even these.
