@@ -14,6 +14,7 @@ from crckpt.causes.files import FILES
 from crckpt.causes.images import IMAGES
 from crckpt.causes.memory import MEMORY
 from crckpt.causes.mounts import MOUNTS
+from crckpt.causes.moves import MOVES
 from crckpt.causes.namespaces import NAMESPACES
 from crckpt.causes.network import NETWORK
 from crckpt.causes.other_programs import OUTSIDE
@@ -79,6 +80,7 @@ CATALOGUE = (
     *REHEARSAL,
     *NEEDS,
     *ATTRIBUTES,
+    *MOVES,
     *OUTSIDE,
     *BUGS,
     *_SUBJECTS,

@@ -1,0 +1,149 @@
+"""Moves to another host, before anything is touched. Pure.
+
+A move finds most causes by the checks of a restore, whose remedies speak to a user of the restoring host. `REWORDED`
+has the words for a user of the host that the tree is to leave.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from crckpt.causes.cause import Cause, Finding
+
+_COPY: Final = "copy it there, with its time: rsync -t"
+_SHARE: Final = "keep it on storage that both hosts mount"
+
+MOVES = (
+    Cause("file-differs", "{path} is not the same file there: {why} ({use})", f"{_COPY}; or {_SHARE}"),
+    Cause(
+        "file-in-use",
+        "{path} is open for writing ({use}): the copy there has the same {same} now, and misses what the "
+        "program writes until it moves",
+        _SHARE,
+    ),
+    Cause(
+        "file-size-only",
+        "crckpt compared only size and time of {path}, because {why} ({use})",
+        "compare the content on both hosts: sha256sum {path}",
+    ),
+    Cause(
+        "file-unmounted",
+        "crckpt did not look for {path}: its file system is mounted only when it is used, and is not mounted now "
+        "({use})",
+        "mount it there: ls {path}",
+    ),
+    Cause(
+        "file-silent",
+        "the file system of {path} does not answer ({use})",
+        "find it: findmnt -T {path}; then mount it again",
+    ),
+    Cause("file-refused", "crckpt cannot look for {path}: {why} ({use})", "run crckpt there as root"),
+    Cause("files-unasked", "crckpt did not look for {count} more files, because of that file system", ""),
+    Cause(
+        "owner-differs",
+        "{path} belongs to {there} there, and to {here} here ({use})",
+        "chown it there, if the program depends on it",
+    ),
+    Cause(
+        "removed-name",
+        "{path} was removed but has other names ({use}): a move cannot take the file along",
+        "close it in the program, or give it its name again",
+    ),
+    Cause(
+        "file-unsendable",
+        "{path} cannot be sent: {why}",
+        "copy it there: rsync -t",
+    ),
+    Cause(
+        "user-missing",
+        "there is no {kind} {number} there; here it is {name}",
+        "make it there, if the program needs its name",
+    ),
+    Cause(
+        "user-differs",
+        "{kind} {number} is {here} here and {there} there: the program has the rights of {there} after the move",
+        "give both hosts the same users, or check what {there} may do",
+    ),
+    Cause(
+        "clock-differs",
+        "its clock is {seconds} s {direction} the clock of this host: the program sees the time jump",
+        "synchronize both clocks: timedatectl set-ntp true",
+    ),
+    Cause(
+        "move-space",
+        "the tree has {needed} of memory, and the store there, {directory}, has only {free} free: it may not fit, even "
+        "compressed",
+        "free space there (crckpt rm, crckpt gc), or use another store there: --remote-store DIR",
+    ),
+    Cause("no-criu", "no CRIU works there: {why}", "crckpt install-criu"),
+    Cause(
+        "connection-stays",
+        "{connection} connects the tree to a program on this host, which does not move along",
+        "close the connection: --tcp close; or move both programs together",
+    ),
+    Cause(
+        "job-there",
+        "the store there has a job {job} of another program, {program}",
+        "choose another name for the job, or another store there: --remote-store DIR",
+    ),
+    Cause(
+        "move-in-progress",
+        "the job {job} is being moved already: {state}",
+        "wait for it; or finish it: crckpt migrate --resume {move}",
+    ),
+    Cause("gate-failed", "crckpt there cannot check everything: {why}", "check that host: crckpt doctor"),
+)
+
+_MACHINE: Final = "move it to a machine like this one"
+
+REWORDED: Final = {
+    "address-missing": Cause("", "", "{remedy}; or move the address with the tree: --move-ip ADDRESS/LENGTH@DEVICE"),
+    "cgroup-namespace-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "clocks-jump": Cause("", "this kernel has no time namespaces: the monotonic clocks of the tree jump", "{remedy}"),
+    "cpu": Cause("", "", _MACHINE),
+    "cpus-missing": Cause("", "", "{remedy}"),
+    "group-limits-lost": Cause(
+        "", "", "start crckpt there in a group with these limits: --remote-crckpt 'systemd-run --scope ... crckpt'"
+    ),
+    "group-rules-lost": Cause(
+        "",
+        "",
+        "start crckpt there in a group with these rules; or move it with less protection: --allow-weaker",
+    ),
+    "images-arch": Cause("", "", _MACHINE),
+    "label-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "log-grown": Cause("", "", ""),
+    "no-tcp-repair": Cause("", "", "run crckpt there with CAP_NET_ADMIN; or close the connections: --tcp close"),
+    "older-criu": Cause(
+        "",
+        "CRIU {theirs} there is older than CRIU {ours} here, and may lose parts that it does not know",
+        "install a newer CRIU there: crckpt install-criu",
+    ),
+    "peer-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "pid-taken": Cause("", "", "end it there, or wait for it; or start the program again here: it gets other PIDs"),
+    "pid-unreaped": Cause("", "", "end its parent there, which does not reap its children"),
+    "seccomp-again": Cause(
+        "", "this kernel has no seccomp filters, but the tree has some", "use a kernel with CONFIG_SECCOMP_FILTER"
+    ),
+    "security-module": Cause(
+        "",
+        "the tree runs under a security module that this kernel does not have",
+        "boot that host with it: security=apparmor, or selinux=1",
+    ),
+    "stopped-job": Cause("", "", "let it run before the move: fg"),
+    "tasks-limit": Cause("", "", "raise its pids.max"),
+    "tcp-keys-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+}
+"""By key, the words of a move; empty ones are those of the restore. `{remedy}` is the remedy of a restore."""
+
+
+def reword(finding: Finding, host: str, **values: object) -> Finding:
+    """Return a finding of the destination in the words of a move. `host` names the destination."""
+    words = REWORDED.get(finding.key)
+    what, remedy = finding.what, finding.remedy
+    if words is not None:
+        filled = words.finding(remedy=remedy, **values)
+        what, remedy = filled.what or what, filled.remedy
+    return replace(finding, what=f"{host}: {what}", remedy=remedy)
