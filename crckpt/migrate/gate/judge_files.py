@@ -1,0 +1,156 @@
+"""Judge the files of a live tree: compare each with the file that the other host has at its path. Pure.
+
+- What a restore checks (kind, mode, size, build) is judged by its own check. The words are others: there is no
+  checkpoint after which something changed.
+- The content of a file without a build-id is compared by a digest. Of a large file, or one that cannot be read, only
+  size and time are, and a finding says so.
+- Of a log (opened only to append) only the size counts, as in a restore.
+- A file on a network file system that both hosts have mounted is the same file.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.causes import Finding, cause
+from crckpt.migrate.gate.local_file import LocalFile
+from crckpt.migrate.gate.questions import AskedFile, Questions
+from crckpt.preflight.restore.files import check_file, file_uses, find_needed_files, read_file_facts
+from crckpt.preflight.restore.host import FileState, HostState
+from crckpt.preflight.restore.plan import PlannedRestore
+
+OF_FILES: Final = frozenset(
+    {
+        "file-grown",
+        "file-kind",
+        "file-missing",
+        "file-mode",
+        "file-replaced",
+        "file-rewound",
+        "file-shrunk",
+        "file-upgraded",
+        "file-written",
+        "log-grown",
+        "log-kept",
+        "program-grown",
+    }
+)
+"""Keys of findings of a restore's check of files, which a move has in other words."""
+
+_PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "refused": "file-refused"}
+_WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
+_SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
+_SHARE: Final = "keep it on storage that both hosts mount"
+
+
+class JudgedFiles(Struct, frozen=True):
+    """What files prevent, and what the tree may lose with them."""
+
+    blockers: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+
+
+def judge_files(
+    questions: Questions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
+) -> JudgedFiles:
+    """Compare all files that the tree needs. `files` are those of the host, by the id in the questions."""
+    # A tree with its own mounts brings them: there, the paths lead elsewhere.
+    found = () if planned.tree.is_apart("mnt") else tuple(_judge_all(questions, planned, host, files))
+    return JudgedFiles(
+        tuple(finding for finding in found if finding.key not in _WARNINGS),
+        tuple(finding for finding in found if finding.key in _WARNINGS),
+    )
+
+
+def _judge_all(
+    questions: Questions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
+) -> Iterator[Finding]:
+    uses, facts = file_uses(planned.tree), read_file_facts(planned.tree)
+    asked = {file.id: file for file in questions.files}
+    unasked = 0
+    for file in find_needed_files(planned.tree):
+        question, here = asked[file.id], files.get(file.id, LocalFile(problem="unasked"))
+        use = uses.get(file.id, "opened")
+        values = {"path": question.name, "use": use, "why": here.why}
+        if here.problem == "unasked":
+            unasked += 1
+        elif here.problem:
+            yield cause(_PROBLEMS[here.problem]).finding(**values)
+        elif not _is_shared(question, here):
+            found = {finding.key for finding, _ in check_file(planned, file, host, use, facts)}
+            yield from (_word(key, question, here.state, values) for key in sorted(found))
+            if not found and here.state is not None:
+                yield from _compare(question, here, here.state, values, is_log=file.is_append_only)
+    if unasked:
+        yield cause("files-unasked").finding(count=unasked)
+    for question in questions.files:
+        if question.removed == "linked":
+            yield cause("removed-name").finding(path=question.name, use=uses.get(question.id, "opened"))
+
+
+def _is_shared(asked: AskedFile, here: LocalFile) -> bool:
+    # The paths and the numbers of inodes could agree by chance on two such file systems: improbable.
+    return bool(asked.shared_by) and (asked.shared_by, asked.inode) == (here.shared_by, here.inode)
+
+
+def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, str]) -> Finding:
+    """A finding of the restore's check in the words of a move."""
+    if here is None:
+        return replace(cause("file-missing").finding(**values), remedy=_SHARE if asked.is_written else _SEND)
+    finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
+    remedy = finding.remedy
+    if key == "file-mode":
+        remedy = f"chmod {asked.mode & 0o7777:04o} {asked.name}"
+    elif asked.is_written:
+        remedy = _SHARE
+    elif asked.is_executed:
+        remedy = "install the same version there"
+    return replace(finding, key=key, remedy=remedy)
+
+
+def _difference(key: str, asked: AskedFile, here: FileState) -> str:
+    match key:
+        case "file-kind":
+            return f"it is a {_kind(here.mode)}, and here a {_kind(asked.mode)}"
+        case "file-mode":
+            return f"its mode is {here.mode & 0o7777:04o}, and here {asked.mode & 0o7777:04o}"
+        case "file-replaced":
+            return f"it is another build than {asked.build_id}"
+    return f"it has {here.size} bytes, and here {asked.size}"
+
+
+def _compare(
+    asked: AskedFile, here: LocalFile, state: FileState, values: dict[str, str], *, is_log: bool
+) -> Iterator[Finding]:
+    """Compare a file whose kind, mode, size and build agree."""
+    if stat.S_ISREG(asked.mode):
+        if asked.is_written and (is_log or asked.digest == here.digest):
+            yield cause("file-in-use").finding(**{**values, "same": "size" if is_log else "content"})
+        elif not is_log and not asked.build_id:
+            yield from _compare_content(asked, here, values)
+    if (asked.uid, asked.gid) != (state.owner, here.gid):
+        owners = {"here": f"{asked.uid}:{asked.gid}", "there": f"{state.owner}:{here.gid}"}
+        yield cause("owner-differs").finding(**values, **owners)
+
+
+def _compare_content(asked: AskedFile, here: LocalFile, values: dict[str, str]) -> Iterator[Finding]:
+    if asked.digest and here.digest:
+        if asked.digest != here.digest:
+            yield cause("file-differs").finding(**{**values, "why": "it has other content"})
+        return
+    why = "it cannot be read" if asked.digest else "it is too large to be read"
+    if asked.modified == here.modified:
+        yield cause("file-size-only").finding(**{**values, "why": why})
+        return
+    yield cause("file-differs").finding(**{**values, "why": f"it was changed at another time, and {why}"})
+
+
+def _kind(mode: int) -> str:
+    return {stat.S_IFREG: "regular file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symbolic link"}.get(
+        stat.S_IFMT(mode), "device, socket or named pipe"
+    )

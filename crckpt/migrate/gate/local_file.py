@@ -1,0 +1,35 @@
+"""The file that the destination has at the path of a file of the tree."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from crckpt.preflight.restore.host import FileState
+
+
+class LocalFile(Struct, frozen=True):
+    """The file that a host has at a path.
+
+    - `problem`: empty; `unmounted`: its file system is mounted only when it is used; `silent`: its file system does not
+      answer; `unasked`: it comes after such a file; `refused`: the kernel does not let crckpt look (`why`)
+    - `state`: None if there is no file, or a problem
+    - `digest`: empty if the content was not read
+    - `modified`: nanoseconds since 1970
+    - `shared_by`: the kind of its network file system
+    """
+
+    problem: Literal["", "unmounted", "silent", "unasked", "refused"] = ""
+    state: FileState | None = None
+    digest: str = ""
+    modified: int = 0
+    gid: int = 0
+    inode: int = 0
+    shared_by: str = ""
+    why: str = ""
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there is surely no file."""
+        return not self.problem and self.state is None

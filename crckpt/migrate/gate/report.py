@@ -1,0 +1,82 @@
+"""The report of the gate, on the source: everything that prevents a move, and what it may lose, each by name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.causes.moves import reword
+from crckpt.errors import IntegrityError
+from crckpt.migrate.gate.answers import Answers
+from crckpt.migrate.gate.questions import AskedFile, Questions
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.failures import preflight_refusal
+
+# Programs that exchange times within a second notice less than that; NTP keeps clocks within milliseconds.
+_MOST_CLOCK_DIFFERENCE_S: Final = 2.0
+# What the destination has may be free in a moment.
+_IN_USE: Final = frozenset(
+    {"lock-taken", "move-in-progress", "pid-ours", "pid-taken", "pid-unreaped", "port-taken", "terminal-taken"}
+)
+
+
+class Exchange(Struct, frozen=True):
+    """When the source sent its questions and received the answers, in seconds since 1970 by its own clock."""
+
+    sent: float
+    received: float
+
+
+class GateReport(Struct, frozen=True):
+    """What prevents the move of a tree, and what it may lose. `lacking`: files that the destination has not."""
+
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    lacking: tuple[AskedFile, ...] = ()
+
+    def check(self) -> None:
+        """Raise PreflightRefused, with all blockers, if there are any."""
+        if self.blockers:
+            is_in_use = any(found.key in _IN_USE for found in self.blockers)
+            raise preflight_refusal(self.blockers, is_in_use=is_in_use)
+
+
+def make_report(
+    target: DumpTarget, questions: Questions, answers: Answers, exchange: Exchange, host: str
+) -> GateReport:
+    """Report what prevents a move of the target to `host`, as the user typed it: here, and there.
+
+    Raises IntegrityError if the answers do not belong to the questions.
+    """
+    files = {file.id: file for file in questions.files}
+    if not files.keys() >= set(answers.lacking):
+        raise IntegrityError("the answers of the other host name files that it was not asked about")
+    plan = target.plan
+    there = tuple(_reword(found, questions, answers, host) for found in answers.warnings)
+    return GateReport(
+        # A move ends the tree here: what no test has shown to come back must not be lost.
+        blockers=(
+            *plan.blockers,
+            *(() if target.request.force else plan.untested),
+            *(_reword(found, questions, answers, host) for found in answers.blockers),
+        ),
+        warnings=(*plan.warnings, *there, *_compare_clocks(answers, exchange, host)),
+        lacking=tuple(files[number] for number in answers.lacking),
+    )
+
+
+def _reword(found: Finding, questions: Questions, answers: Answers, host: str) -> Finding:
+    return reword(found, host, ours=questions.host.criu_version, theirs=answers.host.criu_version)
+
+
+def _compare_clocks(answers: Answers, exchange: Exchange, host: str) -> tuple[Finding, ...]:
+    # As NTP does (RFC 5905, section 8): the way there and the way back may differ by the round trip.
+    ahead = (answers.received - exchange.sent + answers.sent - exchange.received) / 2
+    trip = max((exchange.received - exchange.sent) - (answers.sent - answers.received), 0.0)
+    if abs(ahead) - trip / 2 <= _MOST_CLOCK_DIFFERENCE_S:
+        return ()
+    direction = "ahead of" if ahead > 0 else "behind"
+    found = cause("clock-differs").finding(seconds=f"{abs(ahead):,.0f}", direction=direction)
+    return (reword(found, host),)

@@ -1,0 +1,63 @@
+"""The gate of a move: ask about a live process, and answer on this host, or in namespaces of its own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Final, Literal
+
+from dump_targets import observe_live, target_of
+from entering import PROGRAMS
+from small_programs import read
+
+from crckpt.migrate.gate.answers import Answers, answer, decode_answers
+from crckpt.migrate.gate.ask import ask
+from crckpt.migrate.gate.questions import Questions, decode_questions, encode_questions
+from crckpt.migrate.gate.report import Exchange, GateReport, make_report
+from crckpt.ops.context import Context
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.request import DumpRequest
+
+HOST: Final = "there"
+NEW_PIDS: Final = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def target_at(pid: int, store: Path, tcp: Literal["keep", "close"] | None = None) -> DumpTarget:
+    """A target of a dump that ends the tree of this process."""
+    request = DumpRequest(str(pid), stop=True, tcp=tcp)
+    return target_of(Context(store), observe_live(read(pid)), request)
+
+
+def ask_about(target: DumpTarget, *moved: str) -> Questions:
+    """The questions, after they have travelled."""
+    return decode_questions(encode_questions(ask(target, moved)))
+
+
+def answer_here(questions: Questions, store: Path, move: tuple[str, str] | None = None) -> Answers:
+    """The answers of this host."""
+    return answer(questions, Context(store), move)
+
+
+def answer_in(words: tuple[str, ...], questions: Questions, store: Path) -> Answers:
+    """The answers of a process that `words` start."""
+    command = (*words, sys.executable, str(PROGRAMS / "answers.py"), str(store))
+    done = subprocess.run(command, input=encode_questions(questions), stdout=subprocess.PIPE, check=True)
+    return decode_answers(done.stdout)
+
+
+def report(target: DumpTarget, questions: Questions, answers: Answers, ahead: float = 0.0) -> GateReport:
+    """The report of the source, whose clock the other one is so many seconds `ahead` of."""
+    now = time.time() - ahead
+    return make_report(target, questions, answers, Exchange(now - (answers.sent - answers.received), now), HOST)
+
+
+def keys(answers: Answers) -> list[str]:
+    """The keys of all blockers."""
+    return [found.key for found in answers.blockers]
+
+
+def warned(answers: Answers) -> list[str]:
+    """The keys of all warnings."""
+    return [found.key for found in answers.warnings]

@@ -1,0 +1,324 @@
+"""The gate: each finding with a real cause, on this host or in namespaces of the answerer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from entering import Told, running
+from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, report, target_at, warned
+from msgspec.structs import replace
+
+from crckpt.errors import PreflightRefused
+from crckpt.migrate.gate.questions import AskedName
+
+_CONTENT: Final = b"0123456789"
+_LARGE: Final = (64 << 20) + 1
+
+
+def test_an_unchanged_host_with_free_pids_has_no_blockers(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in(NEW_PIDS, questions, there)
+    assert answers.blockers == ()
+    assert answers.lacking == ()
+    assert report(asked, questions, answers).blockers == ()
+    report(asked, questions, answers).check()
+    assert not there.exists()
+
+
+def test_an_unchanged_host_lacks_only_the_pids_in_use(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken"]
+    with pytest.raises(PreflightRefused) as refused:
+        report(asked, questions, answers).check()
+    assert refused.value.message == f"{HOST}: PID {target.pid} is in use by python3"
+    assert refused.value.hint.startswith("end it there, ")
+    assert refused.value.is_in_use
+
+
+Change = Callable[[Path], object]
+
+
+def _rewrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "words"),
+    [
+        ("file-missing", Path.unlink, "--send-files"),
+        ("file-differs", lambda path: _rewrite(path, b"9876543210"), "it has other content"),
+        ("file-shrunk", lambda path: _rewrite(path, b"0"), "it has 1 bytes, and here 10"),
+        ("file-grown", lambda path: _rewrite(path, _CONTENT + b"1"), "it has 11 bytes, and here 10"),
+        ("file-mode", lambda path: path.chmod(0o600), "chmod 0644 "),
+        # Who opens it waits without end.
+        ("file-kind", _make_fifo, "it is a device, socket or named pipe, and here a regular file"),
+    ],
+)
+def test_a_file_that_differs(target: Told, there: Path, tmp_path: Path, key: str, change: Change, words: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    path.chmod(0o644)
+    target.do(f"held = open({str(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer_here(questions, there)) == ["pid-taken"]
+    change(path)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken", key]
+    found = answers.blockers[-1]
+    assert str(path) in found.what
+    assert words in str(found)
+    assert "checkpoint" not in str(found)
+    named = {file.id: file.name for file in questions.files}
+    assert [named[number] for number in answers.lacking] == [str(path)] * (key == "file-missing")
+
+
+def test_a_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    os.chown(path, 12345, 12345)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken"]
+    assert "owner-differs" in warned(answers)
+
+
+def test_a_large_file_is_compared_by_size_and_time(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.touch()
+    os.truncate(path, _LARGE)
+    target.do(f"held = open({str(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken"]
+    assert "file-size-only" in warned(answers)
+    os.utime(path, (1, 1))
+    changed = answer_here(questions, there)
+    assert keys(changed) == ["pid-taken", "file-differs"]
+    assert "changed at another time" in changed.blockers[-1].what
+
+
+def test_a_file_that_is_open_for_writing(target: Told, there: Path, tmp_path: Path) -> None:
+    """A copy misses what comes later; without a copy, none is sent."""
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r}, 'r+')")
+    questions = ask_about(target_at(target.pid, there))
+    assert "file-in-use" in warned(answer_here(questions, there))
+    path.unlink()
+    found = answer_here(questions, there).blockers[-1]
+    assert found.key == "file-missing"
+    assert "storage that both hosts mount" in found.remedy
+    assert "--send-files" not in found.remedy
+
+
+def test_a_log_may_be_longer_nowhere_and_is_compared_by_size(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r}, 'a')")
+    questions = ask_about(target_at(target.pid, there))
+    path.write_bytes(b"9876543210")
+    assert keys(answer_here(questions, there)) == ["pid-taken"]
+    path.write_bytes(b"9")
+    assert keys(answer_here(questions, there)) == ["pid-taken", "file-shrunk"]
+    path.write_bytes(_CONTENT + _CONTENT)
+    assert keys(answer_here(questions, there)) == ["pid-taken", "log-grown"]
+
+
+def test_a_library_of_another_build(there: Path, tmp_path: Path) -> None:
+    """It is the program itself here: other content of the same size, with another build-id."""
+    path = tmp_path / "program"
+    path.write_bytes(Path("/bin/sleep").resolve().read_bytes())
+    path.chmod(0o755)
+    with running(str(path), "infinity", ready="") as process:
+        questions = ask_about(target_at(process.pid, there))
+        (program,) = (file for file in questions.files if file.name == str(path))
+        assert program.is_executed
+        if not program.build_id:
+            pytest.skip("sleep has no build-id here")
+        assert not program.digest
+        content = path.read_bytes().replace(bytes.fromhex(program.build_id), bytes(len(program.build_id) // 2))
+        path.unlink()
+        path.write_bytes(content)
+        path.chmod(0o755)
+        found = answer_here(questions, there).blockers[-1]
+        assert found.key == "file-replaced"
+        assert found.remedy == "install the same version there"
+
+
+def test_a_removed_file_that_has_another_name(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    (tmp_path / "other").hardlink_to(path)
+    target.do(f"held = open({str(path)!r})")
+    path.unlink()
+    assert "removed-name" in keys(answer_here(ask_about(target_at(target.pid, there)), there))
+
+
+def test_a_removed_file_without_a_name_moves(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r})")
+    path.unlink()
+    assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken"]
+
+
+def test_a_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff\xfe\n")
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({os.fsencode(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer_here(questions, there)) == ["pid-taken"]
+    path.unlink()
+    assert keys(answer_in(NEW_PIDS, questions, there)) == ["file-missing"]
+
+
+def test_a_port_that_is_taken(target: Told, there: Path) -> None:
+    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
+    answers = answer_in(NEW_PIDS, ask_about(target_at(target.pid, there)), there)
+    assert keys(answers) == ["port-taken"]
+    assert f"127.0.0.1:{port}" in answers.blockers[0].what
+
+
+def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
+    target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    sockets = tuple(replace(each, host="192.0.2.7") if each.host else each for each in questions.sockets)
+    elsewhere = replace(questions, sockets=sockets)
+    answers = answer_in(NEW_PIDS, elsewhere, there)
+    assert keys(answers) == ["address-missing"]
+    assert "--move-ip" in report(asked, elsewhere, answers).blockers[0].remedy
+    assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7",)), there)) == []
+
+
+def test_a_connection_with_a_program_that_stays(target: Told, there: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        target.do(f"import socket; s = socket.create_connection(('127.0.0.1', {port}))")
+        kept = answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "keep")), there)
+        assert keys(kept) == ["connection-stays"]
+        assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "close")), there)) == []
+
+
+def test_a_connection_within_the_tree_moves(target: Told, there: Path) -> None:
+    target.do(
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); "
+        "a, _ = s.accept(); s.close()"
+    )
+    assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "keep")), there)) == []
+
+
+def test_an_interface_that_is_missing(target: Told, there: Path) -> None:
+    target.do("import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')")
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer_in(NEW_PIDS, questions, there)) == []
+    sockets = tuple(replace(each, interface="wan7") if each.interface else each for each in questions.sockets)
+    found = answer_in(NEW_PIDS, replace(questions, sockets=sockets), there).blockers
+    assert [each.key for each in found] == ["interface-missing"]
+    assert "wan7" in found[0].what
+
+
+def test_a_lock_of_another_program(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.touch()
+    target.do(f"import fcntl; held = open({str(path)!r}); fcntl.flock(held, fcntl.LOCK_EX)")
+    assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken", "lock-taken"]
+
+
+def test_a_terminal_in_use(target: Told, there: Path) -> None:
+    number = target.do("import os; m, s = os.openpty(); told = int(os.ttyname(s).rpartition('/')[2])")
+    answers = answer_here(ask_about(target_at(target.pid, there)), there)
+    assert keys(answers) == ["pid-taken", "terminal-taken"]
+    assert f"/dev/pts/{number}" in answers.blockers[1].what
+
+
+def test_users_and_groups_of_other_names(target: Told, there: Path) -> None:
+    questions = ask_about(target_at(target.pid, there))
+    assert AskedName("user", 0, "root") in questions.names
+    other = (AskedName("user", 0, "toor"), AskedName("group", 4_000_000_000, "team"))
+    answers = answer_in(NEW_PIDS, replace(questions, names=other), there)
+    assert keys(answers) == []
+    assert warned(answers)[-2:] == ["user-differs", "user-missing"]
+    assert "user 0 is toor here and root there" in answers.warnings[-2].what
+    assert "no group 4000000000 there; here it is team" in answers.warnings[-1].what
+
+
+@pytest.mark.parametrize(("ahead", "said"), [(90.0, "90 s ahead of"), (-90.0, "90 s behind"), (1.0, "")])
+def test_clocks_that_differ(target: Told, there: Path, ahead: float, said: str) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    found = report(asked, questions, answer_here(questions, there), ahead).warnings
+    differs = [each.what for each in found if each.key == "clock-differs"]
+    assert differs == (
+        [f"{HOST}: its clock is {said} the clock of this host: the program sees the time jump"] * bool(said)
+    )
+
+
+def test_a_machine_that_lacks_something(target: Told, there: Path) -> None:
+    """Another CPU, an older CRIU, too little memory: the host is real, and the tree asks for more."""
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    more = replace(
+        questions,
+        host=replace(questions.host, cpu_features=(*questions.host.cpu_features, "3dnow"), criu_version="99.0"),
+        memory=1 << 60,
+    )
+    answers = answer_in(NEW_PIDS, more, there)
+    expected = ["older-criu", "cpu", "tree-memory"]
+    if "3dnow" in questions.host.cpu_features or not questions.host.cpu_features:
+        expected.remove("cpu")
+    assert keys(answers) == expected
+    assert "move-space" in warned(answers)
+    told = report(asked, more, answers).blockers
+    assert told[0].what.startswith(f"{HOST}: CRIU ")
+    assert "there is older than CRIU 99.0 here" in told[0].what
+
+
+def test_another_architecture(target: Told, there: Path) -> None:
+    questions = ask_about(target_at(target.pid, there))
+    strange = replace(questions, host=replace(questions.host, arch="s390"))
+    assert keys(answer_in(NEW_PIDS, strange, there)) == ["images-arch"]
+
+
+def test_another_move_of_the_job(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_here(questions, there, ("0123456789abcdef", "PREPARED"))
+    assert keys(answers)[0] == "move-in-progress"
+    assert "crckpt migrate --resume 0123456789abcdef" in answers.blockers[0].remedy
+
+
+def test_a_stopped_process_that_no_shell_could_continue(there: Path) -> None:
+    """Nothing else than the signal of the kernel would come to it."""
+    program = "import os, signal, sys; print('ready', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    with running(sys.executable, "-c", program) as process:
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+        questions = ask_about(target_at(process.pid, there))
+        assert [each.state for each in questions.processes] == ["stopped"]
+
+
+def test_a_tree_of_several_processes_with_threads(target: Told, there: Path) -> None:
+    target.do("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    child = target.do("import subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid")
+    questions = ask_about(target_at(target.pid, there))
+    root, other = questions.processes
+    assert (root.pid, other.pid, other.ppid) == (target.pid, child, target.pid)
+    assert len(root.threads) == 2
+    found = answer_here(questions, there)
+    assert keys(found) == ["pid-taken", "pid-taken"]
+    target.do("p.kill(); p.wait()")
