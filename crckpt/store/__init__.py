@@ -61,7 +61,8 @@ statistics, packs [{digest, frames, pages}] (the last two: how many of it this c
 ID is the SHA-256 of the manifest. So one chain of SHA-256 leads from ID to manifest, pack, frame and byte.
 
 Order. A manifest's `sequence` is one more than the highest in the store at its commit; commits take turns (flock(2) on
-`checkpoints`). A manifest without it has 0. Checkpoints are ordered by `sequence`, then `created`, then ID: a wrong
+`checkpoints`). If the tree moves to another store, it is higher than all numbers there, too: the manifest is written
+there as it is. A manifest without it has 0. Checkpoints are ordered by `sequence`, then `created`, then ID: a wrong
 clock makes no checkpoint the newest of its job.
 
 Fingerprints. AES-256-GMAC of each page of a pack, under the key in `cache/fingerprints.key` and a nonce of 12 zero
@@ -119,7 +120,7 @@ from crckpt.store.names import check_name, check_note
 from crckpt.store.pending import PendingCheckpoint
 from crckpt.store.read.materialise import details_of, file_names, materialise, materialise_base, open_reader, read_file
 from crckpt.store.refs import Tag
-from crckpt.store.repository import Repository, UnreadableCheckpoint
+from crckpt.store.repository import BeforeWrite, Repository, UnreadableCheckpoint
 from crckpt.store.transaction import STAGING, Transaction, handed_over, staged
 from crckpt.store.upkeep.damage import Damage
 from crckpt.store.upkeep.gc import GarbageResult, collect_garbage
@@ -130,6 +131,7 @@ from crckpt.store.write.preparation import Preparation
 
 __all__ = [
     "STAGING",
+    "BeforeWrite",
     "Checkpoint",
     "Damage",
     "GarbageResult",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
+from typing import TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,6 +26,9 @@ from crckpt.store.remove_checkpoints import remove_checkpoints
 from crckpt.store.restored import is_restored, mark_restored
 from crckpt.store.store_json import Description, open_directory
 from crckpt.store.transaction import Transaction, transaction
+
+BeforeWrite: TypeAlias = Callable[[Checkpoint, bytes], None]
+"""Called with a checkpoint and its manifest just before the manifest is written; may raise, then it is not written."""
 
 
 class UnreadableCheckpoint(Struct, frozen=True):
@@ -223,13 +227,38 @@ class Repository:
         """
         self.backend.put_files({pack_name(digest): path for digest, path in packs.items()}, "pack")
 
-    def add_checkpoint(self, draft: Checkpoint) -> Checkpoint:
-        """Write a manifest, durably: then the checkpoint exists. Its packs must be there."""
+    def highest_sequence(self) -> int:
+        """Return the highest sequence number of a checkpoint; 0 if there is none."""
+        return max((checkpoint.sequence for checkpoint in self.checkpoints()), default=0)
+
+    def add_checkpoint(
+        self, draft: Checkpoint, *, at_least: int = 0, before: BeforeWrite = lambda _checkpoint, _manifest: None
+    ) -> Checkpoint:
+        """Write a manifest, durably: then the checkpoint exists. Its packs must be there.
+
+        Its sequence number is above all others, and `at_least` this. `before` is called when nothing can change any
+        more, before anything is written; if it raises, there is no checkpoint. What `next_sequence` raises.
+        """
         # Commits take turns: two at once would find the same highest number. A wrong clock once kept a checkpoint the
         # newest of its job for two days, so numbers decide the order.
         with self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S):
-            checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints())))
+            checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints(), at_least)))
+            before(checkpoint, manifest)
             self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, "manifest")
+        return checkpoint
+
+    def add_manifest(self, manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
+        """Write the manifest of another store as it is, durably; the same one may be there. Its packs must be there.
+
+        Raises what `unseal` raises, and IntegrityError if a damaged one is there.
+        """
+        checkpoint = unseal(manifest, checkpoint_id)
+        try:
+            self.backend.put_if_absent(manifest_name(checkpoint_id), manifest, "manifest")
+        except FileExistsError:
+            self.get(checkpoint_id)
+            # Whoever has put it may have died before its sync.
+            self.backend.sync_names(CHECKPOINTS, "manifest")
         return checkpoint
 
     def read_all(self) -> tuple[tuple[Checkpoint, ...], tuple[UnreadableCheckpoint, ...]]:

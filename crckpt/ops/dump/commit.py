@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from crckpt.errors import DumpFailed
@@ -11,7 +11,7 @@ from crckpt.images.creds import Rights, excess_rights, read_rights
 from crckpt.images.inventory import read_inventory
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import Workspace
-from crckpt.store import Checkpoint, NewCheckpoint, Preparation, ingest
+from crckpt.store import BeforeWrite, Checkpoint, NewCheckpoint, Preparation, ingest
 from crckpt.store.read.details import cache_details
 from crckpt.tracking.dump_basis import CheckpointBase
 
@@ -22,12 +22,14 @@ def commit_checkpoint(
     new: NewCheckpoint,
     rights: Mapping[int, Rights],
     preparation: Preparation,
-    check: Callable[[], None] = lambda: None,
+    *,
+    at_least: int = 0,
+    before: BeforeWrite = lambda _checkpoint, _manifest: None,
 ) -> Checkpoint:
     """Store the checkpoint, report it to the tree's keeper, and tag it. It exists once its manifest is written.
 
     `rights` are those of the frozen threads by TID, empty if they are not known. `preparation` has run for the images.
-    `check` is called just before the manifest is written, and raises if the checkpoint must not be made.
+    `at_least` and `before` are for `Repository.add_checkpoint`.
     """
     context, repository, images = target.context, workspace.repository, workspace.images
     if target.plan.as_user is not None:
@@ -52,7 +54,8 @@ def commit_checkpoint(
         new,
         compress=context.compress,
         progress=context.progress,
-        check=check,
+        at_least=at_least,
+        before=before,
         preparation=preparation,
     )
     cache_details(repository, checkpoint, new.details, workspace.work)

@@ -140,10 +140,11 @@ def unseal(manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
         ) from error
 
 
-def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
-    """Return the sequence number after those of `checkpoints`.
+def next_sequence(checkpoints: Iterable[Checkpoint], at_least: int = 0) -> int:
+    """Return the sequence number after those of `checkpoints`, but `at_least` that of the caller.
 
-    Raises StoreUnusable if one has the highest number: a new checkpoint would not be the newest of its job.
+    Raises StoreUnusable if one has the highest number: a new checkpoint would not be the newest of its job; and if too
+    few numbers are left after `at_least`, which another host may have named.
     """
     found = tuple(checkpoints)
     last = max((checkpoint.sequence for checkpoint in found), default=0)
@@ -156,7 +157,12 @@ def next_sequence(checkpoints: Iterable[Checkpoint]) -> int:
             "another checkpoint",
             hint=f"if it is not yours, remove it: crckpt rm {jumped.short_id}",
         )
-    return last + 1
+    if at_least > _MOST // 2:
+        raise StoreUnusable(
+            f"the other store has a checkpoint with sequence number {at_least - 1}: too few numbers are left after it",
+            hint="find that checkpoint there: crckpt list --json; if it is not yours, remove it: crckpt rm",
+        )
+    return max(last + 1, at_least)
 
 
 def job_named_in(manifest: bytes) -> str | None:

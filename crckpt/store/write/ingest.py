@@ -15,7 +15,7 @@ from msgspec import Struct
 from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Statistics, Task
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.names import check_name
-from crckpt.store.repository import Repository
+from crckpt.store.repository import BeforeWrite, Repository
 from crckpt.store.write.preparation import Preparation
 
 if TYPE_CHECKING:
@@ -54,14 +54,15 @@ def ingest(
     compress: int | None = None,
     dedup: bool = True,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
-    check: Callable[[], None] = lambda: None,
+    at_least: int = 0,
+    before: BeforeWrite = lambda _checkpoint, _manifest: None,
     preparation: Preparation | None = None,
 ) -> Checkpoint:
     """Store the images in the directory `images`; the checkpoint is durable when this returns.
 
     `compress` is a zstd level, or None to choose one that suits the pages. `progress` gets (bytes done, bytes in all).
-    Without `dedup` every page that is not zero is stored, to measure what dedup saves. `check` is called before the
-    manifest is written, and may raise. `preparation` has run for these images. After a failure there is no checkpoint.
+    Without `dedup` every page that is not zero is stored, to measure what dedup saves. `at_least` and `before` are for
+    `Repository.add_checkpoint`. `preparation` has run for these images. After a failure there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
     page, some 300 bytes for each extent, and up to 25 MiB of a preparation: some 475 MiB for 64 GiB in few pieces. The
@@ -88,10 +89,9 @@ def ingest(
             cache_fingerprints(repository.backend, written)
         if packed.samples is not None:
             packed.samples.add((written.digest for written in packed.packs), begun.path)
-        # The last moment in which a caller can refuse: with --stop, whether the tree still waits in its hold.
-        check()
         # Without the time for the manifest, which holds this number.
-        return repository.add_checkpoint(_draft(new, parent, packed, (time.monotonic() - began) * 1000))
+        draft = _draft(new, parent, packed, (time.monotonic() - began) * 1000)
+        return repository.add_checkpoint(draft, at_least=at_least, before=before)
 
 
 @contextmanager

@@ -100,12 +100,12 @@ def test_a_thread_whose_rights_are_not_known(
 
 
 def test_a_check_that_fails_leaves_no_checkpoint(target: DumpTarget, workspace: Workspace) -> None:
-    def fail() -> None:
+    def fail(_checkpoint: Checkpoint, _manifest: bytes) -> None:
         assert workspace.repository.checkpoints() == ()
         raise DumpFailed("the tree runs again")
 
     with pytest.raises(DumpFailed, match="runs again"):
-        commit_checkpoint(target, workspace, described(), {}, Preparation(workspace.repository), fail)
+        commit_checkpoint(target, workspace, described(), {}, Preparation(workspace.repository), before=fail)
     assert workspace.repository.checkpoints() == ()
 
 
