@@ -1,0 +1,81 @@
+"""Two hosts and a client that are real machines. This one is the source; root can ssh from each to each."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from hosts import ENVIRONMENT, HOSTS, PROGRAMS, PYTHON, CannotMakeLab, Process, TwoHosts
+
+_TABLE = "two_hosts"
+
+
+class Machines(TwoHosts):
+    """The machines. They get IPv6 addresses and the service addresses, and lose them in the end."""
+
+    def up(self) -> None:
+        """Add the addresses. Raises CannotMakeLab."""
+        found = self._read("source", "route", "get", self._find_address("destination"))
+        self.device = found["dev"]
+        self.services = {4: f"{found['prefsrc'].rpartition('.')[0]}.100/24", 6: "fd77::100/64"}
+        for number, host in enumerate(HOSTS, 1):
+            self.run(host, "ip", "addr", "replace", f"fd77::{number}/64", "dev", self.device, "nodad")
+        for version in self.services:
+            self.bring_service_back(version)
+
+    def down(self) -> None:
+        """Remove the addresses and the cuts."""
+        self.heal()
+        for host in HOSTS:
+            for net in (*self.services.values(), f"fd77::{HOSTS.index(host) + 1}/64"):
+                self.run(host, "ip", "addr", "del", net, "dev", self.device, status=None)
+
+    def command(self, host: str, words: tuple[str, ...]) -> list[str]:
+        """See TwoHosts. By way of the client, to which no link is cut between source and destination."""
+        here = [*ENVIRONMENT, *words]
+        jump = ("-J", "client") if host == "destination" else ()
+        return here if host == "source" else ["ssh", *jump, host, shlex.join(here)]
+
+    def list_processes(self, host: str) -> list[Process]:
+        """See TwoHosts."""
+        found = json.loads(self.run(host, PYTHON, PROGRAMS / "processes.py", "list").out)
+        return [Process(host, pid, start, state, tuple(words)) for pid, start, state, words in found]
+
+    def send_signal(self, process: Process, number: int) -> bool:
+        """See TwoHosts."""
+        words = ("signal", str(process.pid), str(process.start), str(int(number)))
+        return self.run(process.host, PYTHON, PROGRAMS / "processes.py", *words, status=None).status == 0
+
+    def cut(self, one: str = "source", other: str = "destination") -> None:
+        """See TwoHosts."""
+        self.cut_one_way(one, other)
+        self.cut_one_way(other, one)
+
+    def cut_one_way(self, origin: str, target: str) -> None:
+        """See TwoHosts."""
+        chain = f"add chain inet {_TABLE} incoming {{ type filter hook input priority -400; }}"
+        rules = [
+            f"add rule inet {_TABLE} incoming ip saddr {self._find_address(origin)} drop",
+            f"add rule inet {_TABLE} incoming ip6 saddr fd77::{HOSTS.index(origin) + 1} drop",
+        ]
+        self.run(target, "nft", f"add table inet {_TABLE}; {chain}; {'; '.join(rules)}")
+
+    def slow(self, rate: str, delay: str = "") -> None:
+        """See TwoHosts."""
+        raise CannotMakeLab(f"links of real machines cannot be slowed down to {rate} {delay}")
+
+    def heal(self) -> None:
+        """See TwoHosts."""
+        for host in HOSTS:
+            self.run(host, "nft", f"add table inet {_TABLE}; delete table inet {_TABLE}")
+
+    def _find_address(self, host: str) -> str:
+        """Return the IPv4 address of a host, as /etc/hosts of the source has it."""
+        found = self.run("source", "getent", "ahostsv4", host, status=None).out.split()
+        if not found:
+            raise CannotMakeLab(f"this machine knows no host {host}")
+        return found[0]
+
+    def _read(self, host: str, *words: str) -> dict[str, str]:
+        (found,) = json.loads(self.run(host, "ip", "-j", *words).out)
+        return dict(found)

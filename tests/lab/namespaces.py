@@ -1,0 +1,131 @@
+"""Two hosts and a client in namespaces of this machine, which scripts/lab/two-hosts makes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from hosts import ENVIRONMENT, HOSTS, PROJECT, WITHIN_S, CannotMakeLab, Process, TwoHosts
+from processes import list_processes, send_signal
+
+SCRIPT: Final = PROJECT / "scripts/lab/two-hosts"
+_CANNOT: Final = 20
+_NS_GET_PARENT: Final = 0xB702  # linux/nsfs.h
+
+
+class Namespaces(TwoHosts):
+    """A lab of this machine's, in `directory`, which must not exist."""
+
+    def __init__(self, directory: Path) -> None:
+        self.services = {4: "10.77.0.100/24", 6: "fd77::100/64"}
+        self.device = "eth0"
+        self.directory = directory
+
+    def up(self) -> None:
+        """Make it. Raises CannotMakeLab."""
+        self._script("up")
+        self._inits = {host: int((self.directory / host).read_text().split()[0]) for host in HOSTS}
+
+    def down(self) -> None:
+        """End all that it has."""
+        self._script("down")
+
+    def command(self, host: str, words: tuple[str, ...]) -> list[str]:
+        """See TwoHosts."""
+        command = ["nsenter", "--target", str(self._inits[host]), "--all", *ENVIRONMENT, *words]
+        cgroup = self.directory / "cgroup"
+        if not cgroup.exists():
+            return command
+        procs = Path(cgroup.read_text().strip(), host, "cgroup.procs")
+        return ["sh", "-c", 'echo $$ >"$0" && exec "$@"', str(procs), *command]
+
+    def list_processes(self, host: str) -> list[Process]:
+        """See TwoHosts."""
+        return [Process(host, *entry) for entry in list_processes(self._proc(host))]
+
+    def send_signal(self, process: Process, number: int) -> bool:
+        """See TwoHosts."""
+        return send_signal(self._proc(process.host), process.pid, process.start, number)
+
+    def cut(self, one: str = "source", other: str = "destination") -> None:
+        """See TwoHosts."""
+        self._script("link", "cut", one, other)
+
+    def cut_one_way(self, origin: str, target: str) -> None:
+        """See TwoHosts."""
+        self._script("link", "cut-one-way", origin, target)
+
+    def slow(self, rate: str, delay: str = "") -> None:
+        """See TwoHosts."""
+        self._script("link", "slow", rate, *([delay] if delay else []))
+
+    def heal(self) -> None:
+        """See TwoHosts."""
+        self._script("link", "heal")
+
+    def namespaces(self) -> frozenset[str]:
+        """Return the namespaces of the hosts, as links of /proc name them, without those that are the machine's."""
+        inits = [*self._inits.values(), int((self.directory / "switch").read_text())]
+        links = {str(link.readlink()) for pid in inits for link in Path(f"/proc/{pid}/ns").iterdir()}
+        return frozenset(links - {str(link.readlink()) for link in Path("/proc/self/ns").iterdir()})
+
+    def find_pids_here(self, host: str) -> dict[int, int]:
+        """Return the PIDs that a host's processes have on this machine, by those on the host."""
+        init = self._inits[host]
+        namespace = Path(f"/proc/{init}/ns/pid").stat().st_ino
+        level = len(_read_pids(init)) - 1
+        found = {}
+        for directory in Path("/proc").iterdir():
+            if directory.name.isdecimal():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    pids = _read_pids(int(directory.name))
+                    if len(pids) > level and namespace in _find_pid_namespaces(pids[0]):
+                        found[pids[level]] = pids[0]
+        return found
+
+    def _proc(self, host: str) -> Path:
+        """Return the host's own /proc, which lists its processes only."""
+        return Path(f"/proc/{self._inits[host]}/root/proc")
+
+    def _script(self, *words: str) -> None:
+        environment = os.environ | {"CRCKPT_TWO_HOSTS": str(self.directory)}
+        done = subprocess.run(
+            [SCRIPT, *words],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+            env=environment,
+        )
+        if done.returncode == _CANNOT:
+            raise CannotMakeLab(done.stderr.strip())
+        assert done.returncode == 0, f"{SCRIPT} {words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+
+
+def _read_pids(pid: int) -> list[int]:
+    """Return a process's PIDs, from that here to that in its own namespace."""
+    for line in Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines():
+        if line.startswith("NSpid:"):
+            return [int(word) for word in line.split()[1:]]
+    return [pid]
+
+
+def _find_pid_namespaces(pid: int) -> Iterator[int]:
+    """Return the inodes of a process's PID namespace and of those above it."""
+    namespace = os.open(f"/proc/{pid}/ns/pid", os.O_RDONLY)
+    try:
+        while True:
+            yield os.fstat(namespace).st_ino
+            above = fcntl.ioctl(namespace, _NS_GET_PARENT)
+            os.close(namespace)
+            namespace = above
+    except PermissionError:  # there is none that we may see
+        return
+    finally:
+        os.close(namespace)

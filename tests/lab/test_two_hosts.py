@@ -1,0 +1,328 @@
+"""The lab that migrations are tested in: its hosts, its links, the programs that talk; a program that moves by hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from hosts import HOSTS, PROGRAMS, PYTHON, CannotMakeLab, TwoHosts, talking, wait_for
+from namespaces import SCRIPT, Namespaces
+from two_hosts import is_here, two_hosts
+
+SERVER = "numbered_server.py"
+STORE = "/var/lib/crckpt"
+PORT = 5000
+
+needs_namespaces = pytest.mark.skipif(is_here(), reason="about labs in namespaces; the hosts are real machines")
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[TwoHosts]:
+    """The hosts. Skipped with the lab's own words where it says that this machine cannot."""
+    with ExitStack() as stack:
+        try:
+            found = stack.enter_context(two_hosts())
+        except CannotMakeLab as error:
+            pytest.skip(str(error))
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("origin", "target"), [("source", "destination"), ("destination", "source"), ("client", "source")]
+)
+def test_ssh_works_between_hosts(lab: TwoHosts, origin: str, target: str) -> None:
+    """By key, without a question, to another host; crckpt is there at the same path."""
+    paths = {lab.run(host, "realpath", "/usr/local/bin/crckpt").out for host in (origin, target)}
+    assert len(paths) == 1
+    version = lab.run(origin, "crckpt", "--version").out
+    assert lab.run(origin, "ssh", target, "hostname; crckpt --version").out == f"{target}\n{version}"
+
+
+@needs_namespaces
+def test_hosts_share_nothing_that_is_written(lab: TwoHosts) -> None:
+    """Files below /tmp, /etc, /root and in the store; what is written stays on the host, and off this machine."""
+    written = [f"{directory}/of-the-source" for directory in ("/tmp", "/etc", "/root", "/var/tmp", STORE)]
+    lab.run("source", "touch", *written)
+    assert lab.run("source", "ls", *written).out.split() == sorted(written)
+    assert lab.run("destination", "ls", *written, status=2).out == ""
+    assert not any(Path(path).exists() for path in written)
+    lab.run("source", "rm", *written)
+
+
+@pytest.mark.parametrize("version", [4, 6])
+def test_connection_survives_a_move_by_hand(lab: TwoHosts, version: int) -> None:
+    """Dumped, its store copied, restored, its address moved behind a fence: the client sees a gap and nothing else."""
+    with server(lab, version, "--memory", "8", "--rewrite", "0.05") as pid, talking(lab, version) as client:
+        client.wait_for_replies()
+        with lab.watched(SERVER) as watch:
+            move_by_hand(lab, version, pid)
+            report = client.wait_for_replies()
+        assert (report["wrong"], report["ended"], report["hosts"]) == (None, None, ["source", "destination"])
+        assert client.check()["memory"] == "intact"
+        assert watch.looks > 0
+        assert watch.doubled == ()
+        (process,) = lab.find(SERVER)
+        assert (process.host, process.pid) == ("destination", pid)
+        assert [lab.is_at(host, version) for host in HOSTS] == [False, True, False]
+        assert [lab.run(host, "nft", "list", "tables").out for host in HOSTS] == ["", "", ""]
+
+
+def test_client_notices_a_reset(lab: TwoHosts) -> None:
+    """As the end of the connection, whatever it was."""
+    with server(lab, 4) as pid, talking(lab, 4) as client:
+        client.wait_for_replies()
+        lab.end(SERVER)
+        wait_for(lambda: client.report()["ended"], "the client to notice")
+        assert client.report()["ended"] in ("EOF", "ECONNRESET", "EPIPE")
+        assert client.report()["hosts"] == ["source"]
+        assert not [process for process in lab.list_processes("source") if process.pid == pid]
+
+
+def test_gap_is_as_long_as_the_server_stands_still(lab: TwoHosts) -> None:
+    """And a report of a gap that is not over contains it."""
+    with server(lab, 4), talking(lab, 4) as client:
+        before = client.wait_for_replies()
+        (process,) = lab.find(SERVER)
+        lab.send_signal(process, signal.SIGSTOP)
+        wait_for(lambda: client.report()["longest_gap_ms"] > 10 * before["longest_gap_ms"], "a gap")
+        lab.send_signal(process, signal.SIGCONT)
+        after = client.wait_for_replies()
+        assert after["longest_gap_ms"] > 10 * before["longest_gap_ms"]
+        assert (after["wrong"], after["ended"]) == (None, None)
+
+
+def test_copies_that_run_at_once_are_found(lab: TwoHosts) -> None:
+    """Not one that is stopped, nor one on one host only."""
+    try:
+        pids = [lab.start(host, "sleep", "1001") for host in HOSTS[:2]]
+        wait_for(lambda: len(lab.find("1001")) == 2, "both to start")
+        assert pids[0] != pids[1], "a program that moves must find its PID free"
+        doubled = lab.find_doubled("1001")
+        assert [(process.host, process.pid) for process in doubled] == list(zip(HOSTS, pids, strict=False))
+        lab.send_signal(doubled[1], signal.SIGSTOP)
+        wait_for(lambda: not lab.find_doubled("1001"), "one to be stopped")
+        assert len(lab.find("1001")) == 2
+        assert not lab.send_signal(doubled[0]._replace(start=doubled[0].start + 1), signal.SIGKILL)
+        lab.send_signal(doubled[1], signal.SIGCONT)
+        lab.end("1001", "destination")
+        assert [process.pid for process in lab.find("1001")] == pids[:1]
+        assert lab.find_doubled("1001") == ()
+    finally:
+        lab.end("1001")
+
+
+def test_cut_link_drops_both_directions(lab: TwoHosts) -> None:
+    """Until it is healed, and no other link."""
+    with receivers(lab) as (source, destination):
+        lab.cut()
+        try:
+            send(lab, "source", "destination", "lost")
+            send(lab, "destination", "source", "lost")
+            send(lab, "client", "destination", "from the client")
+        finally:
+            lab.heal()
+        send(lab, "source", "destination", "end")
+        send(lab, "destination", "source", "end")
+        assert source.communicate()[0].splitlines() == []
+        assert destination.communicate()[0].splitlines() == ["from the client"]
+
+
+def test_link_that_is_cut_one_way_drops_one_way(lab: TwoHosts) -> None:
+    """The other way is open."""
+    with receivers(lab) as (source, destination):
+        lab.cut_one_way("source", "destination")
+        try:
+            send(lab, "source", "destination", "lost")
+            send(lab, "destination", "source", "came")
+        finally:
+            lab.heal()
+        send(lab, "source", "destination", "end")
+        send(lab, "destination", "source", "end")
+        assert source.communicate()[0].splitlines() == ["came"]
+        assert destination.communicate()[0].splitlines() == []
+
+
+@needs_namespaces
+def test_slow_link_is_slow_between_the_hosts_only(lab: TwoHosts) -> None:
+    """What takes minutes to the destination is with the client in a moment; a link that is healed is as before."""
+    copy = 'head -c 2000000 /dev/zero | ssh "$0" cat'
+    lab.slow("100kbit")
+    try:
+        with lab.open("source", "sh", "-c", copy, "destination") as slow:
+            lab.run("source", "sh", "-c", copy, "client")
+            assert slow.poll() is None
+            lab.slow("200kbit")  # a second limit replaces the first
+            lab.heal()
+            assert len(slow.communicate()[0]) == 2_000_000
+    finally:
+        lab.heal()
+
+
+@needs_namespaces
+def test_link_is_delayed_where_the_kernel_can(lab: TwoHosts) -> None:
+    """An answer takes at least as long as the delay of both directions; what the kernel cannot is refused."""
+    try:
+        lab.slow("1gbit", "150ms")
+    except CannotMakeLab as error:
+        pytest.skip(str(error))
+    try:
+        with server(lab, 4), talking(lab, 4, host="destination") as client:
+            assert client.wait_for_replies(3)["longest_gap_ms"] >= 300
+    finally:
+        lab.heal()
+
+
+@needs_namespaces
+def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
+    """With its words, input and status. A lab that is up is not made again."""
+    assert isinstance(lab, Namespaces)
+    done = run_script(lab.directory, "sh", "client", "sh", "-c", 'hostname; cat; echo "$1"; exit 7', "_", "a 'b'")
+    assert (done.returncode, done.stdout) == (7, "client\nxa 'b'\n")
+    assert "two-hosts down" in run_script(lab.directory, "up").stderr
+    assert run_script(lab.directory, "sh", "client", "hostname").stdout == "client\n"
+    assert run_script(lab.directory, "link", "cut", "source").returncode == 2
+
+
+@needs_namespaces
+def test_down_leaves_nothing(tmp_path: Path) -> None:
+    """No namespace, process, mount, control group or file, whatever runs inside and whatever rules there are."""
+    lab = Namespaces(tmp_path / "lab")
+    lab.up()
+    try:
+        for host in HOSTS:
+            lab.start(host, "sleep", "1002")
+            lab.run(host, "nft", "add table inet left_over")
+        lab.start("source", "unshare", "--pid", "--fork", "--net", "--mount", "sleep", "1003")
+        wait_for(lambda: len(lab.find("1003")) == 2, "a namespace below the host's")
+        here = lab.find_pids_here("source")
+        pids = [here[process.pid] for process in lab.find("1003")]
+        assert len(set(pids)) == 2
+        lab.cut()
+        namespaces, cgroup = lab.namespaces(), read_cgroup(lab.directory)
+        namespaces |= {str(Path(f"/proc/{pids[1]}/ns/{kind}").readlink()) for kind in ("pid", "net", "mnt")}
+        assert namespaces == list_namespaces() & namespaces
+    finally:
+        lab.down()
+    assert not list_namespaces() & namespaces
+    assert_nothing_is_left(tmp_path, cgroup)
+    lab.down()  # of a lab that is not there
+
+
+@needs_namespaces
+@pytest.mark.parametrize("reached", ["key", "cgroup", "log", "keeper", "switch", "source", "client"])
+def test_down_removes_what_a_killed_up_has_made(tmp_path: Path, reached: str) -> None:
+    """Wherever it was; then the lab can be made."""
+    directory = tmp_path / "lab"
+    environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
+    with subprocess.Popen([SCRIPT, "up"], env=environment, start_new_session=True) as up:
+        wait_for(lambda: (directory / reached).exists() or up.poll() is not None, f"{reached} to be made")
+        up.kill()
+    cgroup = read_cgroup(directory)
+    done = run_script(directory, "down")
+    assert done.returncode == 0, done.stderr
+    assert_nothing_is_left(tmp_path, cgroup)
+
+
+@needs_namespaces
+def test_interrupted_up_removes_what_it_has_made(tmp_path: Path) -> None:
+    """By SIGTERM, as by ^C."""
+    directory = tmp_path / "lab"
+    environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
+    with subprocess.Popen([SCRIPT, "up"], env=environment, start_new_session=True) as up:
+        wait_for(lambda: (directory / "keeper").exists() or up.poll() is not None, "a lab to be begun")
+        cgroup = read_cgroup(directory)
+        up.terminate()
+        assert up.wait() == 130
+    assert_nothing_is_left(tmp_path, cgroup)
+
+
+@contextmanager
+def server(lab: TwoHosts, version: int, *options: str) -> Iterator[int]:
+    """numbered_server.py on the source, at the service address: its PID. Afterwards all is as before."""
+    try:
+        yield lab.start("source", PYTHON, PROGRAMS / SERVER, lab.service(version), "9000", *options)
+    finally:
+        lab.end(SERVER)
+        lab.bring_service_back(version)
+        for host in HOSTS[:2]:
+            lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)
+
+
+def move_by_hand(lab: TwoHosts, version: int, pid: int) -> None:
+    """Move the program to the destination, by dump and restore of crckpt and a copy of the store."""
+    lab.run(
+        *("source", PROGRAMS / "move_by_hand.sh", "destination", lab.services[version], lab.device, STORE),
+        *(f"crckpt dump {pid} job --stop --tcp keep --quiet", "crckpt restore job --detach --quiet"),
+    )
+
+
+@contextmanager
+def receivers(lab: TwoHosts) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """What receives datagrams on source and destination, until `end` comes; each knows the other's hardware address."""
+    with ExitStack() as stack:
+        for host, other in (HOSTS[:2], HOSTS[1::-1]):
+            (link,) = json.loads(lab.run(other, "ip", "-j", "link", "show", lab.device).out)
+            neighbour = (find_address(other), "dev", lab.device)
+            # A datagram that waits for an answer would be sent when the link is healed.
+            lab.run(host, "ip", "neigh", "replace", *neighbour, "lladdr", link["address"], "nud", "permanent")
+            stack.callback(lab.run, host, "ip", "neigh", "del", *neighbour)
+        found = []
+        for host in HOSTS[:2]:
+            receiver = lab.open(host, PYTHON, PROGRAMS / "datagrams.py", "receive", find_address(host), str(PORT))
+            stack.callback(receiver.communicate)
+            stack.callback(receiver.kill)
+            assert receiver.stdout is not None
+            assert receiver.stdout.readline() == "ready\n"
+            found.append(receiver)
+        yield found[0], found[1]
+
+
+def send(lab: TwoHosts, origin: str, target: str, text: str) -> None:
+    """Send a datagram to the receiver on a host."""
+    lab.run(origin, PYTHON, PROGRAMS / "datagrams.py", "send", find_address(target), str(PORT), text)
+
+
+def find_address(host: str) -> str:
+    """The IPv6 address of a host."""
+    return f"fd77::{HOSTS.index(host) + 1}"
+
+
+def run_script(directory: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run scripts/lab/two-hosts for the lab in a directory; its input is `x`."""
+    environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
+    return subprocess.run([SCRIPT, *words], input="x", capture_output=True, text=True, check=False, env=environment)
+
+
+def read_cgroup(directory: Path) -> Path | None:
+    """The control group of the lab in a directory, if it has one."""
+    file = directory / "cgroup"
+    return Path(file.read_text().strip()) if file.exists() and file.read_text() else None
+
+
+def list_namespaces() -> frozenset[str]:
+    """All namespaces that a process of this machine is in."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/ns/*"):
+        with suppress(OSError):
+            found.add(str(link.readlink()))
+    return frozenset(found)
+
+
+def assert_nothing_is_left(directory: Path, cgroup: Path | None) -> None:
+    """Of a lab below a directory."""
+    assert list(directory.iterdir()) == []
+    assert cgroup is None or not cgroup.exists()
+    assert str(directory) not in Path("/proc/self/mountinfo").read_text()
+    for command in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            text = command.read_text(errors="replace")
+            assert str(directory) not in text or command.parent.name == str(os.getpid()), text
+    tables = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
+    assert "left_over" not in tables
+    assert "bridge lab" not in tables
