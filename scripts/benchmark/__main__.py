@@ -19,6 +19,7 @@ from benchmark import (
     machine,
     many,
     memory,
+    migration,
     pause,
     pre_copy,
     predictions,
@@ -44,6 +45,7 @@ GROUPS: Final = {
     "memory": memory.rows,
     "predictions": predictions.rows,
     "pre-copy": pre_copy.rows,
+    "migration": migration.rows,
 }
 CHOICES: Final = "choices"
 INSTALLED: Final = Path(sys.executable).with_name("crckpt")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from places import PROJECT
 
-SCRIPTS = PROJECT / "scripts"
+PATH = ":".join(str(PROJECT / folder) for folder in ("scripts", "tests/lab", "tests/programs"))
 
 
 def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
@@ -22,7 +22,7 @@ def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHONPATH": f"{SCRIPTS}:{above}" if above else str(SCRIPTS)},
+        env=os.environ | {"PYTHONPATH": f"{PATH}:{above}" if above else PATH},
         timeout=120,
         check=False,
     )
@@ -36,6 +36,15 @@ def test_the_exit_code_says_whether_all_bounds_hold(tmp_path: Path) -> None:
     assert {row["group"] for row in document["rows"]} == {"startup"}
     assert str(tmp_path) in document["machine"]["disk"]
     assert not list(tmp_path.iterdir())
+
+
+def test_downtime_of_a_bare_move_is_its_steps_and_more(tmp_path: Path) -> None:
+    """The client waits for the dump, the copy and the restore."""
+    done = bench(tmp_path, "migration", "--sizes", "4", "--runs", "1", "--json")
+    assert done.returncode == 0, done.stderr
+    found = {row["what"].rpartition(" ")[2]: row["ours_median"] for row in json.loads(done.stdout)["rows"]}
+    assert found.pop("downtime") >= found["copy"]
+    assert set(found) == {"dump", "copy", "restore"}
 
 
 def test_a_command_that_fails_is_told_and_gives_no_verdict(tmp_path: Path) -> None:

@@ -81,6 +81,8 @@ class TwoHosts(ABC):
 
     services: dict[int, str]
     device: str
+    ends_with_parent: tuple[str, ...] = ()
+    """Words before a command that end it with its parent on the host, if it has one there."""
 
     @abstractmethod
     def command(self, host: str, words: tuple[str, ...]) -> list[str]:
@@ -120,9 +122,9 @@ class TwoHosts(ABC):
         return Result(done.returncode, done.stdout, done.stderr)
 
     def open(self, host: str, *words: str | Path) -> subprocess.Popen[str]:
-        """Start a command on a host, with pipes to it; the caller waits for it."""
+        """Start a command on a host, with pipes to it; the caller waits for it. To kill it here ends it there."""
         pipe = subprocess.PIPE
-        command = self.command(host, tuple(map(str, words)))
+        command = self.command(host, (*self.ends_with_parent, *map(str, words)))
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1)
 
     def start(self, host: str, *words: str | Path) -> int:
@@ -166,7 +168,7 @@ class TwoHosts(ABC):
             thread.join()
 
     def end(self, program: str, *hosts: str) -> None:
-        """Kill all processes of a program on these hosts, or on all, and wait until their PIDs are free."""
+        """Kill all processes of a program on these hosts, or on all, and wait until they have ended."""
         hosts = hosts or HOSTS
         for process in self.find(program, *hosts):
             self.send_signal(process, signal.SIGKILL)

@@ -6,7 +6,9 @@ import fcntl
 import os
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +17,14 @@ from processes import list_processes, send_signal
 
 SCRIPT: Final = PROJECT / "scripts/lab/two-hosts"
 _CANNOT: Final = 20
+_LOOK_S: Final = 0.01
 _NS_GET_PARENT: Final = 0xB702  # linux/nsfs.h
 
 
 class Namespaces(TwoHosts):
     """A lab of this machine's, in `directory`, which must not exist."""
+
+    ends_with_parent = ("setpriv", "--pdeathsig", "KILL")
 
     def __init__(self, directory: Path) -> None:
         self.services = {4: "10.77.0.100/24", 6: "fd77::100/64"}
@@ -33,7 +38,13 @@ class Namespaces(TwoHosts):
 
     def down(self) -> None:
         """End all that it has."""
-        self._script("down")
+        with ThreadPoolExecutor(1) as executor:
+            done = executor.submit(self._script, "down")
+            while not done.done():
+                # A namespace ends when its last zombie is reaped: we may have adopted some.
+                _reap_orphans()
+                wait([done], _LOOK_S)
+        done.result()
 
     def command(self, host: str, words: tuple[str, ...]) -> list[str]:
         """See TwoHosts."""
@@ -106,6 +117,15 @@ class Namespaces(TwoHosts):
         if done.returncode == _CANNOT:
             raise CannotMakeLab(done.stderr.strip())
         assert done.returncode == 0, f"{SCRIPT} {words} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+
+
+def _reap_orphans() -> None:
+    """Reap children of ours that are in a PID namespace below ours: nobody else waits for these."""
+    children = (path.read_text().split() for path in Path("/proc/self/task").glob("*/children"))
+    for pid in map(int, chain.from_iterable(children)):
+        with suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
+            if len(_read_pids(pid)) > len(_read_pids(os.getpid())):
+                os.waitpid(pid, os.WNOHANG)
 
 
 def _read_pids(pid: int) -> list[int]:

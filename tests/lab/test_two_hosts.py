@@ -215,6 +215,15 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
 
 
 @needs_namespaces
+def test_command_that_is_killed_here_ends_there(lab: TwoHosts) -> None:
+    """So a lab ends even if its driver adopts orphans, as a benchmark does, and reaps none."""
+    with lab.open("source", "sleep", "1004") as sleep:
+        wait_for(lambda: lab.find("1004"), "a program to start")
+        sleep.kill()
+    wait_for(lambda: not lab.find("1004"), "it to end")
+
+
+@needs_namespaces
 @pytest.mark.parametrize("reached", ["key", "cgroup", "log", "keeper", "switch", "source", "client"])
 def test_down_removes_what_a_killed_up_has_made(tmp_path: Path, reached: str) -> None:
     """Wherever it was; then the lab can be made."""
