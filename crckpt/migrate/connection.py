@@ -87,7 +87,7 @@ class Connection:
         self._incoming, self._outgoing = incoming, outgoing
         self._patience_s = patience_s
         self._explain_end = explain_end
-        self._lock = threading.Lock()
+        self._lock, self._receiving = threading.Lock(), threading.Lock()
         self._lost: CrckptError | None = None
         self._is_closed = False
         # Of the main thread, the writer and the reader: readable when there may be something new for them.
@@ -179,22 +179,26 @@ class Connection:
             return found
         self._raise_refusal(found)
         expected = " or ".join(kind.__name__ for kind in kinds)
-        error = self._protocol_error(f"{type(found).__name__} instead of {expected}")
+        raise self.reject(f"{type(found).__name__} instead of {expected}")
+
+    def reject(self, what: str) -> ProtocolError:
+        """End the connection because of what the other side has sent; return the error to raise."""
+        error = self._protocol_error(what)
         self._lose(error)
-        raise error
+        return error
 
     @contextmanager
     def receiving(self, receiver: PackReceiver) -> Iterator[None]:
         """Give packs to `receiver` while the block runs; outside of such blocks the other side may send none."""
-        with interrupts_deferred(), self._lock:
+        with interrupts_deferred(), self._receiving:
             self._pack_receiver = receiver
         after: PackReceiver | None = _Discard()
         try:
             yield
             after = None
         finally:
-            # After a failure the other side sends on until it reads of that.
-            with interrupts_deferred(), self._lock:
+            # After a failure the other side sends on until it reads of that. The reader may be in a call.
+            with interrupts_deferred(), self._receiving:
                 self._pack_receiver = after
 
     # The main thread
@@ -327,20 +331,19 @@ class Connection:
         self._with_receiver(f"data on channel {channel}", lambda receiver: receiver.add(channel, content))
 
     def _with_receiver(self, name: str, use: Callable[[PackReceiver], None]) -> None:
-        with self._lock:
-            receiver = self._pack_receiver
-        if receiver is None:
-            raise frames.BadFrame(f"{name}, for which nobody asked")
-        try:
-            use(receiver)
-        except frames.BadFrame:
-            raise
-        except Exception as error:
-            # What still comes is thrown away: the other side must be able to send until it reads of the error.
-            with self._lock:
-                self._received.append((error, 0))
+        with self._receiving:
+            if self._pack_receiver is None:
+                raise frames.BadFrame(f"{name}, for which nobody asked")
+            try:
+                use(self._pack_receiver)
+            except frames.BadFrame:
+                raise
+            except Exception as error:
+                # What still comes is thrown away: the other side must be able to send until it reads of the error.
                 self._pack_receiver = _Discard()
-            os.eventfd_write(self._changed, 1)
+                with self._lock:
+                    self._received.append((error, 0))
+                os.eventfd_write(self._changed, 1)
 
     def _read_into(self, memory: memoryview) -> None:
         """Fill `memory`. Raises ConnectionLost at the end of the connection, or after too long a silence."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from crckpt.migrate.connection import Connection
@@ -34,6 +35,13 @@ def half_connected(*, patience_s: float = 60) -> Iterator[tuple[Connection, int,
         for descriptor in (reads, writes):
             stack.callback(_close, descriptor)
         yield source, reads, writes
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    """Start a thread."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
 
 
 def _close(descriptor: int) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crckpt.errors import AGAIN_WITH_SUDO, StoreUnusable
@@ -50,3 +52,15 @@ def user_name(uid: int) -> str:
     with suppress(KeyError):
         return pwd.getpwuid(uid).pw_name if uid == 0 else f"user {pwd.getpwuid(uid).pw_name}"
     return f"user {uid}"
+
+
+@contextmanager
+def full_store_named(location: str) -> Iterator[None]:
+    """Give a system error of the block the store's path if there is no space left."""
+    try:
+        yield
+    except OSError as error:
+        # A failed write does not name its file. What else a store's writer uses is only read.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = location
+        raise

@@ -33,6 +33,10 @@ _MOST_STORED: Final = 2 * FRAME_SIZE
 FOOTER: Final = struct.Struct("<QII8s")
 FRAME: Final = np.dtype([("offset", "<u8"), ("stored", "<u4"), ("raw", "<u4"), ("sha256", "u1", (32,))])
 
+FEWEST_BYTES: Final = len(MAGIC) + FRAME.itemsize + FOOTER.size
+MOST_BYTES: Final = len(MAGIC) + MOST_FRAMES * (_MOST_STORED + FRAME.itemsize) + FOOTER.size
+"""The size of the largest pack."""
+
 _local = threading.local()
 
 

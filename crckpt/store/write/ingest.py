@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Statistics, Task
+from crckpt.store.backend.access import full_store_named
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.names import check_name
 from crckpt.store.repository import BeforeWrite, Repository
@@ -79,7 +78,7 @@ def ingest(
     began = time.monotonic()
     preparation = preparation or Preparation(repository)
     preparation.end()
-    with _full_store_named(repository), repository.shared(), repository.transaction() as begun:
+    with full_store_named(repository.backend.location), repository.shared(), repository.transaction() as begun:
         parent = _parent(repository, new)
         target = PackOptions(begun.path, compress, dedup, progress, lambda: _count_uses_of_others(repository, new.job))
         packed = pack_images(repository.backend, parent, images, new.details, target, new.base, preparation.find)
@@ -92,18 +91,6 @@ def ingest(
         # Without the time for the manifest, which holds this number.
         draft = _draft(new, parent, packed, (time.monotonic() - began) * 1000)
         return repository.add_checkpoint(draft, at_least=at_least, before=before)
-
-
-@contextmanager
-def _full_store_named(repository: Repository) -> Iterator[None]:
-    """Give a system error of the block the store's path if there is no space left."""
-    try:
-        yield
-    except OSError as error:
-        # A failed write does not name its file. The images may be on another disk, but are only read.
-        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
-            error.filename = repository.backend.location
-        raise
 
 
 def _parent(repository: Repository, new: NewCheckpoint) -> Checkpoint | None:

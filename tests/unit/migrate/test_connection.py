@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from connected import HELLO, connected, half_connected
+from connected import HELLO, connected, half_connected, in_thread
 from msgspec.structs import replace
 
 from crckpt.errors import RemoteError
@@ -67,13 +67,6 @@ def frame(kind: int, payload: bytes = b"", channel: int = 0) -> bytes:
 def message_frame(message: AnyMessage) -> bytes:
     """A small message as it is sent."""
     return frame(MESSAGE, messages.encode(message))
-
-
-def in_thread(work: Callable[[], object]) -> threading.Thread:
-    """Start a thread."""
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def repeat(work: Callable[[], object]) -> None:
