@@ -30,10 +30,15 @@ class Namespaces(TwoHosts):
         self.services = {4: "10.77.0.100/24", 6: "fd77::100/64"}
         self.device = "eth0"
         self.directory = directory
+        self._write_end: int | None = None
 
     def up(self) -> None:
-        """Make it. Raises CannotMakeLab."""
-        self._script("up")
+        """Make it, until `down` or the end of this process. Raises CannotMakeLab."""
+        read_end, self._write_end = os.pipe()
+        try:
+            self._script("up", "--until-eof", stdin=read_end)
+        finally:
+            os.close(read_end)
         self._inits = {host: int((self.directory / host).read_text().split()[0]) for host in HOSTS}
 
     def down(self) -> None:
@@ -45,6 +50,9 @@ class Namespaces(TwoHosts):
                 _reap_orphans()
                 wait([done], _LOOK_S)
         done.result()
+        if self._write_end is not None:
+            os.close(self._write_end)
+            self._write_end = None
 
     def command(self, host: str, words: tuple[str, ...]) -> list[str]:
         """See TwoHosts."""
@@ -103,11 +111,11 @@ class Namespaces(TwoHosts):
         """Return the host's own /proc, which lists its processes only."""
         return Path(f"/proc/{self._inits[host]}/root/proc")
 
-    def _script(self, *words: str) -> None:
+    def _script(self, *words: str, stdin: int = subprocess.DEVNULL) -> None:
         environment = os.environ | {"CRCKPT_TWO_HOSTS": str(self.directory)}
         done = subprocess.run(
             [SCRIPT, *words],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             capture_output=True,
             text=True,
             timeout=WITHIN_S,

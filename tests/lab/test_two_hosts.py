@@ -239,6 +239,21 @@ def test_down_removes_what_a_killed_up_has_made(tmp_path: Path, reached: str) ->
 
 
 @needs_namespaces
+def test_lab_ends_with_its_standard_input(tmp_path: Path) -> None:
+    """So a driver that is killed leaves files only, which `down` removes."""
+    directory = tmp_path / "lab"
+    environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
+    with subprocess.Popen([SCRIPT, "up", "--until-eof"], env=environment, stdin=subprocess.PIPE) as up:
+        assert up.wait() == 0
+        switch = Path("/proc", (directory / "switch").read_text().strip())
+        assert switch.exists()
+    wait_for(lambda: not switch.exists(), "the lab to end")
+    cgroup = read_cgroup(directory)
+    assert run_script(directory, "down").returncode == 0
+    assert_nothing_is_left(tmp_path, cgroup)
+
+
+@needs_namespaces
 def test_interrupted_up_removes_what_it_has_made(tmp_path: Path) -> None:
     """By SIGTERM, as by ^C."""
     directory = tmp_path / "lab"
