@@ -41,6 +41,7 @@ _PIPE_BYTES: Final = 1 << 20
 _MOST_TEXT: Final = 4 << 10
 _TEXT_S: Final = 1.0
 _REASON_S: Final = 1.0
+_FIRST_S: Final = 300
 
 A = TypeVar("A", bound=Message)
 B = TypeVar("B", bound=Message)
@@ -85,7 +86,8 @@ class Connection:
         self.peer = peer
         self.data_bytes = min(_LARGEST_DATA, max(_SMALLEST_DATA, bandwidth // 8)) if bandwidth else _LARGEST_DATA
         self._incoming, self._outgoing = incoming, outgoing
-        self._patience_s = patience_s
+        # ssh may ask the user for a password before anything comes.
+        self._patience_s, self._later_patience_s = max(patience_s, _FIRST_S), patience_s
         self._explain_end = explain_end
         self._lock, self._receiving = threading.Lock(), threading.Lock()
         self._lost: CrckptError | None = None
@@ -292,7 +294,7 @@ class Connection:
                 if is_first:
                     raise self._read_printed_text(header_buffer) from None
                 raise
-            is_first = False
+            is_first, self._patience_s = False, self._later_patience_s
             payload = buffer[: header.length]
             self._read_into(payload)
             frames.check_payload(header, payload)

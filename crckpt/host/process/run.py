@@ -11,7 +11,8 @@ import select
 import shlex
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,9 @@ ENVIRONMENT = {
 }
 
 
+_TERMINAL_SIGNALS: Final = (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP)
+
+
 class Finished(Struct, frozen=True):
     """The output and end of a short program. `status` is its exit status, or minus the signal that ended it."""
 
@@ -40,6 +44,14 @@ class Finished(Struct, frozen=True):
     def ok(self) -> bool:
         """Whether it exited with 0."""
         return self.status == 0
+
+
+class Pipes(Struct, frozen=True):
+    """Our ends of the pipes of a program: we write to its stdin, and read its stdout and stderr."""
+
+    stdin: int
+    stdout: int
+    stderr: int
 
 
 class Child:
@@ -64,6 +76,11 @@ class Child:
         """SIGKILL it, unless it was waited for."""
         if self.pidfd >= 0:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def terminate(self) -> None:
+        """SIGTERM it, unless it was waited for."""
+        if self.pidfd >= 0:
+            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
 
     def abandon(self) -> None:
         """Never reap it ourselves: others wait for it by its PID."""
@@ -171,3 +188,49 @@ def start(
     finally:
         os.close(descriptor)
     return Child(process)
+
+
+def start_with_pipes(argv: Sequence[str], environment: Mapping[str, str]) -> tuple[Child, Pipes]:
+    """Start a long program that may use our terminal; return it with our ends of its pipes.
+
+    ^C, ^Z and the end of the terminal reach us and not the program: we end it. Raises HostCannot. Call it in
+    the main thread.
+    """
+    ours: list[int] = []
+    theirs: list[int] = []
+    try:
+        for is_read in (False, True, True):
+            reads, writes = os.pipe()  # closed on exec
+            ours.append(reads if is_read else writes)
+            theirs.append(writes if is_read else reads)
+        with _terminal_signals_ignored_by_children():
+            process = subprocess.Popen(
+                tuple(argv), stdin=theirs[0], stdout=theirs[1], stderr=theirs[2], env={**ENVIRONMENT, **environment}
+            )
+    except OSError as error:
+        for descriptor in ours:
+            os.close(descriptor)
+        raise HostCannot(f"cannot run {argv[0]}: {error.strerror}", hint=f"install {argv[0]}") from error
+    except BaseException:
+        for descriptor in ours:
+            os.close(descriptor)
+        raise
+    finally:
+        for descriptor in theirs:
+            os.close(descriptor)
+    return Child(process), Pipes(*ours)
+
+
+@contextmanager
+def _terminal_signals_ignored_by_children() -> Iterator[None]:
+    """Let programs that the block starts ignore what the terminal sends; what comes meanwhile we handle after it."""
+    # Ignored: a shell that the program starts (ProxyCommand of ssh) unblocks signals, but leaves ignored ones ignored.
+    # Blocked: else what comes during the block would be lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _TERMINAL_SIGNALS)
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in _TERMINAL_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

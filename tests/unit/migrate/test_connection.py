@@ -306,14 +306,18 @@ def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
 
 def test_silence_is_noticed() -> None:
     words = r"no sign of life from destination for 0\.2 s"
-    with half_connected(patience_s=0.2) as (source, _, _writes), pytest.raises(ConnectionLost, match=words):
-        source.receive(Hello)
+    with half_connected(patience_s=0.2) as (source, _, writes):
+        os.write(writes, frame(BEAT))
+        with pytest.raises(ConnectionLost, match=words):
+            source.receive(Hello)
 
 
 def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
     words = "no sign of life"
-    with half_connected(patience_s=0.5) as (source, _, _writes), pytest.raises(ConnectionLost, match=words):
-        send_forever(source)
+    with half_connected(patience_s=0.5) as (source, _, writes):
+        os.write(writes, frame(BEAT))
+        with pytest.raises(ConnectionLost, match=words):
+            send_forever(source)
 
 
 def test_signs_of_life_come_while_nothing_is_sent() -> None:

@@ -1,0 +1,183 @@
+"""Start `crckpt receive` on another host by ssh, and say why it has ended."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+from crckpt.errors import CrckptError, Interrupted, RemoteError, UsageError
+from crckpt.host.process.run import Child, Pipes, quote, start_with_pipes
+from crckpt.host.process.signals import interrupts_deferred, start_thread
+
+# The user's configuration, keys and agent are used as they are. Without a terminal over there; options of the
+# configuration that would use the connection otherwise do not apply.
+_SSH: Final = ("ssh", "-T", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes")
+
+# What ssh, its agents and its proxies use.
+_VARIABLES: Final = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "LANG", "LC_ALL"),
+        *("SSH_AUTH_SOCK", "SSH_AGENT_PID", "SSH_ASKPASS", "SSH_ASKPASS_REQUIRE", "SSH_SK_PROVIDER"),
+        *("DISPLAY", "XAUTHORITY", "WAYLAND_DISPLAY", "XDG_RUNTIME_DIR", "DBUS_SESSION_BUS_ADDRESS", "KRB5CCNAME"),
+    )
+)
+
+# ssh gives the host and the user to commands of the configuration (ProxyCommand), which a shell runs.
+_FORBIDDEN: Final = re.compile(r"[\s\x00-\x1f\x7f'\"`$;&|<>(){}]")
+
+_CANNOT_CONNECT: Final = 255  # ssh(1)
+_NOT_FOUND: Final = 127  # of every shell (POSIX)
+_NOT_EXECUTABLE: Final = 126
+_UNKNOWN_COMMAND: Final = 2  # of crckpt
+
+_MOST_OUTPUT: Final = 4 << 10
+_LINES_SHOWN: Final = 5
+# What ssh says just before it ends is a part of our error: so long its output waits until the user sees it.
+_SHOWN_AFTER_MS: Final = 1000
+# For so long the other side may take to end after the connection was closed, and ssh to explain why it has ended.
+_END_S: Final = 5.0
+_TERM_S: Final = 2.0
+
+
+class Remote:
+    """A `crckpt receive` on another host. The descriptors are for a `Connection`, which closes them.
+
+    What ssh writes to its stderr before `note_answer` is called is given to `show`: perhaps it waits for the user.
+    """
+
+    def __init__(self, child: Child, pipes: Pipes, host: str, crckpt: str, show: Callable[[str], None]) -> None:
+        """`host` and `crckpt` are as the user typed them."""
+        self.incoming, self.outgoing = pipes.stdout, pipes.stdin
+        self._child = child
+        self._host, self._crckpt = host, crckpt
+        self._show = show
+        self._stderr = pipes.stderr
+        self._output = bytearray()
+        self._has_answered = threading.Event()
+        self._is_over = threading.Event()
+        self._reader = start_thread(self._read_output)
+
+    def note_answer(self) -> None:
+        """Show no more of ssh's output: the other side has answered."""
+        self._has_answered.set()
+
+    def explain_end(self) -> CrckptError | None:
+        """Say why it has ended; None if it has not, or has ended well."""
+        if not self._child.ends_within(_END_S):
+            return None
+        status = self._child.wait()
+        # Its last words; a connection that ssh shares with others (ControlPersist) may keep the pipe open.
+        self._reader.join(_TERM_S)
+        lines = [line.strip() for line in bytes(self._output).decode(errors="replace").splitlines() if line.strip()]
+        words = "; ".join(lines[-_LINES_SHOWN:])
+        return self._explain(status, words) if status else None
+
+    def _explain(self, status: int, words: str) -> CrckptError:
+        said = f": {words}" if words else ""
+        if status == _CANNOT_CONNECT:
+            return RemoteError(
+                f"the connection to {self._host} by ssh failed{said}", hint=f"check that this works: ssh {self._host}"
+            )
+        if status in (_NOT_FOUND, _NOT_EXECUTABLE):
+            return RemoteError(
+                f"{self._crckpt} cannot be run on {self._host}{said}",
+                hint=f"install crckpt on {self._host}; if it is there, name its path: --remote-crckpt PATH",
+            )
+        if status == _UNKNOWN_COMMAND:
+            hint = "install the same version of crckpt on both hosts"
+        else:
+            hint = f"see what this says: ssh {self._host} {quote([self._crckpt])} doctor"
+        ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+        return RemoteError(f"crckpt on {self._host} {ended}{said}", hint=hint)
+
+    def end(self) -> None:
+        """Wait until it has ended, if its connection was closed; end it after some seconds."""
+        with interrupts_deferred():
+            if not self._child.ends_within(_END_S):
+                # ssh restores the terminal that it asks for a password.
+                self._child.terminate()
+                if not self._child.ends_within(_TERM_S):
+                    self._child.kill()
+            self._child.wait()
+            self._is_over.set()
+            self._reader.join()
+
+    def end_unless_answered(self) -> None:
+        """End ssh if the other side has not answered yet: it may ask for a password."""
+        if not self._has_answered.is_set():
+            self._child.terminate()
+
+    def _read_output(self) -> None:
+        poll = select.poll()
+        poll.register(self._stderr, select.POLLIN)
+        try:
+            shown = 0
+            while True:
+                if not poll.poll(_SHOWN_AFTER_MS):
+                    if self._is_over.is_set():
+                        return
+                    if not self._has_answered.is_set() and shown < len(self._output):
+                        self._show(bytes(self._output[shown:]).decode(errors="replace"))
+                    shown = len(self._output)
+                    continue
+                content = os.read(self._stderr, _MOST_OUTPUT)
+                if not content:
+                    return
+                self._output += content
+                surplus = max(0, len(self._output) - _MOST_OUTPUT)
+                del self._output[:surplus]
+                shown = max(0, shown - surplus)
+        finally:
+            os.close(self._stderr)
+
+
+@contextmanager
+def started(
+    host: str,
+    crckpt: str = "crckpt",
+    store: str | None = None,
+    *,
+    show: Callable[[str], None] = lambda _text: None,
+    ssh: Sequence[str] = _SSH,
+) -> Iterator[Remote]:
+    """Start `crckpt receive` on `host`, as ssh(1) knows it; ended at the end of the block.
+
+    `crckpt` and `store` are paths there. ssh may ask the user at the terminal; `show` gets what it writes.
+    Raises UsageError for what is no host, HostCannot if there is no ssh.
+    """
+    with interrupts_deferred():
+        child, pipes = start_with_pipes(make_command(host, crckpt, store, ssh), _environment())
+        remote = Remote(child, pipes, host, crckpt, show)
+    try:
+        yield remote
+    except Interrupted:
+        remote.end_unless_answered()
+        raise
+    finally:
+        remote.end()
+
+
+def make_command(host: str, crckpt: str, store: str | None, ssh: Sequence[str] = _SSH) -> tuple[str, ...]:
+    """Build the command. Raises UsageError for what is no host."""
+    words = [crckpt, "receive", *(["--store", store] if store is not None else [])]
+    # ssh joins words with blanks, and a shell over there parses them.
+    return (*ssh, "--", check_host(host), quote(words))
+
+
+def check_host(host: str) -> str:
+    """Return `host` if ssh takes it for a host: [USER@]HOST or a name of its configuration. Raises UsageError."""
+    _user, _, name = host.rpartition("@")
+    if not name or host.startswith(("-", "@")) or name.startswith("-") or _FORBIDDEN.search(host):
+        raise UsageError(
+            f"{host!r} is no host for ssh", hint="name it as [USER@]HOST, or as in your ~/.ssh/config, without options"
+        )
+    return host
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name in _VARIABLES}
