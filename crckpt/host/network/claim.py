@@ -1,0 +1,110 @@
+"""Take over addresses from another host that still has them, in steps that this host's neighbours do not notice.
+
+`claim` fences the addresses off and adds them: programs here can bind them, and nobody else sees a difference.
+`release` makes them usual ones, lifts the fence, and tells the neighbours. `give_up` undoes both.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host.network.address import HostAddress
+from crckpt.host.network.announce import announce
+from crckpt.host.network.devices import add_silently, find_holder, find_route, make_usual, remove
+from crckpt.host.network.fence import lift_fence, raise_fence
+from crckpt.host.proc.net import read_inet
+
+# The kernel sends nothing for these by itself, or only answers.
+_QUIET: Final = ("LISTEN", "CLOSE", "TIME_WAIT")
+_SOCKETS_END_S: Final = 30.0
+_LOOK_S: Final = 0.05
+
+
+def claim(addresses: Sequence[HostAddress], move_id: str) -> tuple[HostAddress, ...]:
+    """Fence the addresses off, then add them. Return those whose network has no route on their device yet.
+
+    Raises HostCannot; nothing is left then.
+    """
+    for address in addresses:
+        if (holder := find_holder(address.ip)) is not None:
+            raise HostCannot(f"{address.ip} is on {holder[0].name} here already")
+    unrouted = tuple(address for address in addresses if _needs_route(address))
+    try:
+        raise_fence(addresses, move_id)
+        for address in addresses:
+            add_silently(address)
+    except BaseException:
+        give_up(addresses, move_id)
+        raise
+    return unrouted
+
+
+def release(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[HostAddress]) -> None:
+    """Make the claimed addresses usual ones, and lift the fence. `unrouted` is the result of `claim`.
+
+    Raises HostCannot.
+    """
+    # A route changes how this host reaches others: not before the addresses are here for good.
+    for address in addresses:
+        make_usual(address, needs_route=address in unrouted)
+    lift_fence(addresses, move_id)
+
+
+def announce_all(addresses: Sequence[HostAddress]) -> None:
+    """Tell the neighbours of each address once. Raises OSError for the first that fails, after the others."""
+    failed: OSError | None = None
+    for address in addresses:
+        try:
+            announce(address)
+        except OSError as error:
+            failed = failed or error
+    if failed is not None:
+        raise failed
+
+
+def give_up(addresses: Sequence[HostAddress], move_id: str) -> None:
+    """Remove the addresses, then the fence. May be called at any time, and again. Raises HostCannot.
+
+    If an address cannot be removed, the fence stays. It also stays, up to half a minute, while the kernel has
+    connections of these addresses: it would end them at their peers.
+    """
+    # After `release`, too, no connection may be reset while the address goes.
+    raise_fence(addresses, move_id)
+    for address in addresses:
+        remove(address)
+    _wait_for_sockets(addresses)
+    lift_fence(addresses, move_id)
+
+
+def _needs_route(address: HostAddress) -> bool:
+    if address.is_single:
+        return False
+    route = find_route(address)
+    return route is None or bool(route.gateway)
+
+
+def _wait_for_sockets(addresses: Sequence[HostAddress]) -> None:
+    """Wait until no connection has one of these as its own address. Only a tree that is being ended has some."""
+    names = {name for address in addresses for name in _names(address)}
+    until = time.monotonic() + _SOCKETS_END_S
+    while _have_sockets(names) and time.monotonic() < until:
+        time.sleep(_LOOK_S)
+
+
+def _have_sockets(names: set[str]) -> bool:
+    rows = (row for table in ("tcp", "tcp6") for row in read_inet(os.getpid(), table))
+    return any(row.state not in _QUIET and row.local.rpartition(":")[0] in names for row in rows)
+
+
+def _names(address: HostAddress) -> Iterator[str]:
+    """The address as `InetRow.local` has it: also in sockets of IPv6 that have an IPv4 address."""
+    if address.family == 4:
+        yield address.ip
+        yield f"[{ip_address(f'::ffff:{address.ip}')}]"
+    else:
+        yield f"[{address.ip}]"

@@ -1,0 +1,120 @@
+"""The guard of claimed addresses: a small process that takes them back if crckpt dies before the move is done.
+
+Run as `python -m crckpt.host.network.guard CONTROL MOVE ADDRESS...`: CONTROL is a descriptor, on which crckpt asks for
+the steps of `claim`. The guard runs them all, one after the other: no step of a crckpt that was killed can come after
+what undoes it. If CONTROL ends before `keep`, it gives the addresses up; in any case it ends then.
+"""
+
+from __future__ import annotations
+
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+from crckpt.errors import HostCannot, error_text
+from crckpt.host.network.address import HostAddress, parse_address
+from crckpt.host.network.claim import announce_all, claim, give_up, release
+from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
+
+# One may get lost.
+_ANNOUNCEMENTS: Final = 3
+_GAP_S: Final = 0.04
+# What ends crckpt (a session that is closed, a service that is stopped) must not end the guard before its work.
+_NOT_OURS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+
+class _Guard:
+    """Performs the steps. `_left`: announcements that are still to be made."""
+
+    def __init__(self, control: socket.socket, move_id: str, addresses: tuple[HostAddress, ...]) -> None:
+        self._control = control
+        self._move_id = move_id
+        self._addresses = addresses
+        self._unrouted: tuple[HostAddress, ...] = ()
+        self._has_claimed = False
+        self._is_kept = False
+        self._left = 0
+
+    def serve(self) -> None:
+        """Serve crckpt until the addresses are kept or given up. Raises HostCannot."""
+        while not self._is_kept:
+            if not select.select([self._control], [], [], _GAP_S if self._left else None)[0]:
+                self._announce_again()
+                continue
+            request = decode(self._read(), GuardRequest)
+            if request is None:
+                if self._has_claimed:
+                    give_up(self._addresses, self._move_id)
+                return
+            self._answer(self._perform(request))
+        while self._left:
+            time.sleep(_GAP_S)
+            self._announce_again()
+
+    def _perform(self, request: GuardRequest) -> GuardAnswer:
+        steps: dict[str, Callable[[], str]] = {"claim": self._claim, "release": self._release, "keep": self._keep}
+        try:
+            return GuardAnswer(warning=steps[request.do]())
+        except HostCannot as error:
+            return GuardAnswer(failed=error.message, hint=error.hint)
+
+    def _claim(self) -> str:
+        self._unrouted = claim(self._addresses, self._move_id)
+        self._has_claimed = True
+        return ""
+
+    def _release(self) -> str:
+        release(self._addresses, self._move_id, self._unrouted)
+        self._left = _ANNOUNCEMENTS - 1
+        try:
+            announce_all(self._addresses)
+        except OSError as error:
+            return f"the neighbours were not told: {error_text(error)}"
+        return ""
+
+    def _keep(self) -> str:
+        self._is_kept = True
+        return ""
+
+    def _announce_again(self) -> None:
+        self._left -= 1
+        try:
+            announce_all(self._addresses)
+        except OSError:
+            # The first one was reported.
+            self._left = 0
+
+    def _read(self) -> bytes:
+        try:
+            return self._control.recv(LONGEST)
+        except OSError:
+            return b""
+
+    def _answer(self, answer: GuardAnswer) -> None:
+        try:
+            self._control.sendall(encode(answer))
+        except OSError:
+            # crckpt has ended. The next read says so.
+            return
+
+
+def main(words: list[str]) -> int:
+    """Guard addresses until crckpt has kept them, or has ended."""
+    for number in _NOT_OURS:
+        signal.signal(number, signal.SIG_IGN)
+    control = socket.socket(fileno=int(words[0]))
+    guard = _Guard(control, words[1], tuple(map(parse_address, words[2:])))
+    try:
+        guard.serve()
+    except HostCannot:
+        # If crckpt lives, it tries again, and reports what fails.
+        return HostCannot.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

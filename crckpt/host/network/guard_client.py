@@ -1,0 +1,141 @@
+"""Start the guard of claimed addresses, and ask it for the steps."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Final, Literal
+
+from crckpt.errors import CrckptError, HostCannot
+from crckpt.host.network.address import HostAddress
+from crckpt.host.network.claim import give_up
+from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
+from crckpt.host.process import run
+from crckpt.host.steps import step
+
+_STEP_S: Final = 30.0
+# It may wait half a minute for connections to end.
+_GIVES_UP_S: Final = 60.0
+_MOST_TRIES: Final = 100
+
+
+class GuardedAddresses:
+    """Addresses that a guard takes back unless they are kept. The methods raise HostCannot."""
+
+    def __init__(
+        self, addresses: Sequence[HostAddress], move_id: str, control: socket.socket, child: run.Child
+    ) -> None:
+        self._addresses = addresses
+        self._move_id = move_id
+        self._control = control
+        self._child = child
+        self._is_claimed = False
+        self._is_kept = False
+        self.guard = child.pid
+
+    def claim(self) -> None:
+        """Add the addresses behind a fence: programs here can bind them, the other host still has them.
+
+        If it fails, nothing is left.
+        """
+        # From here on, the guard may have done some of it.
+        self._is_claimed = True
+        self._ask("claim")
+
+    def release(self) -> str:
+        """Lift the fence and tell the neighbours, once the other host has given the addresses up.
+
+        Return what did not work and does not matter to the move; empty if all did.
+        """
+        return self._ask("release").warning
+
+    def keep(self) -> None:
+        """The tree runs here: let the addresses stay, whatever happens next."""
+        # A guard that was killed does not give up either.
+        with suppress(HostCannot):
+            self._ask("keep")
+        self._is_kept = True
+
+    def close(self) -> None:
+        """End the guard. Give the addresses up, unless they are kept. Raises HostCannot if that fails."""
+        # The guard reads the end of this, and gives up.
+        self._control.close()
+        if self._is_kept:
+            # It ends after its last announcement.
+            self._child.abandon()
+            return
+        if not self._child.ends_within(_GIVES_UP_S):
+            self._child.kill()
+        if self._child.wait() != 0 and self._is_claimed:
+            give_up(self._addresses, self._move_id)
+
+    def _ask(self, do: Literal["claim", "release", "keep"]) -> GuardAnswer:
+        step("guard.ask", do)
+        try:
+            self._control.sendall(encode(GuardRequest(do)))
+            step("guard.answer", do)
+            data = self._control.recv(LONGEST)
+        except TimeoutError:
+            raise HostCannot(f"the guard of the moved addresses (process {self._child.pid}) does not answer") from None
+        except OSError:
+            data = b""
+        answer = decode(data, GuardAnswer)
+        if answer is None:
+            raise HostCannot("the guard of the moved addresses has ended", hint="find who has killed it, and try again")
+        if answer.failed:
+            raise HostCannot(answer.failed, hint=answer.hint)
+        return answer
+
+
+@contextmanager
+def guarded_addresses(
+    addresses: Sequence[HostAddress], move_id: str, taken: Collection[int] = ()
+) -> Iterator[GuardedAddresses]:
+    """Start the guard; give the addresses up when the block ends, unless they are kept.
+
+    The guard's PID is none of `taken`. If the block fails, and giving up does, too, the error has both. Raises
+    HostCannot.
+    """
+    guarded = _start_guard(addresses, move_id, taken)
+    try:
+        yield guarded
+    except CrckptError as error:
+        try:
+            guarded.close()
+        except HostCannot as left:
+            raise error.reword(f"{error.message}; {left.message}", hint=left.hint or error.hint) from error
+        raise
+    except BaseException:
+        guarded.close()
+        raise
+    guarded.close()
+
+
+def _start_guard(addresses: Sequence[HostAddress], move_id: str, taken: Collection[int]) -> GuardedAddresses:
+    unusable: list[GuardedAddresses] = []
+    try:
+        for _ in range(_MOST_TRIES):
+            guarded = _start(addresses, move_id)
+            if guarded.guard not in taken:
+                return guarded
+            unusable.append(guarded)
+    finally:
+        for each in unusable:
+            each.close()
+    raise HostCannot("no free PID was found for the guard of the moved addresses", hint="try again")
+
+
+def _start(addresses: Sequence[HostAddress], move_id: str) -> GuardedAddresses:
+    step("guard.start", move_id)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(_STEP_S)
+    number = theirs.fileno()
+    module = ("-P", "-m", "crckpt.host.network.guard")
+    words = (sys.executable, *module, str(number), move_id, *map(str, addresses))
+    with theirs:
+        child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[3])
+    return GuardedAddresses(addresses, move_id, ours, child)

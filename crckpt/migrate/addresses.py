@@ -1,0 +1,182 @@
+"""The addresses that move with a tree (`--move-ip`): what each side checks and does, in which order.
+
+1. Both sides check (`check_source`, `check_destination`), before anything is touched.
+2. Destination, before the restore: `guarded_addresses`, then `claim`. The addresses are there, behind a fence: the
+   restore binds them, the source's connections notice nothing.
+3. Source, after the commit and the end of the tree: `leave_source`. It removes the addresses, then CRIU's network lock:
+   in the other order this host would reset the connections.
+4. Destination: `release`, then the tree runs, then `keep`.
+
+If the move is aborted after step 2, the destination ends the tree and leaves the block of `guarded_addresses`, which
+removes the addresses, and then the fence. On the source nothing has changed. `give_up` does the same for a crckpt that
+was killed together with its guard.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TypeAlias
+
+from crckpt.host.namespaces.network_locks import find_nft, lift_lock
+from crckpt.host.network.address import HostAddress, parse_address
+from crckpt.host.network.claim import give_up
+from crckpt.host.network.devices import (
+    Device,
+    DeviceAddress,
+    find_holder,
+    find_ip,
+    find_route,
+    read_devices,
+    read_routes,
+    remove,
+)
+from crckpt.host.network.guard_client import GuardedAddresses, guarded_addresses
+from crckpt.host.steps import step
+
+__all__ = [
+    "Findings",
+    "GuardedAddresses",
+    "HostAddress",
+    "check_destination",
+    "check_source",
+    "give_up",
+    "guarded_addresses",
+    "leave_source",
+    "parse_address",
+]
+
+Findings: TypeAlias = tuple[tuple[str, str], ...]
+"""What prevents the move, and the remedy, as in PreflightRefused."""
+
+
+def check_source(addresses: Sequence[HostAddress]) -> Findings:
+    """Find why this host cannot give the addresses away. Raises HostCannot."""
+    lacking = _check_programs()
+    return lacking or tuple(finding for address in addresses for finding in _check_here(address))
+
+
+def check_destination(addresses: Sequence[HostAddress]) -> Findings:
+    """Find why this host cannot take the addresses over. Raises HostCannot."""
+    if lacking := _check_programs():
+        return lacking
+    devices = {device.name: device for device in read_devices()}
+    return tuple(finding for address in addresses for finding in _check_there(address, devices))
+
+
+def leave_source(addresses: Sequence[HostAddress], run_id: str) -> None:
+    """Remove the addresses, then the network lock of CRIU's run `run_id` (empty: none). May be called again.
+
+    Call it after the tree has ended. Raises HostCannot: if an address is still here, the lock stays, and the
+    destination must not release it.
+    """
+    for address in addresses:
+        step("source.remove", str(address))
+        remove(address)
+    if run_id:
+        step("source.unlock", run_id)
+        lift_lock(run_id)
+
+
+def _check_programs() -> Findings:
+    found: list[tuple[str, str]] = []
+    if find_ip() is None:
+        found.append(("ip, which moves addresses, is not installed", "apt-get install iproute2"))
+    if find_nft() is None:
+        found.append(("nft, which fences addresses off, is not installed", "apt-get install nftables"))
+    return tuple(found)
+
+
+def _check_here(address: HostAddress) -> Iterator[tuple[str, str]]:
+    """Check an address that this host is to give away."""
+    holder = find_holder(address.ip)
+    if holder is None:
+        yield f"{address.ip} is no address of this host", "ip address show"
+        return
+    device, held = holder
+    if (device.name, held.length) != (address.device, address.length):
+        where = f"{address.ip}/{held.length}@{device.name}"
+        yield f"{address.ip} is {where} here, not {address}", f"--move-ip {where}"
+        return
+    if held.dynamic:
+        again = f"ip address change {address.interface} dev {device.name} valid_lft forever preferred_lft forever"
+        yield (
+            f"{address} comes from DHCP or a router, which would give it to this host again",
+            f"configure it as a static address, or: {again}",
+        )
+    yield from _check_losses(address, device, held)
+
+
+def _check_losses(address: HostAddress, device: Device, held: DeviceAddress) -> Iterator[tuple[str, str]]:
+    """Find what the kernel removes together with an address."""
+    others = [other for other in device.addresses if other.ip != held.ip and other.scope != "link"]
+    same_family = [other for other in others if (":" in other.ip) == (address.family == 6)]
+    if address.family == 4 and not held.secondary and not _promotes(device.name):
+        lost = [other.ip for other in same_family if other.secondary and _is_within(other, address)]
+        if lost:
+            yield (
+                f"the kernel would remove {', '.join(lost)} of {device.name} together with {address.ip}",
+                f"sysctl -w net.ipv4.conf.{device.name}.promote_secondaries=1",
+            )
+    routes = [route for route in read_routes(address) if route.protocol != "kernel"]
+    gone = [route for route in routes if route.prefsrc == address.ip or (route.gateway and not same_family)]
+    if gone and address.family == 4:
+        names = ", ".join(route.dst for route in gone)
+        yield (
+            f"this host would lose its routes ({names}) together with {address.ip}",
+            f"give {device.name} an address that stays here, and let the routes use that one",
+        )
+
+
+def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[tuple[str, str]]:
+    """Check an address that this host is to take over."""
+    device = devices.get(address.device)
+    if device is None:
+        yield f"there is no network device {address.device}", "the device must have the same name on both hosts"
+        return
+    if not device.is_up:
+        yield f"{device.name} is down", f"ip link set {device.name} up"
+    elif not device.has_link:
+        yield f"{device.name} has no link", "plug its cable in"
+    if device.is_port:
+        yield f"{device.name} is part of {device.master}, which has the addresses", f"name {device.master}"
+    holder = find_holder(address.ip)
+    if holder is not None:
+        yield f"{address.ip} is on {holder[0].name} here already", "remove it, if the source has it, too"
+        return
+    if address.ip in _ends_of_ssh():
+        yield (
+            f"the connection between the hosts uses {address.ip}, which moves",
+            "connect to this host from another address: BindAddress in ssh_config(5)",
+        )
+    route = find_route(address)
+    if route is not None and not route.gateway and route.dev != device.name and not address.is_single:
+        yield (
+            f"this host reaches the network of {address.ip} through {route.dev}, not through {device.name}",
+            f"the device must have the same name on both hosts, and be on the network {address.prefix}",
+        )
+
+
+def _ends_of_ssh() -> tuple[str, ...]:
+    """The addresses of client and server of the ssh connection that started us. Source: ssh(1), SSH_CONNECTION."""
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return (words[0], words[2]) if len(words) == 4 else ()
+
+
+def _promotes(device: str) -> bool:
+    """Return whether the kernel keeps the other addresses of a network when it loses the first one.
+
+    Source: Documentation/networking/ip-sysctl.rst.
+    """
+    # The kernel takes the larger one of both values.
+    for name in ("all", device):
+        with suppress(OSError):
+            if Path(f"/proc/sys/net/ipv4/conf/{name}/promote_secondaries").read_text().strip() != "0":
+                return True
+    return False
+
+
+def _is_within(other: DeviceAddress, address: HostAddress) -> bool:
+    return HostAddress(other.ip, other.length, address.device).prefix == address.prefix

@@ -1,0 +1,234 @@
+"""What is checked of addresses before they move, and how the kernel's own addresses and routes are treated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from networks import DEVICE, Lan, Machine, lan
+
+from crckpt.errors import HostCannot
+from crckpt.host.network.address import HostAddress, parse_address
+from crckpt.host.network.claim import claim, give_up, release
+from crckpt.host.network.devices import remove
+from crckpt.host.network.fence import find_fences, lift_fence, raise_fence
+from crckpt.host.process import run
+from crckpt.migrate.addresses import Findings, check_destination, check_source
+
+MOVE = "0123456789abcdef"
+IPV4 = parse_address(f"10.77.0.100/24@{DEVICE}")
+IPV6 = parse_address(f"fd77::100/64@{DEVICE}")
+families = pytest.mark.parametrize("address", [IPV4, IPV6], ids=["ipv4", "ipv6"])
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Lan]:
+    with lan() as hosts:
+        yield hosts
+
+
+@pytest.fixture
+def host(hosts: Lan) -> Iterator[Machine]:
+    """A host with an address of each family, and nothing else; this thread is there."""
+    host = hosts.destination
+    before = routes(host)
+    with host.entered():
+        yield host
+        for address in host.addresses() - {"10.77.0.2/24", "fd77::2/64"}:
+            host.run("ip", "address", "delete", address, "dev", DEVICE)
+    assert routes(host) == before
+    assert not host.tables()
+
+
+def routes(host: Machine) -> set[str]:
+    """All routes but those of multicast and of the link, which come later."""
+    lines = (line for family in "46" for line in host.run("ip", f"-{family}", "route").splitlines())
+    return {line.strip() for line in lines if not line.startswith("fe80")}
+
+
+def add(host: Machine, address: HostAddress, *more: str) -> None:
+    extra = ("nodad",) if address.family == 6 else ()
+    host.run("ip", "address", "add", address.interface, "dev", address.device, *extra, *more)
+
+
+def only(findings: Findings) -> tuple[str, str]:
+    (finding,) = findings
+    return finding
+
+
+@families
+def test_a_source_that_has_the_address(host: Machine, address: HostAddress) -> None:
+    add(host, address)
+    assert check_source([address]) == ()
+
+
+@families
+def test_a_source_that_does_not_have_it(host: Machine, address: HostAddress) -> None:
+    assert only(check_source([address])) == (f"{address.ip} is no address of this host", "ip address show")
+
+
+@families
+def test_a_source_that_has_it_elsewhere(host: Machine, address: HostAddress) -> None:
+    """The remedy is the option to type."""
+    add(host, address)
+    other = HostAddress(address.ip, address.length - 1, address.device)
+    assert only(check_source([other]))[1] == f"--move-ip {address}"
+    assert only(check_source([HostAddress(address.ip, address.length, "lo")]))[1] == f"--move-ip {address}"
+
+
+@families
+def test_a_leased_address_stays(host: Machine, address: HostAddress) -> None:
+    """Its remedy works."""
+    add(host, address, "valid_lft", "1000", "preferred_lft", "1000")
+    found, remedy = only(check_source([address]))
+    assert "DHCP" in found
+    host.run(*remedy.partition("or: ")[2].split())
+    assert check_source([address]) == ()
+
+
+def test_an_address_that_others_would_go_with(host: Machine) -> None:
+    """The first address of a network, unless the kernel promotes the others. The remedy works."""
+    network = parse_address(f"10.78.0.1/24@{DEVICE}")
+    add(host, network)
+    add(host, parse_address(f"10.78.0.2/24@{DEVICE}"))
+    host.run("sysctl", "-qw", "net.ipv4.conf.all.promote_secondaries=0")
+    host.run("sysctl", "-qw", f"net.ipv4.conf.{DEVICE}.promote_secondaries=0")
+    found, remedy = only(check_source([network]))
+    assert "10.78.0.2" in found
+    host.run(*remedy.replace("sysctl", "sysctl -q").split())
+    assert check_source([network]) == ()
+    remove(network)
+    assert "10.78.0.2/24" in host.addresses()
+
+
+def test_an_address_that_routes_would_go_with(host: Machine) -> None:
+    add(host, IPV4)
+    host.run("ip", "route", "add", "10.99.0.0/16", "via", "10.77.0.3", "src", IPV4.ip)
+    found, _ = only(check_source([IPV4]))
+    assert "10.99.0.0/16" in found
+    remove(IPV4)
+    assert not any("10.99" in route for route in routes(host))
+
+
+@families
+def test_a_destination_that_can_take_it(host: Machine, address: HostAddress) -> None:
+    assert check_destination([address]) == ()
+
+
+@families
+def test_a_destination_without_the_device(host: Machine, address: HostAddress) -> None:
+    found, _ = only(check_destination([HostAddress(address.ip, address.length, "eth9")]))
+    assert found == "there is no network device eth9"
+
+
+def test_a_destination_whose_device_cannot(host: Machine) -> None:
+    """It is down, has no link, or belongs to a bridge."""
+    host.run("ip", "link", "add", "dev7", "type", "veth", "peer", "name", "dev8")
+    try:
+        address = parse_address("10.79.0.5/24@dev7")
+        assert only(check_destination([address])) == ("dev7 is down", "ip link set dev7 up")
+        host.run("ip", "link", "set", "dev7", "up")
+        assert only(check_destination([address]))[0] == "dev7 has no link"
+        host.run("ip", "link", "set", "dev8", "up")
+        assert check_destination([address]) == ()
+        host.run("ip", "link", "add", "br7", "type", "bridge")
+        host.run("ip", "link", "set", "dev7", "master", "br7")
+        assert only(check_destination([address])) == ("dev7 is part of br7, which has the addresses", "name br7")
+        host.run("ip", "link", "delete", "br7")
+    finally:
+        host.run("ip", "link", "delete", "dev7")
+
+
+@families
+def test_a_destination_that_has_it(host: Machine, address: HostAddress) -> None:
+    add(host, address)
+    assert "here already" in only(check_destination([address]))[0]
+
+
+@families
+def test_a_destination_with_the_network_elsewhere(host: Machine, address: HostAddress) -> None:
+    found, _ = only(check_destination([HostAddress(address.ip, address.length, "lo")]))
+    assert f"reaches the network of {address.ip} through {DEVICE}" in found
+
+
+@families
+def test_the_connection_of_the_move_does_not_use_it(
+    host: Machine, address: HostAddress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SSH_CONNECTION", f"{address.ip} 40000 10.77.0.2 22")
+    assert "the connection between the hosts uses" in only(check_destination([address]))[0]
+
+
+@pytest.mark.usefixtures("commands")
+def test_missing_programs_are_named(host: Machine) -> None:
+    assert [remedy for _, remedy in check_source([IPV4])] == [
+        "apt-get install iproute2",
+        "apt-get install nftables",
+    ]
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No command is found."""
+    monkeypatch.setitem(run.ENVIRONMENT, "PATH", "/nowhere")
+    monkeypatch.setattr("crckpt.host.namespaces.network_locks._NFT_BESIDE", Path("/nowhere/nft"))
+
+
+@families
+def test_a_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
+    """Neither while it is fenced off nor later, where the network is known. An address of IPv6 is chosen by nobody."""
+    before = routes(host)
+    assert claim([address], MOVE) == ()
+    assert find_fences() == {MOVE}
+    assert routes(host) == before
+    shown = host.run("ip", "address", "show", "dev", DEVICE)
+    assert ("deprecated" in shown) == (address.family == 6)
+    assert "tentative" not in shown
+    release([address], MOVE, ())
+    assert find_fences() == frozenset()
+    assert routes(host) == before
+    assert "deprecated" not in host.run("ip", "address", "show", "dev", DEVICE)
+    give_up([address], MOVE)
+    assert address.interface not in host.addresses()
+
+
+@pytest.mark.parametrize("text", [f"10.80.0.5/24@{DEVICE}", f"fd80::5/64@{DEVICE}"])
+def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str) -> None:
+    """It goes with the address when that moves on."""
+    address = parse_address(text)
+    before = routes(host)
+    assert claim([address], MOVE) == (address,)
+    assert routes(host) == before
+    release([address], MOVE, (address,))
+    assert any(route.startswith(address.prefix) for route in routes(host) - before)
+    remove(address)
+    assert routes(host) == before
+
+
+@pytest.mark.parametrize("text", [f"10.80.0.5/32@{DEVICE}", f"fd80::5/128@{DEVICE}"])
+def test_a_single_address_gets_no_route(host: Machine, text: str) -> None:
+    address = parse_address(text)
+    assert claim([address], MOVE) == ()
+    give_up([address], MOVE)
+
+
+@families
+def test_what_undoes_may_be_done_again(host: Machine, address: HostAddress) -> None:
+    for _ in range(2):
+        raise_fence([address], MOVE)
+    assert find_fences() == {MOVE}
+    for _ in range(2):
+        lift_fence([address], MOVE)
+        remove(address)
+        remove(HostAddress(address.ip, address.length, "eth9"))
+
+
+def test_a_fence_that_is_refused_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "nft").write_text("#!/bin/sh\necho Error: Operation not permitted; exit 1\n")
+    (tmp_path / "nft").chmod(0o700)
+    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
+    with pytest.raises(HostCannot, match=r"the packet filter refused the fence .* Operation not permitted"):
+        raise_fence([IPV4], MOVE)
+    with pytest.raises(ValueError, match="not the id of a move"):
+        raise_fence([IPV4], "0123; flush ruleset")

@@ -1,0 +1,304 @@
+"""An address moves from one host to another, while a client talks to it all the time."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from networks import DEVICE, WITHIN_S, Capture, Echo, Lan, Talker, lan
+from trees import PROGRAMS, runs, wait_for
+
+from crckpt.errors import HostCannot
+from crckpt.host.network import claim as steps
+from crckpt.host.network.address import HostAddress, parse_address
+from crckpt.host.network.fence import lift_fence, raise_fence
+from crckpt.host.network.guard_client import guarded_addresses
+from crckpt.migrate.addresses import check_destination, check_source, leave_source
+
+IPV4 = parse_address(f"10.77.0.100/24@{DEVICE}")
+IPV6 = parse_address(f"fd77::100/64@{DEVICE}")
+BOTH = (IPV4, IPV6)
+PORT = 7070
+
+# As CRIU's, but for all connections from that port.
+LOCK = f"""
+add table inet {{table}}
+add chain inet {{table}} output {{{{ type filter hook output priority 0; }}}}
+add rule inet {{table}} output tcp sport {PORT} drop
+"""
+STEPS = (
+    "guard.start",
+    *(f"{moment}:{number}" for number in (1, 2, 3) for moment in ("guard.ask", "guard.answer")),
+)
+
+families = pytest.mark.parametrize("address", BOTH, ids=("ipv4", "ipv6"))
+
+
+@pytest.fixture
+def hosts() -> Iterator[Lan]:
+    """Three hosts; the source has both addresses."""
+    with lan() as hosts:
+        for address in BOTH:
+            extra = ("nodad",) if address.family == 6 else ()
+            hosts.source.run("ip", "address", "add", address.interface, "dev", DEVICE, *extra)
+        yield hosts
+
+
+@pytest.fixture
+def move_id() -> str:
+    return secrets.token_hex(8)
+
+
+class Scene:
+    """A client that talks to a server at an address of the source. `capture` has all its frames."""
+
+    def __init__(self, hosts: Lan, address: HostAddress, stack: ExitStack) -> None:
+        self.hosts = hosts
+        self.ip = address.ip
+        self.server = stack.enter_context(closing(Echo(hosts.source, self.ip, PORT)))
+        self.capture = stack.enter_context(closing(Capture(hosts.client)))
+        self.arriving = stack.enter_context(closing(Capture(hosts.destination)))
+        self.talker = stack.enter_context(closing(Talker(hosts.client, self.ip, PORT)))
+        self.talker.wait_for_answers()
+
+    def ask_again(self) -> None:
+        """Let the client forget where the address is; wait until it talks again."""
+        self.hosts.client.run("ip", "neigh", "flush", "dev", DEVICE)
+        self.talker.wait_for_answers()
+
+    def misdirect(self) -> None:
+        """Send the client's packets to the destination until some have come, then again to the source."""
+        before = len(self.arriving.for_address(self.ip))
+        for mac in (self.hosts.destination.mac, self.hosts.source.mac):
+            self.hosts.client.run("ip", "neigh", "replace", self.ip, "lladdr", mac, "dev", DEVICE, "nud", "reachable")
+            wait_for(lambda: len(self.arriving.for_address(self.ip)) > before, WITHIN_S, "packets")
+        self.talker.wait_for_answers()
+
+    def assert_unnoticed(self) -> None:
+        """Nothing came from the destination, and the connection goes on."""
+        assert self.hosts.client.neighbour(self.ip) == self.hosts.source.mac
+        assert self.capture.claims(self.ip, self.hosts.destination.mac) == []
+        assert self.capture.sent_by(self.hosts.destination.mac, self.ip) == []
+        assert self.capture.resets() == []
+        self.talker.wait_for_answers()
+
+
+@contextmanager
+def talking(hosts: Lan, address: HostAddress) -> Iterator[Scene]:
+    with ExitStack() as stack:
+        yield Scene(hosts, address, stack)
+
+
+def is_clean(hosts: Lan) -> bool:
+    """Whether the destination has neither addresses of the move nor a fence."""
+    there = hosts.destination.addresses()
+    return not hosts.destination.tables() and not there & {address.interface for address in BOTH}
+
+
+@families
+def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: str) -> None:
+    """Behind the fence nobody hears of the destination's; once it is released, the neighbours know at once."""
+    with talking(hosts, address) as scene, hosts.destination.entered():
+        assert check_destination(BOTH) == ()
+        with guarded_addresses(BOTH, move_id) as guarded:
+            guarded.claim()
+            assert {each.interface for each in BOTH} <= hosts.destination.addresses()
+            with closing(Echo(hosts.destination, address.ip, PORT)) as server:
+                scene.ask_again()
+                scene.misdirect()
+                scene.assert_unnoticed()
+                scene.ask_again()
+                scene.assert_unnoticed()
+                # The tree has ended there: CRIU's lock, which this stands for, keeps its connections quiet.
+                with hosts.source.entered():
+                    hosts.source.run("nft", LOCK.format(table=f"CRIU-{move_id}"))
+                    assert check_source(BOTH) == ()
+                    leave_source(BOTH, move_id)
+                    assert f"CRIU-{move_id}" not in hosts.source.tables()
+                assert not {each.interface for each in BOTH} & hosts.source.addresses()
+                assert guarded.release() == ""
+                count = 6 if address.family == 4 else 3
+                mac = hosts.destination.mac
+                wait_for(lambda: len(scene.capture.claims(address.ip, mac)) >= count, WITHIN_S, "announcements")
+                assert hosts.client.neighbour(address.ip) == mac
+                assert hosts.destination.tables() == ""
+                # The connection is not restored here: its packets come now, and are answered so.
+                wait_for(lambda: bool(scene.talker.error), WITHIN_S, "the client's packets to come here")
+                with closing(Talker(hosts.client, address.ip, PORT)) as talker:
+                    talker.wait_for_answers()
+                assert server.accepted == 1
+                guarded.keep()
+        wait_for(lambda: not runs(guarded.guard), WITHIN_S, "the guard to end")
+    assert {each.interface for each in BOTH} <= hosts.destination.addresses()
+
+
+@families
+def test_an_aborted_move_is_unnoticed(hosts: Lan, address: HostAddress, move_id: str) -> None:
+    """The address goes before the fence."""
+    with talking(hosts, address) as scene, hosts.destination.entered():
+        with guarded_addresses(BOTH, move_id) as guarded:
+            guarded.claim()
+            with closing(Echo(hosts.destination, address.ip, PORT)):
+                scene.misdirect()
+        assert is_clean(hosts)
+        scene.ask_again()
+        scene.misdirect()
+        scene.assert_unnoticed()
+    assert not runs(guarded.guard)
+
+
+@contextmanager
+def mover(hosts: Lan, move_id: str, last: str, *, killed_at: str = "") -> Iterator[subprocess.Popen[str]]:
+    """A crckpt on the destination that takes the addresses over, up to the step `last`."""
+    command = (sys.executable, str(PROGRAMS / "moved_addresses.py"), move_id, last, *map(str, BOTH))
+    environment = {**os.environ, "CRCKPT_KILL_AT": killed_at} if killed_at else None
+    with (
+        hosts.destination.entered(),
+        subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def read_guard(process: subprocess.Popen[str]) -> int:
+    """The PID of its guard; 0 if it ended before it had one."""
+    assert process.stdout is not None
+    words = process.stdout.readline().split()
+    return int(words[1]) if words else 0
+
+
+@pytest.mark.parametrize("killed_at", STEPS)
+def test_a_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) -> None:
+    """Neither address nor fence nor guard, whatever came last; before the move is done."""
+    with talking(hosts, IPV4) as scene, mover(hosts, move_id, "keep", killed_at=killed_at) as process:
+        guard = read_guard(process)
+        assert process.wait(WITHIN_S) == -signal.SIGKILL
+        if guard:
+            wait_for(lambda: not runs(guard), WITHIN_S, "the guard to end")
+        if killed_at == "guard.answer:3":
+            # It was asked to keep them.
+            assert {each.interface for each in BOTH} <= hosts.destination.addresses()
+            assert hosts.destination.tables() == ""
+            return
+        assert is_clean(hosts)
+        if killed_at not in ("guard.answer:2", "guard.ask:3"):
+            # After the release there would be a tree with this connection.
+            scene.assert_unnoticed()
+
+
+@pytest.mark.parametrize("last", ["claim", "release"])
+def test_a_session_that_ends_takes_no_guard_with_it(hosts: Lan, move_id: str, last: str) -> None:
+    with mover(hosts, move_id, last) as process:
+        guard = read_guard(process)
+        assert process.stdout is not None
+        while process.stdout.readline().strip() != last:
+            continue
+        for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            os.kill(guard, number)
+        process.kill()
+        wait_for(lambda: not runs(guard), WITHIN_S, "the guard to end")
+        assert is_clean(hosts)
+
+
+def test_without_its_guard_crckpt_cleans_up_itself(hosts: Lan, move_id: str) -> None:
+    with hosts.destination.entered():
+        with guarded_addresses(BOTH, move_id) as guarded:
+            guarded.claim()
+            os.kill(guarded.guard, signal.SIGKILL)
+            with pytest.raises(HostCannot, match="has ended"):
+                guarded.release()
+        assert is_clean(hosts)
+
+
+def test_what_two_killed_processes_left_is_removed(hosts: Lan, move_id: str) -> None:
+    with mover(hosts, move_id, "claim") as process:
+        guard = read_guard(process)
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.kill(guard, signal.SIGKILL)
+        process.kill()
+        process.wait(WITHIN_S)
+        assert not is_clean(hosts)
+        for _ in range(2):
+            steps.give_up(BOTH, move_id)
+            assert is_clean(hosts)
+
+
+def test_an_address_that_is_there_is_not_taken_away(hosts: Lan, move_id: str) -> None:
+    hosts.destination.run("ip", "address", "add", IPV4.interface, "dev", DEVICE)
+    with hosts.destination.entered():
+        with pytest.raises(HostCannot, match="on eth0 here already"), guarded_addresses(BOTH, move_id) as guarded:
+            guarded.claim()
+        assert hosts.destination.addresses() >= {IPV4.interface}
+        assert hosts.destination.tables() == ""
+
+
+def test_a_claim_that_fails_in_the_middle_leaves_nothing(hosts: Lan, move_id: str) -> None:
+    """The second address is for a device that does not exist."""
+    addresses = (IPV4, HostAddress(IPV6.ip, IPV6.length, "eth9"))
+    with hosts.destination.entered():
+        with pytest.raises(HostCannot, match="eth9"), guarded_addresses(addresses, move_id) as guarded:
+            guarded.claim()
+        assert is_clean(hosts)
+
+
+def test_the_guard_has_none_of_the_pids_that_the_tree_needs(hosts: Lan, move_id: str) -> None:
+    with hosts.destination.entered(), guarded_addresses(BOTH, move_id) as guarded:
+        taken = range(guarded.guard + 1, guarded.guard + 20)
+        with guarded_addresses(BOTH, "0" * 16, taken) as another:
+            assert another.guard not in taken
+
+
+def test_the_guard_holds_nothing_of_ours(hosts: Lan, move_id: str, tmp_path: Path) -> None:
+    """No directory, no terminal, no descriptor but its own."""
+    with hosts.destination.entered(), (tmp_path / "file").open("w"), guarded_addresses(BOTH, move_id) as guarded:
+        guarded.claim()
+        links = [link.readlink() for link in Path(f"/proc/{guarded.guard}/fd").iterdir()]
+        kinds = [str(link).partition(":")[0] for link in links]
+        assert sorted(kinds) == ["/dev/null", "/dev/null", "/dev/null", "socket"]
+        assert Path(f"/proc/{guarded.guard}/cwd").readlink() == Path("/")
+        assert os.getsid(guarded.guard) == guarded.guard
+
+
+@families
+def test_connections_of_the_address_end_behind_the_fence(hosts: Lan, address: HostAddress, move_id: str) -> None:
+    """While a tree that is being ended has one, the fence stays: the peer must not get its last packets."""
+    seen: list[bool] = []
+
+    def end_late(*connections: socket.socket) -> None:
+        wait_for(lambda: address.interface not in hosts.destination.addresses(), WITHIN_S, "the address to go")
+        seen.append(move_id in hosts.destination.tables())
+        for connection in connections:
+            # Without time to linger, nothing stays in the kernel (socket(7)).
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+    family = socket.AF_INET6 if address.family == 6 else socket.AF_INET
+    with hosts.destination.entered():
+        with guarded_addresses((address,), move_id) as guarded:
+            guarded.claim()
+            with socket.create_server((address.ip, PORT), family=family) as listener:
+                # Over loopback, the fence drops its packets, too.
+                lift_fence((address,), move_id)
+                ours = socket.create_connection((address.ip, PORT), timeout=WITHIN_S)
+                theirs, _ = listener.accept()
+            raise_fence((address,), move_id)
+            ending = threading.Thread(target=end_late, args=(ours, theirs))
+            ending.start()
+        ending.join(WITHIN_S)
+        assert seen == [True]
+        assert is_clean(hosts)
