@@ -11,6 +11,7 @@ import select
 import shlex
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from msgspec import Struct
 from crckpt.errors import HostCannot
 
 _PRIVATE: Final = 0o077
+_MOST_OUTPUT: Final = 4096
 # The user's variables must not change what programs do (LD_PRELOAD, CRIU_CONFIG_FILE) or the language of messages that
 # crckpt parses (LANG).
 ENVIRONMENT = {
@@ -121,6 +123,38 @@ def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None =
     except subprocess.TimeoutExpired as error:
         raise HostCannot(f"no answer after {timeout:g} s from: {quote(words)}") from error
     return Finished(words, done.returncode, done.stdout.decode(errors="replace"))
+
+
+def run_shell(command: str, more: Mapping[str, str], *, timeout: float) -> Finished:
+    """Run a command line of the user in a shell: in our directory, in our environment with `more`, without stdin.
+
+    The end of a long output comes back. What it leaves in the background may run on. Raises HostCannot as `run` does;
+    all of its process group is killed then, also if we are interrupted.
+    """
+    words = ("/bin/sh", "-c", command)
+    # Not a pipe: what runs on in the background may keep that open.
+    with tempfile.TemporaryFile() as output:
+        try:
+            process = subprocess.Popen(
+                words,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **more},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise HostCannot(f"cannot run {words[0]}: {error.strerror}") from error
+        try:
+            status = process.wait(timeout)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise HostCannot(f"no answer after {timeout:g} s from: {command}") from error
+            raise
+        output.seek(max(output.seek(0, os.SEEK_END) - _MOST_OUTPUT, 0))
+        return Finished(words, status, output.read(_MOST_OUTPUT).decode(errors="replace"))
 
 
 def spawn(

@@ -1,0 +1,91 @@
+"""Commands of the user around a move."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from crckpt.errors import HostCannot
+from crckpt.migrate import hooks
+from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
+
+NAMES = ("CRCKPT_MOVE_ID", "CRCKPT_MOVE_STEP", "CRCKPT_SOURCE", "CRCKPT_DESTINATION", "CRCKPT_JOB")
+
+
+def move(*, before_freeze: str = "", address_hook: str = "") -> HookedMove:
+    return HookedMove("0123456789abcdef", "here", "root@there", "app", before_freeze, address_hook)
+
+
+@pytest.mark.parametrize("name", ["before-freeze", "claim", "release", "give-up"])
+def test_a_hook_learns_of_the_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: hooks.MoveStep) -> None:
+    """It runs in the directory and with the variables of the user."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    words = " ".join(f"${variable}" for variable in (*NAMES, "OF_THE_USER"))
+    asked, other = f"echo {words} > asked", "touch other"
+    if name == "before-freeze":
+        run_hook(move(before_freeze=asked, address_hook=other), name)
+    else:
+        run_hook(move(before_freeze=other, address_hook=asked), name)
+    assert (tmp_path / "asked").read_text() == f"0123456789abcdef {name} here root@there app kept\n"
+    assert not (tmp_path / "other").exists()
+
+
+def test_no_hook_is_no_failure() -> None:
+    run_hook(move(), "before-freeze")
+    assert run_late_hook(move(before_freeze="false"), "release") == ""
+
+
+def test_the_error_has_the_output_and_the_command() -> None:
+    with pytest.raises(HostCannot) as caught:
+        run_hook(move(address_hook="echo no such backend; echo really >&2; exit 3"), "claim")
+    assert caught.value.message == "--address-hook failed at the step claim (exit status 3):\nno such backend\nreally"
+    assert "CRCKPT_MOVE_STEP=claim" in caught.value.hint
+    assert "exit 3" in caught.value.hint
+    with pytest.raises(HostCannot, match=r"--before-freeze failed at the step before-freeze \(signal 9\), no output"):
+        run_hook(move(before_freeze="kill -9 $$"), "before-freeze")
+
+
+def test_only_the_end_of_a_long_output_comes_back() -> None:
+    with pytest.raises(HostCannot) as caught:
+        run_hook(move(before_freeze="seq 100000; exit 1"), "before-freeze")
+    assert caught.value.message.endswith("\n99999\n100000")
+    assert len(caught.value.message) < 8192
+
+
+@pytest.mark.parametrize("name", ["release", "give-up"])
+def test_late_failures_are_reported(name: Literal["release", "give-up"]) -> None:
+    assert f"at the step {name} (exit status 1)" in run_late_hook(move(address_hook="exit 1"), name)
+
+
+def test_a_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has started ends with it."""
+    monkeypatch.setattr(hooks, "SECONDS", {"claim": 0.2})
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    pidfile = f"/proc/{os.getpid()}/fd/{writing}"
+    with pytest.raises(HostCannot, match=r"at the step claim: no answer after 0\.2 s from: "):
+        run_hook(move(address_hook=f"sh -c 'echo $$; exec sleep 1000' > {pidfile}"), "claim")
+    pid = int(os.read(reading, 100))
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    try:
+        ended = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([ended], [], [], 60)[0]
+    os.close(ended)
+
+
+def test_what_runs_on_in_the_background_keeps_nobody_waiting() -> None:
+    reading, writing = os.pipe()
+    run_hook(move(before_freeze=f"sleep 1000 & echo $! > /proc/{os.getpid()}/fd/{writing}"), "before-freeze")
+    pid = int(os.read(reading, 100))
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    os.kill(pid, signal.SIGKILL)
