@@ -7,9 +7,8 @@ Source: open(2), O_PATH; Documentation/filesystems/autofs.rst.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -34,18 +33,20 @@ class FoundFile(Struct, frozen=True):
 
 @contextmanager
 def found(path: str, automounts: frozenset[int], *, follow: bool = True) -> Iterator[FoundFile]:
-    """Hold the file that an absolute path leads to, or the symbolic link itself. Raises OSError.
+    """Hold the file that an absolute path leads to, or, unless `follow`, a symbolic link at its end itself.
 
-    `automounts`: the result of `find_automounts`.
+    `automounts`: the result of `find_automounts`. Raises OSError.
     """
-    descriptor, entries = open_path(Path(path))
     try:
-        last = entries[-1]
-        if not follow and (link := _last_link(path)) is not None:
+        descriptor, entries = _open(path) if follow else _open_last(path)
+    except (FileNotFoundError, NotADirectoryError):
+        # Below such a directory nothing exists until something is mounted.
+        descriptor, entries = _open_nearest(path)
+        if not _is_unmounted(entries, automounts):
             os.close(descriptor)
-            descriptor, last = link
-        is_unmounted = any(entry.status.st_dev in automounts for entry in entries)
-        yield FoundFile(last.status, f"/proc/self/fd/{descriptor}", is_unmounted)
+            raise
+    try:
+        yield FoundFile(entries[-1].status, f"/proc/self/fd/{descriptor}", _is_unmounted(entries, automounts))
     finally:
         os.close(descriptor)
 
@@ -55,16 +56,27 @@ def find_automounts() -> frozenset[int]:
     return frozenset(mount.device for mount in read_mounts() if mount.kind == _AUTOMOUNTED)
 
 
-def _last_link(path: str) -> tuple[int, PathEntry] | None:
-    """Open the symbolic link at the end of a path; None if there is another file."""
-    above, name = os.path.split(path.rstrip("/"))
-    directory, _ = open_path(Path(above))
+def _is_unmounted(entries: tuple[PathEntry, ...], automounts: frozenset[int]) -> bool:
+    return any(entry.status.st_dev in automounts for entry in entries)
+
+
+def _open(path: str) -> tuple[int, tuple[PathEntry, ...]]:
+    return open_path(Path(path))
+
+
+def _open_last(path: str) -> tuple[int, tuple[PathEntry, ...]]:
+    """As `open_path`, but a symbolic link at the end is not followed."""
+    above, entries = open_path(Path(path).parent)
     try:
-        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+        descriptor = os.open(Path(path).name or "/", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
     finally:
-        os.close(directory)
-    status = os.fstat(descriptor)
-    if stat.S_ISLNK(status.st_mode):
-        return descriptor, PathEntry(Path(path), status)
-    os.close(descriptor)
-    return None
+        os.close(above)
+    return descriptor, (*entries, PathEntry(Path(path), os.fstat(descriptor)))
+
+
+def _open_nearest(path: str) -> tuple[int, tuple[PathEntry, ...]]:
+    """Open the nearest directory above that exists."""
+    for above in Path(path).parents:
+        with suppress(OSError):
+            return open_path(above)
+    return open_path(Path("/"))

@@ -91,12 +91,17 @@ class _Asking:
             closed_pipes=tuple(sorted(observed.closed_pipes)),
             attributes=self._attributes(),
             security_module=module,
-            has_clocks=kernel.has_clocks(),
+            # Of a tree in another time namespace CRIU saves no clocks.
+            has_clocks=kernel.has_clocks() and self._is_in_our_time(),
             program=_program(target.program),
             tcp=target.request.tcp,
             moved_addresses=moved_addresses,
             allows_weaker=allows_weaker,
         )
+
+    def _is_in_our_time(self) -> bool:
+        own, root = dict(self._observed.own_namespaces), dict(self._observed.tree.root.namespaces)
+        return own.get("time") == root.get("time")
 
     def _attributes(self) -> AttributeRecord:
         """Record the attributes that can be read from outside. Asking the processes would stop them for a moment."""

@@ -265,6 +265,8 @@ def _check_addresses(questions: Questions) -> None:
             ip_address(host)
         except ValueError as error:
             raise IntegrityError(f"the questions of the other host have a bad address: {error}") from error
+        if "%" in host:  # the kernel's tables name no interfaces
+            raise IntegrityError("the questions of the other host have a bad address: it names an interface")
 
 
 def _check_paths(questions: Questions) -> None:
