@@ -3,6 +3,8 @@
 Source and destination say Hello at once. After that the source asks and the destination answers:
 
     Questions                           Answers
+    Files                               Lacking
+    Pack, its data, Pack, ...; Sent     Stored
     Offer                               Lacking
     Pack, its data, Pack, ...; Sent     Stored
     Rehearse                            Verdict
@@ -93,6 +95,15 @@ class Questions(Message, frozen=True):
 
 class Answers(Message, frozen=True):
     """The destination's answers to the gate."""
+
+    content: bytes
+
+
+class Files(Message, frozen=True):
+    """Files that the destination lacks; answered by Lacking with their digests, and then sent as packs are.
+
+    The gate defines the content.
+    """
 
     content: bytes
 
@@ -224,6 +235,7 @@ AnyMessage: TypeAlias = (
     Hello
     | Questions
     | Answers
+    | Files
     | Offer
     | Lacking
     | Pack

@@ -58,7 +58,7 @@ def facts(tree: ImageTree) -> dict[str, Any]:
         "sockets": sorted(_sockets(tree)),
         "unix": sorted(_unix(tree)),
         "terminals": (needs_terminal(tree), find_needed_numbers(tree)),
-        "locks": {(lock.kind, lock.exclusive, lock.pid, lock.fd, lock.start, lock.end) for lock in tree.locks},
+        "locks": {(lock.kind, lock.exclusive, lock.start, lock.end) for lock in tree.locks},
         "deleted": {file.path for file in tree.regular_files if file.is_deleted},
     }
 

@@ -1,0 +1,195 @@
+"""Put new files of others where they belong: by descriptors, through no link, replacing nothing.
+
+A file is written without a name, and gets its name when its content is verified. Every function that changes something
+reports its steps: see `crckpt.host.steps`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.errors import PreflightRefused
+from crckpt.host.disk.files import own_name, sync, write
+from crckpt.host.disk.path_trust import PathEntry, find_intruder
+from crckpt.host.steps import step
+
+_WHAT: Final = "sent-file"
+_FORBIDDEN: Final = ("proc", "sys", "dev")
+_NO_UNNAMED: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
+
+
+class Ownership(Struct, frozen=True):
+    """The permissions and the owner of a file or directory."""
+
+    mode: int
+    uid: int
+    gid: int
+
+    def give(self, descriptor: int) -> None:
+        """Give them to an open file."""
+        # A change of the owner takes bits of the mode away.
+        os.fchown(descriptor, self.uid, self.gid)
+        os.fchmod(descriptor, stat.S_IMODE(self.mode))
+
+
+class Placement:
+    """New files and directories, which `undo` removes again. Close it at the end."""
+
+    def __init__(self) -> None:
+        self._made: list[tuple[int, str, tuple[int, int]]] = []
+        self._temporary: list[tuple[int, str]] = []
+        self._open: list[int] = []
+
+    def close(self) -> None:
+        """Close all descriptors."""
+        for descriptor in self._open:
+            os.close(descriptor)
+        self._open.clear()
+
+    def undo(self) -> None:
+        """Remove what was made, the last first; leave alone what another program has put in its place."""
+        with suppress(OSError):
+            self.remove_temporary_names()
+        for directory, name, identity in reversed(self._made):
+            with suppress(OSError):
+                found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+                if (found.st_dev, found.st_ino) != identity:
+                    continue
+                step(f"{_WHAT}.remove", name)
+                if stat.S_ISDIR(found.st_mode):
+                    os.rmdir(name, dir_fd=directory)
+                else:
+                    os.unlink(name, dir_fd=directory)
+        self._made.clear()
+
+    def open_directory(self, path: Path, owners: Sequence[Ownership], user: int) -> int:
+        """Open a directory, and make what is missing of its path; return a descriptor.
+
+        `owners` are those of each directory of the path, from the one in the root on. The path must be one that nobody
+        but root, our user and `user` can change. Raises PreflightRefused, OSError.
+        """
+        parts = path.parts[1:]
+        if parts[:1] and parts[0] in _FORBIDDEN:
+            raise PreflightRefused(f"{path} is made by the kernel", hint="leave out --send-files")
+        here = self._hold(os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+        entries = [PathEntry(Path("/"), os.fstat(here))]
+        for number, (name, owner) in enumerate(zip(parts, owners, strict=True), 1):
+            place = Path("/", *parts[:number])
+            try:
+                below = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=here)
+            except FileNotFoundError:
+                _check_trust(entries, user, place)
+                below = self._make_directory(here, name, owner)
+            here = self._hold(below)
+            entries.append(PathEntry(place, os.fstat(here)))
+            if not stat.S_ISDIR(entries[-1].status.st_mode):
+                raise PreflightRefused(f"{place} is no directory, or a symbolic link to one", hint=_copy_hint(path))
+        _check_trust(entries, user, path)
+        return here
+
+    def put(self, directory: int, name: str, descriptor: int) -> None:
+        """Name a file of `open_unnamed`. Raises PreflightRefused if there is one of this name."""
+        step(f"{_WHAT}.link", name)
+        try:
+            # Of the descriptor, whatever name it has or has not: linkat(2).
+            os.link(f"/proc/self/fd/{descriptor}", name, dst_dir_fd=directory, follow_symlinks=True)
+        except FileExistsError as error:
+            said = f"{name} is there by now, and crckpt does not replace it"
+            raise PreflightRefused(said, hint="run the command again") from error
+        self._remember(directory, name, os.fstat(descriptor))
+
+    def open_unnamed(self, directory: int) -> int:
+        """Open a new file in a directory, without a name. The caller closes it. Raises OSError."""
+        step(f"{_WHAT}.create", directory)
+        # O_TMPFILE needs a descriptor that is no O_PATH one: name it by the link in /proc.
+        place = f"/proc/self/fd/{directory}"
+        try:
+            return os.open(place, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            if error.errno not in _NO_UNNAMED:
+                raise
+        temporary = f".crckpt-{own_name()}"
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
+        self._temporary.append((directory, temporary))
+        return descriptor
+
+    def remove_temporary_names(self) -> None:
+        """Remove the names of files that could not be made without one."""
+        for directory, name in self._temporary:
+            with suppress(FileNotFoundError):
+                step(f"{_WHAT}.remove", name)
+                os.unlink(name, dir_fd=directory)
+        self._temporary.clear()
+
+    def sync_directories(self) -> None:
+        """Make all new names durable."""
+        for directory in {found[0] for found in self._made}:
+            descriptor = os.open(f"/proc/self/fd/{directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                step(f"{_WHAT}.sync-directory", directory)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _make_directory(self, above: int, name: str, owner: Ownership) -> int:
+        step(f"{_WHAT}.mkdir", name)
+        with suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=above)
+            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            try:
+                self._remember(above, name, os.fstat(made))
+                owner.give(made)
+            finally:
+                os.close(made)
+        return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+
+    def _hold(self, descriptor: int) -> int:
+        self._open.append(descriptor)
+        return descriptor
+
+    def _remember(self, directory: int, name: str, status: os.stat_result) -> None:
+        self._made.append((directory, name, (status.st_dev, status.st_ino)))
+
+
+def free_bytes(descriptor: int) -> int:
+    """The free bytes of the file system of an open file."""
+    status = os.fstatvfs(descriptor)
+    return status.f_bavail * status.f_frsize
+
+
+def finish(descriptor: int, owner: Ownership, modified: int) -> None:
+    """Give a written file its owner, mode and time, and make its content durable."""
+    owner.give(descriptor)
+    os.utime(descriptor, ns=(modified, modified))
+    sync(descriptor, _WHAT)
+
+
+def write_content(descriptor: int, content: memoryview) -> None:
+    """Write content at the end of a file."""
+    write(descriptor, content, _WHAT)
+
+
+def read_owners(path: Path) -> Iterator[Ownership]:
+    """Read the owners of all directories above a file, from the one in the root on. Raises OSError."""
+    for above in reversed(path.parents[:-1]):
+        status = above.stat()
+        yield Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+
+
+def _check_trust(entries: Sequence[PathEntry], user: int, path: Path) -> None:
+    intruder = find_intruder(tuple(entries), frozenset({user, os.geteuid()}))
+    if intruder:
+        raise PreflightRefused(f"other users can change what {path} leads to: {intruder}", hint=_copy_hint(path))
+
+
+def _copy_hint(path: Path) -> str:
+    return f"check the path, then copy the file there yourself: rsync -t to {path}"

@@ -1,0 +1,209 @@
+"""Send files that the destination lacks, and receive them (`--send-files`).
+
+They travel as packs do: a message names them, the destination asks for them by their digests, and then comes the
+content of each, in their order, on one channel. Nothing has a name at the destination before all is there and verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import asdict
+
+from crckpt.causes import mebibytes
+from crckpt.errors import DumpFailed, HostCannot, IntegrityError
+from crckpt.host.disk import placed_files
+from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.disk.placed_files import Ownership, Placement, read_owners
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.frames import BadFrame
+from crckpt.migrate.gate.questions import AskedFile
+from crckpt.migrate.gate.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_files
+from crckpt.migrate.messages import Files, Lacking, Pack, Sent, Stored
+
+_CHANNEL: Final = 0
+
+
+def send_files(connection: Connection, files: Sequence[AskedFile]) -> int:
+    """Send files that `find_sendable` allows; return how many bytes. Then all are there, durably.
+
+    Raises what `Connection` raises; DumpFailed if a file has changed since the questions; OSError.
+    """
+    sent = 0
+    for first in range(0, len(files), AT_ONCE):
+        sent += _send(connection, [_describe(file) for file in files[first : first + AT_ONCE]])
+    return sent
+
+
+def receive_files(connection: Connection, message: Files) -> None:
+    """Receive files, put them where they belong, and say so.
+
+    Raises what `Connection` raises; PreflightRefused if one cannot be put there; HostCannot if a disk has no space;
+    IntegrityError if the content is not what was announced; OSError. Then nothing of them is left here.
+    """
+    files = decode_files(message.content)
+    regular = [file for file in files if not file.is_directory]
+    with _placement() as placement:
+        directories = [_open_above(placement, file) for file in files]
+        incoming = _Incoming(placement, [(file, above) for file, above in zip(files, directories, strict=True)])
+        try:
+            with connection.receiving(incoming):
+                connection.send(Lacking(tuple(file.digest for file in regular)))
+                connection.receive(Sent)
+            incoming.finish()
+        finally:
+            incoming.close()
+        placement.remove_temporary_names()
+        placement.sync_directories()
+    connection.send(Stored())
+
+
+@contextmanager
+def _placement() -> Iterator[Placement]:
+    """Give a placement that is undone if the block fails."""
+    placement = Placement()
+    try:
+        yield placement
+    except BaseException:
+        placement.undo()
+        raise
+    finally:
+        placement.close()
+
+
+def _describe(file: AskedFile) -> SentFile:
+    """Describe a file as it is now, with its digest. Raises DumpFailed if it is another one than the tree uses."""
+    path = Path(file.name)
+    above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(path))
+    if stat.S_ISDIR(file.mode):
+        return SentFile(file.path, file.mode, file.uid, file.gid, above)
+    with _opened(file) as descriptor:
+        digest = read_digest(descriptor, file.size)
+    if not digest:
+        raise _changed(file)
+    return SentFile(file.path, file.mode, file.uid, file.gid, above, file.modified, file.size, digest)
+
+
+def _send(connection: Connection, files: list[SentFile]) -> int:
+    connection.send(Files(encode_files(tuple(files))))
+    regular = [file for file in files if not file.is_directory]
+    if connection.receive(Lacking).digests != tuple(file.digest for file in regular):
+        raise connection.reject("Lacking with files that were not offered")
+    for file in regular:
+        connection.send(Pack(_CHANNEL, file.digest, file.size))
+        _send_content(connection, file)
+    connection.send(Sent())
+    connection.receive(Stored)
+    return sum(file.size for file in regular)
+
+
+def _send_content(connection: Connection, file: SentFile) -> None:
+    descriptor, _ = open_regular(os.fsdecode(file.path))
+    if descriptor is None:
+        raise DumpFailed(f"{os.fsdecode(file.path)} is no regular file any more", hint="run the command again")
+    try:
+        left = file.size
+        while left:
+            content = os.read(descriptor, min(left, connection.data_bytes))
+            if not content:
+                raise DumpFailed(f"{os.fsdecode(file.path)} has become shorter", hint="run the command again")
+            connection.send_data(_CHANNEL, content)
+            left -= len(content)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _opened(file: AskedFile) -> Iterator[int]:
+    """Open the file that the tree uses, by its name."""
+    descriptor, _ = open_regular(file.name)
+    if descriptor is None:
+        raise _changed(file)
+    try:
+        if os.fstat(descriptor).st_ino != file.inode:
+            raise _changed(file)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _changed(file: AskedFile) -> DumpFailed:
+    return DumpFailed(f"{file.name} has changed since the check; the tree runs on", hint="run the command again")
+
+
+def _open_above(placement: Placement, file: SentFile) -> int:
+    """Open the directory of a file; make what is missing of its path."""
+    owners = [Ownership(each.mode, each.uid, each.gid) for each in file.above]
+    path = Path(os.fsdecode(file.path))
+    if file.is_directory:
+        return placement.open_directory(path, [*owners, Ownership(file.mode, file.uid, file.gid)], file.uid)
+    return placement.open_directory(path.parent, owners, file.uid)
+
+
+class _Incoming:
+    """Files that are being received. `begin` and `add` are called by the thread that reads the connection."""
+
+    def __init__(self, placement: Placement, files: list[tuple[SentFile, int]]) -> None:
+        """`files` come with descriptors of their directories."""
+        self._placement = placement
+        self._left = [(file, directory) for file, directory in reversed(files) if not file.is_directory]
+        self._begun: list[tuple[SentFile, int, int]] = []
+        self._current = hashlib.sha256()
+        self._received = 0
+
+    def begin(self, pack: Pack) -> None:
+        """See `PackReceiver`."""
+        self._check_last()
+        if not self._left or (pack.channel, pack.digest, pack.size) != (
+            _CHANNEL,
+            self._left[-1][0].digest,
+            self._left[-1][0].size,
+        ):
+            raise BadFrame(f"file {pack.digest[:12]}, for which nobody asked now")
+        file, directory = self._left.pop()
+        if file.size > placed_files.free_bytes(directory):
+            raise HostCannot(
+                f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, and its disk has not so much free",
+                hint="free space there",
+            )
+        self._begun.append((file, directory, self._placement.open_unnamed(directory)))
+        self._current, self._received = hashlib.sha256(), 0
+
+    def add(self, channel: int, content: memoryview) -> None:
+        """See `PackReceiver`."""
+        if channel != _CHANNEL or not self._begun:
+            raise BadFrame(f"data on channel {channel}, where no file has begun")
+        file, _, descriptor = self._begun[-1]
+        if self._received + len(content) > file.size:
+            raise BadFrame(f"more data of file {file.digest[:12]} than it has bytes")
+        placed_files.write_content(descriptor, content)
+        self._current.update(content)
+        self._received += len(content)
+
+    def finish(self) -> None:
+        """Give all files their names. Raises IntegrityError if one is not what was announced."""
+        self._check_last()
+        if self._left:
+            raise IntegrityError(f"{os.fsdecode(self._left[-1][0].path)} was not sent")
+        for file, _, descriptor in self._begun:
+            placed_files.finish(descriptor, Ownership(file.mode, file.uid, file.gid), file.modified)
+        for file, directory, descriptor in self._begun:
+            self._placement.put(directory, os.fsdecode(file.path.rpartition(b"/")[2]), descriptor)
+
+    def close(self) -> None:
+        """Close all files: those without a name are gone."""
+        for _, _, descriptor in self._begun:
+            os.close(descriptor)
+        self._begun.clear()
+
+    def _check_last(self) -> None:
+        """Raise IntegrityError if the last file did not come whole."""
+        if self._begun and self._current.hexdigest() != (file := self._begun[-1][0]).digest:
+            raise IntegrityError(f"{os.fsdecode(file.path)} was changed on the way, or while it was read")

@@ -1,0 +1,258 @@
+"""`--send-files`: what is lacking is put where it belongs, whole or not at all, and nothing is replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from connected import connected, in_thread
+from entering import Told
+from gates import ask_about, target_at
+from msgspec.structs import replace
+
+from crckpt.errors import CrckptError, IntegrityError, PreflightRefused
+from crckpt.host.disk import placed_files
+from crckpt.migrate.gate import send_files as module
+from crckpt.migrate.gate.questions import AskedFile
+from crckpt.migrate.gate.send_files import receive_files, send_files
+from crckpt.migrate.gate.sent_files import SentDirectory, SentFile, decode_files, encode_files, find_sendable
+from crckpt.migrate.messages import Files, make_failed
+
+_CONTENT = b"content of a file\n" * 1000
+_OWNER = 4321
+
+
+def _asked(path: Path, number: int = 1) -> AskedFile:
+    """The question about an existing file."""
+    found = path.stat()
+    return AskedFile(
+        number,
+        os.fsencode(path),
+        found.st_mode,
+        size=0 if path.is_dir() else found.st_size,
+        modified=found.st_mtime_ns,
+        uid=found.st_uid,
+        gid=found.st_gid,
+        inode=found.st_ino,
+    )
+
+
+def _make(path: Path, content: bytes = _CONTENT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o640)
+    os.chown(path, _OWNER, _OWNER)
+    return path
+
+
+def _move(asked: list[AskedFile], remove: Callable[[], object]) -> BaseException | None:
+    """Send files; they are removed once they are read, as if the destination never had them. Return its failure."""
+    failures: list[BaseException] = []
+    with connected() as (source, destination):
+
+        def receive() -> None:
+            message = destination.receive(Files)
+            remove()
+            try:
+                receive_files(destination, message)
+            except (CrckptError, OSError) as error:
+                failures.append(error)
+                destination.send(make_failed(error))
+
+        thread = in_thread(receive)
+        try:
+            send_files(source, asked)
+        except CrckptError:
+            assert failures
+        thread.join()
+    return failures[0] if failures else None
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory whose files the source reads from a copy: so the two hosts can have different files here."""
+    copy = tmp_path / "copy"
+
+    def open_copy(path: str) -> tuple[int | None, int]:
+        return os.open(path.replace(str(tmp_path / "place"), str(copy)), os.O_RDONLY), 0
+
+    monkeypatch.setattr(module, "open_regular", open_copy)
+    return tmp_path / "place"
+
+
+def _prepare(place: Path, *names: str) -> list[AskedFile]:
+    """Make these files at their places; and copies, which remain when the places are removed."""
+    copy = place.with_name("copy")
+    asked = []
+    for number, name in enumerate(names, 1):
+        path = _make(place / name)
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).hardlink_to(path)
+        asked.append(_asked(path, number))
+    return asked
+
+
+def test_files_arrive_with_owner_mode_and_time(elsewhere: Path) -> None:
+    asked = _prepare(elsewhere, "one", "inner/two")
+    inner = elsewhere / "inner"
+    inner.chmod(0o751)
+
+    def remove() -> None:
+        (elsewhere / "one").unlink()
+        (inner / "two").unlink()
+        inner.rmdir()
+
+    assert _move(asked, remove) is None
+    for file, path in zip(asked, (elsewhere / "one", inner / "two"), strict=True):
+        found = path.stat()
+        assert path.read_bytes() == _CONTENT
+        assert found.st_ino != file.inode
+        assert (found.st_mode, found.st_uid, found.st_gid) == (stat.S_IFREG | 0o640, _OWNER, _OWNER)
+        assert found.st_mtime_ns == file.modified
+    assert stat.S_IMODE(inner.stat().st_mode) == 0o751
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["inner", "one"]
+
+
+def test_an_empty_file_and_a_working_directory(elsewhere: Path) -> None:
+    empty = _make(elsewhere / "empty", b"")
+    directory = elsewhere / "work"
+    directory.mkdir(mode=0o700)
+    (elsewhere.with_name("copy")).mkdir()
+    (elsewhere.with_name("copy") / "empty").hardlink_to(empty)
+    asked = [_asked(empty), _asked(directory, 2)]
+
+    def remove() -> None:
+        empty.unlink()
+        directory.rmdir()
+
+    assert _move(asked, remove) is None
+    assert empty.read_bytes() == b""
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the new file has another name until it is whole; the flag is one that such a file system refuses."""
+    monkeypatch.setattr(placed_files.os, "O_TMPFILE", os.O_DIRECTORY, raising=True)
+    asked = _prepare(elsewhere, "one")
+    assert _move(asked, (elsewhere / "one").unlink) is None
+    assert [path.name for path in elsewhere.iterdir()] == ["one"]
+    assert (elsewhere / "one").read_bytes() == _CONTENT
+    assert (elsewhere / "one").stat().st_nlink == 1
+
+
+def test_a_file_that_is_there_by_now_is_not_replaced(elsewhere: Path) -> None:
+    """What was sent together with it is removed again."""
+    asked = _prepare(elsewhere, "inner/one", "two")
+
+    def change() -> None:
+        (elsewhere / "inner/one").unlink()
+        (elsewhere / "inner").rmdir()
+        (elsewhere / "two").unlink()
+        (elsewhere / "two").write_bytes(b"mine")
+
+    failure = _move(asked, change)
+    assert isinstance(failure, PreflightRefused)
+    assert "does not replace it" in failure.message
+    assert (elsewhere / "two").read_bytes() == b"mine"
+    assert [path.name for path in elsewhere.iterdir()] == ["two"]
+
+
+def test_no_link_is_followed(elsewhere: Path, tmp_path: Path) -> None:
+    asked = _prepare(elsewhere, "inner/one")
+    (tmp_path / "trap").mkdir()
+
+    def change() -> None:
+        (elsewhere / "inner/one").unlink()
+        (elsewhere / "inner").rmdir()
+        (elsewhere / "inner").symlink_to(tmp_path / "trap")
+
+    failure = _move(asked, change)
+    assert isinstance(failure, PreflightRefused)
+    assert "symbolic link" in failure.message
+    assert not any((tmp_path / "trap").iterdir())
+
+
+@pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.chown(path, 12345, 0)])
+def test_a_directory_that_others_can_change(elsewhere: Path, change: Callable[[Path], None]) -> None:
+    asked = _prepare(elsewhere, "inner/one")
+
+    def prepare() -> None:
+        (elsewhere / "inner/one").unlink()
+        change(elsewhere / "inner")
+
+    failure = _move(asked, prepare)
+    assert isinstance(failure, PreflightRefused)
+    assert "other users can change" in failure.message
+    assert not any((elsewhere / "inner").iterdir())
+
+
+def test_content_that_changes_on_the_way(elsewhere: Path) -> None:
+    asked = _prepare(elsewhere, "one")
+
+    def change() -> None:
+        (elsewhere / "one").unlink()
+        (elsewhere.with_name("copy") / "one").write_bytes(_CONTENT[::-1])
+
+    failure = _move(asked, change)
+    assert isinstance(failure, IntegrityError)
+    assert not any(elsewhere.iterdir())
+
+
+def _sent(path: bytes, **more: object) -> SentFile:
+    above = (SentDirectory(0o755, 0, 0),) * (len(path.split(b"/")) - 2)
+    file = SentFile(path, stat.S_IFREG | 0o644, 0, 0, above, size=1, digest=hashlib.sha256(b"x").hexdigest())
+    return replace(file, **more)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        _sent(b"etc/passwd"),
+        _sent(b"/etc/../root/x"),
+        _sent(b"/etc//x"),
+        _sent(b"/etc/./x"),
+        _sent(b"/etc/a\0b"),
+        _sent(b"/etc/x", above=()),
+        _sent(b"/etc/x", mode=stat.S_IFREG | 0o4755),
+        _sent(b"/etc/x", mode=stat.S_IFLNK | 0o777),
+        _sent(b"/etc/x", mode=stat.S_IFBLK | 0o600),
+        _sent(b"/etc/x", digest=""),
+        _sent(b"/etc/x", mode=stat.S_IFDIR | 0o755),
+    ],
+    ids=repr,
+)
+def test_a_list_from_elsewhere_is_checked(file: SentFile) -> None:
+    good = _sent(b"/etc/x")
+    assert decode_files(encode_files((good,))) == (good,)
+    with pytest.raises(IntegrityError):
+        decode_files(encode_files((good, file)))
+
+
+def test_the_kernels_own_directories_are_refused() -> None:
+    placement = placed_files.Placement()
+    with pytest.raises(PreflightRefused, match="made by the kernel"):
+        placement.open_directory(Path("/proc/self"), (), 0)
+    placement.close()
+
+
+def test_which_files_may_be_sent(target: Told, there: Path, tmp_path: Path) -> None:
+    read, written, special = (_make(tmp_path / name) for name in ("read", "written", "special"))
+    special.chmod(0o4755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "work").mkdir()
+    target.do(f"files = [open({str(read)!r}), open({str(written)!r}, 'r+'), open({str(special)!r})]")
+    target.do(f"directory = os.open({str(tmp_path / 'open')!r}, os.O_RDONLY); os.chdir({str(tmp_path / 'work')!r})")
+    questions = ask_about(target_at(target.pid, there))
+    own = [file for file in questions.files if file.name.startswith(str(tmp_path))]
+    sendable, refused = find_sendable(questions, own)
+    assert {Path(file.name).name for file in sendable} == {"read", "work"}
+    assert {found.key for found in refused} == {"file-unsendable"}
+    said = " ".join(found.what for found in refused)
+    for why in ("the program writes to it", "set-user-id", "may read what is in it"):
+        assert why in said
+    network = replace(own[0], shared_by="nfs4")
+    assert "nfs4" in find_sendable(questions, [network])[1][0].what
