@@ -93,7 +93,6 @@ MOVES = (
         "the job {job} is being moved already: {state}",
         "wait for it; or finish it: crckpt migrate --resume {move}",
     ),
-    Cause("gate-failed", "crckpt there cannot check everything: {why}", "check that host: crckpt doctor"),
 )
 
 _MACHINE: Final = "move it to a machine like this one"
@@ -103,7 +102,6 @@ REWORDED: Final = {
     "cgroup-namespace-lost": Cause("", "", "move it with less protection: --allow-weaker"),
     "clocks-jump": Cause("", "this kernel has no time namespaces: the monotonic clocks of the tree jump", "{remedy}"),
     "cpu": Cause("", "", _MACHINE),
-    "cpus-missing": Cause("", "", "{remedy}"),
     "group-limits-lost": Cause(
         "", "", "start crckpt there in a group with these limits: --remote-crckpt 'systemd-run --scope ... crckpt'"
     ),
@@ -114,7 +112,6 @@ REWORDED: Final = {
     ),
     "images-arch": Cause("", "", _MACHINE),
     "label-lost": Cause("", "", "move it with less protection: --allow-weaker"),
-    "log-grown": Cause("", "", ""),
     "no-tcp-repair": Cause("", "", "run crckpt there with CAP_NET_ADMIN; or close the connections: --tcp close"),
     "older-criu": Cause(
         "",

@@ -10,8 +10,10 @@ from typing import Final, Literal
 
 from dump_targets import observe_live, target_of
 from entering import PROGRAMS
+from msgspec.structs import replace
 from small_programs import read
 
+from crckpt.host.program.live import read_program
 from crckpt.migrate.gate.answers import Answers, answer, decode_answers
 from crckpt.migrate.gate.ask import ask
 from crckpt.migrate.gate.questions import Questions, decode_questions, encode_questions
@@ -27,7 +29,9 @@ NEW_PIDS: Final = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 def target_at(pid: int, store: Path, tcp: Literal["keep", "close"] | None = None) -> DumpTarget:
     """A target of a dump that ends the tree of this process."""
     request = DumpRequest(str(pid), stop=True, tcp=tcp)
-    return target_of(Context(store), observe_live(read(pid)), request)
+    process = read(pid)
+    target = target_of(Context(store), observe_live(process), request)
+    return replace(target, program=read_program(pid, process.comm, ""))
 
 
 def ask_about(target: DumpTarget, *moved: str) -> Questions:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -10,12 +11,15 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from entering import Told, running
+from command import WITHOUT_CRIU
+from entering import PROGRAMS, Told, running
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, report, target_at, warned
+from image_sets import described, of_pages, store
 from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused
 from crckpt.migrate.gate.questions import AskedName
+from crckpt.store import Repository
 
 _CONTENT: Final = b"0123456789"
 _LARGE: Final = (64 << 20) + 1
@@ -293,6 +297,27 @@ def test_another_architecture(target: Told, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     strange = replace(questions, host=replace(questions.host, arch="s390"))
     assert keys(answer_in(NEW_PIDS, strange, there)) == ["images-arch"]
+
+
+def test_a_host_without_criu(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in((*NEW_PIDS, *WITHOUT_CRIU), questions, there)
+    assert keys(answers) == ["no-criu"]
+    assert report(asked, questions, answers).blockers[0].what.startswith(f"{HOST}: no CRIU works there: ")
+
+
+@pytest.mark.parametrize(("executable", "is_other"), [("/usr/bin/another", True), ("/usr/bin/python3", False)])
+def test_a_job_of_another_program(
+    target: Told, repository: Repository, tmp_path: Path, executable: str, *, is_other: bool
+) -> None:
+    script = str(PROGRAMS / "told.py") if executable.endswith("python3") else ""
+    details = {"program": {"executable": executable, "called": "x", "script": script, "unit": ""}}
+    store(repository, tmp_path, of_pages(1), described(details=json.dumps(details).encode()))
+    directory = Path(repository.backend.location)
+    found = answer_in(NEW_PIDS, ask_about(target_at(target.pid, directory)), directory)
+    assert keys(found) == ["job-there"] * is_other
+    assert all("/usr/bin/another" in each.what for each in found.blockers)
 
 
 def test_another_move_of_the_job(target: Told, there: Path) -> None:

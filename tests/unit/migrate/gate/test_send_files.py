@@ -136,7 +136,7 @@ def test_an_empty_file_and_a_working_directory(elsewhere: Path) -> None:
 
 def test_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the new file has another name until it is whole; the flag is one that such a file system refuses."""
-    monkeypatch.setattr(placed_files.os, "O_TMPFILE", os.O_DIRECTORY, raising=True)
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     asked = _prepare(elsewhere, "one")
     assert _move(asked, (elsewhere / "one").unlink) is None
     assert [path.name for path in elsewhere.iterdir()] == ["one"]
