@@ -2,7 +2,7 @@
 
 Numbers are little endian, without padding::
 
-    length of the payload u32, kind u8, channel u16, CRC-32 of the payload u32, payload
+    length of the payload u32, kind u8, channel u16, CRC-32 of these and of the payload u32, payload
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ BEAT: Final = 4
 MOST_DATA: Final = 1 << 20
 MOST_PAYLOAD: Final = MOST_DATA + 64
 
+_BEGIN: Final = struct.Struct("<IBH")
 _HEADER: Final = struct.Struct("<IBHI")
 HEADER_BYTES: Final = _HEADER.size
 
@@ -49,7 +50,8 @@ class BadFrame(ValueError):
 
 def make_frame(kind: int, payload: bytes | memoryview = b"", channel: int = 0) -> tuple[bytes, bytes | memoryview]:
     """Return the header of a frame, and its payload."""
-    return _HEADER.pack(len(payload), kind, channel, zlib.crc32(payload)), payload
+    header = Header(len(payload), kind, channel, 0)
+    return _HEADER.pack(len(payload), kind, channel, _checksum(header, payload)), payload
 
 
 def cut_message(content: bytes) -> Iterator[tuple[bytes, bytes | memoryview]]:
@@ -78,5 +80,9 @@ def read_header(content: bytes | memoryview) -> Header:
 
 def check_payload(header: Header, payload: bytes | memoryview) -> None:
     """Raise BadFrame if the payload is not what was sent."""
-    if zlib.crc32(payload) != header.crc:
+    if _checksum(header, payload) != header.crc:
         raise BadFrame(f"{_NAMES[header.kind]} with a wrong checksum")
+
+
+def _checksum(header: Header, payload: bytes | memoryview) -> int:
+    return zlib.crc32(payload, zlib.crc32(_BEGIN.pack(header.length, header.kind, header.channel)))

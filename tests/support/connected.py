@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from io import FileIO
 
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.messages import Hello
@@ -26,15 +27,15 @@ def connected(*, patience_s: float = 60, bandwidth: int | None = None) -> Iterat
 
 
 @contextmanager
-def half_connected(*, patience_s: float = 60) -> Iterator[tuple[Connection, int, int]]:
-    """One side, named as the destination's; and the descriptors of a peer: what it reads from, and writes to."""
+def half_connected(*, patience_s: float = 60) -> Iterator[tuple[Connection, FileIO, FileIO]]:
+    """One side, to which the other is `destination`; and the pipes of that one: what it reads from, and writes to."""
     (reads, from_source), (to_source, writes) = os.pipe(), os.pipe()
-    with ExitStack() as stack:
-        source = Connection(to_source, from_source, "destination", patience_s=patience_s)
-        stack.callback(source.close)
-        for descriptor in (reads, writes):
-            stack.callback(_close, descriptor)
-        yield source, reads, writes
+    with (
+        FileIO(reads, "rb") as incoming,
+        FileIO(writes, "wb") as outgoing,
+        Connection(to_source, from_source, "destination", patience_s=patience_s) as source,
+    ):
+        yield source, incoming, outgoing
 
 
 def in_thread(work: Callable[[], object]) -> threading.Thread:
@@ -42,10 +43,3 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
-
-
-def _close(descriptor: int) -> None:
-    try:
-        os.close(descriptor)
-    except OSError:
-        return

@@ -174,8 +174,8 @@ def test_failed_ends_a_transfer() -> None:
 
 def test_failed_is_read_though_the_other_side_has_ended_since() -> None:
     with half_connected() as (source, reads, writes):
-        os.write(writes, message_frame(Failed(10, "the store is locked")))
-        os.close(reads)
+        writes.write(message_frame(Failed(10, "the store is locked")))
+        reads.close()
         with pytest.raises(RemoteError, match="the store is locked"):
             repeat(lambda: source.send(Stored()))
 
@@ -202,7 +202,7 @@ def test_what_a_receiver_of_packs_raises_is_raised_and_the_rest_is_thrown_away()
 def test_packs_for_which_nobody_asked_end_the_connection() -> None:
     for sent, name in ((message_frame(PACK), "Pack cdcdcdcdcdcd"), (frame(DATA, b"x", 5), "data on channel 5")):
         with half_connected() as (source, _, writes):
-            os.write(writes, sent)
+            writes.write(sent)
             with pytest.raises(ProtocolError, match=f"{name}, for which nobody asked"):
                 source.receive(Sent)
 
@@ -223,7 +223,7 @@ def test_packs_for_which_nobody_asked_end_the_connection() -> None:
 )
 def test_a_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
     with half_connected() as (source, _, writes):
-        os.write(writes, frame(BEAT) + sent)
+        writes.write(frame(BEAT) + sent)
         with pytest.raises(ProtocolError, match=f"destination sent {what}") as caught:
             source.receive(Hello)
         assert "same version" in caught.value.hint
@@ -235,7 +235,7 @@ def test_more_parts_than_a_message_may_have_end_the_connection() -> None:
         def send() -> None:
             part = frame(PART, bytes(frames.MOST_DATA))
             with pytest.raises(BrokenPipeError):
-                repeat(lambda: os.write(writes, part))
+                repeat(lambda: writes.write(part))
 
         sending = in_thread(send)
         with pytest.raises(ProtocolError, match=f"a message of more than {messages.MOST_BYTES} bytes"):
@@ -246,7 +246,7 @@ def test_more_parts_than_a_message_may_have_end_the_connection() -> None:
 
 def test_messages_that_nobody_receives_do_not_fill_memory() -> None:
     with half_connected() as (source, _, writes):
-        os.write(writes, message_frame(Stored()) * 65)
+        writes.write(message_frame(Stored()) * 65)
         with pytest.raises(ProtocolError, match="Stored before earlier messages were answered"):
             repeat(lambda: source.send(Stored()))
 
@@ -254,7 +254,7 @@ def test_messages_that_nobody_receives_do_not_fill_memory() -> None:
 def test_another_protocol_is_a_clear_refusal() -> None:
     with half_connected() as (source, _, writes):
         later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "9.1", "hostname": 5}
-        os.write(writes, frame(MESSAGE, msgspec.msgpack.encode(later)))
+        writes.write(frame(MESSAGE, msgspec.msgpack.encode(later)))
         with pytest.raises(RemoteError) as caught:
             source.receive(Hello)
     assert caught.value.message == (
@@ -266,9 +266,9 @@ def test_another_protocol_is_a_clear_refusal() -> None:
 
 def test_text_in_the_place_of_messages_is_shown() -> None:
     with half_connected() as (source, _, writes):
-        os.write(writes, b"Welcome to Debian!\n\nYou have mail.\n")
-        os.write(writes, message_frame(HELLO))
-        os.close(writes)
+        writes.write(b"Welcome to Debian!\n\nYou have mail.\n")
+        writes.write(message_frame(HELLO))
+        writes.close()
         with pytest.raises(PrintedText, match=r"printed text before .* Welcome to Debian! You have mail\.") as caught:
             source.receive(Hello)
     assert ".bashrc" in caught.value.hint
@@ -276,8 +276,8 @@ def test_text_in_the_place_of_messages_is_shown() -> None:
 
 def test_the_end_of_the_other_side_is_noticed() -> None:
     with half_connected() as (source, _, writes):
-        os.write(writes, message_frame(HELLO) + frame(MESSAGE, b"cut off")[:-3])
-        os.close(writes)
+        writes.write(message_frame(HELLO) + frame(MESSAGE, b"cut off")[:-3])
+        writes.close()
         assert source.receive(Hello) == HELLO
         with pytest.raises(ConnectionLost, match="the connection to destination has ended"):
             source.receive(Stored)
@@ -287,7 +287,7 @@ def test_the_end_of_the_other_side_is_noticed() -> None:
 
 def test_a_side_that_reads_no_more_is_noticed() -> None:
     with half_connected() as (source, reads, _):
-        os.close(reads)
+        reads.close()
         with pytest.raises(ConnectionLost, match="broke: Broken pipe"):
             source.receive(Hello)
 
@@ -307,7 +307,7 @@ def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
 def test_silence_is_noticed() -> None:
     words = r"no sign of life from destination for 0\.2 s"
     with half_connected(patience_s=0.2) as (source, _, writes):
-        os.write(writes, frame(BEAT))
+        writes.write(frame(BEAT))
         with pytest.raises(ConnectionLost, match=words):
             source.receive(Hello)
 
@@ -315,7 +315,7 @@ def test_silence_is_noticed() -> None:
 def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
     words = "no sign of life"
     with half_connected(patience_s=0.5) as (source, _, writes):
-        os.write(writes, frame(BEAT))
+        writes.write(frame(BEAT))
         with pytest.raises(ConnectionLost, match=words):
             send_forever(source)
 
@@ -324,7 +324,7 @@ def test_signs_of_life_come_while_nothing_is_sent() -> None:
     with half_connected() as (_source, reads, _writes):
         beat = frame(BEAT)
         for _ in range(3):
-            assert os.read(reads, len(beat)) == beat
+            assert reads.read(len(beat)) == beat
 
 
 PEER = """

@@ -1,0 +1,42 @@
+"""Events that a thread can wait for together with descriptors."""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+
+
+class Event:
+    """Something that happened; `poll` waits for it. Unlike a lock, a signal's exception leaves it as it is."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def set(self) -> None:
+        """Let it have happened."""
+        os.eventfd_write(self.descriptor, 1)
+
+    def clear(self) -> None:
+        """Let it not have happened."""
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.descriptor)
+
+    def wait(self, seconds: float, other: int | None = None, mask: int = select.POLLIN) -> bool:
+        """Wait for it at most so long, or until `mask` holds of the descriptor `other`; return whether any does."""
+        return bool(self._poll(other, mask).poll(max(0.0, seconds) * 1000))
+
+    def is_set(self) -> bool:
+        """Return whether it has happened."""
+        return self.wait(0)
+
+    def close(self) -> None:
+        """Nobody waits for it any more."""
+        os.close(self.descriptor)
+
+    def _poll(self, other: int | None, mask: int) -> select.poll:
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        if other is not None:
+            poll.register(other, mask)
+        return poll

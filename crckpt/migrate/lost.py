@@ -1,0 +1,48 @@
+"""Why a connection between the two sides of a migration is of no use any more."""
+
+from __future__ import annotations
+
+from crckpt.errors import RemoteError
+
+
+class ConnectionLost(RemoteError):
+    """The connection to the other side has ended, is silent, or carried what crckpt does not send."""
+
+
+class ProtocolError(ConnectionLost):
+    """The other side sent what crckpt does not send, or does not send now."""
+
+    def __init__(self, peer: str, what: str) -> None:
+        super().__init__(
+            f"{peer} sent {what}",
+            hint="install the same version of crckpt on both hosts; if they have it, please report this as a bug",
+        )
+
+
+class PrintedText(ConnectionLost):
+    """The other side printed text where messages should begin; perhaps a shell's greeting, or an error message."""
+
+    def __init__(self, peer: str, text: str) -> None:
+        shown = " ".join(text.split())[:500]
+        super().__init__(
+            f"{peer} printed text before crckpt's first message: {shown}",
+            hint=f"change what its shell reads at the start (.bashrc on {peer}): print nothing if there is no terminal",
+        )
+
+
+def make_broken_error(peer: str, error: OSError) -> ConnectionLost:
+    """Make the error for a descriptor that cannot be read or written any more."""
+    return ConnectionLost(f"the connection to {peer} broke: {error.strerror}", hint=f"check the network to {peer}")
+
+
+def make_end_error(peer: str) -> ConnectionLost:
+    """Make the error for a connection that was closed by the other side."""
+    return ConnectionLost(f"the connection to {peer} has ended", hint=f"check that crckpt and ssh run on {peer}")
+
+
+def make_silence_error(peer: str, seconds: float) -> ConnectionLost:
+    """Make the error for another side that gives no sign of life."""
+    return ConnectionLost(
+        f"no sign of life from {peer} for {seconds:g} s",
+        hint=f"check the network, and whether crckpt is stopped on {peer}",
+    )
