@@ -37,7 +37,7 @@ MOVES = (
     Cause(
         "file-silent",
         "the file system of {path} does not answer ({use})",
-        "find it: findmnt -T {path}; then mount it again",
+        "find it there: findmnt -T {path}; then mount it again",
     ),
     Cause("file-refused", "crckpt cannot look for {path}: {why} ({use})", "run crckpt there as root"),
     Cause("files-unasked", "crckpt did not look for {count} more files, because of that file system", ""),
@@ -77,7 +77,7 @@ MOVES = (
         "compressed",
         "free space there (crckpt rm, crckpt gc), or use another store there: --remote-store DIR",
     ),
-    Cause("no-criu", "no CRIU works there: {why}", "crckpt install-criu"),
+    Cause("no-criu", "no CRIU works there: {why}", "install one there: crckpt install-criu"),
     Cause(
         "connection-stays",
         "{connection} connects the tree to a program on this host, which does not move along",
@@ -102,6 +102,8 @@ REWORDED: Final = {
     "cgroup-namespace-lost": Cause("", "", "move it with less protection: --allow-weaker"),
     "clocks-jump": Cause("", "this kernel has no time namespaces: the monotonic clocks of the tree jump", "{remedy}"),
     "cpu": Cause("", "", _MACHINE),
+    "console-of-another": Cause("", "", "allow it: --allow-weaker"),
+    "cpus-missing": Cause("", "", "choose other CPUs here: taskset -p"),
     "group-limits-lost": Cause(
         "", "", "start crckpt there in a group with these limits: --remote-crckpt 'systemd-run --scope ... crckpt'"
     ),
@@ -111,7 +113,9 @@ REWORDED: Final = {
         "start crckpt there in a group with these rules; or move it with less protection: --allow-weaker",
     ),
     "images-arch": Cause("", "", _MACHINE),
+    "keys-lost": Cause("", "", "make the program request its keys again"),
     "label-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "no-cpu-left": Cause("", "", "choose other CPUs here: taskset -p"),
     "no-tcp-repair": Cause("", "", "run crckpt there with CAP_NET_ADMIN; or close the connections: --tcp close"),
     "older-criu": Cause(
         "",
@@ -119,6 +123,7 @@ REWORDED: Final = {
         "install a newer CRIU there: crckpt install-criu",
     ),
     "peer-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "pid-ours": Cause("", "", "run the command again: crckpt gets another PID there"),
     "pid-taken": Cause("", "", "end it there, or wait for it; or start the program again here: it gets other PIDs"),
     "pid-unreaped": Cause("", "", "end its parent there, which does not reap its children"),
     "seccomp-again": Cause(
@@ -136,11 +141,33 @@ REWORDED: Final = {
 """By key, the words of a move; empty ones are those of the restore. `{remedy}` is the remedy of a restore."""
 
 
+OF_FILES: Final = frozenset(
+    {
+        "file-grown",
+        "file-kind",
+        "file-missing",
+        "file-mode",
+        "file-replaced",
+        "file-rewound",
+        "file-shrunk",
+        "file-upgraded",
+        "file-written",
+        "log-grown",
+        "log-kept",
+        "program-grown",
+    }
+)
+"""Keys of findings of a restore's check of files, which a move has in other words."""
+
+_WORDED: Final = OF_FILES | {entry.key for entry in MOVES}
+
+
 def reword(finding: Finding, host: str, **values: object) -> Finding:
     """Return a finding of the destination in the words of a move. `host` names the destination."""
-    words = REWORDED.get(finding.key)
     what, remedy = finding.what, finding.remedy
-    if words is not None:
+    if remedy and finding.key not in _WORDED:
+        remedy = f"on {host}: {remedy}"
+    if (words := REWORDED.get(finding.key)) is not None:
         filled = words.finding(remedy=remedy, **values)
         what, remedy = filled.what or what, filled.remedy
     return replace(finding, what=f"{host}: {what}", remedy=remedy)

@@ -22,7 +22,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest
 
-HOST: Final = "there"
+HOST: Final = "db2"
 NEW_PIDS: Final = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 

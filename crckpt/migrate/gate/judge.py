@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
-from crckpt.migrate.gate.judge_files import OF_FILES, judge_files
+from crckpt.causes.moves import OF_FILES
+from crckpt.migrate.gate.judge_files import judge_files
 from crckpt.migrate.gate.local_file import LocalFile
 from crckpt.migrate.gate.questions import Questions
 from crckpt.preflight.restore.attributes import AttributeVerdict

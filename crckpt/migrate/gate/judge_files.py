@@ -24,24 +24,6 @@ from crckpt.preflight.restore.files import check_file, file_uses, find_needed_fi
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
-OF_FILES: Final = frozenset(
-    {
-        "file-grown",
-        "file-kind",
-        "file-missing",
-        "file-mode",
-        "file-replaced",
-        "file-rewound",
-        "file-shrunk",
-        "file-upgraded",
-        "file-written",
-        "log-grown",
-        "log-kept",
-        "program-grown",
-    }
-)
-"""Keys of findings of a restore's check of files, which a move has in other words."""
-
 _PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "refused": "file-refused"}
 _WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
 _SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
@@ -105,7 +87,7 @@ def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, 
     finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
     remedy = finding.remedy
     if key == "file-mode":
-        remedy = f"chmod {asked.mode & 0o7777:04o} {asked.name}"
+        remedy = f"change it there: chmod {asked.mode & 0o7777:04o} {asked.name}"
     elif asked.is_written:
         remedy = _SHARE
     elif asked.is_executed:

@@ -11,6 +11,7 @@ from crckpt.causes.moves import reword
 from crckpt.errors import IntegrityError
 from crckpt.migrate.gate.answers import Answers
 from crckpt.migrate.gate.questions import AskedFile, Questions
+from crckpt.migrate.gate.sent_files import find_sendable
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.failures import preflight_refusal
 
@@ -65,6 +66,19 @@ def make_report(
         warnings=(*plan.warnings, *there, *_compare_clocks(answers, exchange, host)),
         lacking=tuple(files[number] for number in answers.lacking),
     )
+
+
+def plan_sending(questions: Questions, report: GateReport) -> tuple[AskedFile, ...]:
+    """Return the files to send so that the move is possible. Then ask again.
+
+    Nothing is sent if anything else prevents the move: raises PreflightRefused with all of that, and with the files
+    that may not be sent.
+    """
+    sendable, refused = find_sendable(questions, report.lacking)
+    others = tuple(found for found in report.blockers if found.key != "file-missing")
+    if others or refused:
+        raise preflight_refusal((*others, *refused))
+    return sendable
 
 
 def _reword(found: Finding, questions: Questions, answers: Answers, host: str) -> Finding:

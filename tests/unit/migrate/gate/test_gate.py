@@ -193,9 +193,13 @@ def test_a_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) -> No
 
 def test_a_port_that_is_taken(target: Told, there: Path) -> None:
     port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
-    answers = answer_in(NEW_PIDS, ask_about(target_at(target.pid, there)), there)
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in(NEW_PIDS, questions, there)
     assert keys(answers) == ["port-taken"]
-    assert f"127.0.0.1:{port}" in answers.blockers[0].what
+    told = report(asked, questions, answers).blockers[0]
+    assert told.what.startswith(f"{HOST}: TCP port 127.0.0.1:{port} is taken")
+    assert told.remedy.startswith(f"on {HOST}: find it: ss ")
 
 
 def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
@@ -206,7 +210,9 @@ def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
     elsewhere = replace(questions, sockets=sockets)
     answers = answer_in(NEW_PIDS, elsewhere, there)
     assert keys(answers) == ["address-missing"]
-    assert "--move-ip" in report(asked, elsewhere, answers).blockers[0].remedy
+    told = report(asked, elsewhere, answers).blockers[0].remedy
+    assert told.startswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE; or ")
+    assert "--move-ip" in told
     assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7",)), there)) == []
 
 

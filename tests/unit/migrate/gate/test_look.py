@@ -101,7 +101,7 @@ look(place, place + "/home/file", {str(tmp_path)!r})
 
 
 def test_a_silent_file_system_is_left_alone(tmp_path: Path) -> None:
-    """Files before it are known; it is not disconnected."""
+    """It is not disconnected, and what comes after it is not known."""
     if not os.access("/dev/fuse", os.W_OK):
         pytest.skip("/dev/fuse cannot be used here")
     silent, server = tmp_path / "silent", tmp_path / "server"
@@ -119,12 +119,12 @@ if said != "mounted\\n":
 file = {str(tmp_path / "mount/file")!r}
 look(file)
 Path({str(silent)!r}).write_text("silent")
-look({str(tmp_path)!r}, file, "/")
+look(file, "/")
 os.kill(int(Path({str(server)!r}).read_text()), 9)
 """,
-            within=0.5,
+            within=3,
         )
     finally:
         with suppress(FileNotFoundError, ProcessLookupError):
             os.kill(int(server.read_text()), signal.SIGKILL)
-    assert lines == ["1 there", "1 there", "2 silent", "3 unasked"]
+    assert lines == ["1 there", "1 silent", "2 unasked"]

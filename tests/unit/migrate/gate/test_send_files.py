@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from connected import connected, in_thread
 from entering import Told
-from gates import ask_about, target_at
+from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
 from msgspec.structs import replace
 
 from crckpt.errors import CrckptError, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.migrate.gate import send_files as module
 from crckpt.migrate.gate.questions import AskedFile
+from crckpt.migrate.gate.report import plan_sending
 from crckpt.migrate.gate.send_files import receive_files, send_files
 from crckpt.migrate.gate.sent_files import SentDirectory, SentFile, decode_files, encode_files, find_sendable
 from crckpt.migrate.messages import Files, make_failed
@@ -237,6 +238,34 @@ def test_the_kernels_own_directories_are_refused() -> None:
     with pytest.raises(PreflightRefused, match="made by the kernel"):
         placement.open_directory(Path("/proc/self"), (), 0)
     placement.close()
+
+
+def test_a_move_that_lacks_only_files_is_possible_once_they_are_sent(
+    target: Told, there: Path, elsewhere: Path
+) -> None:
+    asked = _prepare(elsewhere, "one")
+    target.do(f"held = open({str(elsewhere / 'one')!r})")
+    plan = target_at(target.pid, there)
+    questions = ask_about(plan)
+    (elsewhere / "one").unlink()
+    found = report(plan, questions, answer_in(NEW_PIDS, questions, there))
+    assert [each.key for each in found.blockers] == ["file-missing"]
+    (sent,) = plan_sending(questions, found)
+    assert sent.path == asked[0].path
+    (elsewhere / "one").hardlink_to(elsewhere.with_name("copy") / "one")
+    assert _move([sent], (elsewhere / "one").unlink) is None
+    assert answer_in(NEW_PIDS, questions, there).blockers == ()
+
+
+def test_nothing_is_sent_if_something_else_prevents_the_move(target: Told, there: Path, tmp_path: Path) -> None:
+    path = _make(tmp_path / "data")
+    target.do(f"held = open({str(path)!r})")
+    plan = target_at(target.pid, there)
+    questions = ask_about(plan)
+    path.unlink()
+    with pytest.raises(PreflightRefused) as refused:
+        plan_sending(questions, report(plan, questions, answer_here(questions, there)))
+    assert [what for what, _ in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
 
 
 def test_which_files_may_be_sent(target: Told, there: Path, tmp_path: Path) -> None:

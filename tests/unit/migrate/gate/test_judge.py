@@ -1,0 +1,98 @@
+"""What no host of the tests has: a network file system, a silent one. The survey is written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from entering import Told
+from gates import ask_about, target_at
+from msgspec.structs import replace
+
+from crckpt.causes import cause
+from crckpt.causes.catalogue import CAUSE_BY_KEY
+from crckpt.causes.moves import OF_FILES, REWORDED, reword
+from crckpt.migrate.gate.judge_files import JudgedFiles, judge_files
+from crckpt.migrate.gate.live_tree import plan_restore
+from crckpt.migrate.gate.local_file import LocalFile
+from crckpt.migrate.gate.look import look_for_files
+from crckpt.migrate.gate.questions import Questions
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.requirements import HostResources
+
+_RESOURCES = HostResources("x86_64", frozenset(), (), 1 << 22, None, 0, 1, (), ())
+
+
+@pytest.fixture
+def asked(target: Told, there: Path, tmp_path: Path) -> Questions:
+    """The questions about a program that reads and writes a file on a network file system."""
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    target.do(f"held = open({str(path)!r}, 'r+')")
+    questions = ask_about(target_at(target.pid, there))
+    files = tuple(replace(file, shared_by="nfs4") if file.path.endswith(b"/data") else file for file in questions.files)
+    return replace(questions, files=files)
+
+
+def _judge(questions: Questions, **changes: object) -> JudgedFiles:
+    """The judgement of a host that has all files, and that with the name `data` with these changes."""
+    found = look_for_files(questions.files)
+    for file in questions.files:
+        if file.path.endswith(b"/data"):
+            found[file.id] = replace(found[file.id], **changes)
+    files = {file.name: found[file.id].state for file in questions.files}
+    host = HostState((), files, {}, _RESOURCES)
+    return judge_files(questions, plan_restore(questions, "4.2"), host, found)
+
+
+def _keys(judged: JudgedFiles) -> list[str]:
+    """The keys of what is found of the file; the program's output may be a file, too."""
+    return [found.key for found in (*judged.blockers, *judged.warnings) if "/data " in found.what]
+
+
+def test_a_file_on_storage_that_both_have_is_the_same(asked: Questions) -> None:
+    """Whatever its size is by now: the program writes to it."""
+    (data,) = (file for file in asked.files if file.shared_by)
+    assert _keys(_judge(asked)) == ["file-in-use"]
+    assert _keys(_judge(asked, shared_by="nfs4")) == []
+    assert _keys(_judge(asked, shared_by="nfs4", digest="", modified=1)) == []
+    assert _keys(_judge(asked, shared_by="cifs")) == ["file-in-use"]
+    other = _judge(asked, shared_by="nfs4", inode=data.inode + 1, digest="0" * 64)
+    assert _keys(other) == ["file-differs"]
+    assert "storage that both hosts mount" in other.blockers[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("problem", "key", "is_blocker"),
+    [("silent", "file-silent", True), ("refused", "file-refused", True), ("unmounted", "file-unmounted", False)],
+)
+def test_a_file_that_cannot_be_looked_at(asked: Questions, problem: str, key: str, *, is_blocker: bool) -> None:
+    judged = _judge(asked, problem=problem, state=None, why="Permission denied")
+    assert key in [found.key for found in (judged.blockers if is_blocker else judged.warnings)]
+
+
+def test_files_that_were_not_looked_at_are_counted(asked: Questions) -> None:
+    judged = _judge(asked, problem="unasked", state=None)
+    said = [str(found) for found in judged.warnings]
+    assert "crckpt did not look for 1 more files, because of that file system" in said
+
+
+def test_a_missing_answer_is_no_missing_file(asked: Questions) -> None:
+    host = HostState((), {}, {}, _RESOURCES)
+    judged = judge_files(asked, plan_restore(asked, "4.2"), host, {})
+    assert [found.key for found in (*judged.blockers, *judged.warnings)] == ["files-unasked"]
+    assert not LocalFile(problem="unasked").is_missing
+
+
+def test_words_of_a_move_are_of_causes_that_there_are() -> None:
+    assert REWORDED.keys() <= CAUSE_BY_KEY.keys()
+    assert CAUSE_BY_KEY.keys() >= OF_FILES
+
+
+@pytest.mark.parametrize("key", sorted(REWORDED))
+def test_words_of_a_move_name_no_restore(key: str) -> None:
+    told = reword(cause(key).finding(), "db2", ours="4.2", theirs="4.1")
+    assert told.what.startswith("db2: ")
+    assert "crckpt restore" not in told.remedy
+    assert "--new-pid-namespace" not in told.remedy
+    assert not set("{}") & set(str(told))
