@@ -122,7 +122,10 @@ class TwoHosts(ABC):
         return Result(done.returncode, done.stdout, done.stderr)
 
     def open(self, host: str, *words: str | Path) -> subprocess.Popen[str]:
-        """Start a command on a host, with pipes to it; the caller waits for it. To kill it here ends it there."""
+        """Start a command on a host, with pipes to it; the caller waits for it.
+
+        To kill it here ends it there, once it runs.
+        """
         pipe = subprocess.PIPE
         command = self.command(host, (*self.ends_with_parent, *map(str, words)))
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, bufsize=1)

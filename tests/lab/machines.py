@@ -18,8 +18,9 @@ class Machines(TwoHosts):
         found = self._read("source", "route", "get", self._find_address("destination"))
         self.device = found["dev"]
         self.services = {4: f"{found['prefsrc'].rpartition('.')[0]}.100/24", 6: "fd77::100/64"}
-        for number, host in enumerate(HOSTS, 1):
-            self.run(host, "ip", "addr", "replace", f"fd77::{number}/64", "dev", self.device, "nodad")
+        self._added = {host: net for host in HOSTS if not self._has_address(host, net := _find_net(host))}
+        for host, net in self._added.items():
+            self.run(host, "ip", "addr", "add", net, "dev", self.device, "nodad")
         for version in self.services:
             self.bring_service_back(version)
 
@@ -27,7 +28,8 @@ class Machines(TwoHosts):
         """Remove the addresses and the cuts."""
         self.heal()
         for host in HOSTS:
-            for net in (*self.services.values(), f"fd77::{HOSTS.index(host) + 1}/64"):
+            nets = (*self.services.values(), *([self._added[host]] if host in self._added else []))
+            for net in nets:
                 self.run(host, "ip", "addr", "del", net, "dev", self.device, status=None)
 
     def command(self, host: str, words: tuple[str, ...]) -> list[str]:
@@ -56,7 +58,7 @@ class Machines(TwoHosts):
         chain = f"add chain inet {_TABLE} incoming {{ type filter hook input priority -400; }}"
         rules = [
             f"add rule inet {_TABLE} incoming ip saddr {self._find_address(origin)} drop",
-            f"add rule inet {_TABLE} incoming ip6 saddr fd77::{HOSTS.index(origin) + 1} drop",
+            f"add rule inet {_TABLE} incoming ip6 saddr {_find_net(origin).partition('/')[0]} drop",
         ]
         self.run(target, "nft", f"add table inet {_TABLE}; {chain}; {'; '.join(rules)}")
 
@@ -76,6 +78,14 @@ class Machines(TwoHosts):
             raise CannotMakeLab(f"this machine knows no host {host}")
         return found[0]
 
+    def _has_address(self, host: str, net: str) -> bool:
+        return bool(json.loads(self.run(host, "ip", "-j", "addr", "show", "to", net.partition("/")[0]).out))
+
     def _read(self, host: str, *words: str) -> dict[str, str]:
         (found,) = json.loads(self.run(host, "ip", "-j", *words).out)
         return dict(found)
+
+
+def _find_net(host: str) -> str:
+    """Return the IPv6 address of a host, with its length."""
+    return f"fd77::{HOSTS.index(host) + 1}/64"

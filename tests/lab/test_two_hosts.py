@@ -6,12 +6,13 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from hosts import HOSTS, PROGRAMS, PYTHON, CannotMakeLab, TwoHosts, talking, wait_for
+from hosts import HOSTS, PROGRAMS, PROJECT, PYTHON, CannotMakeLab, TwoHosts, talking, wait_for
 from namespaces import SCRIPT, Namespaces
 from two_hosts import is_here, two_hosts
 
@@ -179,6 +180,17 @@ def test_link_is_delayed_where_the_kernel_can(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
+def test_here_the_same_tests_run_on_real_machines(lab: TwoHosts) -> None:
+    """The hosts of a lab stand for machines that reach each other by ssh; the driver is on the source."""
+    options = ("-c", PROJECT / "pyproject.toml", "--rootdir", PROJECT, "-p", "no:cacheprovider", "-q", "-rA")
+    wanted = ("-k", "by_hand and 4 or one_way", PROJECT / "tests/lab/test_two_hosts.py")
+    here = ("env", "CRCKPT_TWO_HOSTS_HERE=1", sys.executable, "-m", "pytest")
+    output = lab.run("source", *here, *options, *wanted).out
+    assert "SKIPPED" not in output
+    assert output.count("PASSED") == 2, output
+
+
+@needs_namespaces
 def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
     """With its words, input and status. A lab that is up is not made again."""
     assert isinstance(lab, Namespaces)
@@ -218,7 +230,7 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
 def test_command_that_is_killed_here_ends_there(lab: TwoHosts) -> None:
     """So a lab ends even if its driver adopts orphans, as a benchmark does, and reaps none."""
     with lab.open("source", "sleep", "1004") as sleep:
-        wait_for(lambda: lab.find("1004"), "a program to start")
+        wait_for(lambda: [found for found in lab.find("1004") if found.command[0] == "sleep"], "a program to start")
         sleep.kill()
     wait_for(lambda: not lab.find("1004"), "it to end")
 
