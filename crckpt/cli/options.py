@@ -129,6 +129,9 @@ class TcpConnections(enum.StrEnum):
     close = "close"
 
 
+# Bytes per second.
+_LEAST_BANDWIDTH: Final = 16 << 10
+
 # Bytes: a file that was named by mistake (a log) must not fill memory.
 _MOST_CONFIGURATION: Final = 1 << 20
 
@@ -139,6 +142,19 @@ def parse_milliseconds(text: str, option: str) -> float:
     if found is None:
         raise UsageError(f"{option} {text} is not a time", hint=f"for example: {option} 100ms, {option} 0.5s")
     return float(found[1]) * (1000 if found[2] == "s" else 1)
+
+
+def parse_bandwidth(text: str, option: str) -> int:
+    """Parse bytes per second as 800K, 50M or 1.5G (powers of 1024). Raises UsageError, which names the `option`."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMG])", text)
+    speed = int(float(found[1]) * 1024 ** (1 + "KMG".index(found[2]))) if found is not None else 0
+    # With less, a sign of life could come too late behind data.
+    if speed < _LEAST_BANDWIDTH:
+        raise UsageError(
+            f"{option} {text} is not a bandwidth of at least 16K bytes per second",
+            hint=f"for example: {option} 50M, {option} 800K",
+        )
+    return speed
 
 
 def require_root(doing: str) -> None:

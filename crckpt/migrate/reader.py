@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -136,7 +137,8 @@ class Reader:
                 if not some:
                     break
                 text += some
-        return text.decode(errors="replace")
+        # The text, without the messages that may follow it.
+        return re.split(rb"[\x00-\x08\x0e-\x1a]", text, maxsplit=1)[0].decode(errors="replace")
 
     def _wait(self, seconds: float) -> bool:
         """Wait until something can be read; return whether it can, within so many seconds."""

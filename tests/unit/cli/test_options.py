@@ -9,7 +9,7 @@ import pytest
 from other_user import as_user
 from trees import open_workdir
 
-from crckpt.cli.options import default_store, make_context, parse_milliseconds, require_root
+from crckpt.cli.options import default_store, make_context, parse_bandwidth, parse_milliseconds, require_root
 from crckpt.errors import HostCannot, UsageError
 
 
@@ -23,6 +23,19 @@ def test_what_is_no_time(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--max-freeze") as caught:
         parse_milliseconds(text, "--max-freeze")
     assert "--max-freeze 100ms" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "speed"), [("50M", 50 << 20), ("16K", 16 << 10), ("1.5G", 3 << 29), ("999999999G", 999_999_999 << 30)]
+)
+def test_a_bandwidth(text: str, speed: int) -> None:
+    assert parse_bandwidth(text, "--bandwidth") == speed
+
+
+@pytest.mark.parametrize("text", ["", "50", "50MB", "50m", "0M", "15K", "-1M", "1e9M", "M", " 50M", "5.M", "\u0665M"])
+def test_what_is_no_bandwidth(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a bandwidth of at least 16K"):
+        parse_bandwidth(text, "--bandwidth")
 
 
 def test_options_win_over_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

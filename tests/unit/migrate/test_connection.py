@@ -267,9 +267,9 @@ def test_another_protocol_is_a_clear_refusal() -> None:
 def test_text_in_the_place_of_messages_is_shown() -> None:
     with half_connected() as (source, _, writes):
         writes.write(b"Welcome to Debian!\n\nYou have mail.\n")
-        writes.write(message_frame(HELLO))
+        writes.write(frame(BEAT) + message_frame(HELLO))
         writes.close()
-        with pytest.raises(PrintedText, match=r"printed text before .* Welcome to Debian! You have mail\.") as caught:
+        with pytest.raises(PrintedText, match=r"printed text before .* Welcome to Debian! You have mail\.\Z") as caught:
             source.receive(Hello)
     assert ".bashrc" in caught.value.hint
 
