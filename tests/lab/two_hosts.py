@@ -10,7 +10,7 @@ As many labs as wanted exist at once; one takes a second to make.
 from __future__ import annotations
 
 import os
-import shutil
+import secrets
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,11 +44,9 @@ def two_hosts() -> Iterator[TwoHosts]:
 @contextmanager
 def in_namespaces() -> Iterator[Namespaces]:
     """Make a lab in namespaces for the block. Raises CannotMakeLab."""
-    above = Path(tempfile.mkdtemp(prefix="crckpt-two-hosts-"))
-    lab = Namespaces(above / "lab")
+    lab = Namespaces(Path(tempfile.gettempdir(), f"crckpt-two-hosts-{secrets.token_hex(6)}"))
     try:
         lab.up()
         yield lab
     finally:
         lab.down()
-        shutil.rmtree(above)
