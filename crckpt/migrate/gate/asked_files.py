@@ -56,6 +56,7 @@ class FileAsker:
         self._asked: dict[tuple[bytes, str, bool], AskedFile] = {}
         self._keys: dict[int, tuple[bytes, str, bool]] = {}
         self._links: dict[int, str] = {}
+        self._opened: dict[tuple[tuple[int, int], str, int], int] = {}
         self._maps: dict[tuple[str, str, str], int] = {}
         self._shared = find_shared_file_systems()
 
@@ -63,7 +64,16 @@ class FileAsker:
         """Return the id of the file at a descriptor; 0 if nothing must be there for it."""
         if found.is_namespace:
             return 0
-        return self._ask(f"/proc/{found.pid}/fd/{found.fd}", flags=found.flags, position=found.pos)
+        # Processes inherit descriptors: a tree may have the same file open many thousand times.
+        key = (found.identity, found.target, found.flags)
+        number = self._opened.get(key)
+        if number is None:
+            number = self._ask(f"/proc/{found.pid}/fd/{found.fd}", flags=found.flags, position=found.pos)
+            if found.identity != (0, 0):
+                self._opened[key] = number
+        elif found.is_append_only and number:
+            self._change(number, position=found.pos)
+        return number
 
     def of_process(self, pid: int) -> ProcessFiles:
         """Return the files that a process runs, has mapped, and is in. None if it ends now."""

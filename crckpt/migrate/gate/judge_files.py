@@ -28,6 +28,12 @@ _PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "ref
 _WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
 _SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
 _SHARE: Final = "keep it on storage that both hosts mount"
+# shm_open(3). Its content is not in the images, because it has a name.
+_NAMED_MEMORY: Final = b"/dev/shm/"
+_ANONYMOUS: Final = (
+    "let the program share memory without a name (of postgres: dynamic_shared_memory_type = mmap, on storage that both "
+    "hosts mount)"
+)
 
 
 class JudgedFiles(Struct, frozen=True):
@@ -83,16 +89,21 @@ def _is_shared(asked: AskedFile, here: LocalFile) -> bool:
 def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, str]) -> Finding:
     """A finding of the restore's check in the words of a move."""
     if here is None:
-        return replace(cause("file-missing").finding(**values), remedy=_SHARE if asked.is_written else _SEND)
+        return replace(cause("file-missing").finding(**values), remedy=_keep(asked) if asked.is_written else _SEND)
     finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
     remedy = finding.remedy
     if key == "file-mode":
         remedy = f"change it there: chmod {asked.mode & 0o7777:04o} {asked.name}"
     elif asked.is_written:
-        remedy = _SHARE
+        remedy = _keep(asked)
     elif asked.is_executed:
         remedy = "install the same version there"
     return replace(finding, key=key, remedy=remedy)
+
+
+def _keep(asked: AskedFile) -> str:
+    """Advise how a file that the program writes can be at both hosts."""
+    return _ANONYMOUS if asked.path.startswith(_NAMED_MEMORY) else _SHARE
 
 
 def _difference(key: str, asked: AskedFile, here: FileState) -> str:

@@ -130,6 +130,45 @@ def test_a_file_that_is_open_for_writing(target: Told, there: Path, tmp_path: Pa
     assert "--send-files" not in found.remedy
 
 
+def test_shared_memory_with_a_name(target: Told, there: Path) -> None:
+    """CRIU takes it for a file, whose content it does not save."""
+    path = Path(f"/dev/shm/crckpt-gate-{os.getpid()}")
+    path.write_bytes(_CONTENT)
+    try:
+        target.do(f"import mmap; held = open({str(path)!r}, 'r+b'); area = mmap.mmap(held.fileno(), 10); held.close()")
+        questions = ask_about(target_at(target.pid, there))
+    finally:
+        path.unlink()
+    found = answer_here(questions, there).blockers[-1]
+    assert (found.key, str(path) in found.what) == ("file-missing", True)
+    assert "share memory without a name" in found.remedy
+
+
+def test_the_limits_of_a_control_group(target: Told, there: Path) -> None:
+    """They are lost where there is no such group."""
+    directory = next((each for each in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if each.is_dir()), None)
+    if directory is None or not os.access(directory, os.W_OK):
+        pytest.skip("no control group can be made here")
+    group = directory / f"crckpt-gate-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        if not (group / "pids.max").exists():
+            pytest.skip("control groups do not limit tasks here")
+        (group / "pids.max").write_text("7")
+        (group / "cgroup.procs").write_text(str(target.pid))
+        questions = ask_about(target_at(target.pid, there))
+        assert "group-limits-lost" not in warned(answer_here(questions, there))
+        (directory / "cgroup.procs").write_text(str(target.pid))
+    finally:
+        group.rmdir()
+    answers = answer_here(questions, there)
+    assert "group-limits-lost" in warned(answers)
+    assert keys(answers) == ["pid-taken"]
+
+
 def test_a_log_may_be_longer_nowhere_and_is_compared_by_size(target: Told, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(_CONTENT)
