@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Final
 
-from hosts import HOSTS, PROGRAMS, PYTHON, CannotMakeLab, NumberedClient, TwoHosts, talking
+from hosts import HOSTS, PROGRAMS, PYTHON, CannotMakeLab, NumberedClient, TwoHosts, talking, wait_for
 from two_hosts import in_namespaces
 
 from benchmark.commands import Failed
@@ -22,12 +22,16 @@ _IMAGES: Final = "/run/images"
 
 @dataclass(frozen=True)
 class Move:
-    """The seconds that a move took: for the client, and for each of its steps."""
+    """The seconds that a move took: for the client, and for each of its steps.
+
+    `restore` is until the address is announced; `bare_restore` is of the same images there, by criu alone.
+    """
 
     downtime: float
     dump: float
     copy: float
     restore: float
+    bare_restore: float
 
 
 def rows(setting: Setting) -> Iterator[Row]:
@@ -59,10 +63,19 @@ def measure_bare_move(lab: TwoHosts, setting: Setting, size: int) -> Move:
         report = client.wait_for_replies()
         if report["wrong"] or report["ended"] or report["hosts"] != ["source", "destination"]:
             raise Failed(f"the client's connection did not survive a move by bare CRIU: {report}")
+        bare_restore = _measure_restore(lab, pid, criu.format("restore --restore-detached"))
         # As in: dump 812 ms, copy 64 ms, restore 120 ms
         steps = dict(step.split()[:2] for step in output.split(","))
     seconds = {name: int(value) / 1000 for name, value in steps.items()}
-    return Move(downtime=report["recent_gap_ms"] / 1000, **seconds)
+    return Move(downtime=report["recent_gap_ms"] / 1000, bare_restore=bare_restore, **seconds)
+
+
+def _measure_restore(lab: TwoHosts, pid: int, restore: str) -> float:
+    """End the server on the destination, restore it there again, and return how many seconds that took."""
+    lab.end(_SERVER, "destination")
+    wait_for(lambda: pid not in {process.pid for process in lab.list_processes("destination")}, f"PID {pid} to be free")
+    script = f"began=$(date +%s%N); {restore} >/dev/null; echo $(($(date +%s%N) - began))"
+    return int(lab.run("destination", "bash", "-ec", script).out) / 1e9
 
 
 @contextmanager

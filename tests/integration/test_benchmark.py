@@ -44,7 +44,7 @@ def test_downtime_of_a_bare_move_is_its_steps_and_more(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = {row["what"].rpartition(" ")[2]: row["ours_median"] for row in json.loads(done.stdout)["rows"]}
     assert found.pop("downtime") >= found["copy"]
-    assert set(found) == {"dump", "copy", "restore"}
+    assert set(found) == {"dump", "copy", "restore", "bare_restore"}
 
 
 def test_a_command_that_fails_is_told_and_gives_no_verdict(tmp_path: Path) -> None:
