@@ -1,10 +1,10 @@
 """The addresses that move with a tree (`--move-ip`): what each side checks and does, in which order.
 
 1. Both sides check (`check_source`, `check_destination`), before anything is touched.
-2. Destination, before the restore: `guarded_addresses`, then `claim`. The addresses are there, behind a fence: the
-   restore binds them, the source's connections notice nothing.
-3. Source, after the commit and the end of the tree: `leave_source`. It removes the addresses, then CRIU's network lock:
-   in the other order this host would reset the connections.
+2. Destination, before the restore: `guarded_addresses` (it starts a process: best before the tree is frozen), then
+   `claim`. The addresses are there, behind a fence: the restore binds them, the source's connections notice nothing.
+3. Source, after the commit and the end of the tree: the hook `release`, then `leave_source`. It removes the addresses,
+   then CRIU's network lock: in the other order this host would reset the connections.
 4. Destination: `release`, then the tree runs, then `keep`.
 
 If the move is aborted after step 2, the destination ends the tree and leaves the block of `guarded_addresses`, which
@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from crckpt.host.namespaces.network_locks import find_nft, lift_lock
+from crckpt.host.namespaces.network_locks import lift_lock
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.claim import give_up
 from crckpt.host.network.devices import (
@@ -34,6 +34,8 @@ from crckpt.host.network.devices import (
     remove,
 )
 from crckpt.host.network.guard_client import GuardedAddresses, guarded_addresses
+from crckpt.host.probes.child import probe_in_child
+from crckpt.host.probes.network import move_ip
 from crckpt.host.steps import step
 
 __all__ = [
@@ -54,14 +56,16 @@ Findings: TypeAlias = tuple[tuple[str, str], ...]
 
 def check_source(addresses: Sequence[HostAddress]) -> Findings:
     """Find why this host cannot give the addresses away. Raises HostCannot."""
-    lacking = _check_programs()
-    return lacking or tuple(finding for address in addresses for finding in _check_here(address))
+    if find_ip() is None:
+        return (("ip is not installed", "apt-get install iproute2"),)
+    return tuple(finding for address in addresses for finding in _check_here(address))
 
 
 def check_destination(addresses: Sequence[HostAddress]) -> Findings:
     """Find why this host cannot take the addresses over. Raises HostCannot."""
-    if lacking := _check_programs():
-        return lacking
+    probed = probe_in_child(move_ip)
+    if probed.state == "missing":
+        return ((probed.found, probed.fix),)
     devices = {device.name: device for device in read_devices()}
     return tuple(finding for address in addresses for finding in _check_there(address, devices))
 
@@ -78,15 +82,6 @@ def leave_source(addresses: Sequence[HostAddress], run_id: str) -> None:
     if run_id:
         step("source.unlock", run_id)
         lift_lock(run_id)
-
-
-def _check_programs() -> Findings:
-    found: list[tuple[str, str]] = []
-    if find_ip() is None:
-        found.append(("ip, which moves addresses, is not installed", "apt-get install iproute2"))
-    if find_nft() is None:
-        found.append(("nft, which fences addresses off, is not installed", "apt-get install nftables"))
-    return tuple(found)
 
 
 def _check_here(address: HostAddress) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from networks import DEVICE, Lan, Machine, lan
 
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.claim import claim, give_up, release
+from crckpt.host.network.claim import claim, give_up, release, settle
 from crckpt.host.network.devices import remove
 from crckpt.host.network.fence import find_fences, lift_fence, raise_fence
 from crckpt.host.process import run
@@ -160,19 +161,24 @@ def test_the_connection_of_the_move_does_not_use_it(
     assert "the connection between the hosts uses" in only(check_destination([address]))[0]
 
 
-@pytest.mark.usefixtures("commands")
-def test_missing_programs_are_named(host: Machine) -> None:
-    assert [remedy for _, remedy in check_source([IPV4])] == [
-        "apt-get install iproute2",
-        "apt-get install nftables",
-    ]
-
-
-@pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No command is found."""
+def test_a_missing_ip_is_named(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", "/nowhere")
-    monkeypatch.setattr("crckpt.host.namespaces.network_locks._NFT_BESIDE", Path("/nowhere/nft"))
+    for check in (check_source, check_destination):
+        assert only(check([IPV4])) == ("ip is not installed", "apt-get install iproute2")
+
+
+def test_a_packet_filter_that_refuses_is_named(host: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    put_refusing_nft(tmp_path)
+    (tmp_path / "ip").symlink_to(shutil.which("ip") or "/usr/sbin/ip")
+    monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
+    found, remedy = only(check_destination([IPV4]))
+    assert "Operation not permitted" in found
+    assert remedy == "modprobe nf_tables"
+
+
+def put_refusing_nft(directory: Path) -> None:
+    (directory / "nft").write_text("#!/bin/sh\necho Error: Operation not permitted; exit 1\n")
+    (directory / "nft").chmod(0o700)
 
 
 @families
@@ -186,6 +192,8 @@ def test_a_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
     assert ("deprecated" in shown) == (address.family == 6)
     assert "tentative" not in shown
     release([address], MOVE, ())
+    assert routes(host) == before
+    settle([address], MOVE, ())
     assert find_fences() == frozenset()
     assert routes(host) == before
     assert "deprecated" not in host.run("ip", "address", "show", "dev", DEVICE)
@@ -202,6 +210,8 @@ def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str) -
     assert routes(host) == before
     release([address], MOVE, (address,))
     assert any(route.startswith(address.prefix) for route in routes(host) - before)
+    settle([address], MOVE, (address,))
+    assert find_fences() == frozenset()
     remove(address)
     assert routes(host) == before
 
@@ -225,8 +235,7 @@ def test_what_undoes_may_be_done_again(host: Machine, address: HostAddress) -> N
 
 
 def test_a_fence_that_is_refused_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "nft").write_text("#!/bin/sh\necho Error: Operation not permitted; exit 1\n")
-    (tmp_path / "nft").chmod(0o700)
+    put_refusing_nft(tmp_path)
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
     with pytest.raises(HostCannot, match=r"the packet filter refused the fence .* Operation not permitted"):
         raise_fence([IPV4], MOVE)

@@ -25,6 +25,7 @@ KEYS = {
         "lock_nftables",
         "lock_iptables",
         "lock_skip",
+        "move_ip",
         "socket_diagnostics",
         "tun",
         "capabilities",

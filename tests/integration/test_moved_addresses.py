@@ -131,13 +131,13 @@ def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id
                 mac = hosts.destination.mac
                 wait_for(lambda: len(scene.capture.claims(address.ip, mac)) >= count, WITHIN_S, "announcements")
                 assert hosts.client.neighbour(address.ip) == mac
-                assert hosts.destination.tables() == ""
                 # The connection is not restored here: its packets come now, and are answered so.
                 wait_for(lambda: bool(scene.talker.error), WITHIN_S, "the client's packets to come here")
                 with closing(Talker(hosts.client, address.ip, PORT)) as talker:
                     talker.wait_for_answers()
                 assert server.accepted == 1
-                guarded.keep()
+                assert guarded.keep() == ""
+                assert hosts.destination.tables() == ""
         wait_for(lambda: not runs(guarded.guard), WITHIN_S, "the guard to end")
     assert {each.interface for each in BOTH} <= hosts.destination.addresses()
 

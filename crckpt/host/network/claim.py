@@ -1,7 +1,8 @@
 """Take over addresses from another host that still has them, in steps that this host's neighbours do not notice.
 
 `claim` fences the addresses off and adds them: programs here can bind them, and nobody else sees a difference.
-`release` makes them usual ones, lifts the fence, and tells the neighbours. `give_up` undoes both.
+`release` opens the fence, `announce_all` tells the neighbours, `settle` removes what is not needed any more. `give_up`
+undoes all of it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress
 from crckpt.host.network.announce import announce
 from crckpt.host.network.devices import add_silently, find_holder, find_route, make_usual, remove
-from crckpt.host.network.fence import lift_fence, raise_fence
+from crckpt.host.network.fence import lift_fence, open_fence, raise_fence
 from crckpt.host.proc.net import read_inet
 
 # The kernel sends nothing for these by itself, or only answers.
@@ -45,13 +46,21 @@ def claim(addresses: Sequence[HostAddress], move_id: str) -> tuple[HostAddress, 
 
 
 def release(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[HostAddress]) -> None:
-    """Make the claimed addresses usual ones, and lift the fence. `unrouted` is the result of `claim`.
+    """Let packets of the claimed addresses through. `unrouted` is the result of `claim`. Raises HostCannot."""
+    # A route changes how this host reaches others: not before the addresses are here for good.
+    for address in unrouted:
+        make_usual(address, needs_route=True)
+    open_fence(addresses, move_id)
+
+
+def settle(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[HostAddress]) -> None:
+    """Do what the clients need not wait for: make the released addresses usual ones, and lift the fence.
 
     Raises HostCannot.
     """
-    # A route changes how this host reaches others: not before the addresses are here for good.
     for address in addresses:
-        make_usual(address, needs_route=address in unrouted)
+        if address not in unrouted:
+            make_usual(address, needs_route=False)
     lift_fence(addresses, move_id)
 
 

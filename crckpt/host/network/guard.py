@@ -17,7 +17,7 @@ from typing import Final
 
 from crckpt.errors import HostCannot, error_text
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.claim import announce_all, claim, give_up, release
+from crckpt.host.network.claim import announce_all, claim, give_up, release, settle
 from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
 
 # One may get lost.
@@ -78,6 +78,7 @@ class _Guard:
 
     def _keep(self) -> str:
         self._is_kept = True
+        settle(self._addresses, self._move_id, self._unrouted)
         return ""
 
     def _announce_again(self) -> None:

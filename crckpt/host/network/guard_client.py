@@ -6,13 +6,14 @@ import os
 import socket
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, Literal
 
 from crckpt.errors import CrckptError, HostCannot
 from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import give_up
+from crckpt.host.network.fence import table_name
 from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
 from crckpt.host.process import run
 from crckpt.host.steps import step
@@ -47,18 +48,22 @@ class GuardedAddresses:
         self._ask("claim")
 
     def release(self) -> str:
-        """Lift the fence and tell the neighbours, once the other host has given the addresses up.
+        """Open the fence and tell the neighbours, once the other host has given the addresses up.
 
         Return what did not work and does not matter to the move; empty if all did.
         """
         return self._ask("release").warning
 
-    def keep(self) -> None:
-        """The tree runs here: let the addresses stay, whatever happens next."""
-        # A guard that was killed does not give up either.
-        with suppress(HostCannot):
+    def keep(self) -> str:
+        """The tree runs here: let the addresses stay, whatever happens next. Return what is left; empty if nothing."""
+        left = ""
+        try:
             self._ask("keep")
+        except HostCannot as error:
+            # A guard that was killed does not give up either.
+            left = f"the address stays, but perhaps also the table {table_name(self._move_id)}: {error.message}"
         self._is_kept = True
+        return left
 
     def close(self) -> None:
         """End the guard. Give the addresses up, unless they are kept. Raises HostCannot if that fails."""

@@ -53,6 +53,7 @@ def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
         "lock_nftables": lambda: network.lock_by_nftables(subject.locks_by_nftables),
         "lock_iptables": network.lock_by_iptables,
         "lock_skip": network.no_lock,
+        "move_ip": network.move_ip,
         "socket_diagnostics": network.socket_diagnostics,
         "tun": network.tun,
         "capabilities": rights.capabilities,

@@ -9,7 +9,11 @@ import socket
 import struct
 from pathlib import Path
 
+from crckpt.errors import HostCannot
 from crckpt.host.namespaces import network_locks
+from crckpt.host.network.address import HostAddress
+from crckpt.host.network.devices import find_ip
+from crckpt.host.network.fence import raise_fence
 from crckpt.host.probes.outcome import Outcome, limited, missing, ok, run_with_capabilities
 from crckpt.host.process import run
 from crckpt.host.syscalls import clone
@@ -40,6 +44,7 @@ add chain inet crckpt output { type filter hook output priority 0; }
 add rule inet crckpt output meta mark != 0xC114 drop
 """
 _RULE = ("-A", "OUTPUT", "-m", "mark", "!", "--mark", "0xC114", "-j", "DROP")
+_FENCED = (HostAddress("192.0.2.1", 24, "eth0"), HostAddress("2001:db8::1", 64, "eth0"))
 _MODULES_OF_RULE = "modprobe -a iptable_filter xt_mark"
 
 
@@ -95,6 +100,26 @@ def lock_by_iptables() -> Outcome:
     if refused:
         return missing(f"{tool}: {refused}", lost, _MODULES_OF_RULE)
     return ok(f"{tool} works; crckpt uses nftables")
+
+
+def move_ip() -> Outcome:
+    """Fence an address of each family off, in a new network namespace."""
+    lost = "crckpt migrate --move-ip does not work"
+    if find_ip() is None:
+        return missing("ip is not installed", lost, "apt-get install iproute2")
+    tool = network_locks.find_nft()
+    if tool is None:
+        return missing("nft is not installed", lost, "apt-get install nftables")
+    try:
+        # The namespace ends with us.
+        clone.unshare(clone.CLONE_NEWNET)
+    except PermissionError:
+        return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
+    try:
+        raise_fence(_FENCED, "0" * 16)
+    except HostCannot as error:
+        return missing(error.message, lost, "modprobe nf_tables")
+    return ok(f"addresses can move to and from this host ({tool})")
 
 
 def no_lock() -> Outcome:

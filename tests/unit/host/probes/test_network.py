@@ -11,6 +11,7 @@ from own_process import descriptors
 from trees import open_workdir
 
 from crckpt.host.probes import network
+from crckpt.host.probes.outcome import Outcome
 from crckpt.host.process import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it as root and as another user")
@@ -69,3 +70,18 @@ def test_without_rights_no_lock_is_tried(monkeypatch: pytest.MonkeyPatch) -> Non
         (commands / "iptables").chmod(0o755)
         monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(commands))
         as_user(check)
+
+
+def test_addresses_can_move() -> None:
+    """It is tried where it does no harm."""
+
+    def check() -> None:
+        found = network.move_ip()
+        assert (found.state, found.fix) == ("ok", "")
+
+    as_user(check, ROOT)
+    as_user(lambda: _assert_not_tried(network.move_ip()))
+
+
+def _assert_not_tried(found: Outcome) -> None:
+    assert (found.state, found.fix) == ("limited", "sudo crckpt doctor")
