@@ -6,9 +6,10 @@ import os
 import socket
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from trees import wait_for
@@ -220,14 +221,27 @@ class Echo:
             self._listener = socket.create_server((ip, port), family=family)
         self.accepted = 0
         self._open: list[socket.socket] = []
-        threading.Thread(target=self._serve, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._start(self._serve)
 
     def close(self) -> None:
-        """End it with its connections, without a word to their peers if its address is gone."""
+        """End it with its connections."""
+        # A thread that is about to read would read from the next socket that gets the number of a closed one: each is
+        # ended first, that which accepts before all others.
         self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        self._threads[0].join(WITHIN_S)
         for connection in self._open:
-            connection.close()
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads[1:]:
+            thread.join(WITHIN_S)
+        for each in (self._listener, *self._open):
+            each.close()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def _serve(self) -> None:
         while True:
@@ -237,7 +251,7 @@ class Echo:
                 return
             self.accepted += 1
             self._open.append(connection)
-            threading.Thread(target=_echo, args=(connection,), daemon=True).start()
+            self._start(partial(_echo, connection))
 
 
 def _echo(connection: socket.socket) -> None:
