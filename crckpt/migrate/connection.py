@@ -24,12 +24,12 @@ from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.migrate import frames, messages
 from crckpt.migrate.events import Event
-from crckpt.migrate.lost import ConnectionLost, PrintedText, ProtocolError, make_broken_error
-from crckpt.migrate.messages import Abort, AnyMessage, Failed, Message, Pack
+from crckpt.migrate.lost import ConnectionLost, GivenUp, PrintedText, ProtocolError, make_broken_error
+from crckpt.migrate.messages import Abort, Aborted, AnyMessage, Failed, Message, Pack
 from crckpt.migrate.reader import Reader
 from crckpt.migrate.writer import Writer
 
-__all__ = ["Connection", "ConnectionLost", "PackReceiver", "PrintedText", "ProtocolError"]
+__all__ = ["Connection", "ConnectionLost", "GivenUp", "PackReceiver", "PrintedText", "ProtocolError"]
 
 # A wait of the main thread ends after so long, and begins again: a signal that comes just before a system call is
 # handled only after it.
@@ -116,11 +116,15 @@ class Connection:
     def send(self, message: AnyMessage) -> None:
         """Send a message. When it returns the system has it: the other side may never get it.
 
-        Raises ConnectionLost, or what the other side has sent instead: its error.
+        Raises ConnectionLost, or what the other side has sent instead: its error; RemoteError for a message that is too
+        large, as of a tree of a million processes.
         """
         kind = type(message).__name__
+        content = messages.encode(message)
+        if len(content) > messages.MOST_BYTES:
+            raise RemoteError(f"{kind} for {self.peer} has {len(content)} bytes, more than a message may have")
         step(f"send.{kind}")
-        for header, payload in frames.cut_message(messages.encode(message)):
+        for header, payload in frames.cut_message(content):
             self._writer.put(header, payload, is_data=False)
         self._wait(lambda: not self._writer.queued)
         step(f"sent.{kind}")
@@ -147,8 +151,8 @@ class Connection:
     def receive(self, *kinds: type[Message], timeout: float | None = None) -> Message:
         """Wait for the next message, which must be of one of these kinds.
 
-        Raises RemoteError if the other side sent Failed or Abort, and none of these is wanted; ConnectionLost, also if
-        no message comes within `timeout` seconds; and what a PackReceiver has raised.
+        Raises RemoteError if the other side sent Failed, and GivenUp if it sent Abort, where these are not wanted;
+        ConnectionLost, also if no message comes within `timeout` seconds; and what a PackReceiver has raised.
         """
         if not self._wait(lambda: bool(self._received), timeout):
             raise ConnectionLost(
@@ -164,6 +168,16 @@ class Connection:
         self._raise_refusal(found)
         expected = " or ".join(kind.__name__ for kind in kinds)
         raise self.reject(f"{type(found).__name__} instead of {expected}")
+
+    def abort(self, why: str, timeout: float) -> None:
+        """Send Abort, and wait until the other side has answered that. What it has sent before is dropped.
+
+        Raises ConnectionLost.
+        """
+        self.send(Abort(messages.cut_text(why)))
+        until = time.monotonic() + timeout
+        while not isinstance(self.receive(Message, timeout=until - time.monotonic()), Aborted):
+            continue
 
     def reject(self, what: str) -> ProtocolError:
         """End the connection because of what the other side has sent; return the error to raise."""
@@ -214,7 +228,7 @@ class Connection:
         if isinstance(message, Failed):
             raise message.to_error(self.peer)
         if isinstance(message, Abort):
-            raise RemoteError(f"{self.peer} gave up: {message.why}")
+            raise GivenUp(self.peer, message.why)
 
     def _lose(self, error: CrckptError) -> None:
         with interrupts_deferred():

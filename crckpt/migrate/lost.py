@@ -1,4 +1,4 @@
-"""Why a connection between the two sides of a migration is of no use any more."""
+"""Why the two sides of a migration cannot go on."""
 
 from __future__ import annotations
 
@@ -7,6 +7,14 @@ from crckpt.errors import RemoteError
 
 class ConnectionLost(RemoteError):
     """The connection to the other side has ended, is silent, or carried what crckpt does not send."""
+
+
+class GivenUp(RemoteError):
+    """The other side has sent Abort, and waits for Aborted; the connection can still be used. `why` is its reason."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer} gave up: {why}")
+        self.why = why
 
 
 class ProtocolError(ConnectionLost):

@@ -299,8 +299,9 @@ def decode(content: bytes | memoryview) -> AnyMessage:
 def make_failed(error: CrckptError | OSError) -> Failed:
     """Make the message for an error."""
     if isinstance(error, CrckptError):
-        return Failed(error.exit_code, _cut(error.message), _cut(error.hint), tuple(map(_cut, error.causes[:10_000])))
-    return Failed(RemoteError.exit_code, _cut(error_text(error)))
+        causes = tuple(map(cut_text, error.causes[:1000]))
+        return Failed(error.exit_code, cut_text(error.message), cut_text(error.hint), causes)
+    return Failed(RemoteError.exit_code, cut_text(error_text(error)))
 
 
 def _read_any_hello(content: bytes | memoryview) -> _AnyHello | None:
@@ -310,7 +311,8 @@ def _read_any_hello(content: bytes | memoryview) -> _AnyHello | None:
         return None
 
 
-def _cut(text: str) -> str:
+def cut_text(text: str) -> str:
+    """Return text that fits in a message."""
     return text[: 16 << 10]
 
 

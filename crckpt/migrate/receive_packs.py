@@ -24,6 +24,7 @@ from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.access import full_store_named
 from crckpt.store.backend.local import LocalBackend
+from crckpt.store.fingerprints import load_fingerprints, read_key
 from crckpt.store.format.manifest import unseal
 from crckpt.store.format.pack import FEWEST_BYTES, MOST_BYTES, Pack, open_pack
 from crckpt.store.layout import fingerprints_name, pack_name
@@ -48,6 +49,7 @@ class Receiver:
         self._repository = repository
         self._directory = directory
         self._intact: set[str] = set()
+        self._received: set[str] = set()
 
     def answer_offer(
         self, connection: Connection, offer: Offer, progress: Callable[[int], None] = lambda _done: None
@@ -73,6 +75,7 @@ class Receiver:
             finally:
                 incoming.discard()
         self._intact.update(lacking)
+        self._received.update(lacking)
         connection.send(Stored())
 
     def check_checkpoint(self, manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
@@ -103,6 +106,21 @@ class Receiver:
         self._repository.require_writable()
         with full_store_named(self._repository.backend.location):
             return self._repository.add_manifest(manifest, checkpoint_id)
+
+    def cache_fingerprints(self) -> None:
+        """Compute the fingerprints of the packs that were received: the next dump, or move to here, needs them.
+
+        It takes a processor some seconds for each GB: call it when the tree runs.
+        """
+        backend = self._repository.backend
+        key = read_key(backend)
+        # What cannot be read or written now is computed when it is needed.
+        with suppress(IntegrityError, OSError), workers() as pool:
+            tasks = [
+                pool.submit(load_fingerprints, backend, key, open_pack(backend, digest)) for digest in self._received
+            ]
+            for task in tasks:
+                wait_for_result(task)
 
     def _find_lacking(self, digests: Iterable[str], pool: Workers) -> tuple[str, ...]:
         """Find the packs that are not here, or damaged, as far as that is known without reading what was verified."""

@@ -98,6 +98,14 @@ def test_a_message_larger_than_a_frame_arrives_whole() -> None:
         sending.join()
 
 
+def test_a_message_that_is_too_large_is_not_sent() -> None:
+    with connected() as (source, destination):
+        with pytest.raises(RemoteError, match=r"Questions for destination has \d+ bytes, more than"):
+            source.send(Questions(bytes(messages.MOST_BYTES)))
+        source.send(Stored())
+        assert destination.receive(Stored) == Stored()
+
+
 def test_data_goes_to_the_receiver_of_packs_and_in_front_of_later_messages() -> None:
     content, collected = os.urandom(3 << 20), Collected()
     with connected() as (source, destination), destination.receiving(collected):
@@ -162,6 +170,22 @@ def test_failed_and_abort_are_raised_where_they_are_not_expected() -> None:
         assert source.receive(Aborted) == Aborted()
         destination.send(Failed(1, "a bug"))
         assert source.receive(Running, Failed) == Failed(1, "a bug")
+
+
+def test_an_abort_passes_over_answers_that_come_before_it_is_read() -> None:
+    with connected() as (source, destination):
+        destination.send(Stored())
+        destination.send(Failed(1, "late"))
+
+        def answer() -> None:
+            assert destination.receive(Abort).why == "^C"
+            destination.send(Aborted())
+
+        thread = in_thread(answer)
+        source.abort("^C", 60)
+        thread.join()
+        with pytest.raises(ConnectionLost, match=r"destination gave no answer"):
+            source.abort("again", 0.1)
 
 
 def test_failed_ends_a_transfer() -> None:

@@ -19,7 +19,7 @@ from image_sets import ONE_PROCESS, manifest_path, open_store, packs, store
 
 from crckpt.errors import IntegrityError, RemoteError
 from crckpt.migrate import messages
-from crckpt.migrate.connection import Connection, ConnectionLost
+from crckpt.migrate.connection import Connection, ConnectionLost, GivenUp
 from crckpt.migrate.frames import HEADER_BYTES, MESSAGE, MOST_PAYLOAD, make_frame, read_header
 from crckpt.migrate.messages import Abort, Hello, Lacking, Offer, Rehearse, RestoreOptions
 from crckpt.migrate.packs import send_packs
@@ -150,7 +150,7 @@ def conversation(tmp_path_factory: pytest.TempPathFactory) -> Conversation:
 
 def test_the_recorded_conversation_can_be_played(conversation: Conversation) -> None:
     error = conversation.play(conversation.content)
-    assert type(error) is RemoteError
+    assert type(error) is GivenUp
     assert str(error) == "destination gave up: the end"
 
 

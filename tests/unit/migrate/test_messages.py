@@ -19,6 +19,7 @@ from crckpt.migrate.messages import (
     AnyMessage,
     Ended,
     Failed,
+    Files,
     Lacking,
     MoveState,
     Offer,
@@ -49,6 +50,7 @@ EXAMPLES: tuple[AnyMessage, ...] = (
     HELLO,
     Questions(b"\x00?"),
     Answers(b"\xff!"),
+    Files(b"\x80"),
     Offer(("cd" * 32, "ef" * 32)),
     Lacking(()),
     Pack(3, "cd" * 32, 1 << 40),
@@ -166,3 +168,4 @@ def test_a_system_error_has_its_words() -> None:
 def test_an_endless_message_is_cut() -> None:
     failed = make_failed(PreflightRefused("x" * (1 << 20), causes=("y" * (1 << 20),) * 20_000))
     assert decode(encode(failed)) == failed
+    assert len(encode(failed)) < messages.MOST_BYTES

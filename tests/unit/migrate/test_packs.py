@@ -27,8 +27,8 @@ from image_sets import (
 from small_disk import mounted_disk
 
 from crckpt.errors import CrckptError, IntegrityError, RemoteError, StoreUnusable
-from crckpt.migrate.connection import Connection, ProtocolError
-from crckpt.migrate.messages import Failed, Lacking, Offer, Pack, Sent, make_failed
+from crckpt.migrate.connection import Connection, GivenUp, ProtocolError
+from crckpt.migrate.messages import Aborted, Failed, Lacking, Offer, Pack, Sent, make_failed
 from crckpt.migrate.packs import send_packs
 from crckpt.migrate.receive_packs import Receiver
 from crckpt.model import CheckpointId
@@ -110,6 +110,44 @@ def test_a_second_transfer_sends_only_what_is_new(move: Move, tmp_path: Path) ->
     with connected() as (here, there):
         again = Move(move.source, move.destination, here, there, Receiver(move.destination, tmp_path))
         assert again.send(first, second) == 0
+
+
+def test_fingerprints_of_what_came(move: Move, tmp_path: Path) -> None:
+    """A dump at the destination then finds pages, and nothing is read again by the next move."""
+    made = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    move.receive_checkpoint(made)
+    assert not move.destination.backend.exists(fingerprints_name(digests(made)[0]))
+    move.receiver.cache_fingerprints()
+    assert all(move.destination.backend.exists(fingerprints_name(digest)) for digest in digests(made))
+    (tmp_path / "again").mkdir()
+    assert set(digests(store(move.destination, tmp_path / "again", of_pages(*range(1, 400))))) & set(digests(made))
+    assert verify(move.destination).damages == ()
+
+
+def test_a_store_that_cannot_be_written_is_said(move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    monkeypatch.setattr(move.destination.backend, "find_write_refusal", lambda: "it is on a read-only mount")
+    with pytest.raises(RemoteError, match="cannot be written: it is on a read-only mount"):
+        move.send(made)
+    assert isinstance(move.errors[0], StoreUnusable)
+    assert nothing_is_left(move.destination)
+
+
+def test_an_abort_in_a_transfer_leaves_nothing(move: Move) -> None:
+    def answer() -> None:
+        with pytest.raises(GivenUp, match="source gave up: interrupted") as caught:
+            move.receiver.answer_offer(move.there, move.there.receive(Offer))
+        assert caught.value.why == "interrupted"
+        move.there.send(Aborted())
+
+    thread = in_thread(answer)
+    move.here.send(Offer((DIGEST,)))
+    move.here.receive(Lacking)
+    move.here.send(Pack(0, DIGEST, 1000))
+    move.here.send_data(0, b"x" * 500)
+    move.here.abort("interrupted", 60)
+    thread.join()
+    assert nothing_is_left(move.destination)
 
 
 def test_many_packs_at_once(move: Move, tmp_path: Path) -> None:
