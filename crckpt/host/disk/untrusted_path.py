@@ -20,8 +20,8 @@ from crckpt.host.proc.mountinfo import read_mounts
 _AUTOMOUNTED: Final = "autofs"
 
 
-class FoundFile(Struct, frozen=True):
-    """What a path leads to: `status`, and `link`, by which the file can be opened while it is held.
+class HeldFile(Struct, frozen=True):
+    """The file that a path leads to: its `status`, and the `link` by which it can be opened while it is held.
 
     `is_unmounted`: the path leads through a directory on which nothing is mounted yet; `status` is that directory's.
     """
@@ -32,7 +32,7 @@ class FoundFile(Struct, frozen=True):
 
 
 @contextmanager
-def found(path: str, automounts: frozenset[int], *, follow: bool = True) -> Iterator[FoundFile]:
+def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Iterator[HeldFile]:
     """Hold the file that an absolute path leads to, or, unless `follow`, a symbolic link at its end itself.
 
     `automounts`: the result of `find_automounts`. Raises OSError.
@@ -46,7 +46,7 @@ def found(path: str, automounts: frozenset[int], *, follow: bool = True) -> Iter
             os.close(descriptor)
             raise
     try:
-        yield FoundFile(entries[-1].status, f"/proc/self/fd/{descriptor}", _is_unmounted(entries, automounts))
+        yield HeldFile(entries[-1].status, f"/proc/self/fd/{descriptor}", _is_unmounted(entries, automounts))
     finally:
         os.close(descriptor)
 

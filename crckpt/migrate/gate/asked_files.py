@@ -25,7 +25,9 @@ from crckpt.model import MEBIBYTE
 LARGEST_READ: Final = 64 * MEBIBYTE
 """Larger files are compared by size and time: to read them takes longer than a user waits for a check."""
 
-_MOST_READ: Final = 1024 * MEBIBYTE
+MOST_READ: Final = 1024 * MEBIBYTE
+"""The content of all files together that either side reads for a check."""
+
 _DELETED: Final = " (deleted)"
 # Files that are on no disk, or that come back with the tree.
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero (deleted)", "/SYSV", "/[aio]", "/proc/", "/secretmem")
@@ -90,7 +92,7 @@ class FileAsker:
 
     def list(self) -> tuple[AskedFile, ...]:
         """Return all files, with the digests of those that the tree only reads."""
-        left = _MOST_READ
+        left = MOST_READ
         found = []
         for asked in self._asked.values():
             if is_compared_by_content(asked) and asked.size <= left:

@@ -136,7 +136,7 @@ def _compare_content(asked: AskedFile, here: LocalFile, values: dict[str, str]) 
         if asked.digest != here.digest:
             yield cause("file-differs").finding(**{**values, "why": "it has other content"})
         return
-    why = "it cannot be read" if asked.digest else "it is too large to be read"
+    why = "it cannot be read there" if asked.digest else "it cannot be read, or is too large to be read for a check"
     if asked.modified == here.modified:
         yield cause("file-size-only").finding(**{**values, "why": why})
         return

@@ -17,10 +17,10 @@ from crckpt.errors import error_text
 from crckpt.host.disk.build_id import read_build_id
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
-from crckpt.host.disk.untrusted_path import FoundFile, find_automounts, found
+from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
 from crckpt.host.process.signals import start_thread
 from crckpt.host.steps import limit
-from crckpt.migrate.gate.asked_files import LARGEST_READ, find_shared_file_systems
+from crckpt.migrate.gate.asked_files import LARGEST_READ, MOST_READ, find_shared_file_systems
 from crckpt.migrate.gate.local_file import LocalFile
 from crckpt.migrate.gate.questions import AskedFile
 from crckpt.model import utc_datetime
@@ -51,6 +51,7 @@ class _Look:
         self._asked = asked
         self._shared = find_shared_file_systems()
         self._automounts = find_automounts()
+        self._left = MOST_READ
         self._current: AskedFile | None = None
         self.results: dict[int, LocalFile] = {}
         self.progress = 0
@@ -79,7 +80,7 @@ class _Look:
     def _look_at(self, file: AskedFile) -> LocalFile:
         try:
             # CRIU opens a symbolic link that the tree has open itself (O_PATH | O_NOFOLLOW) with these flags.
-            with found(file.name, self._automounts, follow=not file.flags & os.O_NOFOLLOW) as here:
+            with held(file.name, self._automounts, follow=not file.flags & os.O_NOFOLLOW) as here:
                 if here.is_unmounted:
                     return LocalFile(problem="unmounted")
                 return self._describe(file, here)
@@ -88,7 +89,7 @@ class _Look:
         except (OSError, ValueError) as error:
             return LocalFile(problem="refused", why=error_text(error))
 
-    def _describe(self, file: AskedFile, here: FoundFile) -> LocalFile:
+    def _describe(self, file: AskedFile, here: HeldFile) -> LocalFile:
         status = here.status
         is_regular = stat.S_ISREG(status.st_mode)
         build_id = b""
@@ -111,10 +112,11 @@ class _Look:
             shared_by=self._shared.get(status.st_dev, ""),
         )
 
-    def _digest(self, file: AskedFile, here: FoundFile) -> str:
+    def _digest(self, file: AskedFile, here: HeldFile) -> str:
         """Read the content only where it decides: the other host has read it, and the size is the same."""
-        if not file.digest or here.status.st_size != file.size or file.size > LARGEST_READ:
+        if not file.digest or here.status.st_size != file.size or file.size > min(LARGEST_READ, self._left):
             return ""
+        self._left -= file.size
         with suppress(OSError):
             descriptor, _ = open_regular(here.link)
             if descriptor is not None:

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def is_root() -> None:
+    """Skip all of it for other users."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may read the maps of a process, and make namespaces")
 
 
 @pytest.fixture
