@@ -134,7 +134,12 @@ REWORDED: Final = {
         "the tree runs under a security module that this kernel does not have",
         "boot that host with it: security=apparmor, or selinux=1",
     ),
-    "stopped-job": Cause("", "", "let it run before the move: fg"),
+    "stopped-job": Cause(
+        "",
+        "a process of the tree is stopped, as by ^Z: after the move no shell could continue it, and the kernel would "
+        "end it by SIGHUP",
+        "let it run before the move: fg",
+    ),
     "tasks-limit": Cause("", "", "raise its pids.max"),
     "tcp-keys-lost": Cause("", "", "move it with less protection: --allow-weaker"),
 }

@@ -24,6 +24,7 @@ from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.migrate.gate.questions import AskedProcess, AskedSocket, AskedTerminal, Questions
 from crckpt.model import PAGE_SIZE
 from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.terminals import needs_terminal
 
 CLOCKS_IMAGE: Final = "timens-0.img"
 _KINDS: Final = ("pid", "net", "ipc", "uts", "mnt", "user", "cgroup", "time")
@@ -47,6 +48,8 @@ def plan_restore(questions: Questions, criu_version: str) -> PlannedRestore:
         has_terminal=True,
         crius=(questions.host.criu_version, criu_version),
         closed_pipes=frozenset(questions.closed_pipes),
+        # The holder of a new terminal is the parent of the root; else CRIU is, which ends.
+        is_orphan=not needs_terminal(tree),
         may_have_consoles=questions.allows_weaker,
         tty="new",
     )

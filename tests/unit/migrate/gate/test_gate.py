@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -373,13 +372,19 @@ def test_another_move_of_the_job(target: Told, there: Path) -> None:
     assert "crckpt migrate --resume 0123456789abcdef" in answers.blockers[0].remedy
 
 
-def test_a_stopped_process_that_no_shell_could_continue(there: Path) -> None:
-    """Nothing else than the signal of the kernel would come to it."""
-    program = "import os, signal, sys; print('ready', flush=True); os.kill(os.getpid(), signal.SIGSTOP)"
-    with running(sys.executable, "-c", program) as process:
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        questions = ask_about(target_at(process.pid, there))
-        assert [each.state for each in questions.processes] == ["stopped"]
+def test_a_stopped_process_that_no_shell_could_continue(target: Told, there: Path) -> None:
+    """As after ^Z: it leads no session, and over there the kernel would end it by SIGHUP."""
+    stopped = target.do(
+        "import os, signal, subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid; "
+        "p.send_signal(signal.SIGSTOP); os.waitid(os.P_PID, p.pid, os.WSTOPPED | os.WNOWAIT)"
+    )
+    asked = target_at(stopped, there)
+    questions = ask_about(asked)
+    assert [each.state for each in questions.processes] == ["stopped"]
+    answers = answer_in(NEW_PIDS, questions, there)
+    target.do("p.kill(); p.wait()")
+    assert keys(answers) == ["stopped-job"]
+    assert report(asked, questions, answers).blockers[0].remedy == "let it run before the move: fg"
 
 
 def test_a_tree_of_several_processes_with_threads(target: Told, there: Path) -> None:
