@@ -142,6 +142,25 @@ def _repair(repository: Repository, source: str) -> None:
     repair(repository, source=Repository.open(Path(source)))
 
 
+def _receive(repository: Repository, source: str) -> None:
+    """Receive the newest checkpoint of `job` from another store."""
+    from connected import connected, in_thread
+
+    from crckpt.migrate.messages import Offer
+    from crckpt.migrate.packs import send_packs
+    from crckpt.migrate.receive_packs import Receiver
+    from crckpt.store.layout import manifest_name
+
+    other = Repository.open(Path(source))
+    made = other.get(other.resolve("job"))
+    with connected() as (here, there), repository.transaction() as begun:
+        sending = in_thread(lambda: send_packs(here, other.backend, [use.digest for use in made.packs]))
+        receiver = Receiver(repository, begun.path)
+        receiver.answer_offer(there, there.receive(Offer))
+        sending.join()
+        receiver.store_checkpoint(other.backend.read(manifest_name(made.id), 1 << 20), made.id)
+
+
 _ACTS: dict[str, Callable[..., object]] = {
     "announce": _announce,
     "create": lambda _repository: None,
@@ -156,6 +175,7 @@ _ACTS: dict[str, Callable[..., object]] = {
     "materialise": _restore,
     "restoring": _keep_restores_out,
     "repair": _repair,
+    "receive": _receive,
 }
 
 

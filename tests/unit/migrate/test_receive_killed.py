@@ -1,0 +1,67 @@
+"""A destination that is killed before any step of what it does to its store harms nothing; a second move succeeds."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from image_sets import ONE_PROCESS, of_pages, open_store, store
+from stages import memory_directory
+from writer import Order, Writers, writers
+
+from crckpt.store import Checkpoint, Repository, collect_garbage, verify
+from crckpt.store.backend.flock import holders
+
+
+@pytest.fixture(scope="module")
+def forked() -> Iterator[Writers]:
+    """A process that forks destinations."""
+    with writers() as found:
+        yield found
+
+
+def new_destination(base: Path) -> Repository:
+    """A store with a checkpoint of its own, which has some of the pages."""
+    repository = open_store(base)
+    store(repository, base, of_pages(*range(1, 50)))
+    return repository
+
+
+def steps(forked: Writers, source: Path) -> Counter[str]:
+    """The steps of a destination, and how often it takes each."""
+    with memory_directory() as base:
+        repository = new_destination(base)
+        order = Order("receive", str(repository.root), (str(source),))
+        return Counter(entry.name for entry in forked.record_steps(order, base / "log"))
+
+
+def check(repository: Repository, before: tuple[Checkpoint, ...], made: Checkpoint) -> None:
+    """What was there is there; what came is there whole, or not at all."""
+    assert repository.checkpoints() in (before, (*before, made))
+    assert repository.unreadable() == ()
+    assert verify(repository).damages == ()
+    assert holders(repository.root) == ()
+
+
+def test_killed_before_any_step(forked: Writers, tmp_path: Path) -> None:
+    source = open_store(tmp_path)
+    for images in (of_pages(*range(1, 300)), of_pages(*range(20, 400)), ONE_PROCESS):
+        made = store(source, tmp_path, images)
+    taken = steps(forked, source.root)
+    assert {"received-pack.write", "received-pack.sync", "pack.rename", "manifest-directory.rename"} <= set(taken)
+    for moment in [f"{name}:{number}" for name, times in taken.items() for number in sorted({1, times})]:
+        with memory_directory() as base:
+            repository = new_destination(base)
+            before = repository.checkpoints()
+            order = Order("receive", str(repository.root), (str(source.root),), kill_at=moment)
+            assert forked.status(order) == -signal.SIGKILL, moment
+            check(repository, before, made)
+            assert forked.status(Order("receive", str(repository.root), (str(source.root),))) == 0
+            check(repository, before, made)
+            assert repository.get(made.id) == made
+            collect_garbage(repository)
+            assert not list(repository.backend.scratch.iterdir())
+            check(repository, before, made)
