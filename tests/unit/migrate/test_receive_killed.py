@@ -1,4 +1,4 @@
-"""A destination that is killed before any step of what it does to its store harms nothing; a second move succeeds."""
+"""A destination that is killed, or loses power, at any step harms nothing in its store; a second move succeeds."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from pathlib import Path
 
 import pytest
 from image_sets import ONE_PROCESS, of_pages, open_store, store
+from power_cut import ALL, LOST, NONE, SOME, ZEROS, Disk, cut_short, prefixes, write_out
 from stages import memory_directory
 from writer import Order, Writers, writers
 
 from crckpt.store import Checkpoint, Repository, collect_garbage, verify
 from crckpt.store.backend.flock import holders
+
+MESSAGES = ("send.", "sent.", "receive.")
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +68,22 @@ def test_killed_before_any_step(forked: Writers, tmp_path: Path) -> None:
             collect_garbage(repository)
             assert not list(repository.backend.scratch.iterdir())
             check(repository, before, made)
+
+
+def test_a_power_cut_at_any_moment(forked: Writers, tmp_path: Path) -> None:
+    source = open_store(tmp_path)
+    for images in (of_pages(*range(1, 300)), ONE_PROCESS):
+        made = store(source, tmp_path, images)
+    with memory_directory() as base:
+        repository = new_destination(base)
+        before, disk = repository.checkpoints(), Disk(repository.root)
+        order = Order("receive", str(repository.root), (str(source.root),))
+        # Messages change no files.
+        entries = [entry for entry in forked.record_steps(order, base / "log") if not entry.name.startswith(MESSAGES)]
+        for number in prefixes(entries, disk, repository.root):
+            for kept, torn in ((NONE, LOST), (ALL, ZEROS), (SOME, cut_short)):
+                with memory_directory() as directory:
+                    write_out(disk.after_cut(number, kept, torn), directory)
+                    found = Repository.open(directory)
+                    check(found, before, made)
+                    assert number < len(entries) or made in found.checkpoints()
