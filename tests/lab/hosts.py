@@ -19,7 +19,7 @@ PROGRAMS: Final = PROJECT / "tests/programs"
 HOSTS: Final = ("source", "destination", "client")
 ENVIRONMENT: Final = ("env", "-i", "PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root", "LANG=C.UTF-8")
 PYTHON: Final = "/usr/bin/python3"
-WITHIN_S: Final = 120.0
+WITHIN_S: Final = 240.0
 _LOOK_S: Final = 0.01
 _START: Final = 'setsid "$@" </dev/null >/dev/null 2>&1 & echo $!'
 
@@ -246,7 +246,7 @@ def talking(lab: TwoHosts, version: int, *, port: int = 9000, host: str = "clien
 
 
 def wait_for(condition: Callable[[], object], what: str) -> None:
-    """Look every 10 ms until it is true; AssertionError naming `what` after two minutes."""
+    """Look every 10 ms until it is true; AssertionError naming `what` after four minutes."""
     deadline = time.monotonic() + WITHIN_S
     while not condition():
         assert time.monotonic() < deadline, f"waited {WITHIN_S:.0f} s for {what}"
