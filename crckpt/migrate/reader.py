@@ -123,7 +123,11 @@ class Reader:
         while memory:
             if not self._wait(self._silence_s):
                 raise make_silence_error(self._peer, self._silence_s)
-            count = os.readv(self._descriptor, [memory])
+            try:
+                count = os.readv(self._descriptor, [memory])
+            except BlockingIOError:
+                # sshd gives one socket for both directions, which the writer has made non-blocking.
+                continue
             if not count:
                 raise make_end_error(self._peer)
             memory = memory[count:]
