@@ -23,8 +23,8 @@ from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.migrate import frames, messages
+from crckpt.migrate.connection_errors import ConnectionLost, GivenUp, PrintedText, ProtocolError, make_broken_error
 from crckpt.migrate.events import Event
-from crckpt.migrate.lost import ConnectionLost, GivenUp, PrintedText, ProtocolError, make_broken_error
 from crckpt.migrate.messages import Abort, Aborted, AnyMessage, Failed, Message, Pack
 from crckpt.migrate.reader import Reader
 from crckpt.migrate.writer import Writer

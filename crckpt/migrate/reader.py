@@ -13,8 +13,14 @@ from typing import Final
 from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import start_thread
 from crckpt.migrate import frames, messages
+from crckpt.migrate.connection_errors import (
+    PrintedText,
+    ProtocolError,
+    make_broken_error,
+    make_end_error,
+    make_silence_error,
+)
 from crckpt.migrate.events import Event
-from crckpt.migrate.lost import PrintedText, ProtocolError, make_broken_error, make_end_error, make_silence_error
 from crckpt.migrate.messages import AnyMessage
 
 # ssh may ask the user for a password before anything comes.
