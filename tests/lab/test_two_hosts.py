@@ -198,7 +198,9 @@ def test_script_runs_commands_on_hosts(lab: TwoHosts) -> None:
     assert (done.returncode, done.stdout) == (7, "client\nxa 'b'\n")
     assert "two-hosts down" in run_script(lab.directory, "up").stderr
     assert run_script(lab.directory, "sh", "client", "hostname").stdout == "client\n"
-    assert run_script(lab.directory, "link", "cut", "source").returncode == 2
+    for words in (("link", "cut", "source"), ("link", "cut", "source", "elsewhere"), ("sh", "key", "true"), ("sh",)):
+        assert run_script(lab.directory, *words).returncode == 2
+    assert "two-hosts up" in run_script(lab.directory / "missing", "sh", "client", "hostname").stderr
 
 
 @needs_namespaces
