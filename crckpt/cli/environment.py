@@ -13,7 +13,7 @@ VARIABLES: Final = (
     ("XDG_CONFIG_HOME", "Other users than root: the configuration is `crckpt.yaml` in it. Default: `~/.config`."),
     ("XDG_CACHE_HOME", "Other users than root: which CRIU works is remembered in it. Default: `~/.cache`."),
     ("XDG_RUNTIME_DIR", "Other users than root: sockets of trackers are in it. Default: `/tmp`."),
-    ("SSH_CONNECTION", "The ends of the ssh connection between the hosts of a move: `--move-ip` can move neither."),
+    ("SSH_CONNECTION", "The ends of the ssh connection: neither can move with a program (`--move-ip`)."),
     ("COLUMNS", "The width of help and of `crckpt list`, in place of the terminal's."),
     ("NO_COLOR", "If it is set, output has no colours, and help no bold words. `TERM=dumb` does the same for help."),
 )

@@ -101,6 +101,11 @@ def _check_here(address: HostAddress) -> Iterator[tuple[str, str]]:
             f"{address} comes from DHCP or a router, which would give it to this host again",
             f"configure it as a static address, or: {again}",
         )
+    if address.ip in _ends_of_ssh():
+        yield (
+            f"your ssh session uses {address.ip}, which moves: it would hang in the middle of the move",
+            "log in by another address of this host",
+        )
     yield from _check_losses(address, device, held)
 
 

@@ -159,6 +159,9 @@ def test_the_connection_of_the_move_does_not_use_it(
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", f"{address.ip} 40000 10.77.0.2 22")
     assert "the connection between the hosts uses" in only(check_destination([address]))[0]
+    monkeypatch.setenv("SSH_CONNECTION", f"10.77.0.3 40000 {address.ip} 22")
+    add(host, address)
+    assert "your ssh session uses" in only(check_source([address]))[0]
 
 
 def test_a_missing_ip_is_named(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
