@@ -110,6 +110,8 @@ def move_ip() -> Outcome:
     tool = network_locks.find_nft()
     if tool is None:
         return missing("nft is not installed", lost, "apt-get install nftables")
+    if not network_locks.can_filter():
+        return missing(f"{tool} cannot read the packet filter", lost, _more_rights("NET_ADMIN"))
     try:
         # The namespace ends with us.
         clone.unshare(clone.CLONE_NEWNET)

@@ -20,6 +20,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
+from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 
 _PRIVATE: Final = 0o077
 _MOST_OUTPUT: Final = 4096
@@ -133,7 +134,7 @@ def run_shell(command: str, more: Mapping[str, str], *, timeout: float) -> Finis
     """
     words = ("/bin/sh", "-c", command)
     # Not a pipe: what runs on in the background may keep that open.
-    with tempfile.TemporaryFile() as output:
+    with tempfile.TemporaryFile() as output, interrupts_deferred():
         try:
             process = subprocess.Popen(
                 words,
@@ -146,7 +147,8 @@ def run_shell(command: str, more: Mapping[str, str], *, timeout: float) -> Finis
         except OSError as error:
             raise HostCannot(f"cannot run {words[0]}: {error.strerror}") from error
         try:
-            status = process.wait(timeout)
+            with interrupts_allowed():
+                status = process.wait(timeout)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

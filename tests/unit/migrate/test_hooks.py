@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import select
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Literal
 
 import pytest
+from trees import wait_for
 
 from crckpt.errors import HostCannot
 from crckpt.migrate import hooks
@@ -80,6 +83,33 @@ def test_a_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         return
     assert select.select([ended], [], [], 60)[0]
     os.close(ended)
+
+
+INTERRUPTED = """
+import sys
+from crckpt.host.process.signals import handle_interrupts
+from crckpt.migrate.hooks import HookedMove, run_hook
+handle_interrupts()
+run_hook(HookedMove("0123456789abcdef", "here", "there", "app", "", sys.argv[1]), "claim")
+"""
+
+
+def test_an_interruption_ends_a_hook(tmp_path: Path) -> None:
+    """It and what it has started, however early it comes."""
+    hook = f"echo $$ > {tmp_path}/pid; kill -TERM $PPID; sleep 1000"
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, hook], capture_output=True, text=True, check=False)
+    assert "Interrupted: interrupted by SIGTERM" in done.stderr
+    # An orphan that has been killed is reaped soon.
+    group = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_group(group), 60, "the hook to end")
+
+
+def is_group(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def test_what_runs_on_in_the_background_keeps_nobody_waiting() -> None:

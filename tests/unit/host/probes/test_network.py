@@ -84,4 +84,4 @@ def test_addresses_can_move() -> None:
 
 
 def _assert_not_tried(found: Outcome) -> None:
-    assert (found.state, found.fix) == ("limited", "sudo crckpt doctor")
+    assert (found.state, found.fix) == ("missing", "sudo crckpt doctor")
