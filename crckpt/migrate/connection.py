@@ -23,7 +23,14 @@ from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.migrate import frames, messages
-from crckpt.migrate.connection_errors import ConnectionLost, GivenUp, PrintedText, ProtocolError, make_broken_error
+from crckpt.migrate.connection_errors import (
+    ConnectionEnded,
+    ConnectionLost,
+    GivenUp,
+    PrintedText,
+    ProtocolError,
+    make_broken_error,
+)
 from crckpt.migrate.events import Event
 from crckpt.migrate.messages import Abort, Aborted, AnyMessage, Failed, Message, Pack
 from crckpt.migrate.reader import Reader
@@ -210,7 +217,8 @@ class Connection:
                 lost = self._lost
             if lost is not None:
                 self._raise_if_refused()
-                raise (self._explain_end() if type(lost) is ConnectionLost else None) or lost
+                # Not of a silent one: ssh may try for hours to reach it, and a frozen tree waits here.
+                raise (self._explain_end() if isinstance(lost, ConnectionEnded) else None) or lost
             if until is not None and time.monotonic() >= until:
                 return False
             # No lock is held here: an interruption is raised at once.

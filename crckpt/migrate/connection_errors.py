@@ -9,6 +9,10 @@ class ConnectionLost(RemoteError):
     """The connection to the other side has ended, is silent, or carried what crckpt does not send."""
 
 
+class ConnectionEnded(ConnectionLost):
+    """The other side has closed the connection, or has ended; what has started it may know why."""
+
+
 class GivenUp(RemoteError):
     """The other side has sent Abort, and waits for Aborted; the connection can still be used. `why` is its reason."""
 
@@ -38,14 +42,14 @@ class PrintedText(ConnectionLost):
         )
 
 
-def make_broken_error(peer: str, error: OSError) -> ConnectionLost:
+def make_broken_error(peer: str, error: OSError) -> ConnectionEnded:
     """Make the error for a descriptor that cannot be read or written any more."""
-    return ConnectionLost(f"the connection to {peer} broke: {error.strerror}", hint=f"check the network to {peer}")
+    return ConnectionEnded(f"the connection to {peer} broke: {error.strerror}", hint=f"check the network to {peer}")
 
 
-def make_end_error(peer: str) -> ConnectionLost:
+def make_end_error(peer: str) -> ConnectionEnded:
     """Make the error for a connection that was closed by the other side."""
-    return ConnectionLost(f"the connection to {peer} has ended", hint=f"check that crckpt and ssh run on {peer}")
+    return ConnectionEnded(f"the connection to {peer} has ended", hint=f"check that crckpt and ssh run on {peer}")
 
 
 def make_silence_error(peer: str, seconds: float) -> ConnectionLost:

@@ -39,9 +39,11 @@ _MOST_OUTPUT: Final = 4 << 10
 _LINES_SHOWN: Final = 5
 # What ssh says just before it ends is a part of our error: so long its output waits until the user sees it.
 _SHOWN_AFTER_MS: Final = 1000
-# For so long the other side may take to end after the connection was closed, and ssh to explain why it has ended.
+# For so long the other side may take to end after the connection was closed.
 _END_S: Final = 5.0
 _TERM_S: Final = 2.0
+# And ssh after its output has ended: a frozen tree may wait meanwhile.
+_EXPLAIN_S: Final = 2.0
 
 
 class Remote:
@@ -68,11 +70,11 @@ class Remote:
 
     def explain_end(self) -> CrckptError | None:
         """Say why it has ended; None if it has not, or has ended well."""
-        if not self._child.ends_within(_END_S):
+        if not self._child.ends_within(_EXPLAIN_S):
             return None
         status = self._child.wait()
         # Its last words; a connection that ssh shares with others (ControlPersist) may keep the pipe open.
-        self._reader.join(_TERM_S)
+        self._reader.join(_EXPLAIN_S)
         lines = [line.strip() for line in bytes(self._output).decode(errors="replace").splitlines() if line.strip()]
         words = "; ".join(lines[-_LINES_SHOWN:])
         return self._explain(status, words) if status else None

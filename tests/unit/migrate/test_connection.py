@@ -16,7 +16,7 @@ import pytest
 from connected import HELLO, connected, half_connected, in_thread
 from msgspec.structs import replace
 
-from crckpt.errors import RemoteError
+from crckpt.errors import CrckptError, RemoteError
 from crckpt.migrate import frames, messages
 from crckpt.migrate.connection import Connection, ConnectionLost, PrintedText, ProtocolError
 from crckpt.migrate.frames import BEAT, DATA, MESSAGE, PART, make_frame
@@ -343,6 +343,21 @@ def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
     ):
         side.receive(Hello)
     os.close(to_nobody)
+
+
+def test_nobody_is_asked_about_a_silence() -> None:
+    def explain() -> CrckptError:
+        raise AssertionError("ssh may be alive for hours")
+
+    (reads, outgoing), (incoming, writes) = os.pipe(), os.pipe()
+    os.write(writes, frame(BEAT))
+    with (
+        Connection(incoming, outgoing, "there", patience_s=0.2, explain_end=explain) as side,
+        pytest.raises(ConnectionLost, match="no sign of life"),
+    ):
+        side.receive(Hello)
+    os.close(reads)
+    os.close(writes)
 
 
 def test_silence_is_noticed() -> None:

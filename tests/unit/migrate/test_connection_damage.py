@@ -20,6 +20,7 @@ from image_sets import ONE_PROCESS, manifest_path, open_store, packs, store
 from crckpt.errors import IntegrityError, RemoteError
 from crckpt.migrate import messages
 from crckpt.migrate.connection import Connection, ConnectionLost, GivenUp
+from crckpt.migrate.connection_errors import ConnectionEnded
 from crckpt.migrate.frames import HEADER_BYTES, MESSAGE, MOST_PAYLOAD, make_frame, read_header
 from crckpt.migrate.messages import Abort, Hello, Lacking, Offer, Rehearse, RestoreOptions
 from crckpt.migrate.packs import send_packs
@@ -159,7 +160,7 @@ def test_it_is_cut_off_at_every_frame(conversation: Conversation) -> None:
     for frame in conversation.frames:
         for cut in {at, at + 1, at + HEADER_BYTES, at + len(frame) - 1}:
             error = conversation.play(conversation.content[:cut])
-            assert type(error) is ConnectionLost
+            assert type(error) is ConnectionEnded
             assert "has ended" in str(error)
         at += len(frame)
 
