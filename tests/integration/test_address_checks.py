@@ -180,7 +180,7 @@ def test_a_packet_filter_that_refuses_is_named(host: Machine, tmp_path: Path, mo
 
 
 def put_refusing_nft(directory: Path) -> None:
-    (directory / "nft").write_text("#!/bin/sh\n[ $1 = list ] || { echo Error: Operation not permitted; exit 1; }\n")
+    (directory / "nft").write_text('#!/bin/sh\n[ "$1" = list ] || { echo Error: Operation not permitted; exit 1; }\n')
     (directory / "nft").chmod(0o700)
 
 
