@@ -8,10 +8,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from io import FileIO
 
+from crckpt.migrate import messages
 from crckpt.migrate.connection import Connection
-from crckpt.migrate.messages import Hello
+from crckpt.migrate.frames import MESSAGE, make_frame
+from crckpt.migrate.messages import AnyMessage, Hello, Pack
 
 HELLO = Hello(1, "0.4.0", "here", "boot", 1.5, 2.5, "x86_64", "6.18", ("avx2",), "4.2.1", 7)
+MOVE = "0123456789abcdef"
+DIGEST = "cd" * 32
+PACK = Pack(3, DIGEST, 1000)
 
 
 @contextmanager
@@ -43,3 +48,56 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     return thread
+
+
+class Collected:
+    """Takes packs, and keeps what came."""
+
+    def __init__(self) -> None:
+        self.packs: list[Pack] = []
+        self.content = bytearray()
+        self.largest = 0
+
+    def begin(self, pack: Pack) -> None:
+        """See `PackReceiver`."""
+        self.packs.append(pack)
+
+    def add(self, channel: int, content: memoryview) -> None:
+        """See `PackReceiver`."""
+        self.content += content
+        self.largest = max(self.largest, len(content))
+
+
+def frame(kind: int, payload: bytes = b"", channel: int = 0) -> bytes:
+    """A frame as it is sent."""
+    header, content = make_frame(kind, payload, channel)
+    return header + bytes(content)
+
+
+def message_frame(message: AnyMessage) -> bytes:
+    """A small message as it is sent."""
+    return frame(MESSAGE, messages.encode(message))
+
+
+def repeat(work: Callable[[], object]) -> None:
+    """Do this until it raises."""
+    while True:
+        work()
+
+
+def send_forever(side: Connection) -> None:
+    """Send data on the channel of PACK until that raises."""
+    repeat(lambda: side.send_data(PACK.channel, bytes(side.data_bytes)))
+
+
+class Slow(Collected):
+    """Takes no data before it may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.go = threading.Event(), threading.Event()
+
+    def add(self, channel: int, content: memoryview) -> None:
+        """See `PackReceiver`."""
+        self.has_begun.set()
+        self.go.wait()

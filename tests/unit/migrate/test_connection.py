@@ -1,4 +1,4 @@
-"""What one side sends, the other receives. A peer that is gone, silent or wrong ends the connection with a reason."""
+"""What one side sends, the other receives; neither waits for the other, nor keeps an interruption waiting."""
 
 from __future__ import annotations
 
@@ -7,78 +7,42 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable
 
-import msgspec
 import pytest
-from connected import HELLO, connected, half_connected, in_thread
+from connected import (
+    HELLO,
+    MOVE,
+    PACK,
+    Collected,
+    Slow,
+    connected,
+    frame,
+    half_connected,
+    in_thread,
+    message_frame,
+    repeat,
+    send_forever,
+)
 from msgspec.structs import replace
 
-from crckpt.errors import CrckptError, RemoteError
+from crckpt.errors import RemoteError
 from crckpt.migrate import frames, messages
-from crckpt.migrate.connection import Connection, ConnectionLost, PrintedText, ProtocolError
-from crckpt.migrate.frames import BEAT, DATA, MESSAGE, PART, make_frame
+from crckpt.migrate.connection import Connection, ConnectionLost, ProtocolError
+from crckpt.migrate.frames import BEAT, DATA
 from crckpt.migrate.messages import (
     Abort,
     Aborted,
-    AnyMessage,
     Ended,
     Failed,
     Hello,
     Lacking,
     Offer,
-    Pack,
     Questions,
     Running,
     Sent,
     Stored,
 )
-
-MOVE = "0123456789abcdef"
-DIGEST = "cd" * 32
-PACK = Pack(3, DIGEST, 1000)
-
-
-class Collected:
-    """Takes packs, and keeps what came."""
-
-    def __init__(self) -> None:
-        self.packs: list[Pack] = []
-        self.content = bytearray()
-        self.largest = 0
-
-    def begin(self, pack: Pack) -> None:
-        """See `PackReceiver`."""
-        self.packs.append(pack)
-
-    def add(self, channel: int, content: memoryview) -> None:
-        """See `PackReceiver`."""
-        self.content += content
-        self.largest = max(self.largest, len(content))
-
-
-def frame(kind: int, payload: bytes = b"", channel: int = 0) -> bytes:
-    """A frame as it is sent."""
-    header, content = make_frame(kind, payload, channel)
-    return header + bytes(content)
-
-
-def message_frame(message: AnyMessage) -> bytes:
-    """A small message as it is sent."""
-    return frame(MESSAGE, messages.encode(message))
-
-
-def repeat(work: Callable[[], object]) -> None:
-    """Do this until it raises."""
-    while True:
-        work()
-
-
-def send_forever(side: Connection) -> None:
-    """Send data on the channel of PACK until that raises."""
-    repeat(lambda: side.send_data(PACK.channel, bytes(side.data_bytes)))
 
 
 def test_messages_arrive_in_order_in_both_directions() -> None:
@@ -240,174 +204,11 @@ def test_what_a_receiver_of_packs_raises_is_raised_and_the_rest_is_thrown_away()
         sending.join()
 
 
-def test_packs_for_which_nobody_asked_end_the_connection() -> None:
-    for sent, name in ((message_frame(PACK), "Pack cdcdcdcdcdcd"), (frame(DATA, b"x", 5), "data on channel 5")):
-        with half_connected() as (source, _, writes):
-            writes.write(sent)
-            with pytest.raises(ProtocolError, match=f"{name}, for which nobody asked"):
-                source.receive(Sent)
-
-
-@pytest.mark.parametrize(
-    ("sent", "what"),
-    [
-        (frame(9), "a frame of the unknown kind 9"),
-        (frame(BEAT, b"x"), "a sign of life with 1 bytes"),
-        (frame(MESSAGE, b"", 1), "a message on channel 1"),
-        (frame(DATA, b"", 16), "data on channel 16"),
-        (frame(DATA, b"12345").replace(b"5", b"4"), "data with a wrong checksum"),
-        (frame(MESSAGE, b"\xc1"), "what is no message: .* invalid opcode"),
-        (frame(MESSAGE, msgspec.msgpack.encode({"type": "Stolen"})), "what is no message: .*Stolen"),
-        (frames._HEADER.pack(frames.MOST_PAYLOAD + 1, DATA, 0, 0), f"data with {frames.MOST_PAYLOAD + 1} bytes"),  # noqa: SLF001
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_a_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
-    with half_connected() as (source, _, writes):
-        writes.write(frame(BEAT) + sent)
-        with pytest.raises(ProtocolError, match=f"destination sent {what}") as caught:
-            source.receive(Hello)
-        assert "same version" in caught.value.hint
-
-
-def test_more_parts_than_a_message_may_have_end_the_connection() -> None:
-    with half_connected() as (source, _, writes):
-
-        def send() -> None:
-            part = frame(PART, bytes(frames.MOST_DATA))
-            with pytest.raises(BrokenPipeError):
-                repeat(lambda: writes.write(part))
-
-        sending = in_thread(send)
-        with pytest.raises(ProtocolError, match=f"a message of more than {messages.MOST_BYTES} bytes"):
-            source.receive(Hello)
-        source.close()
-        sending.join()
-
-
-def test_messages_that_nobody_receives_do_not_fill_memory() -> None:
-    with half_connected() as (source, _, writes):
-        writes.write(message_frame(Stored()) * 65)
-        with pytest.raises(ProtocolError, match="Stored before earlier messages were answered"):
-            repeat(lambda: source.send(Stored()))
-
-
-def test_another_protocol_is_a_clear_refusal() -> None:
-    with half_connected() as (source, _, writes):
-        later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "9.1", "hostname": 5}
-        writes.write(frame(MESSAGE, msgspec.msgpack.encode(later)))
-        with pytest.raises(RemoteError) as caught:
-            source.receive(Hello)
-    assert caught.value.message == (
-        "destination has crckpt 9.1, which speaks version 2 of the migration protocol; "
-        "crckpt on this host speaks version 1"
-    )
-    assert caught.value.hint == "install the same version of crckpt on both hosts"
-
-
-def test_text_in_the_place_of_messages_is_shown() -> None:
-    with half_connected() as (source, _, writes):
-        writes.write(b"Welcome to Debian!\n\nYou have mail.\n")
-        writes.write(frame(BEAT) + message_frame(HELLO))
-        writes.close()
-        with pytest.raises(PrintedText, match=r"printed text before .* Welcome to Debian! You have mail\.\Z") as caught:
-            source.receive(Hello)
-    assert ".bashrc" in caught.value.hint
-
-
-def test_the_end_of_the_other_side_is_noticed() -> None:
-    with half_connected() as (source, _, writes):
-        writes.write(message_frame(HELLO) + frame(MESSAGE, b"cut off")[:-3])
-        writes.close()
-        assert source.receive(Hello) == HELLO
-        with pytest.raises(ConnectionLost, match="the connection to destination has ended"):
-            source.receive(Stored)
-        with pytest.raises(ConnectionLost):
-            source.send(Stored())
-
-
-def test_a_side_that_reads_no_more_is_noticed() -> None:
-    with half_connected() as (source, reads, _):
-        reads.close()
-        with pytest.raises(ConnectionLost, match="broke: Broken pipe"):
-            source.receive(Hello)
-
-
-def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
-    (to_nobody, outgoing), (incoming, from_nobody) = os.pipe(), os.pipe()
-    os.close(from_nobody)
-    reason = RemoteError("ssh says: no route to host")
-    with (
-        Connection(incoming, outgoing, "there", explain_end=lambda: reason) as side,
-        pytest.raises(RemoteError, match="no route to host"),
-    ):
-        side.receive(Hello)
-    os.close(to_nobody)
-
-
-def test_nobody_is_asked_about_a_silence() -> None:
-    def explain() -> CrckptError:
-        raise AssertionError("ssh may be alive for hours")
-
-    (reads, outgoing), (incoming, writes) = os.pipe(), os.pipe()
-    os.write(writes, frame(BEAT))
-    with (
-        Connection(incoming, outgoing, "there", patience_s=0.2, explain_end=explain) as side,
-        pytest.raises(ConnectionLost, match="no sign of life"),
-    ):
-        side.receive(Hello)
-    os.close(reads)
-    os.close(writes)
-
-
-def test_silence_is_noticed() -> None:
-    words = r"no sign of life from destination for 0\.2 s"
-    with half_connected(patience_s=0.2) as (source, _, writes):
-        writes.write(frame(BEAT))
-        with pytest.raises(ConnectionLost, match=words):
-            source.receive(Hello)
-
-
-def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
-    words = "no sign of life"
-    with half_connected(patience_s=0.5) as (source, _, writes):
-        writes.write(frame(BEAT))
-        with pytest.raises(ConnectionLost, match=words):
-            send_forever(source)
-
-
 def test_signs_of_life_come_while_nothing_is_sent() -> None:
     with half_connected() as (_source, reads, _writes):
         beat = frame(BEAT)
         for _ in range(3):
             assert reads.read(len(beat)) == beat
-
-
-PEER = """
-import sys
-from crckpt.migrate.connection import Connection
-from crckpt.migrate.messages import Ended, Stored
-side = Connection(0, 1, "source")
-side.send(Stored())
-side.receive(Ended)
-"""
-
-
-def test_a_stopped_peer_is_noticed_and_a_killed_one() -> None:
-    for number, words, patience_s in ((signal.SIGSTOP, "no sign of life", 4), (signal.SIGKILL, "has ended", 60)):
-        with subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
-            assert peer.stdin is not None
-            assert peer.stdout is not None
-            try:
-                with Connection(
-                    os.dup(peer.stdout.fileno()), os.dup(peer.stdin.fileno()), "peer", patience_s=patience_s
-                ) as side:
-                    side.receive(Stored)
-                    peer.send_signal(number)
-                    with pytest.raises(ConnectionLost, match=words):
-                        side.receive(Ended)
-            finally:
-                peer.kill()
 
 
 INTERRUPTED = """
@@ -448,19 +249,6 @@ def test_an_interruption_gets_through_and_leaves_no_half_frame(waits: str) -> No
                 assert peer.wait() == 0
         finally:
             peer.kill()
-
-
-class Slow(Collected):
-    """Takes no data before it may."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.has_begun, self.go = threading.Event(), threading.Event()
-
-    def add(self, channel: int, content: memoryview) -> None:
-        """See `PackReceiver`."""
-        self.has_begun.set()
-        self.go.wait()
 
 
 def test_a_slow_reader_slows_the_sender() -> None:
