@@ -264,12 +264,12 @@ def test_the_guard_has_none_of_the_pids_that_the_tree_needs(hosts: Lan, move_id:
 
 
 def test_the_guard_holds_nothing_of_ours(hosts: Lan, move_id: str, tmp_path: Path) -> None:
-    """No directory, no terminal, no descriptor but its own."""
+    """No directory, no terminal, no descriptor but its own: the connection to us, and one for each address."""
     with hosts.destination.entered(), (tmp_path / "file").open("w"), guarded_addresses(BOTH, move_id) as guarded:
         guarded.claim()
         links = [link.readlink() for link in Path(f"/proc/{guarded.guard}/fd").iterdir()]
         kinds = [str(link).partition(":")[0] for link in links]
-        assert sorted(kinds) == ["/dev/null", "/dev/null", "/dev/null", "socket"]
+        assert sorted(kinds) == ["/dev/null", "/dev/null", "/dev/null", "socket", "socket", "socket"]
         assert Path(f"/proc/{guarded.guard}/cwd").readlink() == Path("/")
         assert os.getsid(guarded.guard) == guarded.guard
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -30,20 +30,35 @@ _TARGET_LINK_ADDRESS: Final = 2
 _HOPS: Final = 255
 
 
-def announce(address: HostAddress) -> bool:
-    """Send the announcements of an address once; return whether its device is one with neighbours to tell.
+class Announcer:
+    """Announces addresses. Its sockets stay open: the kernel takes 10 ms to close each. Raises OSError."""
 
-    Raises OSError.
-    """
-    # Protocol 0: it receives nothing.
-    with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0) as link:
-        link.bind((address.device, 0))
-        _, _, _, kind, hardware = link.getsockname()
-        if kind != _ETHERNET:
-            return False
+    def __init__(self, addresses: Sequence[HostAddress]) -> None:
+        self._links: list[tuple[HostAddress, socket.socket]] = []
+        for address in addresses:
+            # Protocol 0: it receives nothing.
+            link = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+            self._links.append((address, link))
+            link.bind((address.device, 0))
+
+    def announce(self) -> None:
+        """Send the announcements of each address once. Raises OSError for the first that fails, after the others."""
+        failed: OSError | None = None
+        for address, link in self._links:
+            try:
+                _announce(address, link)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+
+
+def _announce(address: HostAddress, link: socket.socket) -> None:
+    _, _, _, kind, hardware = link.getsockname()
+    # Loopback and tunnels have no neighbours to tell.
+    if kind == _ETHERNET:
         for frame in make_announcements(address, hardware, is_router=_forwards(address)):
             link.send(frame)
-    return True
 
 
 def make_announcements(address: HostAddress, hardware: bytes, *, is_router: bool) -> Iterator[bytes]:

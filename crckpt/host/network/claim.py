@@ -1,8 +1,8 @@
 """Take over addresses from another host that still has them, in steps that this host's neighbours do not notice.
 
 `claim` fences the addresses off and adds them: programs here can bind them, and nobody else sees a difference.
-`release` opens the fence, `announce_all` tells the neighbours, `settle` removes what is not needed any more. `give_up`
-undoes all of it.
+`release` opens the fence, then an `Announcer` tells the neighbours, `settle` removes what is not needed any more.
+`give_up` undoes all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress
-from crckpt.host.network.announce import announce
 from crckpt.host.network.devices import add_silently, find_holder, find_route, make_usual, remove
 from crckpt.host.network.fence import lift_fence, open_fence, raise_fence
 from crckpt.host.proc.net import read_inet
@@ -62,18 +61,6 @@ def settle(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[Ho
         if address not in unrouted:
             make_usual(address, needs_route=False)
     lift_fence(addresses, move_id)
-
-
-def announce_all(addresses: Sequence[HostAddress]) -> None:
-    """Tell the neighbours of each address once. Raises OSError for the first that fails, after the others."""
-    failed: OSError | None = None
-    for address in addresses:
-        try:
-            announce(address)
-        except OSError as error:
-            failed = failed or error
-    if failed is not None:
-        raise failed
 
 
 def give_up(addresses: Sequence[HostAddress], move_id: str) -> None:

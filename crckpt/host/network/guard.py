@@ -13,11 +13,13 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final
 
 from crckpt.errors import HostCannot, error_text
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.claim import announce_all, claim, give_up, release, settle
+from crckpt.host.network.announce import Announcer
+from crckpt.host.network.claim import claim, give_up, release, settle
 from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
 
 # One may get lost.
@@ -38,6 +40,7 @@ class _Guard:
         self._has_claimed = False
         self._is_kept = False
         self._left = 0
+        self._announcer: Announcer | None = None
 
     def serve(self) -> None:
         """Serve crckpt until the addresses are kept or given up. Raises HostCannot."""
@@ -65,13 +68,16 @@ class _Guard:
     def _claim(self) -> str:
         self._unrouted = claim(self._addresses, self._move_id)
         self._has_claimed = True
+        # Not when the clients wait. If it fails, the release reports it.
+        with suppress(OSError):
+            self._announcer = Announcer(self._addresses)
         return ""
 
     def _release(self) -> str:
         release(self._addresses, self._move_id, self._unrouted)
-        self._left = _ANNOUNCEMENTS - 1
+        self._left = _ANNOUNCEMENTS
         try:
-            announce_all(self._addresses)
+            self._announce()
         except OSError as error:
             return f"the neighbours were not told: {error_text(error)}"
         return ""
@@ -81,13 +87,16 @@ class _Guard:
         settle(self._addresses, self._move_id, self._unrouted)
         return ""
 
-    def _announce_again(self) -> None:
+    def _announce(self) -> None:
         self._left -= 1
-        try:
-            announce_all(self._addresses)
-        except OSError:
-            # The first one was reported.
-            self._left = 0
+        if self._announcer is None:
+            self._announcer = Announcer(self._addresses)
+        self._announcer.announce()
+
+    def _announce_again(self) -> None:
+        # The failure of the first one was reported.
+        with suppress(OSError):
+            self._announce()
 
     def _read(self) -> bytes:
         try:
