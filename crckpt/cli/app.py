@@ -34,6 +34,8 @@ COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
     "pre-dump": ("pre_dump:pre_dump", "Copy a tree's memory while it runs."),
     "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
+    "migrate": ("migrate:migrate", "Move a running process tree to another host."),
+    "receive": ("receive:receive", "Receive a process: crckpt migrate starts this over ssh."),
     "attach": ("attach:attach", "Connect your terminal to a restored program."),
     "rehearse": ("rehearse:rehearse", "Try out a restore in isolation."),
     "trackers": ("trackers:trackers", "List the trackers of incremental dumps, or end one."),
@@ -60,7 +62,7 @@ class Commands(HelpfulGroup):
     """The list of all commands, as the help shows it."""
 
     groups = {  # noqa: RUF012 the base says that it is read only
-        "Checkpoint and restore": ("dump", "restore", "attach", "rehearse", "pre-dump", "trackers"),
+        "Checkpoint and restore": ("dump", "restore", "migrate", "attach", "rehearse", "pre-dump", "trackers"),
         "Look into checkpoints": ("list", "show", "diff", "core"),
         "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
         "Check the host, explain failures": ("doctor", "config", "install-criu", "explain", "report"),

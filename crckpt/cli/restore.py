@@ -55,6 +55,14 @@ def restore(
             help="If the checkpoint is damaged or cannot be restored here, take the next older one of its job.",
         ),
     ] = False,
+    despite_move: Annotated[
+        bool,
+        typer.Option(
+            "--despite-move",
+            help="The program was moved to another host, and no longer runs there: restore it here.",
+            rich_help_panel=ADVANCED,
+        ),
+    ] = False,
     new_pid_namespace: Annotated[
         bool,
         typer.Option(
@@ -123,6 +131,7 @@ def restore(
         tcp=tcp.value if tcp else None,
         dry_run=dry_run,
         or_older=or_older,
+        despite_move=despite_move,
         new_pid_namespace=new_pid_namespace,
         grown=grown.value,
         preflight=not no_preflight,

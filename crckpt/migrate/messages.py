@@ -28,6 +28,7 @@ from msgspec import Meta, Struct
 from crckpt.causes.cause import Finding
 from crckpt.errors import CrckptError, RemoteError, error_text
 from crckpt.model import CheckpointId, Count, JobName, Milliseconds, Pid
+from crckpt.store.move_states import State
 
 PROTOCOL: Final = 1
 """The version of the frames and messages: two crckpts with different ones refuse each other."""
@@ -137,18 +138,20 @@ class Stored(Message, frozen=True):
 
 
 class RestoreOptions(Struct, frozen=True):
-    """The user's choices for the restore; the fields are those of `RestoreRequest`. None: as for the dump."""
+    """The user's choices for the restore, as in `RestoreRequest`; None: as for the dump. `addresses` move along."""
 
     tcp: Literal["keep", "close"] | None = None
     grown: Literal["refuse", "keep", "rewind"] = "refuse"
     tty: Literal["new", "null"] | None = None
     allow_weaker: bool = False
     preflight: bool = True
+    addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
 
 
 class Rehearse(Message, frozen=True):
-    """Check whether this checkpoint can be restored; do nothing. Its packs are stored."""
+    """Check whether this checkpoint can be restored; do nothing but claim the addresses. Its packs are stored."""
 
+    move: MoveId
     checkpoint: CheckpointId
     manifest: Manifest
     options: RestoreOptions
@@ -169,7 +172,6 @@ class Prepare(Message, frozen=True):
     checkpoint: CheckpointId
     manifest: Manifest
     options: RestoreOptions
-    addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
 
 
 class Prepared(Message, frozen=True):
@@ -227,7 +229,7 @@ class MoveState(Message, frozen=True):
     """What is recorded of a move: its state (None: nothing), and its checkpoint if that is stored."""
 
     move: MoveId
-    state: Annotated[str, Meta(pattern=r"\A[A-Z_]{1,32}\Z")] | None
+    state: State | None
     checkpoint: CheckpointId | None = None
 
 

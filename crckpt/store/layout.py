@@ -20,6 +20,9 @@ TAGS: Final = "refs/tags"
 RESTORED: Final = "refs/restored"
 """A file for each checkpoint that was restored, named by its id; made when there is one."""
 
+MOVES: Final = "refs/moves"
+"""A file for each job that was moved, or is being moved, named by the job; made when there is one."""
+
 FINGERPRINTS: Final = "cache/fingerprints"
 """Fingerprints of packs' pages; derived, may be deleted."""
 
@@ -75,3 +78,8 @@ def job_details_name(job: str) -> str:
 def restored_name(checkpoint_id: str) -> str:
     """Return the name of the mark of a restored checkpoint. Raises IntegrityError for what is no id."""
     return f"{RESTORED}/{check_id(checkpoint_id)}"
+
+
+def move_name(job: str) -> str:
+    """Return the name of the record of a job's last move. Raises UsageError for what is no job."""
+    return f"{MOVES}/{check_name(job, 'job')}"

@@ -142,13 +142,21 @@ class TwoHosts(ABC):
     def find_doubled(self, program: str) -> tuple[Process, ...]:
         """Return the running copies of a program that moves from source to destination, if there are two; else nothing.
 
-        The hosts are looked at one after the other: only a copy that ran there before it ran here counts.
+        The hosts are looked at one after the other: only a copy that ran there before it ran here counts. As long as a
+        CRIU runs on a host, it holds the copy there: what it has built waits untraced, what it has killed may still end.
         """
-        before = [process for process in self.find(program, "destination") if process.is_running]
-        here = [process for process in self.find(program, "source") if process.is_running] if before else []
+        before = self._find_free(program, "destination")
+        here = self._find_free(program, "source") if before else []
         after = self.find(program, "destination") if here else []
         there = [process for process in before if any(process.is_same(other) for other in after)]
         return (*here, *there) if there else ()
+
+    def _find_free(self, program: str, host: str) -> list[Process]:
+        """Return the running copies of a program on a host; none as long as a CRIU runs there."""
+        processes = self.list_processes(host)
+        if any(process.is_live and "criu" in process.command[0] for process in processes if process.command):
+            return []
+        return [process for process in processes if process.is_running and process.is_of(program)]
 
     @contextmanager
     def watched(self, program: str) -> Iterator[Watch]:

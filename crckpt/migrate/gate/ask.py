@@ -44,7 +44,7 @@ _MOST_TEXT: Final = 1000
 def ask(target: DumpTarget, moved_addresses: tuple[str, ...] = (), *, allows_weaker: bool = False) -> Questions:
     """Ask about the tree of an examined target. It may go on changing: the preflight of its checkpoint looks again.
 
-    `moved_addresses` are IP addresses that move with the tree. `allows_weaker`: it may lose protections.
+    `moved_addresses` move with the tree, as ADDR/LEN@DEV. `allows_weaker`: it may lose protections.
     """
     return _Asking(target).questions(moved_addresses, allows_weaker=allows_weaker)
 

@@ -84,7 +84,7 @@ def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judg
 
 def _without_arriving(questions: Questions, planned: PlannedRestore, host: HostState) -> HostState:
     """Leave out the missing addresses that move with the tree."""
-    moved = {_address(each) for each in questions.moved_addresses} - {None}
+    moved = {_address(each.partition("/")[0]) for each in questions.moved_addresses} - {None}
     arriving = {
         socket.id
         for socket in planned.tree.inet_sockets

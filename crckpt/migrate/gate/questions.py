@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.images.filelocks import FileLock
+from crckpt.migrate.messages import Address
 from crckpt.model import MEBIBYTE, Count, Host, JobName, Pid
 from crckpt.preflight.attribute_record import AttributeRecord
 
@@ -176,7 +177,7 @@ class Questions(Struct, frozen=True):
     - `memory`: bytes of the tree's memory that are in no file
     - `security_module`: as in images/inventory.proto
     - `program`: what the tree's root runs
-    - `moved_addresses`: IP addresses that move with the tree
+    - `moved_addresses`: to move with the tree, as ADDR/LEN@DEV
     """
 
     asked: float
@@ -197,7 +198,7 @@ class Questions(Struct, frozen=True):
     has_clocks: bool = False
     program: AskedProgram = AskedProgram()
     tcp: Literal["keep", "close"] | None = None
-    moved_addresses: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
+    moved_addresses: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     allows_weaker: bool = False
 
 
@@ -260,7 +261,8 @@ def _check_addresses(questions: Questions) -> None:
     ends = [
         (each.host, each.peer_host) for each in questions.sockets if each.family in (socket.AF_INET, socket.AF_INET6)
     ]
-    for host in (*(host for both in ends for host in both), *questions.moved_addresses):
+    moved = (each.partition("/")[0] for each in questions.moved_addresses)
+    for host in (*(host for both in ends for host in both), *moved):
         try:
             ip_address(host)
         except ValueError as error:

@@ -27,6 +27,7 @@ from crckpt.ops.dump.commit import commit_checkpoint
 from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
+from crckpt.ops.dump.hand_over import HandOver
 from crckpt.ops.dump.hold import HeldTree, dump_held
 from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.launch import StartedCriu, Workspace
@@ -46,7 +47,11 @@ OnResumed = Callable[[DumpResult], None]
 
 
 def make_checkpoint(
-    target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
+    target: DumpTarget,
+    workspace: Workspace,
+    waiting: StartedCriu | None,
+    on_resumed: OnResumed,
+    hand_over: HandOver | None = None,
 ) -> DumpResult:
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
     # Check this before anything is copied: a refusal costs the tree nothing yet.
@@ -61,10 +66,10 @@ def make_checkpoint(
             waiting.give_up()
             waiting = None
         try:
-            result = _dump(target, workspace, waiting, on_resumed)
+            result = _dump(target, workspace, waiting, on_resumed, hand_over)
         except BaseMismatch as error:
             # Try again only once: without a base there is nothing to mismatch.
-            result = _dump(_restart_full(target, error, workspace), workspace, None, on_resumed)
+            result = _dump(_restart_full(target, error, workspace), workspace, None, on_resumed, hand_over)
     if target.request.stop:
         return replace(result, unreaped=_wait_until_reaped(target.observed.tree))
     return replace(result, root_ended=target.root_has_ended)
@@ -96,7 +101,13 @@ def _make_result(target: DumpTarget, command: tuple[str, ...]) -> DumpResult:
     return DumpResult(target.job, target.pid, target.plan, command, target.criu, stop, pre_copy=target.pre_copy)
 
 
-def _dump(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed) -> DumpResult:
+def _dump(
+    target: DumpTarget,
+    workspace: Workspace,
+    waiting: StartedCriu | None,
+    on_resumed: OnResumed,
+    hand_over: HandOver | None,
+) -> DumpResult:
     lineage = target.lineage
     if lineage is not None:
         has_rounds = lineage.keeper is not None and target.pre_copy is not None and bool(target.pre_copy.rounds)
@@ -109,7 +120,7 @@ def _dump(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None,
                 hint="try again, or leave out --abort-over",
             )
     if target.request.stop:
-        return _dump_and_stop(target, workspace, waiting)
+        return _dump_and_stop(target, workspace, waiting, hand_over)
     return _dump_and_resume(target, workspace, waiting, on_resumed)
 
 
@@ -165,7 +176,9 @@ def _dump_and_resume(
             raise to_dump_error(error, "the dump", target.context) from error
 
 
-def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None) -> DumpResult:
+def _dump_and_stop(
+    target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, hand_over: HandOver | None
+) -> DumpResult:
     """CRIU holds the tree frozen until its checkpoint is committed, and only then ends it."""
     target, answers = ask_processes(target)
     preparation, began = Preparation(workspace.repository, workspace.images), time.monotonic()
@@ -177,6 +190,8 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
         with interrupts_deferred():
             preparation.load()
+        if hand_over is not None:
+            hand_over.begin(target.observed.tree, began)
         rights = tree.read_rights()
         # CRIU writes its statistics after the hold only: until then the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000
@@ -186,14 +201,21 @@ def _dump_and_stop(target: DumpTarget, workspace: Workspace, waiting: StartedCri
         details = read_details(target, answers)
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
 
-        def check(_checkpoint: Checkpoint, _manifest: bytes) -> None:
+        def check(checkpoint: Checkpoint, manifest: bytes) -> None:
             # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
             tree.check()
+            if hand_over is not None:
+                hand_over.prepare(checkpoint, manifest)
 
-        made.append(commit_checkpoint(target, workspace, new, rights, preparation, before=check))
+        at_least = hand_over.at_least if hand_over is not None else 0
+        made.append(commit_checkpoint(target, workspace, new, rights, preparation, at_least=at_least, before=check))
+        if hand_over is not None:
+            hand_over.decide()
 
     with _copying_reported(target, workspace) as end_report:
         outcome = dump_held(target, workspace, waiting, preparation, commit)
+    if hand_over is not None:
+        hand_over.end()
     result = _make_result(target, outcome.argv)
     return replace(result, checkpoint=made[0], lineage=_summarise_lineage(target, workspace))
 

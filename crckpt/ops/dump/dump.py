@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from crckpt.errors import Interrupted
@@ -17,16 +17,21 @@ from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported
 from crckpt.store import is_blank
 
 if TYPE_CHECKING:
+    from crckpt.ops.dump.examine import DumpTarget
+    from crckpt.ops.dump.hand_over import HandOver
     from crckpt.ops.dump.result import DumpResult
 
 
 def dump(
-    request: DumpRequest, context: Context, on_resumed: Callable[[DumpResult], None] = lambda _: None
+    request: DumpRequest,
+    context: Context,
+    on_resumed: Callable[[DumpResult], None] = lambda _: None,
+    hand_over: HandOver | None = None,
 ) -> DumpResult:
     """Checkpoint the tree that `request.target` names.
 
     `on_resumed` is called once the tree runs again, before its checkpoint is stored. If the request is asynchronous,
-    later failures are recorded as lost.
+    later failures are recorded as lost. `hand_over` moves a tree that the dump ends to another host.
 
     Raises UsageError, PreflightRefused, HostCannot, StoreUnusable, StoreLocked, DumpFailed (the tree runs on),
     TreeStopped or Interrupted; not Interrupted once the checkpoint is made.
@@ -59,9 +64,26 @@ def dump(
                 # An interruption after this block and before the next would leave the tree's state unsaid.
                 stack.enter_context(interrupts_deferred())
             with tree_state_reported(target.observed.tree, workspace.log, workspace.repository, context):
-                result = make_checkpoint(target, workspace, waiting, on_resumed)
+                result = make_checkpoint(target, workspace, waiting, on_resumed, hand_over)
     except Interrupted:
         # The interruption came while the workspace was removed. The checkpoint is made: an error would say otherwise.
         if result is None:
             raise
     return result
+
+
+@contextmanager
+def examined(request: DumpRequest, context: Context) -> Iterator[DumpTarget]:
+    """Examine the tree that `request.target` names; during the block its PID stays that of its root. Nothing is touched.
+
+    What prevents a dump is in its plan. Raises UsageError, TargetNotRunning, HostCannot.
+    """
+    from crckpt.ops.dump.examine import look_at_target
+
+    with ExitStack() as stack:
+        with nothing_begun_reported(context):
+            request.check()
+            root = stack.enter_context(pinned(request.target))
+            stack.enter_context(limited_waits_of_dump(root.pid))
+            target = look_at_target(request, context, root)
+        yield target

@@ -145,6 +145,14 @@ def examine(request: DumpRequest, context: Context) -> Examination:
     return Examination(target.pid, plan.blockers, plan, target.observed, target.job, target.criu)
 
 
+def look_at_target(request: DumpRequest, context: Context, root: PinnedProcess) -> DumpTarget:
+    """Examine the tree below `root`; what prevents a dump is in its plan.
+
+    Raises UsageError, TargetNotRunning, HostCannot.
+    """
+    return replace(_check_space(_observe_target(request, context, root.pid)), root=root)
+
+
 def examine_target(
     request: DumpRequest, context: Context, root: PinnedProcess, memory: int | None = None, *, stores: bool = True
 ) -> DumpTarget:

@@ -27,10 +27,15 @@ def ignore_announcement(_result: RestoreResult) -> None:
     """Announce a restore to nobody."""
 
 
+BeforeRun = Callable[[int], None]
+"""Called with the PID of the root, as we see it, when the tree is complete: it runs if this returns."""
+
+
 class RestoreAttempt(Struct, frozen=True):
     """One checkpoint to restore, as the user asked for it, by one CRIU.
 
-    `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU.
+    `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU. `before_run` is None if the
+    restore is none of a move.
     """
 
     request: RestoreRequest
@@ -40,6 +45,7 @@ class RestoreAttempt(Struct, frozen=True):
     criu: Criu
     announce: Announce = ignore_announcement
     has_new_terminal: bool = False
+    before_run: BeforeRun | None = None
 
     @property
     def is_sibling(self) -> bool:

@@ -17,6 +17,7 @@ class RestoreRequest(Struct, frozen=True):
     - `allow_weaker`: whether the tree may come back less protected than it was
     - `terminal`: our descriptor of the terminal that crckpt runs on, if any
     - `tty`: what the tree gets instead of its terminal; `tty_file` is the path for `file`
+    - `despite_move`: the program was moved to another host, and no longer runs there
     - `output`: our descriptor for what the tree writes into pipes whose other end is not in the tree (foreground only)
     """
 
@@ -33,6 +34,7 @@ class RestoreRequest(Struct, frozen=True):
     output: int = 1
     tty: TerminalChoice = "ours"
     tty_file: Path | None = None
+    despite_move: bool = False
 
 
 class RehearsalRequest(Struct, frozen=True):

@@ -36,8 +36,9 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
-from crckpt.ops.restore.attempt import Announce, RestoreAttempt, ignore_announcement
+from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
+from crckpt.ops.restore.fence import forget_move, refuse_moved
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
@@ -65,10 +66,16 @@ if TYPE_CHECKING:
 _REPAIR = "find what can be repaired: crckpt verify --repair"
 
 
-def restore(request: RestoreRequest, context: Context, announce: Announce = ignore_announcement) -> RestoreResult:
+def restore(
+    request: RestoreRequest,
+    context: Context,
+    announce: Announce = ignore_announcement,
+    before_run: BeforeRun | None = None,
+) -> RestoreResult:
     """Restore the checkpoint that `request.ref` names; with `or_older`, the newest one of its job that restores.
 
-    In the foreground, `announce` is called with the result before the tree runs.
+    In the foreground, `announce` is called with the result before the tree runs. `before_run` is of a move, which has
+    a detached restore as its last step here: no other restore of the job is possible meanwhile.
 
     After a failure nothing is left behind, and the same restore can be tried again. Raises NoSuchCheckpoint,
     IntegrityError, PreflightRefused, HostCannot, RestoreFailed, and StoreLocked if another restore of the job is in
@@ -84,10 +91,25 @@ def restore(request: RestoreRequest, context: Context, announce: Announce = igno
         if not request.dry_run and (not request.new_pid_namespace or request.grown == "rewind"):
             # Two restores at once would find the same PIDs free, and cut back the same files.
             stack.enter_context(repository.restoring(newest.job))
+        if before_run is None:
+            refuse_moved(repository, newest, request)
         if not request.or_older:
-            attempt = RestoreAttempt(request, context, repository, newest, context.criu(), announce)
+            attempt = RestoreAttempt(
+                request, context, repository, newest, context.criu(), announce, before_run=before_run
+            )
             return _restore_checkpoint(attempt)
         return _restore_newest(request, context, repository, newest, announce)
+
+
+def check_restore(request: RestoreRequest, context: Context, checkpoint: Checkpoint) -> RestoreResult:
+    """Check whether a checkpoint whose packs are in the store could be restored; its manifest need not be there.
+
+    Raises what `restore` raises.
+    """
+    repository = context.repository()
+    with repository.shared():
+        wanted = replace(request, dry_run=True)
+        return _restore_checkpoint(RestoreAttempt(wanted, context, repository, checkpoint, context.criu()))
 
 
 def _restore_newest(
@@ -313,6 +335,8 @@ def _follow(
         lost.extend(attributes.set_all(criu.init))
         if holder is not None:
             lost.extend(give_terminal(holder, tree, criu.init))
+        if attempt.before_run is not None:
+            attempt.before_run(proc.outer_pids((root,), criu.init).get(root, root))
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
             modes.extend(announce_on_terminal(announce, terminal))
@@ -333,6 +357,8 @@ def _follow(
         # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
         _mark_restored(attempt)
+        if attempt.request.despite_move:
+            forget_move(attempt.repository, attempt.checkpoint)
         child = criu.new.parent if criu.new else root
         if holder is not None:
             outer = proc.outer_pids((root,), criu.init).get(root, criu.init or root)

@@ -43,6 +43,7 @@ _EXISTS: Final = frozenset({errno.EEXIST, errno.ENOTEMPTY})
 _TEMPORARIES: Final = (
     f"{layout.FINGERPRINTS}/.*",
     f"{layout.SAMPLES}/.*",
+    f"{layout.MOVES}/.*",
     f"{layout.RESTORED}/.*",
     "cache/.fingerprints.key.*",
     f"{layout.PENDING}/.*",

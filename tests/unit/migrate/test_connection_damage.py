@@ -65,7 +65,7 @@ class Conversation:
             source.send(HELLO)
             source.receive(Hello)
             send_packs(source, self.source.backend, digests)
-            source.send(Rehearse(made, manifest, RestoreOptions()))
+            source.send(Rehearse("0123456789abcdef", made, manifest, RestoreOptions()))
             source.receive(messages.Verdict)
             source.send(Abort("the end"))
         serving.join()

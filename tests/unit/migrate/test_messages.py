@@ -45,6 +45,7 @@ ID = CheckpointId("ab" * 32)
 MOVE = "0123456789abcdef"
 FINDING = Finding("key", "it stands in the way", "remove it")
 OPTIONS = RestoreOptions("keep", "rewind", "null", allow_weaker=True)
+ADDRESSES = ("192.0.2.1/24@eth0", "fd00::1/64@br-lan.2")
 
 EXAMPLES: tuple[AnyMessage, ...] = (
     HELLO,
@@ -56,9 +57,9 @@ EXAMPLES: tuple[AnyMessage, ...] = (
     Pack(3, "cd" * 32, 1 << 40),
     Sent(),
     Stored(),
-    Rehearse(ID, b"{}", OPTIONS),
+    Rehearse(MOVE, ID, b"{}", OPTIONS),
     Verdict((FINDING,), ()),
-    Prepare(MOVE, JobName("trainer"), ID, b"{}", OPTIONS, ("192.0.2.1/24@eth0", "fd00::1/64@br-lan.2")),
+    Prepare(MOVE, JobName("trainer"), ID, b"{}", replace(OPTIONS, addresses=ADDRESSES)),
     Prepared(4321),
     Ended(MOVE),
     Running(4321, 12.5, (FINDING,)),
@@ -66,7 +67,7 @@ EXAMPLES: tuple[AnyMessage, ...] = (
     Aborted(),
     Failed(24, "refused", "do that", ("one", "two")),
     Resume(MOVE),
-    MoveState(MOVE, "PREPARED", ID),
+    MoveState(MOVE, "prepared", ID),
 )
 
 
@@ -88,8 +89,8 @@ def test_a_message_comes_out_as_it_went_in(message: AnyMessage) -> None:
         Offer(("CD" * 32,)),
         Ended("0123456789abcdef\n"),
         Prepare(MOVE, JobName("-rf"), ID, b"", OPTIONS),
-        Prepare(MOVE, JobName("job"), ID, b"", OPTIONS, ("192.0.2.1/24@eth0 up",)),
-        MoveState(MOVE, "prepared; rm"),
+        Prepare(MOVE, JobName("job"), ID, b"", replace(OPTIONS, addresses=("192.0.2.1/24@eth0 up",))),
+        MoveState(MOVE, "prepared; rm"),  # type: ignore[arg-type]
         Failed(256, "x"),
         Abort("x" * (64 << 10) + "x"),
         replace(HELLO, cpu_features=("x",) * 5000),
@@ -146,8 +147,8 @@ def test_text_that_is_no_unicode_can_be_sent() -> None:
     received = decode(encode(Verdict((Finding("key", "/tmp/\udcff is open", "close it"),), ())))
     assert isinstance(received, Verdict)
     assert received.blockers[0].what == "/tmp/? is open"
-    assert decode(encode(Prepare(MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS, ()))) == Prepare(
-        MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS, ()
+    assert decode(encode(Prepare(MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS))) == Prepare(
+        MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS
     )
 
 

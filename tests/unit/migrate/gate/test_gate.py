@@ -251,7 +251,7 @@ def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
     told = report(asked, elsewhere, answers).blockers[0].remedy
     assert told.startswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE; or ")
     assert "--move-ip" in told
-    assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7",)), there)) == []
+    assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7/24@eth0",)), there)) == []
 
 
 def test_a_connection_with_a_program_that_stays(target: Told, there: Path) -> None:

@@ -1,0 +1,29 @@
+"""`crckpt receive`: the other side of `crckpt migrate`, started by ssh."""
+
+from __future__ import annotations
+
+import sys
+
+from crckpt.cli import options
+from crckpt.errors import UsageError
+
+
+def receive(
+    store: options.Store = None,
+    criu: options.CriuPath = None,
+    config: options.ConfigPath = None,
+) -> None:
+    """Receive a process that `crckpt migrate` moves here. `crckpt migrate` starts this over ssh.
+
+    It speaks with the other crckpt over its standard input and output: it is of no use at a prompt.
+    """
+    if sys.stdin.isatty() or sys.stdout.isatty():
+        raise UsageError(
+            "crckpt receive is started by crckpt migrate, over ssh",
+            hint="on the host that has the process: crckpt migrate TARGET HOST",
+        )
+    options.require_root("to receive a process")
+
+    from crckpt.migrate.session import serve
+
+    serve(options.make_context(store, criu=criu, config=config))

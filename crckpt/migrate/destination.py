@@ -1,0 +1,300 @@
+"""The destination's side of a move: answer the source, and end with a restore whose hold waits for its word."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from crckpt.causes import Finding
+from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.host import proc
+from crckpt.host.steps import step
+from crckpt.migrate import messages
+from crckpt.migrate.addresses import GuardedAddresses, check_destination, guarded_addresses, parse_address
+from crckpt.migrate.connection import Connection, ConnectionLost
+from crckpt.migrate.gate.answers import answer, encode_answers
+from crckpt.migrate.gate.questions import decode_questions
+from crckpt.migrate.gate.send_files import receive_files
+from crckpt.migrate.receive_packs import Receiver
+from crckpt.model import CheckpointId
+from crckpt.ops.context import Context
+from crckpt.ops.restore.request import RestoreRequest
+from crckpt.ops.restore.restore import check_restore, restore
+from crckpt.ops.restore.result import RestoreResult
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.move_states import State
+from crckpt.store.moves import (
+    Move,
+    advance,
+    begin_move,
+    identify_live_root,
+    read_move,
+    read_moves,
+    store_move,
+    take_over,
+)
+
+_TRIES: Final = 3
+
+
+class Destination:
+    """The destination of moves over one connection. `source` is what the other side calls itself."""
+
+    def __init__(self, context: Context, repository: Repository, connection: Connection, source: str) -> None:
+        self._context = context
+        self._repository = repository
+        self._connection = connection
+        self._source = source
+        self._move: Move | None = None
+        self._late = ""
+        self._in_store = ExitStack()
+        self._claimed = ExitStack()
+        self._guard: GuardedAddresses | None = None
+        self._receiver = self._enter_store()
+
+    def _enter_store(self) -> Receiver:
+        """Begin to receive. Packs that no manifest names yet are not removed as long as this lasts."""
+        return Receiver(self._repository, self._in_store.enter_context(self._repository.transaction()).path)
+
+    def serve(self) -> None:
+        """Answer the source until it ends the connection. Raises MoveInDoubt if a move is unfinished then."""
+        try:
+            while True:
+                self._serve_next()
+        except ConnectionLost as error:
+            move = self._move
+            if move is not None and not move.is_over:
+                self._leave(move, error)
+        finally:
+            self._claimed.close()
+            self._in_store.close()
+
+    def _serve_next(self) -> None:
+        message = self._connection.receive(
+            messages.Questions,
+            messages.Files,
+            messages.Offer,
+            messages.Rehearse,
+            messages.Prepare,
+            messages.Resume,
+            messages.Abort,
+        )
+        try:
+            match message:
+                case messages.Questions():
+                    self._connection.send(self._answer(message))
+                case messages.Files():
+                    receive_files(self._connection, message)
+                case messages.Offer():
+                    self._receiver.answer_offer(self._connection, message)
+                case messages.Rehearse():
+                    self._connection.send(self._rehearse(message))
+                case messages.Prepare():
+                    self._build(message)
+                case messages.Resume():
+                    self._connection.send(self._find(message))
+                case messages.Abort():
+                    self._give_up(message.why)
+                    self._connection.send(messages.Aborted())
+        except (ConnectionLost, MoveInDoubt):
+            raise
+        except (CrckptError, OSError) as error:
+            if isinstance(error, Interrupted):
+                raise
+            self._connection.send(messages.make_failed(error))
+
+    def _answer(self, message: messages.Questions) -> messages.Answers:
+        questions = decode_questions(message.content)
+        recorded = read_move(self._repository.backend, questions.job)
+        now = recorded.judge() if recorded is not None else None
+        unfinished = (now.id, now.state) if now is not None and not now.is_over else None
+        answers = answer(questions, self._context, unfinished)
+        refused = check_destination(tuple(map(parse_address, questions.moved_addresses)))
+        blockers = (*answers.blockers, *(Finding("move-ip", what, remedy) for what, remedy in refused))
+        return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
+
+    def _claim(self, move_id: str, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
+        """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices."""
+        if self._guard is not None or not options.addresses:
+            return
+        taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
+        addresses = tuple(map(parse_address, options.addresses))
+        guard = self._claimed.enter_context(guarded_addresses(addresses, move_id, taken))
+        guard.claim()
+        self._guard = guard
+
+    def _rehearse(self, message: messages.Rehearse) -> messages.Verdict:
+        checkpoint = self._receiver.check_checkpoint(message.manifest, message.checkpoint)
+        self._claim(message.move, message.options, checkpoint)
+        try:
+            found = check_restore(make_restore_request(checkpoint.id, message.options), self._context, checkpoint)
+        except PreflightRefused as refused:
+            blockers = tuple(Finding("refused", what, remedy) for what, remedy in refused.findings)
+            return messages.Verdict(blockers or (Finding("refused", refused.message, refused.hint),), ())
+        return messages.Verdict((), found.verdict.warnings)
+
+    def _find(self, message: messages.Resume) -> messages.MoveState:
+        """Find what is recorded of a move."""
+        for move in read_moves(self._repository.backend):
+            if move.id == message.move:
+                now = find_running(move.judge())
+                if now.state != move.state:
+                    store_move(self._repository.backend, now)
+                self._move = now
+                return messages.MoveState(move.id, now.state, now.checkpoint)
+        return messages.MoveState(message.move, None)
+
+    # The hand-over
+
+    def _build(self, message: messages.Prepare) -> None:
+        """Store the checkpoint, build its tree, hold it until the source says that its own has ended, let it run."""
+        move = self._begin(message)
+        checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
+        self._claim(message.move, message.options, checkpoint)
+        try:
+            result = self._restore(message)
+        except _GivenUp as word:
+            self._give_up(word.message)
+            self._connection.send(messages.Aborted())
+            return
+        except (CrckptError, OSError) as error:
+            result = self._after_failure(message, error)
+        left = self._guard.keep() if self._guard is not None else ""
+        self._advance("done")
+        late = tuple(Finding("move-ip", what, "") for what in (self._late, left) if what)
+        warnings = (*result.verdict.warnings, *late)
+        assert result.pid is not None
+        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings))
+
+    def _begin(self, message: messages.Prepare) -> Move:
+        recorded = read_move(self._repository.backend, message.job)
+        before = find_running(recorded.judge()) if recorded is not None else None
+        if before is not None and before.id == message.move and not before.is_over:
+            self._move = store_move(self._repository.backend, take_over(before))
+            return self._move
+        if before is not None and not before.is_over:
+            raise PreflightRefused(
+                f"another move of {message.job} is unfinished here",
+                hint=f"finish it first: crckpt migrate --resume {before.id}",
+            )
+        move = replace(
+            begin_move("destination", message.job, self._source, message.move),
+            checkpoint=message.checkpoint,
+            options=to_builtins(message.options),
+        )
+        step("move.receiving")
+        self._move = store_move(self._repository.backend, move)
+        return self._move
+
+    def _restore(self, message: messages.Prepare) -> RestoreResult:
+        request = make_restore_request(message.checkpoint, message.options)
+        return restore(request, self._context, before_run=self._hold)
+
+    def _hold(self, root: int) -> None:
+        """The tree is built and held: say so, and wait for the source's word."""
+        process = proc.read_process(root)
+        if process is None or self._move is None:
+            raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
+        live = identify_live_root(process)
+        if self._move.state == "committed":
+            self._move = store_move(self._repository.backend, replace(self._move, root=live))
+            self._release()
+            return
+        if self._move.state == "prepared":
+            self._move = store_move(self._repository.backend, replace(self._move, root=live))
+        else:
+            self._advance("prepared", root=live)
+        self._connection.send(messages.Prepared(root))
+        word = self._connection.receive(messages.Ended, messages.Abort)
+        if isinstance(word, messages.Abort):
+            raise _GivenUp(word.why)
+        self._advance("committed")
+        self._release()
+
+    def _release(self) -> None:
+        """Open the fence: the tree runs next."""
+        if self._guard is not None:
+            self._late = self._guard.release()
+
+    def _after_failure(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
+        """Restore from the store if the source's tree has ended. Else raises: nothing runs here."""
+        move = self._move
+        assert move is not None
+        if move.state == "committed":
+            for _ in range(_TRIES - 1):
+                with suppress(CrckptError, OSError):
+                    return self._restore(message)
+            raise error
+        if move.state == "receiving":
+            self._give_up(str(error))
+        raise error
+
+    def _give_up(self, why: str) -> None:
+        """Forget the move: the tree runs on at the source, and its checkpoint must never be restored here."""
+        move = self._move
+        if move is None or move.is_over:
+            return
+        self._advance("aborted", why=why)
+        self._unclaim()
+        # The lock can be had alone only when we do not share it.
+        self._in_store.close()
+        with suppress(CrckptError, OSError):
+            if move.checkpoint is not None:
+                self._repository.remove((move.checkpoint,))
+        self._receiver = self._enter_store()
+
+    def _unclaim(self) -> None:
+        """Give the addresses up, before the fence is lifted."""
+        self._guard = None
+        self._claimed.close()
+
+    def _leave(self, move: Move, error: ConnectionLost) -> None:
+        """End without the source: what is not prepared is forgotten, what is prepared stays as it is."""
+        if move.state == "receiving":
+            self._give_up(error.message)
+            return
+        if move.state == "committed":
+            raise MoveInDoubt(
+                f"{error.message}; {move.job} has ended on {move.peer}, and its tree could not be restored here",
+                hint=f"restore it from its checkpoint here: crckpt migrate --resume {move.id}",
+            )
+        raise MoveInDoubt(
+            f"{error.message}; the checkpoint of {move.job} is safe here, and only {move.peer} knows whether its tree "
+            "has ended there",
+            hint=f"on {move.peer}: crckpt migrate --resume {move.id}",
+        )
+
+    def _advance(self, state: State, **changes: object) -> None:
+        assert self._move is not None
+        step(f"move.{state}")
+        self._move = store_move(self._repository.backend, advance(self._move, state, **changes))
+
+
+class _GivenUp(RestoreFailed):
+    """The source has given up, and lets its tree run on."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+
+
+def find_running(move: Move) -> Move:
+    """Return the move as done if what it has built here runs, though the crckpt that built it could not record that."""
+    is_free = move.side == "destination" and move.state == "committed" and not move.owner.is_alive
+    found = move.root.find() if is_free and move.root is not None else None
+    # CRIU still holds it: it ends what it built, or lets it run, within moments.
+    return replace(move, state="done") if found is not None and not found.tracer else move
+
+
+def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:
+    return RestoreRequest(
+        checkpoint,
+        detach=True,
+        tcp=options.tcp,
+        grown=options.grown,
+        preflight=options.preflight,
+        allow_weaker=options.allow_weaker,
+        tty=options.tty or "ours",
+    )

@@ -1,0 +1,95 @@
+"""The user's request for a migration, and what comes of it."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from crckpt.causes import Finding
+from crckpt.migrate.messages import RestoreOptions
+from crckpt.model import CheckpointId
+
+
+class MigrateRequest(Struct, frozen=True):
+    """The user's request.
+
+    - `host`: as for ssh(1); `remote_crckpt` and `remote_store`: crckpt and the store over there
+    - `check`: only check whether it would work
+    - `max_downtime_ms`: rounds repeat until the tree is expected to stand still for at most so long; `abort_over`: do
+      not move it if that fails
+    - `max_rounds`: of copies while the tree runs
+    - `bandwidth`: bytes a second, at most
+    - `options`: for the restore over there, with the addresses that move along
+    - `before_freeze`, `address_hook`: commands of the user (`migrate.hooks`); empty: none
+    - `send_files`: send files that the other host lacks
+    """
+
+    target: str
+    host: str
+    job: str | None = None
+    check: bool = False
+    tcp: Literal["keep", "close"] | None = None
+    max_downtime_ms: float | None = None
+    abort_over: bool = False
+    max_rounds: int = 8
+    bandwidth: int | None = None
+    options: RestoreOptions = RestoreOptions()
+    preflight: bool = True
+    before_freeze: str = ""
+    address_hook: str = ""
+    send_files: bool = False
+    other_program: bool = False
+    remote_crckpt: str = "crckpt"
+    remote_store: str | None = None
+
+
+class RoundSummary(Struct, frozen=True):
+    """A copy that was made while the tree ran.
+
+    - `raw_bytes`: memory that was copied; `sent_bytes`: what the other store lacked of it, compressed
+    - `frozen_ms`: for so long the tree stood still
+    - `estimated_ms`: for so long it would stand still if it was moved now
+    """
+
+    raw_bytes: int
+    sent_bytes: int
+    seconds: float
+    frozen_ms: float
+    estimated_ms: float
+
+
+class MigrateResult(Struct, frozen=True):
+    """The result of a migration, or of a check: then `pid` is None.
+
+    - `pid`: of the root over there
+    - `downtime_ms`: from the freeze here until the tree ran there
+    - `frozen_ms`: until its last pages were in the store here
+    - `why_stopped`: why no more rounds were made
+    - `over_budget`: the downtime was longer than --max-downtime
+    """
+
+    job: str
+    host: str
+    move: str | None = None
+    pid: int | None = None
+    checkpoint: CheckpointId | None = None
+    rounds: tuple[RoundSummary, ...] = ()
+    why_stopped: str = ""
+    sent_bytes: int = 0
+    raw_bytes: int = 0
+    downtime_ms: float = 0.0
+    seconds: float = 0.0
+    over_budget: bool = False
+    blockers: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+
+
+class Report(Protocol):
+    """Tells the user what happens."""
+
+    def say(self, line: str) -> None:
+        """Say what begins now."""
+
+    def end_round(self, number: int, summary: RoundSummary) -> None:
+        """Tell what a round has copied."""

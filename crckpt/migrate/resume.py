@@ -1,0 +1,156 @@
+"""Finish a move that was broken off, from what is recorded on this side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Final
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused
+from crckpt.host import proc
+from crckpt.host.steps import step
+from crckpt.migrate import messages
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.destination import find_running, make_restore_request
+from crckpt.migrate.source import SourceMove, finish, in_doubt, read_manifest, tell_abort
+from crckpt.ops.context import Context
+from crckpt.ops.restore.restore import restore
+from crckpt.store import Repository
+from crckpt.store.moves import Move, advance, identify_live_root, read_moves, store_move, take_over
+
+Connect = Callable[[Move], AbstractContextManager[tuple[Connection, messages.Hello]]]
+"""Connects to the other side of a move, and says Hello."""
+
+# CRIU decides within moments once its crckpt has died.
+_DECIDED_WITHIN_S: Final = 15.0
+
+
+class ResumeResult(Struct, frozen=True):
+    """What became of a move. `here`: the tree runs on this host; `pid` is that of its root where it runs, if known."""
+
+    move: Move
+    here: bool
+    pid: int | None = None
+
+
+def resume(move_id: str, context: Context, connect: Connect, *, source_is_gone: bool = False) -> ResumeResult:
+    """Finish the move. `source_is_gone`: the user says that the source will never run the tree again.
+
+    Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a crckpt still works at it, MoveInDoubt if it
+    cannot be finished from here now, and what a restore raises.
+    """
+    repository = context.repository()
+    repository.require_writable()
+    recorded = _find_move(repository, move_id)
+    if not recorded.is_over and recorded.owner.is_alive:
+        raise PreflightRefused(
+            f"crckpt (PID {recorded.owner.pid}) still works at the move of {recorded.job}",
+            hint="wait until it ends",
+            is_in_use=True,
+        )
+    move = _await_decision(recorded)
+    if move.state != recorded.state:
+        move = store_move(repository.backend, take_over(move))
+    if move.side == "source":
+        return _resume_source(move, repository, connect)
+    return _resume_destination(move, repository, context, source_is_gone=source_is_gone)
+
+
+def _find_move(repository: Repository, move_id: str) -> Move:
+    found = [move for move in read_moves(repository.backend) if move.id == move_id]
+    if not found:
+        raise NoSuchCheckpoint(
+            f"there is no move {move_id} in the store {repository.backend.location}",
+            hint="list moves: crckpt migrate --list",
+        )
+    return found[0]
+
+
+def _await_decision(move: Move) -> Move:
+    """Judge the move once CRIU has let its tree run, or ended it."""
+    now = find_running(move.judge())
+    if now.root is not None and (now.state in ("committing", "committed")):
+        proc.wait_until_gone((now.root.pid,), 0.5)
+        until = proc.uptime_ticks() + _DECIDED_WITHIN_S * 100
+        while (found := now.root.find()) is not None and found.tracer and proc.uptime_ticks() < until:
+            proc.wait_until_gone((now.root.pid,), 0.1)
+        now = find_running(move.judge())
+    if now.state == "committing":
+        raise MoveInDoubt(
+            f"CRIU still holds the tree of {move.job}",
+            hint=f"try again in a moment: crckpt migrate --resume {move.id}",
+        )
+    return now
+
+
+def _resume_source(move: Move, repository: Repository, connect: Connect) -> ResumeResult:
+    if move.state == "done":
+        return ResumeResult(move, here=False)
+    if move.state == "aborted" and move.told:
+        return _runs_here(move)
+    try:
+        with connect(move) as (connection, hello):
+            if move.state == "aborted":
+                return _runs_here(tell_abort(repository, connection, move))
+            source = SourceMove(take_over(move), repository, connection, hello)
+            connection.send(messages.Resume(move.id))
+            if connection.receive(messages.MoveState).state == "done":
+                source.advance("done", told=True)
+                return ResumeResult(source.move, here=False)
+            running = _hand_over_again(source)
+            return ResumeResult(source.move, here=False, pid=running.pid)
+    except CrckptError as error:
+        if move.state == "aborted":
+            # The tree runs here, whatever the other side has kept.
+            raise
+        raise in_doubt(move, error) from error
+
+
+def _runs_here(move: Move) -> ResumeResult:
+    return ResumeResult(move, here=True, pid=move.root.pid if move.root is not None else None)
+
+
+def _hand_over_again(source: SourceMove) -> messages.Running:
+    move = source.move
+    assert move.checkpoint is not None
+    checkpoint = source.repository.get(move.checkpoint)
+    source.send_packs_of(checkpoint)
+    manifest = read_manifest(source.repository, checkpoint.id)
+    options = msgspec.convert(move.options, messages.RestoreOptions)
+    source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, options))
+    source.connection.receive(messages.Prepared)
+    return finish(source, options.addresses, checkpoint.run_id or "")
+
+
+def _resume_destination(move: Move, repository: Repository, context: Context, *, source_is_gone: bool) -> ResumeResult:
+    if move.state == "done":
+        return _runs_here(move)
+    if move.state == "aborted":
+        return ResumeResult(move, here=False)
+    if move.state == "prepared":
+        if not source_is_gone:
+            raise MoveInDoubt(
+                f"only {move.peer} knows whether {move.job} has ended there",
+                hint=f"on {move.peer}: crckpt migrate --resume {move.id}; only if that host is gone for ever, here: "
+                f"crckpt migrate --resume {move.id} --source-is-gone",
+            )
+        step("move.committed")
+        move = store_move(repository.backend, advance(move, "committed"))
+    checkpoint = move.checkpoint
+    assert checkpoint is not None
+    move = store_move(repository.backend, take_over(move))
+
+    def record_root(pid: int) -> None:
+        nonlocal move
+        process = proc.read_process(pid)
+        if process is not None:
+            move = store_move(repository.backend, replace(move, root=identify_live_root(process)))
+
+    request = make_restore_request(checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
+    result = restore(request, context, before_run=record_root)
+    move = store_move(repository.backend, advance(move, "done"))
+    return ResumeResult(move, here=True, pid=result.pid)

@@ -1,0 +1,162 @@
+"""Connect the two sides of a migration: ssh, a Hello of each, then what each has to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+from msgspec.structs import replace
+
+from crckpt import __version__
+from crckpt.causes import Finding
+from crckpt.errors import CrckptError, HostCannot
+from crckpt.host import machine, proc
+from crckpt.migrate import messages, ssh
+from crckpt.migrate.addresses import check_source, parse_address
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.destination import Destination
+from crckpt.migrate.gate.answers import decode_answers
+from crckpt.migrate.gate.ask import ask
+from crckpt.migrate.gate.questions import Questions, encode_questions
+from crckpt.migrate.gate.report import Exchange, GateReport, make_report, plan_sending
+from crckpt.migrate.gate.send_files import send_files
+from crckpt.migrate.request import MigrateRequest, MigrateResult, Report
+from crckpt.migrate.resume import ResumeResult
+from crckpt.migrate.resume import resume as finish_move
+from crckpt.migrate.source import move_tree, settle_last_move
+from crckpt.ops.context import Context
+from crckpt.ops.dump.dump import examined
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.request import DumpRequest
+from crckpt.ops.failures import preflight_refusal
+from crckpt.store import Repository
+from crckpt.store.moves import Move
+
+
+def migrate(request: MigrateRequest, context: Context, report: Report) -> MigrateResult:
+    """Move a tree to another host; with `check`, only check whether it would work.
+
+    Raises what a dump raises, RemoteError, PreflightRefused (the tree runs on here), MoveInDoubt.
+    """
+    with ExitStack() as stack:
+        target = stack.enter_context(examined(_dump_request(request), context))
+        connection, hello = stack.enter_context(
+            connected(request.host, request.remote_crckpt, request.remote_store, context, request.bandwidth)
+        )
+        repository = context.repository(create=True)
+        settle_last_move(repository, connection, target.job)
+        found = pass_gate(request, target, connection)
+        if request.check:
+            return MigrateResult(target.job, request.host, warnings=found.warnings)
+        job = target.job
+        return move_tree(replace(request, job=job), context, repository, connection, hello, found.warnings, report)
+
+
+def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection) -> GateReport:
+    """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
+    refused = check_source(tuple(map(parse_address, request.options.addresses)))
+    if refused:
+        raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
+    questions, found = _ask(request, target, connection)
+    if request.send_files and found.lacking and not request.check:
+        send_files(connection, plan_sending(questions, found))
+        questions, found = _ask(request, target, connection)
+    if request.preflight:
+        found.check()
+    return found
+
+
+def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) -> tuple[Questions, GateReport]:
+    questions = ask(target, request.options.addresses, allows_weaker=request.options.allow_weaker)
+    sent = time.time()
+    connection.send(messages.Questions(encode_questions(questions)))
+    answers = decode_answers(connection.receive(messages.Answers).content)
+    return questions, make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
+
+
+def resume(move_id: str, context: Context, *, source_is_gone: bool = False) -> ResumeResult:
+    """Finish a move that was broken off. Raises what `migrate.resume.resume` raises."""
+
+    @contextmanager
+    def connect(move: Move) -> Iterator[tuple[Connection, messages.Hello]]:
+        crckpt, *store = move.remote
+        with connected(move.peer, crckpt, store[0] if store else None, context, None) as found:
+            yield found
+
+    return finish_move(move_id, context, connect, source_is_gone=source_is_gone)
+
+
+def serve(context: Context) -> None:
+    """Receive processes over the standard input and output, until the source ends the connection."""
+    # Nothing else may be written there.
+    incoming, outgoing = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    with Connection(incoming, outgoing, "the source") as connection:
+        try:
+            repository = context.repository(create=True)
+            connection.send(_describe_us(context, repository))
+        except CrckptError as error:
+            connection.send(messages.make_failed(error))
+            raise
+        hello = connection.receive(messages.Hello)
+        Destination(context, repository, connection, hello.hostname).serve()
+
+
+@contextmanager
+def connected(
+    host: str, crckpt: str, store: str | None, context: Context, bandwidth: int | None
+) -> Iterator[tuple[Connection, messages.Hello]]:
+    """Start the other side, and exchange Hellos; yields the connection and its Hello."""
+    with (
+        ssh.started(host, crckpt, store, show=_show) as remote,
+        Connection(
+            remote.incoming, remote.outgoing, host, bandwidth=bandwidth, explain_end=remote.explain_end
+        ) as connection,
+    ):
+        connection.send(_describe_us(context, context.repository(create=True)))
+        hello = connection.receive(messages.Hello)
+        remote.note_answer()
+        yield connection, hello
+
+
+def _show(text: str) -> None:
+    """Show what ssh says while it may ask for something."""
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _describe_us(context: Context, repository: Repository) -> messages.Hello:
+    try:
+        criu = context.criu().version
+    except HostCannot:
+        criu = ""
+    host = machine.describe_host(criu, "")
+    return messages.Hello(
+        protocol=messages.PROTOCOL,
+        version=__version__,
+        hostname=host.hostname,
+        boot_id=proc.boot_id(),
+        uptime_s=proc.uptime_ticks() / os.sysconf("SC_CLK_TCK"),
+        time_s=time.time(),
+        arch=host.arch,
+        kernel=host.kernel,
+        cpu_features=host.cpu_features,
+        criu_version=criu,
+        highest_sequence=repository.highest_sequence(),
+    )
+
+
+def _dump_request(request: MigrateRequest) -> DumpRequest:
+    return DumpRequest(
+        target=request.target,
+        job=request.job,
+        stop=True,
+        tcp=request.tcp,
+        preflight=request.preflight,
+        other_program=request.other_program,
+    )

@@ -1,0 +1,369 @@
+"""The source's side of a move: rounds while the tree runs, then the hand-over in the hold of the last dump."""
+
+from __future__ import annotations
+
+import os
+import platform
+import select
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from crckpt.causes import Finding
+from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
+from crckpt.host import proc
+from crckpt.host.steps import step
+from crckpt.migrate import messages
+from crckpt.migrate.addresses import leave_source, parse_address
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
+from crckpt.migrate.packs import send_packs
+from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
+from crckpt.model import CheckpointId, JobName
+from crckpt.ops.context import Context
+from crckpt.ops.dump.dump import dump
+from crckpt.ops.dump.request import DumpRequest, PreCopy
+from crckpt.ops.dump.result import DumpResult
+from crckpt.ops.failures import preflight_refusal
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.format.manifest import MOST_BYTES
+from crckpt.store.layout import manifest_name
+from crckpt.store.moves import Move, advance, begin_move, identify_live_root, read_move, store_move, take_over
+
+# Less than this is copied within the freeze as fast as in another round.
+_LITTLE: Final = 4 << 20
+# A round that copies more than this share of what the one before copied does not pay.
+_SHRINKS: Final = 0.7
+# What a restore takes besides its memory, and how fast it fills memory: for the estimate before anything is known.
+_RESTORE_S: Final = 0.2
+_BYTES_A_SECOND: Final = 1 << 30
+# A killed process may have to free much memory first.
+_ENDED_WITHIN_S: Final = 60.0
+
+
+class SourceMove:
+    """One move as the source sees it: its record, and the connection to the destination."""
+
+    def __init__(self, move: Move, repository: Repository, connection: Connection, hello: messages.Hello) -> None:
+        """Store the record `move`."""
+        self.repository = repository
+        self.connection = connection
+        self.hello = hello
+        self.move = store_move(repository.backend, move)
+        self.sent = 0
+
+    def advance(self, state: str, **changes: object) -> None:
+        """Write that the move has come to `state`, durably."""
+        step(f"move.{state}")
+        self.move = store_move(self.repository.backend, advance(self.move, state, **changes))  # type: ignore[arg-type]
+
+    def send_packs_of(self, checkpoint: Checkpoint) -> int:
+        """Send the packs that the destination lacks; return their bytes."""
+        with self.repository.shared():
+            sent = send_packs(self.connection, self.repository.backend, (use.digest for use in checkpoint.packs))
+        self.sent += sent
+        return sent
+
+
+class LiveHandOver:
+    """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.hand_over.HandOver."""
+
+    def __init__(self, source: SourceMove, options: messages.RestoreOptions, hooked: HookedMove) -> None:
+        self._source = source
+        self._options = options
+        self._hooked = hooked
+        self._run_id = ""
+        self.at_least = source.hello.highest_sequence + 1
+        self.frozen_since = 0.0
+        self.running: messages.Running | None = None
+        self.ran_at = 0.0
+        self.failure: CrckptError | None = None
+        self.failed_hook = ""
+        self._ends: list[int] = []
+
+    def begin(self, tree: proc.Tree, frozen_since: float) -> None:
+        """See HandOver."""
+        self.frozen_since = frozen_since
+        for pid in tree.pids:
+            with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
+                self._ends.append(os.pidfd_open(pid))
+        self._source.advance("handing-over", root=identify_live_root(tree.root), told=False)
+
+    def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
+        """See HandOver."""
+        source = self._source
+        source.move = replace(source.move, checkpoint=checkpoint.id)
+        self._run_id = checkpoint.run_id or ""
+        source.send_packs_of(checkpoint)
+        run_hook(self._hooked, "claim")
+        move = source.move
+        source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
+        source.connection.receive(messages.Prepared)
+
+    def decide(self) -> None:
+        """See HandOver."""
+        self._source.advance("committing")
+
+    def end(self) -> None:
+        """See HandOver."""
+        try:
+            self._wait_until_ended()
+            self._source.advance("ended", told=False)
+            self.failed_hook = run_late_hook(self._hooked, "release")
+            self.running = finish(self._source, self._options.addresses, self._run_id)
+            self.ran_at = time.monotonic()
+        except (CrckptError, OSError) as error:
+            self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
+
+    def _wait_until_ended(self) -> None:
+        """Wait until every process of the tree has ended, reaped or not: CRIU kills them, and does not wait."""
+        for descriptor in self._ends:
+            ready, _, _ = select.select([descriptor], [], [], _ENDED_WITHIN_S)
+            os.close(descriptor)
+            if not ready:
+                raise DumpFailed("a process of the tree does not end", hint="find it: ps -o pid,stat,wchan -e")
+
+
+def finish(source: SourceMove, addresses: tuple[str, ...], run_id: str) -> messages.Running:
+    """Give the addresses away, and tell the destination, which holds the tree, that it may run; record that it does.
+
+    `run_id` is of the CRIU whose network lock holds back packets here; empty if there is none.
+    """
+    leave_source(tuple(map(parse_address, addresses)), run_id)
+    source.connection.send(messages.Ended(source.move.id))
+    running = source.connection.receive(messages.Running)
+    source.advance("done", told=True)
+    return running
+
+
+def tell_abort(repository: Repository, connection: Connection, move: Move) -> Move:
+    """Tell the destination that the tree of a move runs on here; return the record of that."""
+    connection.send(messages.Resume(move.id))
+    if connection.receive(messages.MoveState).state not in (None, "aborted"):
+        connection.send(messages.Abort(move.why))
+        connection.receive(messages.Aborted)
+    return store_move(repository.backend, replace(take_over(move), told=True))
+
+
+def read_manifest(repository: Repository, checkpoint: CheckpointId) -> bytes:
+    """Read a manifest as it is stored. Raises OSError, IntegrityError."""
+    return repository.backend.read(manifest_name(checkpoint), MOST_BYTES)
+
+
+def settle_last_move(repository: Repository, connection: Connection, job: str) -> None:
+    """Tell the destination if it does not know that the last move of the job was aborted.
+
+    Raises PreflightRefused if the job is being moved. Raises StoreUnusable if nobody can know.
+    """
+    move = read_move(repository.backend, job)
+    if move is None:
+        return
+    now = move.judge()
+    if now.side == "source" and now.state == "aborted" and not now.told:
+        # On another host: only `crckpt migrate --resume` reaches that.
+        tell_abort(repository, connection, now)
+    if not now.is_over:
+        doing = "by crckpt, PID " + str(now.owner.pid) if now.owner.is_alive else "and is unfinished"
+        raise PreflightRefused(
+            f"a move of {job} ({now.peer}) is in progress, {doing}",
+            hint=f"wait for it, or finish it: crckpt migrate --resume {now.id}",
+            is_in_use=True,
+        )
+
+
+def move_tree(
+    request: MigrateRequest,
+    context: Context,
+    repository: Repository,
+    connection: Connection,
+    hello: messages.Hello,
+    warnings: tuple[Finding, ...],
+    report: Report,
+) -> MigrateResult:
+    """Move the tree of `request`. The gate was passed, with these warnings, and the last move of the job is settled.
+
+    Before the commit every failure lets the tree run on here, and is raised as it is. Raises MoveInDoubt if the tree
+    has ended here and does not run there yet.
+    """
+    began = time.monotonic()
+    job = JobName(request.job or "")
+    move = replace(
+        begin_move("source", job, request.host),
+        remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
+        options=to_builtins(request.options),
+    )
+    source = SourceMove(move, repository, connection, hello)
+    hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
+    hand_over = LiveHandOver(source, request.options, hooked)
+    made: list[CheckpointId] = []
+    with _recorded(source, hooked):
+        rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)
+        _check_budget(request, rounds)
+        run_hook(hooked, "before-freeze")
+        report.say("handing over ...")
+        last = dump(
+            _dump_request(request, job, stop=True, pre_copy=None),
+            replace(context, copy_progress=lambda _done, _all: None),
+            hand_over=hand_over,
+        )
+    running = hand_over.running
+    if running is None:
+        raise in_doubt(source.move, hand_over.failure)
+    _remove_rounds(source, made)
+    assert last.checkpoint is not None
+    downtime_ms = (hand_over.ran_at - hand_over.frozen_since) * 1000
+    return MigrateResult(
+        job,
+        request.host,
+        source.move.id,
+        running.pid,
+        last.checkpoint.id,
+        rounds,
+        why_stopped,
+        source.sent,
+        last.checkpoint.statistics.raw_bytes,
+        downtime_ms,
+        time.monotonic() - began,
+        request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
+        warnings=tuple(dict.fromkeys((*warnings, *running.warnings))),
+    )
+
+
+def in_doubt(move: Move, error: CrckptError | None) -> MoveInDoubt:
+    """The error of a move whose tree has ended here, and is not known to run over there."""
+    why = f": {error.message}" if error is not None else ""
+    return MoveInDoubt(
+        f"{move.job} has ended here, and does not run on {move.peer} yet{why}; its checkpoint is safe on both hosts",
+        hint=f"finish the move: crckpt migrate --resume {move.id}",
+    )
+
+
+@contextmanager
+def _recorded(source: SourceMove, hooked: HookedMove) -> Iterator[None]:
+    """If the block fails, record how the move ended, tell the destination, and run the user's hook."""
+    try:
+        yield
+    except BaseException as error:
+        why = error.message if isinstance(error, CrckptError) else str(error) or type(error).__name__
+        _settle(source, why)
+        left = run_late_hook(hooked, "give-up")
+        if left and isinstance(error, CrckptError):
+            raise error.reword(f"{error.message}; {left}", hint=error.hint) from error
+        raise
+
+
+def _settle(source: SourceMove, why: str) -> None:
+    """Record what became of a move whose dump has failed. Raises MoveInDoubt if the tree has ended all the same."""
+    if source.move.state == "committing":
+        # Whether the hold took the commit is not known: the tree tells.
+        root = source.move.root
+        while root is not None and (found := root.find()) is not None and found.tracer:
+            proc.wait_until_gone((root.pid,), 0.1)
+        if root is not None and root.find() is None:
+            source.advance("ended", told=False)
+    if source.move.state == "ended":
+        raise in_doubt(source.move, None)
+    if source.move.is_over:
+        return
+    with suppress(CrckptError, OSError):
+        source.advance("aborted", why=why, told=False)
+    # The destination gives up by itself once the connection ends; told, it also removes what it got.
+    with suppress(CrckptError, OSError, Interrupted):
+        source.connection.send(messages.Abort(why))
+        source.connection.receive(messages.Aborted, timeout=10)
+        source.move = store_move(source.repository.backend, replace(source.move, told=True))
+
+
+def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy: PreCopy | None) -> DumpRequest:
+    return DumpRequest(
+        target=request.target,
+        job=job,
+        stop=stop,
+        tcp=request.tcp,
+        preflight=request.preflight,
+        incremental=True,
+        pre_copy=pre_copy,
+        other_program=request.other_program,
+    )
+
+
+def _copy_rounds(
+    request: MigrateRequest,
+    context: Context,
+    source: SourceMove,
+    job: JobName,
+    made: list[CheckpointId],
+    report: Report,
+) -> tuple[tuple[RoundSummary, ...], str]:
+    """Copy the tree in rounds while it runs; return them, and why there were no more."""
+    rounds: list[RoundSummary] = []
+    while True:
+        began = time.monotonic()
+        # The first one copies all: rounds of CRIU's own keep its freeze short.
+        pre_copy = PreCopy(2) if not rounds else None
+        taken = dump(_dump_request(request, job, stop=False, pre_copy=pre_copy), context)
+        checkpoint = taken.checkpoint
+        assert checkpoint is not None
+        made.append(checkpoint.id)
+        sent = source.send_packs_of(checkpoint)
+        if not rounds:
+            _rehearse(request, source, checkpoint)
+        summary = _summarise(taken, checkpoint, sent, time.monotonic() - began)
+        rounds.append(summary)
+        report.end_round(len(rounds), summary)
+        if why := _why_enough(request, rounds):
+            return tuple(rounds), why
+
+
+def _rehearse(request: MigrateRequest, source: SourceMove, checkpoint: Checkpoint) -> None:
+    """Have the destination check the restore of the first checkpoint: the gate's last word."""
+    manifest = read_manifest(source.repository, checkpoint.id)
+    source.connection.send(messages.Rehearse(source.move.id, checkpoint.id, manifest, request.options))
+    verdict = source.connection.receive(messages.Verdict)
+    if verdict.blockers and request.preflight:
+        raise preflight_refusal(verdict.blockers)
+
+
+def _summarise(taken: DumpResult, checkpoint: Checkpoint, sent: int, seconds: float) -> RoundSummary:
+    statistics = checkpoint.statistics
+    written = statistics.new_bytes
+    frozen_s = (taken.frozen_ms or 0.0) / 1000
+    # The next freeze is like this one; its pages are then stored, sent, and read over there.
+    estimated_s = frozen_s + statistics.commit_ms / 1000 + _RESTORE_S + statistics.raw_bytes / _BYTES_A_SECOND
+    return RoundSummary(written, sent, seconds, (taken.frozen_ms or 0.0), estimated_s * 1000)
+
+
+def _why_enough(request: MigrateRequest, rounds: list[RoundSummary]) -> str:
+    """Say why no more rounds are made; empty if another one pays."""
+    last = rounds[-1]
+    if request.max_downtime_ms is not None and last.estimated_ms <= request.max_downtime_ms:
+        return "the expected downtime is within --max-downtime"
+    if len(rounds) >= request.max_rounds:
+        return f"{len(rounds)} rounds were made (--max-rounds)"
+    if len(rounds) < 2:
+        return ""
+    if last.raw_bytes < _LITTLE:
+        return "little is left to copy"
+    if last.raw_bytes > _SHRINKS * rounds[-2].raw_bytes and len(rounds) > 2:
+        return "the tree writes as fast as rounds copy"
+    return ""
+
+
+def _check_budget(request: MigrateRequest, rounds: tuple[RoundSummary, ...]) -> None:
+    asked = request.max_downtime_ms
+    if request.abort_over and asked is not None and rounds[-1].estimated_ms > asked:
+        raise PreflightRefused(
+            f"the tree would stand still for about {rounds[-1].estimated_ms:.0f} ms, over the budget of {asked:.0f} ms "
+            "(--max-downtime); it runs on here",
+            hint="allow a longer downtime: --max-downtime TIME; without --abort-over it is moved all the same",
+        )
+
+
+def _remove_rounds(source: SourceMove, made: list[CheckpointId]) -> None:
+    """Remove the checkpoints of the rounds: the last one has all of them. A store in use keeps them."""
+    with suppress(StoreLocked, CrckptError, OSError):
+        source.repository.remove(made)

@@ -1,0 +1,90 @@
+"""The states of a move: one table, which crckpt asks before each step and which the model test searches. Pure.
+
+A move is the migration of one tree from the source to the destination. Each side keeps its own state in its store.
+What makes a second copy impossible is the order of a few durable steps:
+
+1. The source holds the tree frozen: `handing-over`. Whatever fails from here on lets it run again at the source.
+2. The destination stores the checkpoint, builds the tree, holds it, and only then writes `prepared` and says so.
+3. The source writes `committing`, and commits its hold: that rename decides. The hold's other side (hold.c) aborts by
+   itself if crckpt has died or is silent: then the tree runs on at the source, and nothing else is possible.
+4. The source waits until the tree has ended, writes `ended`, and tells the destination.
+5. The destination writes `committed`, commits its hold, and the tree runs there: `done`.
+
+In `prepared` the destination cannot know what the source has decided: it ends the tree that it holds if the connection
+is lost, and keeps the checkpoint. The source's record says which side goes on.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+from msgspec import Struct
+
+Side = Literal["source", "destination"]
+State = Literal[
+    "copying",
+    "handing-over",
+    "committing",
+    "ended",
+    "receiving",
+    "prepared",
+    "committed",
+    "done",
+    "aborted",
+]
+Death = Literal["aborted", "look", "stay"]
+
+
+class Rule(Struct, frozen=True):
+    """What holds in a state.
+
+    - `next`: the states that may follow
+    - `runs`: the tree may run on this side
+    - `fences`: no checkpoint of the job may be restored on this side
+    - `death`: what the state means once the crckpt that wrote it has died. `aborted`: the move is over, as if that were
+      written. `look`: the tree tells: if it still runs here the move is aborted, else the tree has ended. `stay`: the
+      same as before.
+    """
+
+    next: tuple[State, ...]
+    runs: bool
+    fences: bool
+    death: Death
+
+
+RULES: Final[dict[Side, dict[State, Rule]]] = {
+    "source": {
+        "copying": Rule(("handing-over", "aborted"), runs=True, fences=False, death="aborted"),
+        "handing-over": Rule(("committing", "aborted"), runs=False, fences=True, death="aborted"),
+        "committing": Rule(("ended", "aborted"), runs=False, fences=True, death="look"),
+        "ended": Rule(("done",), runs=False, fences=True, death="stay"),
+        "done": Rule((), runs=False, fences=False, death="stay"),
+        "aborted": Rule((), runs=True, fences=False, death="stay"),
+    },
+    "destination": {
+        "receiving": Rule(("prepared", "aborted"), runs=False, fences=False, death="aborted"),
+        "prepared": Rule(("committed", "aborted"), runs=False, fences=True, death="stay"),
+        "committed": Rule(("done",), runs=False, fences=True, death="stay"),
+        "done": Rule((), runs=True, fences=False, death="stay"),
+        "aborted": Rule((), runs=False, fences=False, death="stay"),
+    },
+}
+"""The rules of each side's states."""
+
+FIRST: Final[dict[Side, State]] = {"source": "copying", "destination": "receiving"}
+"""The state in which a move begins on each side."""
+
+
+def find_rule(side: Side, state: State) -> Rule:
+    """Find what holds for a state. Raises KeyError for one that this side never has."""
+    return RULES[side][state]
+
+
+def can_follow(side: Side, state: State, after: State) -> bool:
+    """Return whether a side in `state` may write `after`."""
+    return after in RULES[side][state].next
+
+
+def is_over(side: Side, state: State) -> bool:
+    """Return whether nothing is left to do on this side."""
+    return not RULES[side][state].next

@@ -1,0 +1,199 @@
+"""Records of moves: at most one for each job of a store, replaced at each step, durable before the step counts."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.host import proc
+from crckpt.model import CheckpointId, Count, JobName, Pid
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.documents import decode
+from crckpt.store.layout import MOVES, move_name
+from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over
+from crckpt.store.names import NAME
+from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_process
+
+MoveId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
+"""The id of a move, the same on both sides."""
+
+Peer = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f]{1,300}\Z")]
+"""The other side as the user typed it, or as it names itself."""
+
+
+class LiveRoot(Struct, frozen=True):
+    """The root of a live tree, unique for ever: `start` is its start time in clock ticks after the boot `boot_id`.
+
+    `pid_namespace` is the inode of the PID namespace of `pid`.
+    """
+
+    boot_id: str
+    pid_namespace: Count
+    pid: Pid
+    start: Count
+
+    def find(self) -> proc.Process | None:
+        """Find it, running, stopped or frozen; None if it has ended or is not of this host."""
+        if self.boot_id != proc.boot_id() or self.pid_namespace != proc.namespace("self", "pid"):
+            return None
+        process = proc.read_process(self.pid)
+        is_it = process is not None and process.start == self.start and process.state not in ("zombie", "dead")
+        return process if is_it else None
+
+
+def identify_live_root(root: proc.Process) -> LiveRoot:
+    """Identify the root of a live tree of our PID namespace."""
+    return LiveRoot(proc.boot_id(), proc.namespace("self", "pid"), root.pid, root.start)
+
+
+class Move(Struct, frozen=True):
+    """The record of a move on one side.
+
+    - `owner`: the crckpt that wrote it
+    - `peer`: the other side
+    - `checkpoint`: what is moved; None before the tree was frozen
+    - `root`: at the source the tree that is moved, at the destination the one that was built; None if there is none yet
+    - `remote`: crckpt and the store over there, as the source names them, for a later connection
+    - `options`: for the restore, as the source's user chose them
+    - `why`: why it was aborted
+    - `told`: the destination knows how it ended, or never heard of it
+    """
+
+    id: MoveId
+    side: Side
+    state: State
+    job: JobName
+    peer: Peer
+    owner: ProcessIdentity
+    began: Annotated[datetime, Meta(tz=True)]
+    changed: Annotated[datetime, Meta(tz=True)]
+    checkpoint: CheckpointId | None = None
+    root: LiveRoot | None = None
+    remote: tuple[str, ...] = ()
+    options: dict[str, str | bool | tuple[str, ...] | None] = {}
+    why: str = ""
+    told: bool = True
+    schema: int = 1
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do on this side."""
+        return is_over(self.side, self.state)
+
+    @property
+    def fences(self) -> bool:
+        """Whether no checkpoint of the job may be restored here now. The move was judged (`judge`)."""
+        return find_rule(self.side, self.state).fences
+
+    @property
+    def leaves_it_there(self) -> bool:
+        """Whether the move is over, and the program runs on the other side as far as this side knows."""
+        return (self.side, self.state) in (("source", "done"), ("destination", "aborted"))
+
+    def judge(self) -> Move:
+        """Return the move as it stands now: if the crckpt that wrote the record has died, that may have ended it."""
+        if self.is_over or self.owner.is_alive:
+            return self
+        match find_rule(self.side, self.state).death:
+            case "look":
+                return self._look()
+            case "aborted":
+                return self._aborted()
+        return self
+
+    def _look(self) -> Move:
+        found = self.root.find() if self.root is not None else None
+        if found is None:
+            return replace(self, state="ended")
+        # CRIU still holds it: within moments it lets the tree run, or ends it.
+        return self if found.tracer else self._aborted()
+
+    def _aborted(self) -> Move:
+        return replace(self, state="aborted", why=self.why or f"crckpt (PID {self.owner.pid}) has died")
+
+
+def begin_move(side: Side, job: JobName, peer: str, move_id: str = "") -> Move:
+    """Return the record of a move that begins, by this process. It is not written."""
+    now = datetime.now(UTC)
+    return Move(
+        id=move_id or secrets.token_hex(8),
+        side=side,
+        state=FIRST[side],
+        job=job,
+        peer=peer,
+        owner=identify_process(time.time()),
+        began=now,
+        changed=now,
+    )
+
+
+def advance(move: Move, state: State, **changes: object) -> Move:
+    """Return the record in a state that may follow, written by this process. It is not stored.
+
+    Raises ValueError for a state that must not follow: a bug, which must not cost a tree.
+    """
+    if not can_follow(move.side, move.state, state):
+        raise ValueError(f"{state} must not follow {move.state} at the {move.side}")
+    owner = identify_process(time.time())
+    return replace(move, state=state, owner=owner, changed=datetime.now(UTC), **changes)
+
+
+def take_over(move: Move) -> Move:
+    """Return the record in the same state, owned by this process: it goes on with the move. It is not stored."""
+    return replace(move, owner=identify_process(time.time()), changed=datetime.now(UTC))
+
+
+def store_move(backend: Backend, move: Move) -> Move:
+    """Write the record, durably. Raises OSError if the store cannot be written."""
+    backend.put(move_name(move.job), msgspec.json.format(msgspec.json.encode(move)), "move")
+    return move
+
+
+def read_move(backend: Backend, job: str) -> Move | None:
+    """Read the record of the last move of a job; None if there was none.
+
+    Raises StoreUnusable if it cannot be read: then nobody knows which side has the program.
+    """
+    if NAME.fullmatch(job) is None:
+        return None
+    name = move_name(job)
+    try:
+        return decode(backend.read(name, MOST_BYTES), _MOVE, name)
+    except FileNotFoundError:
+        return None
+    except (IntegrityError, msgspec.ValidationError) as error:
+        raise StoreUnusable(
+            f"the record of the move of {job} cannot be read: {error}",
+            hint=f"find out on which host {job} runs; if it runs nowhere, remove the file {backend.location}/{name}, "
+            "then restore it",
+        ) from error
+
+
+def remove_move(backend: Backend, job: str) -> None:
+    """Remove the record of a job's last move, if there is one."""
+    with suppress(FileNotFoundError):
+        backend.remove(move_name(job), "move")
+
+
+def read_moves(backend: Backend) -> tuple[Move, ...]:
+    """Read the records of all moves that can be read, oldest first."""
+    found = []
+    for job in backend.names_in(MOVES):
+        try:
+            move = read_move(backend, job)
+        except StoreUnusable:
+            continue
+        if move is not None:
+            found.append(move)
+    return tuple(sorted(found, key=lambda move: move.began))
+
+
+_MOVE: Final = msgspec.json.Decoder(Move)
