@@ -5,22 +5,31 @@ from __future__ import annotations
 from contextlib import ExitStack, suppress
 from typing import Final
 
-from msgspec import to_builtins
+from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from crckpt.causes import Finding
-from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import GuardedAddresses, check_destination, guarded_addresses, parse_address
-from crckpt.migrate.connection import Connection, ConnectionLost
+from crckpt.migrate.addresses import (
+    GuardedAddresses,
+    HostAddress,
+    check_destination,
+    give_up,
+    guarded_addresses,
+    parse_address,
+)
+from crckpt.migrate.connection import Connection
+from crckpt.migrate.connection_errors import ConnectionLost, GivenUp
 from crckpt.migrate.gate.answers import answer, encode_answers
 from crckpt.migrate.gate.questions import decode_questions
 from crckpt.migrate.gate.send_files import receive_files
 from crckpt.migrate.receive_packs import Receiver
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
+from crckpt.ops.failures import to_crckpt_error
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
@@ -83,30 +92,35 @@ class Destination:
             messages.Abort,
         )
         try:
-            match message:
-                case messages.Questions():
-                    self._connection.send(self._answer(message))
-                case messages.Files():
-                    receive_files(self._connection, message)
-                case messages.Offer():
-                    self._receiver.answer_offer(self._connection, message)
-                case messages.Rehearse():
-                    self._connection.send(self._rehearse(message))
-                case messages.Prepare():
-                    self._build(message)
-                case messages.Resume():
-                    self._connection.send(self._find(message))
-                case messages.Abort():
-                    self._give_up(message.why)
-                    self._connection.send(messages.Aborted())
+            self._answer(message)
         except (ConnectionLost, MoveInDoubt):
             raise
+        except GivenUp as word:
+            # It came while packs or files were received.
+            self._give_up(word.why)
+            self._connection.send(messages.Aborted())
         except (CrckptError, OSError) as error:
-            if isinstance(error, Interrupted):
-                raise
-            self._connection.send(messages.make_failed(error))
+            self._connection.send(messages.make_failed(to_crckpt_error(error, RestoreFailed, "the move")))
 
-    def _answer(self, message: messages.Questions) -> messages.Answers:
+    def _answer(self, message: messages.Message) -> None:
+        match message:
+            case messages.Questions():
+                self._connection.send(self._survey(message))
+            case messages.Files():
+                receive_files(self._connection, message)
+            case messages.Offer():
+                self._receiver.answer_offer(self._connection, message)
+            case messages.Rehearse():
+                self._connection.send(self._rehearse(message))
+            case messages.Prepare():
+                self._build(message)
+            case messages.Resume():
+                self._connection.send(self._find(message))
+            case messages.Abort():
+                self._give_up(message.why)
+                self._connection.send(messages.Aborted())
+
+    def _survey(self, message: messages.Questions) -> messages.Answers:
         questions = decode_questions(message.content)
         recorded = read_move(self._repository.backend, questions.job)
         now = recorded.judge() if recorded is not None else None
@@ -151,15 +165,13 @@ class Destination:
 
     def _build(self, message: messages.Prepare) -> None:
         """Store the checkpoint, build its tree, hold it until the source says that its own has ended, let it run."""
-        move = self._begin(message)
+        self._begin(message)
         checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
         self._claim(message.move, message.options, checkpoint)
         try:
             result = self._restore(message)
-        except _GivenUp as word:
-            self._give_up(word.message)
-            self._connection.send(messages.Aborted())
-            return
+        except GivenUp:
+            raise
         except (CrckptError, OSError) as error:
             result = self._after_failure(message, error)
         left = self._guard.keep() if self._guard is not None else ""
@@ -168,6 +180,8 @@ class Destination:
         warnings = (*result.verdict.warnings, *late)
         assert result.pid is not None
         self._connection.send(messages.Running(result.pid, result.restore_ms, warnings))
+        # Only now: the next checkpoint of the tree needs them.
+        self._receiver.cache_fingerprints()
 
     def _begin(self, message: messages.Prepare) -> Move:
         recorded = read_move(self._repository.backend, message.job)
@@ -208,9 +222,8 @@ class Destination:
         else:
             self._advance("prepared", root=live)
         self._connection.send(messages.Prepared(root))
-        word = self._connection.receive(messages.Ended, messages.Abort)
-        if isinstance(word, messages.Abort):
-            raise _GivenUp(word.why)
+        # An Abort is raised: CRIU ends what it has built.
+        self._connection.receive(messages.Ended)
         self._advance("committed")
         self._release()
 
@@ -239,6 +252,9 @@ class Destination:
             return
         self._advance("aborted", why=why)
         self._unclaim()
+        # Of a crckpt that was killed together with its guard.
+        if addresses := make_addresses(move):
+            give_up(addresses, move.id)
         # The lock can be had alone only when we do not share it.
         self._in_store.close()
         with suppress(CrckptError, OSError):
@@ -273,19 +289,17 @@ class Destination:
         self._move = store_move(self._repository.backend, advance(self._move, state, **changes))
 
 
-class _GivenUp(RestoreFailed):
-    """The source has given up, and lets its tree run on."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-
-
 def find_running(move: Move) -> Move:
     """Return the move as done if what it has built here runs, though the crckpt that built it could not record that."""
     is_free = move.side == "destination" and move.state == "committed" and not move.owner.is_alive
     found = move.root.find() if is_free and move.root is not None else None
     # CRIU still holds it: it ends what it built, or lets it run, within moments.
     return replace(move, state="done") if found is not None and not found.tracer else move
+
+
+def make_addresses(move: Move) -> tuple[HostAddress, ...]:
+    """The addresses that move along."""
+    return tuple(map(parse_address, convert(move.options, messages.RestoreOptions).addresses))
 
 
 def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:

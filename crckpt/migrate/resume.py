@@ -14,8 +14,9 @@ from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightR
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
+from crckpt.migrate.addresses import give_up
 from crckpt.migrate.connection import Connection
-from crckpt.migrate.destination import find_running, make_restore_request
+from crckpt.migrate.destination import find_running, make_addresses, make_restore_request
 from crckpt.migrate.source import SourceMove, finish, in_doubt, read_manifest, tell_abort
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
@@ -130,6 +131,9 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
     if move.state == "done":
         return _runs_here(move)
     if move.state == "aborted":
+        # A crckpt that was killed together with the guard of its addresses has left them.
+        if addresses := make_addresses(move):
+            give_up(addresses, move.id)
         return ResumeResult(move, here=False)
     if move.state == "prepared":
         if not source_is_gone:

@@ -273,8 +273,7 @@ def _settle(source: SourceMove, why: str) -> None:
         source.advance("aborted", why=why, told=False)
     # The destination gives up by itself once the connection ends; told, it also removes what it got.
     with suppress(CrckptError, OSError, Interrupted):
-        source.connection.send(messages.Abort(why))
-        source.connection.receive(messages.Aborted, timeout=10)
+        source.connection.abort(why, timeout=10)
         source.move = store_move(source.repository.backend, replace(source.move, told=True))
 
 

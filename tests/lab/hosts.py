@@ -140,10 +140,10 @@ class TwoHosts(ABC):
         return [process for process in among if process.is_live and process.is_of(program)]
 
     def find_doubled(self, program: str) -> tuple[Process, ...]:
-        """Return the running copies of a program that moves from source to destination, if there are two; else nothing.
+        """Return the running copies of a program that moves from source to destination if there are two, else nothing.
 
-        The hosts are looked at one after the other: only a copy that ran there before it ran here counts. As long as a
-        CRIU runs on a host, it holds the copy there: what it has built waits untraced, what it has killed may still end.
+        The hosts are looked at one after the other: only a copy that ran there before it ran here counts. A host where
+        a CRIU runs has none: what CRIU has built waits, untraced, and what it has killed may still be ending.
         """
         before = self._find_free(program, "destination")
         here = self._find_free(program, "source") if before else []

@@ -1,7 +1,7 @@
 """Whatever fails at whatever moment of a move: afterwards exactly one copy runs, or a command that is named brings it.
 
-The moments are the steps of crckpt's own code: each message, write, sync and rename (`crckpt.host.steps`). CI takes some
-of them; all of them with `CRCKPT_ALL_FAULTS=1 pytest tests/lab/test_migration_faults.py`.
+The moments are the steps of crckpt's own code: each message, write, sync and rename (`crckpt.host.steps`). CI takes
+some of them; all of them with `CRCKPT_ALL_FAULTS=1 pytest tests/lab/test_migration_faults.py`.
 """
 
 from __future__ import annotations

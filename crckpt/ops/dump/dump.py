@@ -74,7 +74,7 @@ def dump(
 
 @contextmanager
 def examined(request: DumpRequest, context: Context) -> Iterator[DumpTarget]:
-    """Examine the tree that `request.target` names; during the block its PID stays that of its root. Nothing is touched.
+    """Examine the tree that `request.target` names; its root keeps its PID during the block. Nothing is touched.
 
     What prevents a dump is in its plan. Raises UsageError, TargetNotRunning, HostCannot.
     """

@@ -52,6 +52,11 @@ class RestoreAttempt(Struct, frozen=True):
         """Whether CRIU makes the root a child of its parent. In a new PID namespace that is the namespace's init."""
         return (not self.request.detach or self.has_new_terminal) and not self.request.new_pid_namespace
 
+    def await_word(self, root: int) -> None:
+        """In the hold of a move: wait until the tree may run. Raises if it must not."""
+        if self.before_run is not None:
+            self.before_run(root)
+
     def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
         """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""
         return frozenset() if self.is_sibling else images_with_parent_signal(tree)

@@ -335,8 +335,7 @@ def _follow(
         lost.extend(attributes.set_all(criu.init))
         if holder is not None:
             lost.extend(give_terminal(holder, tree, criu.init))
-        if attempt.before_run is not None:
-            attempt.before_run(proc.outer_pids((root,), criu.init).get(root, root))
+        attempt.await_word(proc.outer_pids((root,), criu.init).get(root, root))
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
             modes.extend(announce_on_terminal(announce, terminal))
@@ -357,8 +356,6 @@ def _follow(
         # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
         _mark_restored(attempt)
-        if attempt.request.despite_move:
-            forget_move(attempt.repository, attempt.checkpoint)
         child = criu.new.parent if criu.new else root
         if holder is not None:
             outer = proc.outer_pids((root,), criu.init).get(root, criu.init or root)
@@ -387,7 +384,12 @@ def _lift_network_lock(checkpoint: Checkpoint) -> None:
 
 
 def _mark_restored(attempt: RestoreAttempt) -> None:
-    """Record that the tree was restored if its dump has ended it: `crckpt rm` asks before the only copy is gone."""
+    """Record that the tree was restored if its dump has ended it: `crckpt rm` asks before the only copy is gone.
+
+    A program that was moved to another host runs here again.
+    """
+    if attempt.request.despite_move:
+        forget_move(attempt.repository, attempt.checkpoint)
     if attempt.checkpoint.stopped:
         # Of a store that cannot be written, nothing can be removed either.
         with suppress(CrckptError, OSError):
