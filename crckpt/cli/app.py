@@ -57,6 +57,9 @@ COMMANDS: Final = {
 }
 """Where each command is (module:function), and what the list of commands says of it."""
 
+UNLISTED: Final = frozenset({"receive"})
+"""Commands that only crckpt itself starts: they have a help, and are not listed or completed."""
+
 
 class Commands(HelpfulGroup):
     """The list of all commands, as the help shows it."""
@@ -67,6 +70,10 @@ class Commands(HelpfulGroup):
         "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
         "Check the host, explain failures": ("doctor", "config", "install-criu", "explain", "report"),
     }
+
+
+ALL_GROUPS: Final = {**Commands.groups, "Started by crckpt itself": tuple(sorted(UNLISTED))}
+"""All commands, as the manual shows them."""
 
 
 def _print_version(wanted: bool) -> None:

@@ -16,9 +16,12 @@ from crckpt.cli.output import set_quiet
 
 COMMON: Final = "Common"
 INCREMENTAL: Final = "Incremental"
+CONNECTIONS: Final = "Connections"
+DOWNTIME: Final = "Downtime"
+UNFINISHED: Final = "Unfinished moves"
 WHERE: Final = "Where"
 ADVANCED: Final = "Advanced"
-PANELS: Final = (COMMON, INCREMENTAL, WHERE, ADVANCED)
+PANELS: Final = (COMMON, INCREMENTAL, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE, ADVANCED)
 """The panels in their order. An option that names none is in the first."""
 
 _WIDTH: Final = 80

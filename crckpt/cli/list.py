@@ -11,6 +11,7 @@ from msgspec.structs import asdict
 
 from crckpt.cli import options
 from crckpt.cli.format import align, cut, duration, local_time, on_one_line, short_id, size, terminal_width
+from crckpt.cli.move_marks import describe_move, move_document
 from crckpt.cli.output import Output, checkpoint_document, emit
 from crckpt.ops.list import ListedCheckpoint, Listing
 from crckpt.ops.list import list_checkpoints as perform
@@ -37,12 +38,19 @@ def list_checkpoints(
     Columns: **frozen** is how long the tree stood still, **raw** the size of CRIU's images, **new** the data that the
     store did not have before, **stored** how much the store grew. A narrow terminal shows only some of them; **--json**
     has all. A checkpoint whose date is later than now is marked "in the future": the clock was wrong then, or is wrong
-    now.
+    now. Checkpoints of a program that is being moved to another host, or was moved there, are marked with that host.
     """
     listing = perform(options.make_context(store, config=config), job)
     document = {
         # A generator: without --json nothing is made of it.
-        "checkpoints": ({**checkpoint_document(entry.checkpoint), "tags": entry.tags} for entry in listing.entries),
+        "checkpoints": (
+            {
+                **checkpoint_document(entry.checkpoint),
+                "tags": entry.tags,
+                "move": entry.move and move_document(entry.move),
+            }
+            for entry in listing.entries
+        ),
         "pending": (
             {**asdict(pending), "state": "lost" if pending.lost else "committing"} for pending in listing.pending
         ),
@@ -89,6 +97,7 @@ def _fit(rows: list[tuple[str, ...]], width: int | None) -> tuple[tuple[str, ...
 def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
     checkpoint, numbers = entry.checkpoint, entry.checkpoint.statistics
     future = "(in the future)" if checkpoint.is_in_future(datetime.now(UTC)) else ""
+    moved = f"({describe_move(entry.move)})" if entry.move else ""
     return (
         short_id(checkpoint.id),
         checkpoint.job,
@@ -98,7 +107,7 @@ def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
         size(numbers.raw_bytes),
         size(numbers.new_bytes),
         size(numbers.stored_bytes),
-        " ".join(filter(None, (future, *entry.tags, checkpoint.note))),
+        " ".join(filter(None, (moved, future, *entry.tags, checkpoint.note))),
     )
 
 

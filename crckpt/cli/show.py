@@ -8,6 +8,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import FoldedPath, creation_time, draw_table, duration, escape, size
+from crckpt.cli.move_marks import describe_move, move_document
 from crckpt.cli.output import Output, checkpoint_document, emit
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ def show(
     document = {
         **checkpoint_document(checkpoint),
         "tags": detail.tags,
+        "move": detail.move and move_document(detail.move),
         "options": checkpoint.options,
         "host": checkpoint.host,
         "tree": detail.processes,
@@ -98,6 +100,7 @@ def _draw(console: Console, detail: CheckpointDetail) -> None:
         ("created", creation_time(checkpoint) + ("  (the tree was stopped)" if checkpoint.stopped else "")),
         ("parent", checkpoint.parent or "none"),
         ("note", checkpoint.note or ""),
+        ("move", _describe_move(detail)),
         ("host", f"{checkpoint.host.hostname}, kernel {checkpoint.host.kernel}, {checkpoint.host.arch}"),
         ("CRIU", f"{checkpoint.host.criu_version} {' '.join(detail.criu_options)}"),
         (
@@ -121,6 +124,13 @@ def _draw(console: Console, detail: CheckpointDetail) -> None:
         console.print(draw_table(("file", "", "size", "used by"), rows, right=frozenset({"size"})))
     if detail.sockets:
         console.print(draw_table(("socket",), ((FoldedPath(title),) for title in detail.sockets)))
+
+
+def _describe_move(detail: CheckpointDetail) -> str:
+    if detail.move is None:
+        return ""
+    command = detail.move.next_command
+    return describe_move(detail.move) + ("; what to type: crckpt migrate --list" if command else "")
 
 
 def _tree(processes: tuple[ProcessDetail, ...]) -> Tree:

@@ -1,4 +1,4 @@
-"""The destination's side of a move: answer the source, and end with a restore whose hold waits for its word."""
+"""The destination's side of a move: answer the source, and restore the tree in a hold that the source releases."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from crckpt.store.moves import (
     take_over,
 )
 
-_TRIES: Final = 3
+_MOST_RESTORES: Final = 3
 
 
 class Destination:
@@ -58,15 +58,15 @@ class Destination:
         self._connection = connection
         self._source = source
         self._move: Move | None = None
-        self._late = ""
-        self._in_store = ExitStack()
+        self._release_warning = ""
+        self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
         self._receiver = self._enter_store()
 
     def _enter_store(self) -> Receiver:
         """Begin to receive. Packs that no manifest names yet are not removed as long as this lasts."""
-        return Receiver(self._repository, self._in_store.enter_context(self._repository.transaction()).path)
+        return Receiver(self._repository, self._transaction.enter_context(self._repository.transaction()).path)
 
     def serve(self) -> None:
         """Answer the source until it ends the connection. Raises MoveInDoubt if a move is unfinished then."""
@@ -76,10 +76,10 @@ class Destination:
         except ConnectionLost as error:
             move = self._move
             if move is not None and not move.is_over:
-                self._leave(move, error)
+                self._end_without_source(move, error)
         finally:
             self._claimed.close()
-            self._in_store.close()
+            self._transaction.close()
 
     def _serve_next(self) -> None:
         message = self._connection.receive(
@@ -95,9 +95,9 @@ class Destination:
             self._answer(message)
         except (ConnectionLost, MoveInDoubt):
             raise
-        except GivenUp as word:
+        except GivenUp as abort:
             # It came while packs or files were received.
-            self._give_up(word.why)
+            self._give_up(abort.why)
             self._connection.send(messages.Aborted())
         except (CrckptError, OSError) as error:
             self._connection.send(messages.make_failed(to_crckpt_error(error, RestoreFailed, "the move")))
@@ -105,7 +105,7 @@ class Destination:
     def _answer(self, message: messages.Message) -> None:
         match message:
             case messages.Questions():
-                self._connection.send(self._survey(message))
+                self._connection.send(self._answer_questions(message))
             case messages.Files():
                 receive_files(self._connection, message)
             case messages.Offer():
@@ -115,12 +115,12 @@ class Destination:
             case messages.Prepare():
                 self._build(message)
             case messages.Resume():
-                self._connection.send(self._find(message))
+                self._connection.send(self._read_state(message))
             case messages.Abort():
                 self._give_up(message.why)
                 self._connection.send(messages.Aborted())
 
-    def _survey(self, message: messages.Questions) -> messages.Answers:
+    def _answer_questions(self, message: messages.Questions) -> messages.Answers:
         questions = decode_questions(message.content)
         recorded = read_move(self._repository.backend, questions.job)
         now = recorded.judge() if recorded is not None else None
@@ -150,11 +150,11 @@ class Destination:
             return messages.Verdict(blockers or (Finding("refused", refused.message, refused.hint),), ())
         return messages.Verdict((), found.verdict.warnings)
 
-    def _find(self, message: messages.Resume) -> messages.MoveState:
-        """Find what is recorded of a move."""
+    def _read_state(self, message: messages.Resume) -> messages.MoveState:
+        """Read the state of a move from its record."""
         for move in read_moves(self._repository.backend):
             if move.id == message.move:
-                now = find_running(move.judge())
+                now = move.judge()
                 if now.state != move.state:
                     store_move(self._repository.backend, now)
                 self._move = now
@@ -173,10 +173,10 @@ class Destination:
         except GivenUp:
             raise
         except (CrckptError, OSError) as error:
-            result = self._after_failure(message, error)
+            result = self._restore_again(message, error)
         left = self._guard.keep() if self._guard is not None else ""
         self._advance("done")
-        late = tuple(Finding("move-ip", what, "") for what in (self._late, left) if what)
+        late = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
         warnings = (*result.verdict.warnings, *late)
         assert result.pid is not None
         self._connection.send(messages.Running(result.pid, result.restore_ms, warnings))
@@ -185,7 +185,7 @@ class Destination:
 
     def _begin(self, message: messages.Prepare) -> Move:
         recorded = read_move(self._repository.backend, message.job)
-        before = find_running(recorded.judge()) if recorded is not None else None
+        before = recorded.judge() if recorded is not None else None
         if before is not None and before.id == message.move and not before.is_over:
             self._move = store_move(self._repository.backend, take_over(before))
             return self._move
@@ -208,7 +208,7 @@ class Destination:
         return restore(request, self._context, before_run=self._hold)
 
     def _hold(self, root: int) -> None:
-        """The tree is built and held: say so, and wait for the source's word."""
+        """Report that the tree is built and held, and wait until the source says that its own has ended."""
         process = proc.read_process(root)
         if process is None or self._move is None:
             raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
@@ -230,14 +230,14 @@ class Destination:
     def _release(self) -> None:
         """Open the fence: the tree runs next."""
         if self._guard is not None:
-            self._late = self._guard.release()
+            self._release_warning = self._guard.release()
 
-    def _after_failure(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
+    def _restore_again(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
         """Restore from the store if the source's tree has ended. Else raises: nothing runs here."""
         move = self._move
         assert move is not None
         if move.state == "committed":
-            for _ in range(_TRIES - 1):
+            for _ in range(_MOST_RESTORES - 1):
                 with suppress(CrckptError, OSError):
                     return self._restore(message)
             raise error
@@ -246,29 +246,29 @@ class Destination:
         raise error
 
     def _give_up(self, why: str) -> None:
-        """Forget the move: the tree runs on at the source, and its checkpoint must never be restored here."""
+        """Abort the move: the tree runs on at the source, and its checkpoint must never be restored here."""
         move = self._move
         if move is None or move.is_over:
             return
         self._advance("aborted", why=why)
-        self._unclaim()
-        # Of a crckpt that was killed together with its guard.
+        self._release_claim()
+        # Left by a crckpt that was killed together with its guard.
         if addresses := make_addresses(move):
             give_up(addresses, move.id)
-        # The lock can be had alone only when we do not share it.
-        self._in_store.close()
+        # `remove` locks the store for itself alone, so our own share must end first.
+        self._transaction.close()
         with suppress(CrckptError, OSError):
             if move.checkpoint is not None:
                 self._repository.remove((move.checkpoint,))
         self._receiver = self._enter_store()
 
-    def _unclaim(self) -> None:
-        """Give the addresses up, before the fence is lifted."""
+    def _release_claim(self) -> None:
+        """Give up the addresses, then lift their fence."""
         self._guard = None
         self._claimed.close()
 
-    def _leave(self, move: Move, error: ConnectionLost) -> None:
-        """End without the source: what is not prepared is forgotten, what is prepared stays as it is."""
+    def _end_without_source(self, move: Move, error: ConnectionLost) -> None:
+        """End after the connection is lost: abort what is not prepared; keep what is prepared."""
         if move.state == "receiving":
             self._give_up(error.message)
             return
@@ -289,20 +289,13 @@ class Destination:
         self._move = store_move(self._repository.backend, advance(self._move, state, **changes))
 
 
-def find_running(move: Move) -> Move:
-    """Return the move as done if what it has built here runs, though the crckpt that built it could not record that."""
-    is_free = move.side == "destination" and move.state == "committed" and not move.owner.is_alive
-    found = move.root.find() if is_free and move.root is not None else None
-    # CRIU still holds it: it ends what it built, or lets it run, within moments.
-    return replace(move, state="done") if found is not None and not found.tracer else move
-
-
 def make_addresses(move: Move) -> tuple[HostAddress, ...]:
-    """The addresses that move along."""
+    """Return the addresses that move with the tree."""
     return tuple(map(parse_address, convert(move.options, messages.RestoreOptions).addresses))
 
 
 def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:
+    """Make the request for the restore of a moved tree."""
     return RestoreRequest(
         checkpoint,
         detach=True,

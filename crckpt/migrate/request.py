@@ -1,4 +1,4 @@
-"""The user's request for a migration, and what comes of it."""
+"""The user's request for a migration, and its result."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class MigrateRequest(Struct, frozen=True):
 
     - `host`: as for ssh(1); `remote_crckpt` and `remote_store`: crckpt and the store over there
     - `check`: only check whether it would work
-    - `max_downtime_ms`: rounds repeat until the tree is expected to stand still for at most so long; `abort_over`: do
-      not move it if that fails
+    - `max_downtime_ms`: rounds repeat until the estimated downtime is at most this; `abort_over`: give up the move if
+      it never is
     - `max_rounds`: of copies while the tree runs
     - `bandwidth`: bytes a second, at most
     - `options`: for the restore over there, with the addresses that move along
@@ -45,11 +45,13 @@ class MigrateRequest(Struct, frozen=True):
 
 
 class RoundSummary(Struct, frozen=True):
-    """A copy that was made while the tree ran.
+    """A round of copying while the tree ran.
 
-    - `raw_bytes`: memory that was copied; `sent_bytes`: what the other store lacked of it, compressed
-    - `frozen_ms`: for so long the tree stood still
-    - `estimated_ms`: for so long it would stand still if it was moved now
+    - `raw_bytes`: memory that was copied
+    - `sent_bytes`: what the other store lacked of it, compressed
+    - `seconds`: copying, storing and sending
+    - `frozen_ms`: how long the tree was frozen
+    - `estimated_ms`: the downtime if the tree were moved now
     """
 
     raw_bytes: int
@@ -59,14 +61,21 @@ class RoundSummary(Struct, frozen=True):
     estimated_ms: float
 
 
+class FileToSend(Struct, frozen=True):
+    """A file that the destination lacks, and a move with --send-files would send."""
+
+    path: str
+    bytes: int
+
+
 class MigrateResult(Struct, frozen=True):
     """The result of a migration, or of a check: then `pid` is None.
 
     - `pid`: of the root over there
     - `downtime_ms`: from the freeze here until the tree ran there
-    - `frozen_ms`: until its last pages were in the store here
     - `why_stopped`: why no more rounds were made
     - `over_budget`: the downtime was longer than --max-downtime
+    - `memory_bytes`, `to_send`: of a check: what would be sent, before compression
     """
 
     job: str
@@ -81,15 +90,16 @@ class MigrateResult(Struct, frozen=True):
     downtime_ms: float = 0.0
     seconds: float = 0.0
     over_budget: bool = False
-    blockers: tuple[Finding, ...] = ()
+    memory_bytes: int = 0
+    to_send: tuple[FileToSend, ...] = ()
     warnings: tuple[Finding, ...] = ()
 
 
 class Report(Protocol):
-    """Tells the user what happens."""
+    """Shows progress to the user."""
 
     def say(self, line: str) -> None:
-        """Say what begins now."""
+        """Show which step begins."""
 
     def end_round(self, number: int, summary: RoundSummary) -> None:
-        """Tell what a round has copied."""
+        """Show what a round has copied."""

@@ -1,4 +1,4 @@
-"""Finish a move that was broken off, from what is recorded on this side."""
+"""Finish an interrupted move, from the record on this side."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from crckpt.host.steps import step
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import give_up
 from crckpt.migrate.connection import Connection
-from crckpt.migrate.destination import find_running, make_addresses, make_restore_request
-from crckpt.migrate.source import SourceMove, finish, in_doubt, read_manifest, tell_abort
+from crckpt.migrate.destination import make_addresses, make_restore_request
+from crckpt.migrate.source import SourceMove, complete_hand_over, make_in_doubt_error, read_manifest, report_abort
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
 from crckpt.store import Repository
@@ -26,15 +26,15 @@ from crckpt.store.moves import Move, advance, identify_live_root, read_moves, st
 Connect = Callable[[Move], AbstractContextManager[tuple[Connection, messages.Hello]]]
 """Connects to the other side of a move, and says Hello."""
 
-# CRIU decides within moments once its crckpt has died.
+# Seconds: CRIU decides within moments once its crckpt has died.
 _DECIDED_WITHIN_S: Final = 15.0
 
 
 class ResumeResult(Struct, frozen=True):
-    """What became of a move. `here`: the tree runs on this host; `pid` is that of its root where it runs, if known."""
+    """The outcome of a move. `runs_here`: the tree runs on this host. `pid`: its root, on the host where it runs."""
 
     move: Move
-    here: bool
+    runs_here: bool
     pid: int | None = None
 
 
@@ -49,11 +49,11 @@ def resume(move_id: str, context: Context, connect: Connect, *, source_is_gone: 
     recorded = _find_move(repository, move_id)
     if not recorded.is_over and recorded.owner.is_alive:
         raise PreflightRefused(
-            f"crckpt (PID {recorded.owner.pid}) still works at the move of {recorded.job}",
+            f"crckpt (PID {recorded.owner.pid}) still works on the move of {recorded.job}",
             hint="wait until it ends",
             is_in_use=True,
         )
-    move = _await_decision(recorded)
+    move = _wait_for_criu(recorded)
     if move.state != recorded.state:
         move = store_move(repository.backend, take_over(move))
     if move.side == "source":
@@ -71,15 +71,15 @@ def _find_move(repository: Repository, move_id: str) -> Move:
     return found[0]
 
 
-def _await_decision(move: Move) -> Move:
-    """Judge the move once CRIU has let its tree run, or ended it."""
-    now = find_running(move.judge())
+def _wait_for_criu(move: Move) -> Move:
+    """Wait until CRIU has let the tree run or ended it, and judge the move."""
+    now = move.judge()
     if now.root is not None and (now.state in ("committing", "committed")):
         proc.wait_until_gone((now.root.pid,), 0.5)
         until = proc.uptime_ticks() + _DECIDED_WITHIN_S * 100
         while (found := now.root.find()) is not None and found.tracer and proc.uptime_ticks() < until:
             proc.wait_until_gone((now.root.pid,), 0.1)
-        now = find_running(move.judge())
+        now = move.judge()
     if now.state == "committing":
         raise MoveInDoubt(
             f"CRIU still holds the tree of {move.job}",
@@ -90,29 +90,29 @@ def _await_decision(move: Move) -> Move:
 
 def _resume_source(move: Move, repository: Repository, connect: Connect) -> ResumeResult:
     if move.state == "done":
-        return ResumeResult(move, here=False)
-    if move.state == "aborted" and move.told:
+        return ResumeResult(move, runs_here=False)
+    if move.state == "aborted" and move.is_settled:
         return _runs_here(move)
     try:
         with connect(move) as (connection, hello):
             if move.state == "aborted":
-                return _runs_here(tell_abort(repository, connection, move))
+                return _runs_here(report_abort(repository, connection, move))
             source = SourceMove(take_over(move), repository, connection, hello)
             connection.send(messages.Resume(move.id))
             if connection.receive(messages.MoveState).state == "done":
-                source.advance("done", told=True)
-                return ResumeResult(source.move, here=False)
+                source.advance("done", is_settled=True)
+                return ResumeResult(source.move, runs_here=False)
             running = _hand_over_again(source)
-            return ResumeResult(source.move, here=False, pid=running.pid)
+            return ResumeResult(source.move, runs_here=False, pid=running.pid)
     except CrckptError as error:
         if move.state == "aborted":
             # The tree runs here, whatever the other side has kept.
             raise
-        raise in_doubt(move, error) from error
+        raise make_in_doubt_error(move, error) from error
 
 
 def _runs_here(move: Move) -> ResumeResult:
-    return ResumeResult(move, here=True, pid=move.root.pid if move.root is not None else None)
+    return ResumeResult(move, runs_here=True, pid=move.root.pid if move.root is not None else None)
 
 
 def _hand_over_again(source: SourceMove) -> messages.Running:
@@ -124,17 +124,17 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
     options = msgspec.convert(move.options, messages.RestoreOptions)
     source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, options))
     source.connection.receive(messages.Prepared)
-    return finish(source, options.addresses, checkpoint.run_id or "")
+    return complete_hand_over(source, options.addresses, checkpoint.run_id or "")
 
 
 def _resume_destination(move: Move, repository: Repository, context: Context, *, source_is_gone: bool) -> ResumeResult:
     if move.state == "done":
         return _runs_here(move)
     if move.state == "aborted":
-        # A crckpt that was killed together with the guard of its addresses has left them.
+        # Left by a crckpt that was killed together with the guard of its addresses.
         if addresses := make_addresses(move):
             give_up(addresses, move.id)
-        return ResumeResult(move, here=False)
+        return ResumeResult(move, runs_here=False)
     if move.state == "prepared":
         if not source_is_gone:
             raise MoveInDoubt(
@@ -157,4 +157,4 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
     request = make_restore_request(checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
     result = restore(request, context, before_run=record_root)
     move = store_move(repository.backend, advance(move, "done"))
-    return ResumeResult(move, here=True, pid=result.pid)
+    return ResumeResult(move, runs_here=True, pid=result.pid)

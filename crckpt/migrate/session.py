@@ -23,7 +23,7 @@ from crckpt.migrate.gate.ask import ask
 from crckpt.migrate.gate.questions import Questions, encode_questions
 from crckpt.migrate.gate.report import Exchange, GateReport, make_report, plan_sending
 from crckpt.migrate.gate.send_files import send_files
-from crckpt.migrate.request import MigrateRequest, MigrateResult, Report
+from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, Report
 from crckpt.migrate.resume import ResumeResult
 from crckpt.migrate.resume import resume as finish_move
 from crckpt.migrate.source import move_tree, settle_last_move
@@ -50,7 +50,13 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
         settle_last_move(repository, connection, target.job)
         found = pass_gate(request, target, connection)
         if request.check:
-            return MigrateResult(target.job, request.host, warnings=found.warnings)
+            return MigrateResult(
+                target.job,
+                request.host,
+                memory_bytes=target.observed.memory,
+                to_send=tuple(FileToSend(file.name, file.size) for file in found.lacking if request.send_files),
+                warnings=found.warnings,
+            )
         job = target.job
         return move_tree(replace(request, job=job), context, repository, connection, hello, found.warnings, report)
 
@@ -61,9 +67,13 @@ def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connectio
     if refused:
         raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
     questions, found = _ask(request, target, connection)
-    if request.send_files and found.lacking and not request.check:
-        send_files(connection, plan_sending(questions, found))
-        questions, found = _ask(request, target, connection)
+    if request.send_files and found.lacking:
+        files = plan_sending(questions, found)
+        if request.check:
+            # Nothing else prevents the move, and these files would be sent.
+            return replace(found, blockers=(), lacking=files)
+        send_files(connection, files)
+        _, found = _ask(request, target, connection)
     if request.preflight:
         found.check()
     return found
@@ -78,7 +88,7 @@ def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) ->
 
 
 def resume(move_id: str, context: Context, *, source_is_gone: bool = False) -> ResumeResult:
-    """Finish a move that was broken off. Raises what `migrate.resume.resume` raises."""
+    """Finish an interrupted move. Raises what `migrate.resume.resume` raises."""
 
     @contextmanager
     def connect(move: Move) -> Iterator[tuple[Connection, messages.Hello]]:
@@ -99,7 +109,7 @@ def serve(context: Context) -> None:
     with Connection(incoming, outgoing, "the source") as connection:
         try:
             repository = context.repository(create=True)
-            connection.send(_describe_us(context, repository))
+            connection.send(_make_hello(context, repository))
         except CrckptError as error:
             connection.send(messages.make_failed(error))
             raise
@@ -113,24 +123,24 @@ def connected(
 ) -> Iterator[tuple[Connection, messages.Hello]]:
     """Start the other side, and exchange Hellos; yields the connection and its Hello."""
     with (
-        ssh.started(host, crckpt, store, show=_show) as remote,
+        ssh.started(host, crckpt, store, show=_show_ssh_output) as remote,
         Connection(
             remote.incoming, remote.outgoing, host, bandwidth=bandwidth, explain_end=remote.explain_end
         ) as connection,
     ):
-        connection.send(_describe_us(context, context.repository(create=True)))
+        connection.send(_make_hello(context, context.repository(create=True)))
         hello = connection.receive(messages.Hello)
         remote.note_answer()
         yield connection, hello
 
 
-def _show(text: str) -> None:
-    """Show what ssh says while it may ask for something."""
+def _show_ssh_output(text: str) -> None:
+    """Show what ssh writes while it may ask for a password."""
     sys.stderr.write(text)
     sys.stderr.flush()
 
 
-def _describe_us(context: Context, repository: Repository) -> messages.Hello:
+def _make_hello(context: Context, repository: Repository) -> messages.Hello:
     try:
         criu = context.criu().version
     except HostCannot:

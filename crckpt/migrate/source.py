@@ -34,14 +34,14 @@ from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
 from crckpt.store.moves import Move, advance, begin_move, identify_live_root, read_move, store_move, take_over
 
-# Less than this is copied within the freeze as fast as in another round.
-_LITTLE: Final = 4 << 20
-# A round that copies more than this share of what the one before copied does not pay.
-_SHRINKS: Final = 0.7
-# What a restore takes besides its memory, and how fast it fills memory: for the estimate before anything is known.
+# Bytes: less than this is copied during the freeze as fast as in another round.
+_LEAST_BYTES: Final = 4 << 20
+# A round that copies more than this share of what the round before copied is not worth its time.
+_LEAST_SHRINK: Final = 0.7
+# For the estimate of the downtime: what a restore takes without its memory, and how fast it fills memory.
 _RESTORE_S: Final = 0.2
 _BYTES_A_SECOND: Final = 1 << 30
-# A killed process may have to free much memory first.
+# Seconds: a killed process may have to free much memory first.
 _ENDED_WITHIN_S: Final = 60.0
 
 
@@ -54,7 +54,7 @@ class SourceMove:
         self.connection = connection
         self.hello = hello
         self.move = store_move(repository.backend, move)
-        self.sent = 0
+        self.sent_bytes = 0
 
     def advance(self, state: str, **changes: object) -> None:
         """Write that the move has come to `state`, durably."""
@@ -65,7 +65,7 @@ class SourceMove:
         """Send the packs that the destination lacks; return their bytes."""
         with self.repository.shared():
             sent = send_packs(self.connection, self.repository.backend, (use.digest for use in checkpoint.packs))
-        self.sent += sent
+        self.sent_bytes += sent
         return sent
 
 
@@ -83,15 +83,15 @@ class LiveHandOver:
         self.ran_at = 0.0
         self.failure: CrckptError | None = None
         self.failed_hook = ""
-        self._ends: list[int] = []
+        self._pidfds: list[int] = []
 
     def begin(self, tree: proc.Tree, frozen_since: float) -> None:
         """See HandOver."""
         self.frozen_since = frozen_since
         for pid in tree.pids:
             with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
-                self._ends.append(os.pidfd_open(pid))
-        self._source.advance("handing-over", root=identify_live_root(tree.root), told=False)
+                self._pidfds.append(os.pidfd_open(pid))
+        self._source.advance("handing-over", root=identify_live_root(tree.root), is_settled=False)
 
     def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
         """See HandOver."""
@@ -112,41 +112,41 @@ class LiveHandOver:
         """See HandOver."""
         try:
             self._wait_until_ended()
-            self._source.advance("ended", told=False)
+            self._source.advance("ended", is_settled=False)
             self.failed_hook = run_late_hook(self._hooked, "release")
-            self.running = finish(self._source, self._options.addresses, self._run_id)
+            self.running = complete_hand_over(self._source, self._options.addresses, self._run_id)
             self.ran_at = time.monotonic()
         except (CrckptError, OSError) as error:
             self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
 
     def _wait_until_ended(self) -> None:
         """Wait until every process of the tree has ended, reaped or not: CRIU kills them, and does not wait."""
-        for descriptor in self._ends:
+        for descriptor in self._pidfds:
             ready, _, _ = select.select([descriptor], [], [], _ENDED_WITHIN_S)
             os.close(descriptor)
             if not ready:
                 raise DumpFailed("a process of the tree does not end", hint="find it: ps -o pid,stat,wchan -e")
 
 
-def finish(source: SourceMove, addresses: tuple[str, ...], run_id: str) -> messages.Running:
-    """Give the addresses away, and tell the destination, which holds the tree, that it may run; record that it does.
+def complete_hand_over(source: SourceMove, addresses: tuple[str, ...], run_id: str) -> messages.Running:
+    """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
 
-    `run_id` is of the CRIU whose network lock holds back packets here; empty if there is none.
+    `run_id` is of the CRIU whose network lock drops packets here; empty if there is none.
     """
     leave_source(tuple(map(parse_address, addresses)), run_id)
     source.connection.send(messages.Ended(source.move.id))
     running = source.connection.receive(messages.Running)
-    source.advance("done", told=True)
+    source.advance("done", is_settled=True)
     return running
 
 
-def tell_abort(repository: Repository, connection: Connection, move: Move) -> Move:
-    """Tell the destination that the tree of a move runs on here; return the record of that."""
+def report_abort(repository: Repository, connection: Connection, move: Move) -> Move:
+    """Report to the destination that the tree of a move runs on here; return the record of that."""
     connection.send(messages.Resume(move.id))
     if connection.receive(messages.MoveState).state not in (None, "aborted"):
         connection.send(messages.Abort(move.why))
         connection.receive(messages.Aborted)
-    return store_move(repository.backend, replace(take_over(move), told=True))
+    return store_move(repository.backend, replace(take_over(move), is_settled=True))
 
 
 def read_manifest(repository: Repository, checkpoint: CheckpointId) -> bytes:
@@ -155,7 +155,7 @@ def read_manifest(repository: Repository, checkpoint: CheckpointId) -> bytes:
 
 
 def settle_last_move(repository: Repository, connection: Connection, job: str) -> None:
-    """Tell the destination if it does not know that the last move of the job was aborted.
+    """Report to the destination that the last move of the job was aborted, if it does not know.
 
     Raises PreflightRefused if the job is being moved. Raises StoreUnusable if nobody can know.
     """
@@ -163,9 +163,9 @@ def settle_last_move(repository: Repository, connection: Connection, job: str) -
     if move is None:
         return
     now = move.judge()
-    if now.side == "source" and now.state == "aborted" and not now.told:
+    if now.side == "source" and now.state == "aborted" and not now.is_settled:
         # On another host: only `crckpt migrate --resume` reaches that.
-        tell_abort(repository, connection, now)
+        report_abort(repository, connection, now)
     if not now.is_over:
         doing = "by crckpt, PID " + str(now.owner.pid) if now.owner.is_alive else "and is unfinished"
         raise PreflightRefused(
@@ -200,7 +200,7 @@ def move_tree(
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
     hand_over = LiveHandOver(source, request.options, hooked)
     made: list[CheckpointId] = []
-    with _recorded(source, hooked):
+    with _failure_recorded(source, hooked):
         rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)
         _check_budget(request, rounds)
         run_hook(hooked, "before-freeze")
@@ -212,7 +212,7 @@ def move_tree(
         )
     running = hand_over.running
     if running is None:
-        raise in_doubt(source.move, hand_over.failure)
+        raise make_in_doubt_error(source.move, hand_over.failure)
     _remove_rounds(source, made)
     assert last.checkpoint is not None
     downtime_ms = (hand_over.ran_at - hand_over.frozen_since) * 1000
@@ -224,7 +224,7 @@ def move_tree(
         last.checkpoint.id,
         rounds,
         why_stopped,
-        source.sent,
+        source.sent_bytes,
         last.checkpoint.statistics.raw_bytes,
         downtime_ms,
         time.monotonic() - began,
@@ -233,8 +233,8 @@ def move_tree(
     )
 
 
-def in_doubt(move: Move, error: CrckptError | None) -> MoveInDoubt:
-    """The error of a move whose tree has ended here, and is not known to run over there."""
+def make_in_doubt_error(move: Move, error: CrckptError | None) -> MoveInDoubt:
+    """Make the error of a move whose tree has ended here, and may not run on the destination yet."""
     why = f": {error.message}" if error is not None else ""
     return MoveInDoubt(
         f"{move.job} has ended here, and does not run on {move.peer} yet{why}; its checkpoint is safe on both hosts",
@@ -243,38 +243,38 @@ def in_doubt(move: Move, error: CrckptError | None) -> MoveInDoubt:
 
 
 @contextmanager
-def _recorded(source: SourceMove, hooked: HookedMove) -> Iterator[None]:
+def _failure_recorded(source: SourceMove, hooked: HookedMove) -> Iterator[None]:
     """If the block fails, record how the move ended, tell the destination, and run the user's hook."""
     try:
         yield
     except BaseException as error:
         why = error.message if isinstance(error, CrckptError) else str(error) or type(error).__name__
-        _settle(source, why)
+        _record_failure(source, why)
         left = run_late_hook(hooked, "give-up")
         if left and isinstance(error, CrckptError):
             raise error.reword(f"{error.message}; {left}", hint=error.hint) from error
         raise
 
 
-def _settle(source: SourceMove, why: str) -> None:
+def _record_failure(source: SourceMove, why: str) -> None:
     """Record what became of a move whose dump has failed. Raises MoveInDoubt if the tree has ended all the same."""
     if source.move.state == "committing":
-        # Whether the hold took the commit is not known: the tree tells.
+        # It is not known whether the hold took the commit: the tree decides.
         root = source.move.root
         while root is not None and (found := root.find()) is not None and found.tracer:
             proc.wait_until_gone((root.pid,), 0.1)
         if root is not None and root.find() is None:
-            source.advance("ended", told=False)
+            source.advance("ended", is_settled=False)
     if source.move.state == "ended":
-        raise in_doubt(source.move, None)
+        raise make_in_doubt_error(source.move, None)
     if source.move.is_over:
         return
     with suppress(CrckptError, OSError):
-        source.advance("aborted", why=why, told=False)
-    # The destination gives up by itself once the connection ends; told, it also removes what it got.
+        source.advance("aborted", why=why, is_settled=False)
+    # The destination gives up by itself once the connection ends. With an Abort it also removes what it received.
     with suppress(CrckptError, OSError, Interrupted):
         source.connection.abort(why, timeout=10)
-        source.move = store_move(source.repository.backend, replace(source.move, told=True))
+        source.move = store_move(source.repository.backend, replace(source.move, is_settled=True))
 
 
 def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy: PreCopy | None) -> DumpRequest:
@@ -314,7 +314,7 @@ def _copy_rounds(
         summary = _summarise(taken, checkpoint, sent, time.monotonic() - began)
         rounds.append(summary)
         report.end_round(len(rounds), summary)
-        if why := _why_enough(request, rounds):
+        if why := _explain_last_round(request, rounds):
             return tuple(rounds), why
 
 
@@ -336,29 +336,29 @@ def _summarise(taken: DumpResult, checkpoint: Checkpoint, sent: int, seconds: fl
     return RoundSummary(written, sent, seconds, (taken.frozen_ms or 0.0), estimated_s * 1000)
 
 
-def _why_enough(request: MigrateRequest, rounds: list[RoundSummary]) -> str:
-    """Say why no more rounds are made; empty if another one pays."""
+def _explain_last_round(request: MigrateRequest, rounds: list[RoundSummary]) -> str:
+    """Say why this was the last round; empty if another one is worth its time."""
     last = rounds[-1]
     if request.max_downtime_ms is not None and last.estimated_ms <= request.max_downtime_ms:
-        return "the expected downtime is within --max-downtime"
+        return "the estimated downtime is within --max-downtime"
     if len(rounds) >= request.max_rounds:
         return f"{len(rounds)} rounds were made (--max-rounds)"
     if len(rounds) < 2:
         return ""
-    if last.raw_bytes < _LITTLE:
-        return "little is left to copy"
-    if last.raw_bytes > _SHRINKS * rounds[-2].raw_bytes and len(rounds) > 2:
-        return "the tree writes as fast as rounds copy"
+    if last.raw_bytes < _LEAST_BYTES:
+        return "little was left to copy"
+    if last.raw_bytes > _LEAST_SHRINK * rounds[-2].raw_bytes and len(rounds) > 2:
+        return "the program writes memory as fast as rounds copy it"
     return ""
 
 
 def _check_budget(request: MigrateRequest, rounds: tuple[RoundSummary, ...]) -> None:
-    asked = request.max_downtime_ms
-    if request.abort_over and asked is not None and rounds[-1].estimated_ms > asked:
+    budget = request.max_downtime_ms
+    if request.abort_over and budget is not None and rounds[-1].estimated_ms > budget:
         raise PreflightRefused(
-            f"the tree would stand still for about {rounds[-1].estimated_ms:.0f} ms, over the budget of {asked:.0f} ms "
+            f"the downtime would be about {rounds[-1].estimated_ms:.0f} ms, over the budget of {budget:.0f} ms "
             "(--max-downtime); it runs on here",
-            hint="allow a longer downtime: --max-downtime TIME; without --abort-over it is moved all the same",
+            hint="allow a longer downtime: --max-downtime TIME; without --abort-over it is moved anyway",
         )
 
 

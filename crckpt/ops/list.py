@@ -8,13 +8,15 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, PendingCheckpoint, UnreadableCheckpoint
+from crckpt.store.move_status import MoveStatus, find_marks
 
 
 class ListedCheckpoint(Struct, frozen=True):
-    """A checkpoint and its tags."""
+    """A checkpoint, its tags, and the move of its job to or from another host that concerns it."""
 
     checkpoint: Checkpoint
     tags: tuple[str, ...]
+    move: MoveStatus | None = None
 
 
 class Listing(Struct, frozen=True):
@@ -42,5 +44,8 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     tags: dict[CheckpointId, tuple[str, ...]] = {}
     for tag in repository.tags():
         tags[tag.id] = (*tags.get(tag.id, ()), tag.name)
-    entries = tuple(ListedCheckpoint(checkpoint, tags.get(checkpoint.id, ())) for checkpoint in found)
+    marks = find_marks(repository, found)
+    entries = tuple(
+        ListedCheckpoint(checkpoint, tags.get(checkpoint.id, ()), marks.get(checkpoint.id)) for checkpoint in found
+    )
     return Listing(entries, pending, unreadable)

@@ -8,13 +8,15 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, UsageError
+from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable, UsageError
 from crckpt.host import proc
 from crckpt.host.namespaces import network_locks
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import pack_name
+from crckpt.store.move_status import MoveStatus, find_moved, find_status
+from crckpt.store.moves import read_all_moves, read_move
 from crckpt.store.read.details import read_details
 
 
@@ -40,7 +42,8 @@ def plan_removal(
 ) -> PlannedRemoval:
     """Find the checkpoints that `refs` name; with `whole_jobs` these are jobs, and all their checkpoints are meant.
 
-    Raises NoSuchCheckpoint; UsageError if one is no job; without `dry_run` StoreUnusable if none can be removed.
+    Raises NoSuchCheckpoint; UsageError if one is no job; PreflightRefused if an unfinished move needs one; without
+    `dry_run` StoreUnusable if none can be removed.
     """
     repository = context.repository()
     if not dry_run:
@@ -50,13 +53,18 @@ def plan_removal(
         # Resolve all refs first: JOB~1 means another checkpoint once JOB is gone.
         names = (_find_job(repository, ref) if whole_jobs else (repository.resolve(ref),) for ref in refs)
         found = tuple(dict.fromkeys(identity for ids in names for identity in ids))
+        _refuse_moving(repository, found)
         return PlannedRemoval(found, tuple(_find_irreplaceable(repository, found)))
 
 
 def rm(context: Context, ids: tuple[CheckpointId, ...]) -> RemovalResult:
-    """Remove all of these checkpoints; if one does not exist, none of them. Raises NoSuchCheckpoint, StoreLocked."""
+    """Remove all of these checkpoints; if one does not exist, none of them.
+
+    Raises NoSuchCheckpoint, StoreLocked, and PreflightRefused if an unfinished move needs one.
+    """
     repository = context.repository()
     with repository.exclusive():
+        _refuse_moving(repository, ids)
         locks = [lock for identity in ids for lock in _find_locks(repository, identity)]
         repository.remove(ids)
     # Lift the locks only now: as long as the checkpoint could be restored, its connections needed them.
@@ -90,6 +98,51 @@ def _find_job(repository: Repository, job: str) -> tuple[CheckpointId, ...]:
     return ids
 
 
+def _refuse_moving(repository: Repository, ids: tuple[CheckpointId, ...]) -> None:
+    """Raise PreflightRefused if an unfinished move needs one of these checkpoints, or StoreUnusable if that is unknown.
+
+    On both sides it may be the only state of the tree.
+    """
+    moves, unreadable = read_all_moves(repository.backend)
+    unfinished = [status for status in map(find_status, moves) if not status.move.is_over]
+    for identity in ids if unfinished or unreadable else ():
+        checkpoint = _read(repository, identity)
+        for status in unfinished:
+            if _needs(status, identity, checkpoint):
+                raise _refusal(status, identity)
+        for bad in unreadable:
+            if checkpoint is None or checkpoint.job == bad.job:
+                raise StoreUnusable(f"nothing was removed: {bad.why}", hint=bad.remedy)
+
+
+def _needs(status: MoveStatus, identity: CheckpointId, checkpoint: Checkpoint | None) -> bool:
+    move = status.move
+    if move.checkpoint is not None or checkpoint is None:
+        return move.checkpoint == identity
+    # The next round counts from it.
+    return checkpoint.job == move.job and checkpoint.created >= move.began
+
+
+def _refusal(status: MoveStatus, identity: CheckpointId) -> PreflightRefused:
+    move = status.move
+    direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
+    if status.at_work is not None:
+        hint = f"wait until crckpt (PID {status.at_work}) has moved it"
+    else:
+        there = f", on {move.peer}" if status.next_on not in (None, move.side) else ""
+        hint = f"finish the move first{there}: {status.next_command}"
+    return PreflightRefused(
+        f"nothing was removed: {identity[:12]} is needed to move {move.job} {direction}", hint=hint, is_in_use=True
+    )
+
+
+def _read(repository: Repository, identity: CheckpointId) -> Checkpoint | None:
+    """Read a checkpoint; None if it is damaged: it can be removed, too."""
+    with suppress(CrckptError, OSError):
+        return repository.get(identity)
+    return None
+
+
 def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> Iterator[Checkpoint]:
     """Find the checkpoints that alone have the last state of a program: their dump ended it, and nobody restored it."""
     candidates = []
@@ -97,7 +150,8 @@ def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> 
         # A damaged checkpoint can be removed, too.
         with suppress(CrckptError, OSError):
             checkpoint = repository.get(identity)
-            if checkpoint.stopped and not repository.is_restored(identity) and not _is_running(checkpoint):
+            is_last = checkpoint.stopped and not repository.is_restored(identity) and not _is_running(checkpoint)
+            if is_last and not _was_moved(repository, checkpoint):
                 candidates.append(checkpoint)
     # Reading all manifests takes a while in a large store.
     others = sorted(repository.checkpoints(), key=lambda each: each.order, reverse=True) if candidates else ()
@@ -105,6 +159,14 @@ def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> 
         newer = (each for each in others if each.job == stopped.job and each.order > stopped.order)
         if not any(_may_continue(repository, stopped, each) for each in newer):
             yield stopped
+
+
+def _was_moved(repository: Repository, checkpoint: Checkpoint) -> bool:
+    """Return whether the tree runs on another host since this checkpoint was made."""
+    move = read_move(repository.backend, checkpoint.job)
+    if move is None or not move.leaves_tree_with_peer:
+        return False
+    return find_status(move).includes(checkpoint, find_moved(repository, move))
 
 
 def _may_continue(repository: Repository, stopped: Checkpoint, newer: Checkpoint) -> bool:

@@ -32,7 +32,7 @@ State = Literal[
     "done",
     "aborted",
 ]
-Death = Literal["aborted", "look", "stay"]
+AfterDeath = Literal["aborted", "tree-decides", "unchanged"]
 
 
 class Rule(Struct, frozen=True):
@@ -41,32 +41,32 @@ class Rule(Struct, frozen=True):
     - `next`: the states that may follow
     - `runs`: the tree may run on this side
     - `fences`: no checkpoint of the job may be restored on this side
-    - `death`: what the state means once the crckpt that wrote it has died. `aborted`: the move is over, as if that were
-      written. `look`: the tree tells: if it still runs here the move is aborted, else the tree has ended. `stay`: the
-      same as before.
+    - `after_death`: what the state means once the crckpt that wrote it has died. `aborted`: the move is over, as if
+      that were written. `tree-decides`: at the source, the move is aborted if the tree still runs, else the tree has
+      ended; at the destination, the move is done if the tree runs. `unchanged`: the same as before.
     """
 
     next: tuple[State, ...]
     runs: bool
     fences: bool
-    death: Death
+    after_death: AfterDeath
 
 
 RULES: Final[dict[Side, dict[State, Rule]]] = {
     "source": {
-        "copying": Rule(("handing-over", "aborted"), runs=True, fences=False, death="aborted"),
-        "handing-over": Rule(("committing", "aborted"), runs=False, fences=True, death="aborted"),
-        "committing": Rule(("ended", "aborted"), runs=False, fences=True, death="look"),
-        "ended": Rule(("done",), runs=False, fences=True, death="stay"),
-        "done": Rule((), runs=False, fences=False, death="stay"),
-        "aborted": Rule((), runs=True, fences=False, death="stay"),
+        "copying": Rule(("handing-over", "aborted"), runs=True, fences=False, after_death="aborted"),
+        "handing-over": Rule(("committing", "aborted"), runs=False, fences=True, after_death="aborted"),
+        "committing": Rule(("ended", "aborted"), runs=False, fences=True, after_death="tree-decides"),
+        "ended": Rule(("done",), runs=False, fences=True, after_death="unchanged"),
+        "done": Rule((), runs=False, fences=False, after_death="unchanged"),
+        "aborted": Rule((), runs=True, fences=False, after_death="unchanged"),
     },
     "destination": {
-        "receiving": Rule(("prepared", "aborted"), runs=False, fences=False, death="aborted"),
-        "prepared": Rule(("committed", "aborted"), runs=False, fences=True, death="stay"),
-        "committed": Rule(("done",), runs=False, fences=True, death="stay"),
-        "done": Rule((), runs=True, fences=False, death="stay"),
-        "aborted": Rule((), runs=False, fences=False, death="stay"),
+        "receiving": Rule(("prepared", "aborted"), runs=False, fences=False, after_death="aborted"),
+        "prepared": Rule(("committed", "aborted"), runs=False, fences=True, after_death="unchanged"),
+        "committed": Rule(("done",), runs=False, fences=True, after_death="tree-decides"),
+        "done": Rule((), runs=True, fences=False, after_death="unchanged"),
+        "aborted": Rule((), runs=False, fences=False, after_death="unchanged"),
     },
 }
 """The rules of each side's states."""

@@ -64,7 +64,7 @@ class Move(Struct, frozen=True):
     - `remote`: crckpt and the store over there, as the source names them, for a later connection
     - `options`: for the restore, as the source's user chose them
     - `why`: why it was aborted
-    - `told`: the destination knows how it ended, or never heard of it
+    - `is_settled`: of the source: nothing is left to report to the destination
     """
 
     id: MoveId
@@ -80,7 +80,7 @@ class Move(Struct, frozen=True):
     remote: tuple[str, ...] = ()
     options: dict[str, str | bool | tuple[str, ...] | None] = {}
     why: str = ""
-    told: bool = True
+    is_settled: bool = True
     schema: int = 1
 
     @property
@@ -94,30 +94,40 @@ class Move(Struct, frozen=True):
         return find_rule(self.side, self.state).fences
 
     @property
-    def leaves_it_there(self) -> bool:
-        """Whether the move is over, and the program runs on the other side as far as this side knows."""
+    def leaves_tree_with_peer(self) -> bool:
+        """Whether the move is over, and the tree runs on the other side as far as this side knows."""
         return (self.side, self.state) in (("source", "done"), ("destination", "aborted"))
 
     def judge(self) -> Move:
-        """Return the move as it stands now: if the crckpt that wrote the record has died, that may have ended it."""
+        """Return the move in its present state, which differs if the crckpt that wrote the record has died."""
         if self.is_over or self.owner.is_alive:
             return self
-        match find_rule(self.side, self.state).death:
-            case "look":
-                return self._look()
+        match find_rule(self.side, self.state).after_death:
+            case "tree-decides":
+                return self._judge_by_tree()
             case "aborted":
                 return self._aborted()
         return self
 
-    def _look(self) -> Move:
+    def _judge_by_tree(self) -> Move:
         found = self.root.find() if self.root is not None else None
-        if found is None:
-            return replace(self, state="ended")
-        # CRIU still holds it: within moments it lets the tree run, or ends it.
-        return self if found.tracer else self._aborted()
+        if found is not None and found.tracer:
+            # CRIU still holds it: within moments it lets the tree run, or ends it.
+            return self
+        if self.side == "source":
+            return self._aborted() if found is not None else replace(self, state="ended")
+        return replace(self, state="done") if found is not None else self
 
     def _aborted(self) -> Move:
         return replace(self, state="aborted", why=self.why or f"crckpt (PID {self.owner.pid}) has died")
+
+
+class UnreadableMove(Struct, frozen=True):
+    """A record that cannot be read: why, and what to do."""
+
+    job: JobName
+    why: str
+    remedy: str
 
 
 def begin_move(side: Side, job: JobName, peer: str, move_id: str = "") -> Move:
@@ -185,15 +195,21 @@ def remove_move(backend: Backend, job: str) -> None:
 
 def read_moves(backend: Backend) -> tuple[Move, ...]:
     """Read the records of all moves that can be read, oldest first."""
-    found = []
+    return read_all_moves(backend)[0]
+
+
+def read_all_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[UnreadableMove, ...]]:
+    """Read the records of all moves, oldest first; and say which cannot be read."""
+    found, unreadable = [], []
     for job in backend.names_in(MOVES):
         try:
             move = read_move(backend, job)
-        except StoreUnusable:
-            continue
-        if move is not None:
-            found.append(move)
-    return tuple(sorted(found, key=lambda move: move.began))
+        except StoreUnusable as error:
+            unreadable.append(UnreadableMove(JobName(job), error.message, error.hint))
+        else:
+            if move is not None:
+                found.append(move)
+    return tuple(sorted(found, key=lambda move: move.began)), tuple(unreadable)
 
 
 _MOVE: Final = msgspec.json.Decoder(Move)

@@ -20,6 +20,7 @@ from crckpt.cli.config import Setting
 from crckpt.criu.failure_location import FailureLocation
 from crckpt.host.probes.outcome import Fact
 from crckpt.host.usage import ProcessUsage
+from crckpt.migrate.request import RoundSummary
 from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
 from crckpt.ops.doctor import Fix
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult, RoundResult
@@ -38,6 +39,8 @@ from crckpt.ops.tag import TagResult
 from crckpt.preflight.dump.cost import Prediction
 from crckpt.preflight.dump.options import OptionReason
 from crckpt.store import Damage, UnreadableCheckpoint, Unrepaired
+from crckpt.store.move_states import Side, State
+from crckpt.store.moves import UnreadableMove
 
 Note: TypeAlias = Annotated[tuple[str, ...], Meta(description="Sentences for people.")]
 CriuFile: TypeAlias = Annotated[Path, Meta(description="The CRIU that was used.")]
@@ -108,6 +111,69 @@ class PreDumpDocument(Struct, frozen=True, forbid_unknown_fields=True):
     criu_passed_over: PassedOver
     tracked: TrackedRound
     copied: RoundResult
+
+
+class FileDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that `--send-files` sends."""
+
+    path: str
+    bytes: int
+
+
+class MigrateDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt migrate`, or of `--check`; if the program was not moved, there is an error."""
+
+    job: JobName
+    host: Annotated[str, Meta(description="The other host, as you typed it.")]
+    check: Annotated[bool, Meta(description="Whether `--check` was given: nothing was moved.")]
+    runs_on: Annotated[Side, Meta(description="Where the program runs: `source` is this host.")]
+    move: Annotated[str | None, Meta(description="The id of the move, for `--resume`; null after a check.")]
+    pid: Annotated[int | None, Meta(description="The root on the other host; null after a check.")]
+    checkpoint: Annotated[CheckpointId | None, Meta(description="In both stores; null after a check.")]
+    rounds: Annotated[tuple[RoundSummary, ...], Meta(description="Copies that were made while the program ran.")]
+    why_stopped: Annotated[str, Meta(description="Why there were no more rounds.")]
+    sent_bytes: Annotated[int, Meta(description="What was sent of memory, compressed.")]
+    raw_bytes: Annotated[int, Meta(description="The size of CRIU's images.")]
+    downtime_ms: Annotated[float, Meta(description="From the freeze here until the program ran there.")]
+    seconds: Annotated[float, Meta(description="The whole move.")]
+    over_budget: Annotated[bool, Meta(description="Whether the downtime was longer than `--max-downtime`.")]
+    memory_bytes: Annotated[int, Meta(description="With `--check`: memory to send, before compression.")]
+    to_send: Annotated[tuple[FileDocument, ...], Meta(description="With `--check --send-files`: files to send.")]
+    warnings: Note
+
+
+class MoveDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The last move of a job, as the store of this host records it."""
+
+    id: str
+    job: JobName
+    side: Annotated[Side, Meta(description="Which side of the move this host is.")]
+    peer: Annotated[str, Meta(description="The other side: as the user typed it, or as it names itself.")]
+    state: State
+    is_over: Annotated[bool, Meta(description="Whether nothing is left to do on this side.")]
+    runs_on: Annotated[
+        Side | None, Meta(description="Which side has the program; null if neither runs it, or this side cannot know.")
+    ]
+    at_work: Annotated[int | None, Meta(description="The PID of the crckpt of this host that moves it now.")]
+    next_on: Annotated[Side | None, Meta(description="The side on which `next_command` is to be typed.")]
+    next_command: Annotated[str, Meta(description="What finishes the move; empty if there is nothing to do.")]
+    checkpoint: CheckpointId | None
+    began: datetime
+    changed: datetime
+    why: Annotated[str, Meta(description="Why the move was given up, or empty.")]
+
+
+class MovesDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt migrate --list`."""
+
+    moves: Annotated[tuple[MoveDocument, ...], Meta(description="Oldest first.")]
+    unreadable: Annotated[tuple[UnreadableMove, ...], Meta(description="Their records cannot be read.")]
+
+
+class ResumedDocument(MoveDocument, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The result of `crckpt migrate --resume`."""
+
+    pid: Annotated[int | None, Meta(description="The root on the host that runs it, if known.")]
 
 
 class SkippedCheckpoint(Struct, frozen=True, forbid_unknown_fields=True):
@@ -223,6 +289,10 @@ class ListedDocument(CheckpointDocument, frozen=True, forbid_unknown_fields=True
     """A checkpoint with its tags."""
 
     tags: tuple[str, ...]
+    move: Annotated[
+        MoveDocument | None,
+        Meta(description="The move because of which it may not be restored now; null for most checkpoints."),
+    ]
 
 
 class PendingDocument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -397,6 +467,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "dump": (DumpDocument,),
     "pre-dump": (PreDumpDocument,),
     "restore": (RestoreDocument,),
+    "migrate": (MigrateDocument, MovesDocument, ResumedDocument),
     "attach": (AttachDocument,),
     "rehearse": (RehearseDocument,),
     "trackers": (TrackersDocument,),
@@ -416,7 +487,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "explain": (ExplainDocument,),
     "report": (Report,),
 }
-"""The types of each command's result: `doctor` has another with a TARGET, `show` with options for sections."""
+"""The types of each command's result. Options choose among several: of `doctor`, `show` and `migrate`."""
 
 
 def schema(document: type[Struct]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from crckpt.errors import CrckptError
 from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag
 from crckpt.store.layout import checkpoint_directory
+from crckpt.store.move_status import find_status
+from crckpt.store.moves import Move, read_moves
 from crckpt.store.refs import RefTargets, resolve
 
 # A store may have ten thousand checkpoints, and to read them takes a second.
@@ -26,9 +28,11 @@ class StoredNames:
     def __init__(self, store: Path) -> None:
         self._tags: tuple[Tag, ...] = ()
         self._checkpoints: list[Checkpoint] = []
+        self._moves: tuple[Move, ...] = ()
         with suppress(OSError, CrckptError):
             repository = Repository.open(store)
             self._tags = repository.tags()
+            self._moves = read_moves(repository.backend)
             self._checkpoints = sorted(_read_newest(repository), key=lambda checkpoint: checkpoint.order)
 
     def jobs(self) -> Iterator[tuple[str, str]]:
@@ -57,6 +61,12 @@ class StoredNames:
         """Name the processes of a checkpoint."""
         found = self._find(ref)
         return ((str(task.pid), task.comm) for task in (found.tree if found is not None else ()))
+
+    def moves(self) -> Iterator[tuple[str, str]]:
+        """Name the moves by their ids: those that are unfinished, or all if none is."""
+        found = tuple(map(find_status, self._moves))
+        unfinished = tuple(status for status in found if status.next_command)
+        return ((status.move.id, f"{status.move.job}, {status.move.peer}") for status in unfinished or found)
 
     def _find(self, ref: str) -> Checkpoint | None:
         jobs: dict[JobName, list[CheckpointId]] = {}

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from crckpt.cli.app import COMMANDS, make_parser
+from crckpt.cli.app import COMMANDS, UNLISTED, make_parser
 from crckpt.cli.completion.checkpoints import StoredNames
+from crckpt.cli.completion.hosts import find_hosts
 from crckpt.cli.completion.targets import find_targets
 from crckpt.cli.format import on_one_line
 from crckpt.cli.options import make_context
@@ -80,7 +81,7 @@ def complete(words: Sequence[str]) -> Iterator[str]:
 
 
 def _commands() -> Words:
-    return ((name, place[1]) for name, place in COMMANDS.items())
+    return ((name, place[1]) for name, place in COMMANDS.items() if name not in UNLISTED)
 
 
 def _complete_command(line: CommandLine) -> Iterator[str]:
@@ -147,6 +148,10 @@ def _targets(_: CommandLine, typed: str) -> Words:
     return find_targets(typed)
 
 
+def _hosts(_: CommandLine, typed: str) -> Words:
+    return find_hosts(typed)
+
+
 def _terminals(_: CommandLine, __: str) -> Words:
     return ((each.tree.job, f"PID {each.tree.root}, {each.tree.comm}") for each in list_terminals())
 
@@ -171,6 +176,10 @@ def _processes(line: CommandLine, _: str) -> Words:
     return _read_names(line).processes(line.positional[0])
 
 
+def _moves(line: CommandLine, _: str) -> Words:
+    return _read_names(line).moves()
+
+
 def _read_names(line: CommandLine) -> StoredNames:
     # typer reads these only while it parses a whole command line.
     variables = {"store": os.environ.get("CRCKPT_STORE"), "config": os.environ.get("CRCKPT_CONFIG")}
@@ -193,5 +202,7 @@ _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
     "subject": _refs,
     "name": _tags,
     "pid": _processes,
+    "host": _hosts,
+    "resume": _moves,
 }
 _OR_FILES: Final = frozenset({"subject", "tty"})

@@ -14,6 +14,7 @@ from crckpt.ops.inspect.descriptors import is_socket
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.preflight.restore.files import file_uses
 from crckpt.store import Checkpoint
+from crckpt.store.move_status import MoveStatus, find_marks
 from crckpt.store.read.contents import contents_of
 from crckpt.store.read.details import read_details
 
@@ -41,10 +42,11 @@ class FileDetail(Struct, frozen=True):
 
 
 class CheckpointDetail(Struct, frozen=True):
-    """The contents of a checkpoint, in the order of the tree."""
+    """The contents of a checkpoint, in the order of the tree; and the move of its job that concerns it."""
 
     checkpoint: Checkpoint
     tags: tuple[str, ...]
+    move: MoveStatus | None
     criu_options: tuple[str, ...]
     processes: tuple[ProcessDetail, ...]
     files: tuple[FileDetail, ...]
@@ -60,6 +62,7 @@ def show(context: Context, ref: str) -> CheckpointDetail:
         details = read_details(repository, checkpoint)
         index = contents_of(repository, checkpoint).index
         tags = tuple(tag.name for tag in repository.tags() if tag.id == checkpoint.id)
+        move = find_marks(repository, (checkpoint,)).get(checkpoint.id)
     # Taken from the index, so that no page is read and numpy is not loaded.
     memory = {file.pagemap: file.bytes for file in index.files if file.pagemap}
     # An imported checkpoint has none.
@@ -67,6 +70,7 @@ def show(context: Context, ref: str) -> CheckpointDetail:
     return CheckpointDetail(
         checkpoint=checkpoint,
         tags=tags,
+        move=move,
         criu_options=option_words(checkpoint.options),
         processes=tuple(_process(process, known.get(process.pid, {}), memory) for process in tree.processes),
         files=_files(tree),

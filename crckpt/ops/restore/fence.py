@@ -7,34 +7,25 @@ from contextlib import suppress
 from crckpt.errors import CrckptError, PreflightRefused
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.moves import Move, read_move, remove_move
+from crckpt.store.move_status import MoveStatus, find_moved, find_status
+from crckpt.store.moves import read_move, remove_move
 
 
 def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: RestoreRequest) -> None:
     """Raise PreflightRefused if the job is being moved, or was moved to another host since the checkpoint was made.
 
-    Raises StoreUnusable if nobody can know.
+    Raises StoreUnusable if that is unknown, because the record cannot be read.
     """
     move = read_move(repository.backend, checkpoint.job)
     if move is None:
         return
-    move = move.judge()
-    if move.fences:
-        raise PreflightRefused(
-            f"{move.job} is being moved {_towards(move)}: a second copy of it could run",
-            hint=f"finish the move: crckpt migrate --resume {move.id}",
-            is_in_use=True,
-        )
-    if request.despite_move or not move.leaves_it_there or not _is_older(repository, checkpoint, move):
+    status = find_status(move)
+    if not status.prevents_restore(checkpoint, find_moved(repository, status.move)):
         return
-    left = (
-        f"moved to {move.peer}" if move.side == "source" else f"left on {move.peer} when a move from there was given up"
-    )
-    raise PreflightRefused(
-        f"{move.job} was {left} ({move.changed:%Y-%m-%d %H:%M} UTC), and may run there",
-        hint=f"if it no longer runs there: crckpt restore {request.ref} --despite-move",
-        is_in_use=True,
-    )
+    if status.move.fences:
+        raise _refuse_unfinished(status)
+    if not request.despite_move:
+        raise _refuse_finished(status, request.ref)
 
 
 def forget_move(repository: Repository, checkpoint: Checkpoint) -> None:
@@ -43,16 +34,27 @@ def forget_move(repository: Repository, checkpoint: Checkpoint) -> None:
         remove_move(repository.backend, checkpoint.job)
 
 
-def _towards(move: Move) -> str:
-    return f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
+def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
+    move = status.move
+    direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
+    if status.at_work is not None:
+        hint = f"wait until crckpt (PID {status.at_work}) has moved it"
+    elif status.next_on in (None, move.side):
+        hint = f"finish the move: {status.next_command}"
+    else:
+        hint = f"finish the move, on {move.peer}: {status.next_command}"
+    return PreflightRefused(
+        f"{move.job} is being moved {direction}: a second copy of it could run", hint=hint, is_in_use=True
+    )
 
 
-def _is_older(repository: Repository, checkpoint: Checkpoint, move: Move) -> bool:
-    """Return whether the checkpoint was made up to the move. Later ones are of a program that ran here again."""
-    if move.checkpoint is None:
-        return True
-    try:
-        moved = repository.get(move.checkpoint)
-    except CrckptError:  # it was removed, or is damaged
-        return checkpoint.created <= move.changed
-    return checkpoint.order <= moved.order
+def _refuse_finished(status: MoveStatus, ref: str) -> PreflightRefused:
+    move = status.move
+    when = f"{move.changed:%Y-%m-%d %H:%M} UTC"
+    if move.side == "source":
+        message = f"{move.job} was moved to {move.peer} ({when}), and may run there"
+    else:
+        message = f"a move of {move.job} from {move.peer} was given up ({when}), and it may run there"
+    return PreflightRefused(
+        message, hint=f"if it no longer runs there: crckpt restore {ref} --despite-move", is_in_use=True
+    )

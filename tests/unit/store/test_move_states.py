@@ -136,14 +136,14 @@ def recoveries(world: World) -> Iterator[World]:
     if not world.source_alive and not (world.hold == "undecided" or (world.hold != "none" and world.here == "held")):
         # A tree that CRIU still holds is not judged.
         state, rule = world.source, find_rule("source", world.source)
-        if rule.death == "aborted":
+        if rule.after_death == "aborted":
             state = "aborted"
-        if rule.death == "look":
+        if rule.after_death == "tree-decides":
             state = "aborted" if world.here == "runs" else "ended"
         yield replace(world, source=state, source_alive=True)
     if not world.destination_alive and world.there != "held":
         state, rule = world.destination, find_rule("destination", world.destination)
-        if rule.death == "aborted":
+        if rule.after_death == "aborted":
             state = "aborted"
         if state == "committed" and world.there == "runs":
             # The identity of what was built is in the record.
@@ -230,7 +230,8 @@ def test_what_does_not_run_yet_cannot_be_restored(worlds: dict[World, World | No
     for world in worlds:
         is_undecided = world.here == "held" or world.source == "ended" or world.destination in ("prepared", "committed")
         if is_undecided and world.source not in ("copying", "aborted") and not is_over("source", world.source):
-            assert find_rule("source", world.source).fences or find_rule("source", world.source).death == "aborted"
+            rule = find_rule("source", world.source)
+            assert rule.fences or rule.after_death == "aborted"
 
 
 def test_every_state_is_reached(worlds: dict[World, World | None]) -> None:

@@ -1,0 +1,136 @@
+"""What `crckpt migrate` prints: text for people, documents for scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from crckpt.cli.format import count, duration, local_time, note_lines, short_id, size
+from crckpt.cli.move_marks import move_document
+from crckpt.cli.output import print_progress
+from crckpt.store.move_status import MoveStatus, find_status
+from crckpt.store.moves import UnreadableMove
+
+if TYPE_CHECKING:
+    from crckpt.migrate.request import MigrateResult, RoundSummary
+    from crckpt.migrate.resume import ResumeResult
+
+_MOST_FILES_SHOWN: Final = 20
+
+
+class ProgressLines:
+    """Prints the progress of a move, a line each."""
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        print_progress(line)
+
+    def end_round(self, number: int, summary: RoundSummary) -> None:
+        """Print what a round has copied."""
+        print_progress(
+            f"round {number}: copied {size(summary.raw_bytes)}, sent {size(summary.sent_bytes)} in "
+            f"{duration(summary.seconds * 1000)}, frozen {duration(summary.frozen_ms)}; "
+            f"estimated downtime {duration(summary.estimated_ms)}"
+        )
+
+
+def result_document(result: MigrateResult) -> dict[str, object]:
+    """The document of a move, or of a check."""
+    return {
+        "job": result.job,
+        "host": result.host,
+        "check": result.pid is None,
+        "runs_on": "source" if result.pid is None else "destination",
+        "move": result.move,
+        "pid": result.pid,
+        "checkpoint": result.checkpoint,
+        "rounds": result.rounds,
+        "why_stopped": result.why_stopped,
+        "sent_bytes": result.sent_bytes,
+        "raw_bytes": result.raw_bytes,
+        "downtime_ms": result.downtime_ms,
+        "seconds": result.seconds,
+        "over_budget": result.over_budget,
+        "memory_bytes": result.memory_bytes,
+        "to_send": [{"path": file.path, "bytes": file.bytes} for file in result.to_send],
+        "warnings": [str(finding) for finding in result.warnings],
+    }
+
+
+def result_lines(result: MigrateResult) -> Iterator[str]:
+    """The text of a move, or of a check."""
+    yield from note_lines(result.warnings)
+    if result.pid is None:
+        yield from _check_lines(result)
+        return
+    if result.why_stopped:
+        yield f"{count(len(result.rounds), 'round')}: {result.why_stopped}\n"
+    over = ", over the budget of --max-downtime" if result.over_budget else ""
+    yield (
+        f"{result.job} runs on {result.host} as PID {result.pid}: downtime {duration(result.downtime_ms)}{over}; "
+        f"{size(result.sent_bytes)} sent for {size(result.raw_bytes)} of images, "
+        f"{duration(result.seconds * 1000)} in all\n"
+    )
+    assert result.checkpoint is not None
+    yield f"its checkpoint is in both stores: {short_id(result.checkpoint)}\n"
+
+
+def _check_lines(result: MigrateResult) -> Iterator[str]:
+    for file in result.to_send[:_MOST_FILES_SHOWN]:
+        yield f"would send {file.path} ({size(file.bytes)})\n"
+    more = len(result.to_send) - _MOST_FILES_SHOWN
+    if more > 0:
+        yield f"would send {count(more, 'more file')}\n"
+    yield (
+        f"{result.job} can be moved to {result.host}: it has {size(result.memory_bytes)} of memory to send, before "
+        "compression\n"
+    )
+
+
+def move_lines(moves: tuple[MoveStatus, ...], unreadable: tuple[UnreadableMove, ...]) -> Iterator[str]:
+    """The list of recorded moves."""
+    for bad in unreadable:
+        yield f"{bad.why}: {bad.remedy}\n"
+    for status in moves:
+        move = status.move
+        direction = "to" if move.side == "source" else "from"
+        yield (
+            f"{move.id}  {local_time(move.changed)}  {move.job} {direction} {move.peer}: {move.state}, "
+            f"{_describe(status)}\n"
+        )
+    if not moves and not unreadable:
+        yield "no job was moved to or from this store\n"
+
+
+def _describe(status: MoveStatus) -> str:
+    """Say where the program runs, and what to type."""
+    move = status.move
+    if status.at_work is not None:
+        return f"crckpt (PID {status.at_work}) moves it now"
+    if status.runs_on is None:
+        place = "it may run nowhere"
+    else:
+        place = "it runs here" if status.runs_on == move.side else f"it runs on {move.peer}"
+        place = f"{place} ({move.why})" if move.why else place
+    if not status.next_command:
+        return place
+    there = "" if status.next_on == move.side else f" on {move.peer}"
+    aim = "clean up" if status.runs_on is not None else "finish the move"
+    return f"{place}; {aim}{there}: {status.next_command}"
+
+
+def resume_document(result: ResumeResult) -> dict[str, object]:
+    """The document of a move that was finished."""
+    return {**move_document(find_status(result.move)), "pid": result.pid}
+
+
+def resume_lines(result: ResumeResult) -> Iterator[str]:
+    """The text of a move that was finished."""
+    move, pid = result.move, f" as PID {result.pid}" if result.pid is not None else ""
+    if result.runs_here:
+        given_up = ": the move was given up" if move.side == "source" else ""
+        yield f"{move.job} runs here{pid}{given_up}\n"
+    elif move.side == "source":
+        yield f"{move.job} runs on {move.peer}{pid}\n"
+    else:
+        yield f"{move.job} runs on {move.peer}: the move was given up\n"

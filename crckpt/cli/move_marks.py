@@ -1,0 +1,35 @@
+"""A recorded move, as `list`, `show` and `migrate` print it."""
+
+from __future__ import annotations
+
+from crckpt.store.move_status import MoveStatus
+
+
+def describe_move(status: MoveStatus) -> str:
+    """Describe a move in a few words."""
+    move = status.move
+    if move.is_over:
+        return f"moved to {move.peer}" if move.side == "source" else f"runs on {move.peer}"
+    direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
+    return f"being moved {direction}" if status.at_work is not None else f"unfinished move {direction}"
+
+
+def move_document(status: MoveStatus) -> dict[str, object]:
+    """The document of a recorded move."""
+    move = status.move
+    return {
+        "id": move.id,
+        "job": move.job,
+        "side": move.side,
+        "peer": move.peer,
+        "state": move.state,
+        "is_over": move.is_over,
+        "runs_on": status.runs_on,
+        "at_work": status.at_work,
+        "next_on": status.next_on,
+        "next_command": status.next_command,
+        "checkpoint": move.checkpoint,
+        "began": move.began,
+        "changed": move.changed,
+        "why": move.why,
+    }

@@ -1,0 +1,217 @@
+"""What `migrate --list`, `list`, `show`, `rm` and `gc` do about a job that is being moved, or was moved."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from image_sets import described, of_pages, store
+from msgspec.structs import replace
+from recorded_moves import PEER, STATES, ended_root, live_root, record_move
+
+from crckpt.cli.completion import complete
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.layout import move_name
+from crckpt.store.move_states import Side, State
+
+REFUSED = 24
+UNUSABLE = 10
+
+# By side and state, once the crckpt of the record has died and its tree has ended: where the program runs, and on
+# which side the next command is typed.
+STATUS: dict[tuple[Side, State], tuple[Side | None, Side | None]] = {
+    ("source", "copying"): ("source", None),
+    ("source", "handing-over"): ("source", None),
+    ("source", "committing"): (None, "source"),
+    ("source", "ended"): (None, "source"),
+    ("source", "done"): ("destination", None),
+    ("source", "aborted"): ("source", None),
+    ("destination", "receiving"): ("source", None),
+    ("destination", "prepared"): (None, "source"),
+    ("destination", "committed"): (None, "destination"),
+    ("destination", "done"): ("destination", None),
+    ("destination", "aborted"): ("source", None),
+}
+UNFINISHED = [key for key, (runs_on, _) in STATUS.items() if runs_on is None]
+MOVED_AWAY = {("source", "done"), ("destination", "aborted"), ("destination", "receiving")}
+
+
+@pytest.mark.parametrize(("side", "state"), STATES)
+def test_a_script_learns_where_it_runs_and_what_to_type(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
+) -> None:
+    move = record_move(repository, side, state, checkpoints[1], root=ended_root())
+    runs_on, next_on = STATUS[side, state]
+    (found,) = typed.result("migrate", "--list")["moves"]
+    command = f"crckpt migrate --resume {move.id}" if next_on else ""
+    assert (found["runs_on"], found["next_on"], found["next_command"]) == (runs_on, next_on, command)
+    assert (found["id"], found["job"], found["side"], found["peer"]) == (move.id, "job", side, PEER)
+    assert (found["at_work"], found["checkpoint"]) == (None, checkpoints[1].id)
+    assert found["is_over"] == (runs_on is not None)
+    text = typed.say("migrate", "--list")
+    assert text.startswith(f"{move.id}  ")
+    assert {None: "it may run nowhere", side: "it runs here"}.get(runs_on, f"it runs on {PEER}") in text
+    if next_on:
+        there = "" if next_on == side else f" on {PEER}"
+        assert text.endswith(f"; finish the move{there}: {command}\n")
+
+
+def test_a_move_that_is_going_on(typed: CommandLine, repository: Repository) -> None:
+    record_move(repository, "source", "handing-over", alive=True)
+    (found,) = typed.result("migrate", "--list")["moves"]
+    assert (found["runs_on"], found["at_work"], found["next_command"]) == (None, os.getpid(), "")
+    assert f"crckpt (PID {os.getpid()}) moves it now" in typed.say("migrate", "--list")
+
+
+def test_what_the_destination_keeps_of_an_aborted_move(typed: CommandLine, repository: Repository) -> None:
+    move = record_move(repository, "source", "aborted", is_settled=False)
+    (found,) = typed.result("migrate", "--list")["moves"]
+    assert (found["runs_on"], found["next_on"]) == ("source", "source")
+    assert f"it runs here; clean up: crckpt migrate --resume {move.id}" in typed.say("migrate", "--list")
+
+
+def test_records_that_cannot_be_read(typed: CommandLine, repository: Repository) -> None:
+    assert typed.say("migrate", "--list") == "no job was moved to or from this store\n"
+    record_move(repository, "source", "done")
+    path = repository.root / move_name("job")
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    text = typed.say("migrate", "--list")
+    assert text.startswith("the record of the move of job cannot be read")
+    assert f"remove the file {path}" in text
+    result = typed.result("migrate", "--list")
+    assert (result["moves"], [bad["job"] for bad in result["unreadable"]]) == ([], ["job"])
+
+
+@pytest.mark.parametrize(("side", "state"), STATES)
+def test_marks(
+    typed: CommandLine, repository: Repository, recordings: tuple[Checkpoint, Checkpoint], side: Side, state: State
+) -> None:
+    """One short mark, with the host."""
+    first, second = recordings
+    move = record_move(repository, side, state, first, root=ended_root())
+    if (side, state) in MOVED_AWAY:
+        # Later ones are of a program that ran here again.
+        marks = [f"(moved to {PEER})" if side == "source" else f"(runs on {PEER})", ""]
+    elif (side, state) in UNFINISHED:
+        marks = [f"(unfinished move to {PEER})" if side == "source" else f"(unfinished move here from {PEER})"] * 2
+    else:
+        marks = ["", ""]
+    _, *lines = typed.say("list").splitlines()
+    entries = typed.result("list")["checkpoints"]
+    for checkpoint, mark, line, entry in zip((first, second), marks, lines, entries, strict=True):
+        assert line.startswith(checkpoint.short_id)
+        assert mark in line
+        assert (PEER in line) == bool(mark)
+        shown = typed.result("show", checkpoint.id)["move"]
+        assert entry["move"] == shown
+        assert (shown and shown["id"]) == (move.id if mark else None)
+    assert ("move " in typed.say("show", first.id)) == bool(marks[0])
+
+
+def test_the_mark_of_a_move_that_is_going_on(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    record_move(repository, "source", "copying", checkpoints[0], alive=True)
+    assert typed.say("list").count(f"(being moved to {PEER})") == 2
+
+
+@pytest.mark.parametrize(("side", "state"), STATES)
+def test_rm_keeps_what_an_unfinished_move_needs(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
+) -> None:
+    first, second = checkpoints
+    move = record_move(repository, side, state, second, root=ended_root())
+    if (side, state) not in UNFINISHED:
+        typed.say("rm", "job", "--all")
+        assert repository.checkpoints() == ()
+        return
+    for words in (["job"], ["job", "--all"], [second.id, "--dry-run"], ["job", "--yes"]):
+        said = typed.say("rm", *words, status=REFUSED)
+        assert f"nothing was removed: {second.short_id} is needed to move job" in said
+        there = f", on {PEER}" if STATUS[side, state][1] != side else ""
+        assert f"finish the move first{there}: crckpt migrate --resume {move.id}" in said
+    assert repository.checkpoints() == checkpoints
+    typed.say("rm", first.id)
+    typed.say("gc")
+    typed.say("verify", second.id)
+    assert (repository.root / move_name("job")).exists()
+
+
+def test_rm_keeps_the_rounds_of_a_move(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    """The next round counts from them. Older checkpoints are not needed."""
+    first, second = checkpoints
+    began = second.created + timedelta(microseconds=1)
+    record_move(repository, "source", "copying", alive=True, began=began)
+    taken = store(repository, tmp_path, of_pages(7), described(created=began))
+    said = typed.say("rm", "job", status=REFUSED)
+    assert f"wait until crckpt (PID {os.getpid()}) has moved it" in said
+    typed.say("rm", first.id, second.id)
+    assert repository.checkpoints() == (taken,)
+
+
+def test_rm_with_a_damaged_record(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
+    other = store(repository, tmp_path, of_pages(7), described("other"))
+    record_move(repository, "source", "done", checkpoints[1])
+    path = repository.root / move_name("job")
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    assert f"remove the file {path}" in typed.say("rm", "job", status=UNUSABLE)
+    typed.say("rm", other.id)
+    assert repository.checkpoints() == checkpoints
+
+
+def test_rm_does_not_ask_about_a_program_that_runs_elsewhere(
+    typed: CommandLine, repository: Repository, tmp_path: Path
+) -> None:
+    """The move has ended it here as dump --stop does."""
+    moved = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
+    typed.say("rm", "job", status=REFUSED)
+    record_move(repository, "source", "done", moved)
+    typed.say("rm", "job")
+    assert repository.checkpoints() == ()
+
+
+def test_rm_asks_about_a_program_that_was_stopped_after_a_move(
+    typed: CommandLine, repository: Repository, tmp_path: Path
+) -> None:
+    moved = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
+    record_move(repository, "source", "done", moved)
+    later = described(created=datetime.now(UTC) + timedelta(seconds=1))
+    store(repository, tmp_path, of_pages(2), replace(later, stopped=True))
+    assert "has the last state" in typed.say("rm", "job", status=REFUSED)
+
+
+def test_a_tree_that_runs_again_needs_no_checkpoint(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
+    with live_root() as root:
+        record_move(repository, "source", "committing", checkpoints[1], root=root)
+        typed.say("rm", "job")
+
+
+def test_completion_of_moves(repository: Repository) -> None:
+    """Those that are unfinished; all if none is."""
+    words = ("migrate", "--store", str(repository.root), "--resume", "")
+    assert list(complete.complete(words)) == ["words"]
+    over = record_move(repository, "source", "done", job="one")
+    assert list(complete.complete(words)) == ["words", f"{over.id}\tone, {PEER}"]
+    unfinished = record_move(repository, "source", "ended", job="two")
+    assert list(complete.complete(words)) == ["words", f"{unfinished.id}\ttwo, {PEER}"]
+
+
+def test_completion_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ("migrate", "1", "root@n")
+    assert list(complete.complete(words)) == ["words"]
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/config").write_text('Host node1 node2 *.lan\nhost=near\nHostName no\nHost "name" far\n\n')
+    found = [f"root@{name}\t" for name in ("node1", "node2", "near", "name")]
+    assert list(complete.complete(words)) == ["words", *found]
