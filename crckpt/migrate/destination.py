@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -154,6 +155,7 @@ class Destination:
         """Read the state of a move from its record."""
         for move in read_moves(self._repository.backend):
             if move.id == message.move:
+                _refuse_busy(move)
                 now = move.judge()
                 if now.state != move.state:
                     store_move(self._repository.backend, now)
@@ -187,6 +189,7 @@ class Destination:
         recorded = read_move(self._repository.backend, message.job)
         before = recorded.judge() if recorded is not None else None
         if before is not None and before.id == message.move and not before.is_over:
+            _refuse_busy(before)
             self._move = store_move(self._repository.backend, take_over(before))
             return self._move
         if before is not None and not before.is_over:
@@ -287,6 +290,14 @@ class Destination:
         assert self._move is not None
         step(f"move.{state}")
         self._move = store_move(self._repository.backend, advance(self._move, state, **changes))
+
+
+def _refuse_busy(move: Move) -> None:
+    """Raise PreflightRefused if another crckpt still works at the move: soon it notices that its connection is lost."""
+    if not move.is_over and move.owner.is_alive and move.owner.pid != os.getpid():
+        raise PreflightRefused(
+            f"crckpt (PID {move.owner.pid}) still works at the move of {move.job}", hint="try again in a moment"
+        )
 
 
 def make_addresses(move: Move) -> tuple[HostAddress, ...]:

@@ -38,8 +38,17 @@ class ResumeResult(Struct, frozen=True):
     pid: int | None = None
 
 
-def resume(move_id: str, context: Context, connect: Connect, *, source_is_gone: bool = False) -> ResumeResult:
+def resume(
+    move_id: str,
+    context: Context,
+    connect: Connect,
+    *,
+    source_is_gone: bool = False,
+    same_process: bool = False,
+) -> ResumeResult:
     """Finish the move. `source_is_gone`: the user says that the source will never run the tree again.
+
+    `same_process`: this process began it.
 
     Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a crckpt still works at it, MoveInDoubt if it
     cannot be finished from here now, and what a restore raises.
@@ -47,7 +56,7 @@ def resume(move_id: str, context: Context, connect: Connect, *, source_is_gone: 
     repository = context.repository()
     repository.require_writable()
     recorded = _find_move(repository, move_id)
-    if not recorded.is_over and recorded.owner.is_alive:
+    if not recorded.is_over and recorded.owner.is_alive and not same_process:
         raise PreflightRefused(
             f"crckpt (PID {recorded.owner.pid}) still works on the move of {recorded.job}",
             hint="wait until it ends",

@@ -7,12 +7,13 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Final
 
 from msgspec.structs import replace
 
 from crckpt import __version__
 from crckpt.causes import Finding
-from crckpt.errors import CrckptError, HostCannot
+from crckpt.errors import CrckptError, HostCannot, MoveInDoubt
 from crckpt.host import machine, proc
 from crckpt.migrate import messages, ssh
 from crckpt.migrate.addresses import check_source, parse_address
@@ -33,7 +34,11 @@ from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import preflight_refusal
 from crckpt.store import Repository
-from crckpt.store.moves import Move
+from crckpt.store.moves import Move, read_move
+
+_TRIES: Final = 3
+# A crckpt that has lost its connection over there notices that after its patience.
+_BETWEEN_TRIES_S: Final = 5.0
 
 
 def migrate(request: MigrateRequest, context: Context, report: Report) -> MigrateResult:
@@ -57,8 +62,29 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
                 to_send=tuple(FileToSend(file.name, file.size) for file in found.lacking if request.send_files),
                 warnings=found.warnings,
             )
-        job = target.job
-        return move_tree(replace(request, job=job), context, repository, connection, hello, found.warnings, report)
+        named = replace(request, job=target.job)
+        try:
+            return move_tree(named, context, repository, connection, hello, found.warnings, report)
+        except MoveInDoubt as doubt:
+            stack.close()
+            return _finish(named, context, repository, doubt, report)
+
+
+def _finish(
+    request: MigrateRequest, context: Context, repository: Repository, doubt: MoveInDoubt, report: Report
+) -> MigrateResult:
+    """Finish the move over another connection. Raises `doubt` if that fails."""
+    move = read_move(repository.backend, request.job or "")
+    assert move is not None
+    for _ in range(_TRIES):
+        report.say(f"{doubt.message}; connecting again ...")
+        try:
+            found = resume(move.id, context, same_process=True)
+        except (CrckptError, OSError):
+            time.sleep(_BETWEEN_TRIES_S)
+            continue
+        return MigrateResult(found.move.job, request.host, move.id, found.pid, found.move.checkpoint)
+    raise doubt
 
 
 def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection) -> GateReport:
@@ -87,7 +113,7 @@ def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) ->
     return questions, make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
 
 
-def resume(move_id: str, context: Context, *, source_is_gone: bool = False) -> ResumeResult:
+def resume(move_id: str, context: Context, *, source_is_gone: bool = False, same_process: bool = False) -> ResumeResult:
     """Finish an interrupted move. Raises what `migrate.resume.resume` raises."""
 
     @contextmanager
@@ -96,7 +122,7 @@ def resume(move_id: str, context: Context, *, source_is_gone: bool = False) -> R
         with connected(move.peer, crckpt, store[0] if store else None, context, None) as found:
             yield found
 
-    return finish_move(move_id, context, connect, source_is_gone=source_is_gone)
+    return finish_move(move_id, context, connect, source_is_gone=source_is_gone, same_process=same_process)
 
 
 def serve(context: Context) -> None:
