@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hosts import CannotMakeLab, talking
-from migrations import JOB, SERVER, copies, served
+from hosts import PROGRAMS, PYTHON, CannotMakeLab, talking, wait_for
+from migrations import JOB, SERVER, copies, find_moves, served
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
@@ -55,3 +56,115 @@ def test_the_client_sees_a_pause_and_never_a_reset(lab: Namespaces, version: int
                 assert lab.run(host, "nft", "list", "tables").out == ""
     finally:
         lab.bring_service_back(version)
+
+
+def test_a_tree_of_twenty_processes_moves_whole(lab: Namespaces) -> None:
+    """Each counts in memory that all share, and in its own: nobody misses a count, nobody counts twice."""
+    directory = "/srv/counters"
+    for host in ("source", "destination"):
+        lab.run(host, "mkdir", "-p", directory)
+    pid = lab.start("source", PYTHON, PROGRAMS / "sharing_counters.py", directory, "20")
+    try:
+        wait_for(lambda: lab.run("source", "ls", directory).out.count("count-") == 20, "20 processes")
+        result = migrate(lab, pid)
+        assert result["pid"] == pid
+        found = lab.find("sharing_counters.py")
+        assert [process.host for process in found] == ["destination"] * 21
+        said = f"{directory}/said"
+        wait_for(lambda: lab.run("destination", "cat", said, status=None).out == "intact", "all to count on")
+    finally:
+        lab.end("sharing_counters.py")
+        clean(lab, directory)
+
+
+def test_ten_moves_to_and_fro(lab: Namespaces) -> None:
+    """A move back sends little: the other store has most of it."""
+    hosts = ("source", "destination")
+    with served(lab, "--memory", "16") as pid:
+        sent = []
+        for number in range(10):
+            here, there = hosts[number % 2], hosts[(number + 1) % 2]
+            sent.append(migrate(lab, pid, here=here, there=there)["sent_bytes"])
+            (process,) = copies(lab)
+            assert (process.host, process.pid) == (there, pid)
+        assert max(sent[1:]) < 0.3 * sent[0], sent
+        # Both sides know where it runs.
+        for host, side in zip(hosts, ("destination", "source"), strict=True):
+            (move,) = find_moves(lab, host)
+            assert (move["side"], move["state"]) == (side, "done")
+
+
+def test_a_check_touches_nothing(lab: Namespaces) -> None:
+    with served(lab) as pid:
+        done = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")
+        assert re.search(rf"{JOB} can be moved to destination", done.out)
+        (process,) = copies(lab)
+        assert process.host == "source"
+        assert all(find_moves(lab, host) == [] for host in ("source", "destination"))
+
+
+def test_what_prevents_a_move_is_said_before_anything_is_touched(lab: Namespaces) -> None:
+    with served(lab, address=lab.service(4)) as pid:
+        refused = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, status=24)
+        assert lab.service(4) in refused.err
+        (process,) = copies(lab)
+        assert (process.host, process.is_running) == ("source", True)
+
+
+def test_a_moved_program_is_not_restored_where_it_was(lab: Namespaces) -> None:
+    with served(lab) as pid:
+        migrate(lab, pid)
+        refused = lab.run("source", "crckpt", "restore", JOB, "--detach", status=24)
+        assert "was moved to destination" in refused.err
+        assert "--despite-move" in refused.err
+        lab.end(SERVER, "destination")
+        lab.run("source", "crckpt", "restore", JOB, "--detach", "--despite-move")
+        (process,) = copies(lab)
+        assert (process.host, process.pid) == ("source", pid)
+        assert find_moves(lab, "source") == []
+
+
+def test_the_users_hooks_are_run_in_order(lab: Namespaces) -> None:
+    said = "/run/hooks"
+    hook = f'echo "$CRCKPT_MOVE_STEP $CRCKPT_JOB" >> {said}'
+    with served(lab) as pid:
+        migrate(lab, pid, "--before-freeze", hook, "--address-hook", hook)
+        assert lab.run("source", "cat", said).out.splitlines() == [
+            f"{step} {JOB}" for step in ("before-freeze", "claim", "release")
+        ]
+        lab.run("source", "rm", said)
+
+
+def test_a_hook_that_fails_leaves_the_program_here(lab: Namespaces) -> None:
+    with served(lab) as pid:
+        done = lab.run(
+            *("source", "crckpt", "migrate", str(pid), "destination", JOB, "--address-hook", "exit 3"), status=None
+        )
+        assert done.status == 20
+        assert "--address-hook failed at the step claim (exit status 3)" in done.err
+        (process,) = copies(lab)
+        assert process.host == "source"
+
+
+def test_files_that_lack_are_sent(lab: Namespaces) -> None:
+    script = "/srv/program/run.py"
+    lab.run("source", "mkdir", "-p", "/srv/program")
+    lab.run("source", "sh", "-c", f"cat > {script}", stdin="import time\nfile = open(__file__)\ntime.sleep(1000)\n")
+    pid = lab.start("source", "sh", "-c", f"cd /srv/program && exec {PYTHON} {script}")
+    try:
+        wait_for(lambda: lab.find("run.py"), "the program")
+        refused = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, status=24)
+        assert script in refused.err
+        migrate(lab, pid, "--send-files")
+        assert [process.host for process in lab.find("run.py")] == ["destination"]
+        assert lab.run("destination", "cat", script).out == lab.run("source", "cat", script).out
+    finally:
+        lab.end("run.py")
+        clean(lab, "/srv/program")
+
+
+def clean(lab: Namespaces, *directories: str) -> None:
+    """Remove directories and the stores on both hosts."""
+    for host in ("source", "destination"):
+        lab.run(host, "rm", "-rf", *directories)
+        lab.run(host, "find", "/var/lib/crckpt", "-mindepth", "1", "-delete", status=None)
