@@ -15,7 +15,7 @@ from pathlib import Path
 STEP_S = 0.01
 
 
-def count(words: ctypes.Array, lock: object, number: int, directory: Path) -> None:
+def count(words: "ctypes.Array[ctypes.c_uint64]", lock: object, number: int, directory: Path) -> None:
     """Count for ever."""
     (directory / f"count-{number}").touch()
     while True:
