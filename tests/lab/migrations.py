@@ -83,11 +83,13 @@ def name_moments(steps: list[str], first: str) -> list[str]:
     return names
 
 
-def migrate_with_fault(lab: TwoHosts, pid: int, side: str, *environment: str) -> subprocess.Popen[str]:
+def migrate_with_fault(
+    lab: TwoHosts, pid: int, side: str, *environment: str, options: tuple[str, ...] = ()
+) -> subprocess.Popen[str]:
     """Start a migration whose crckpt on `side` has this environment."""
     for host in _SIDES:
         arrange(lab, host, *(environment if host == side else ()))
-    return lab.open("source", *migrate_words(pid))
+    return lab.open("source", *migrate_words(pid, *options))
 
 
 def copies(lab: TwoHosts) -> list[Process]:

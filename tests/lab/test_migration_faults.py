@@ -11,7 +11,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hosts import CannotMakeLab, TwoHosts
+from hosts import CannotMakeLab, TwoHosts, talking
 from migrations import (
     FIRST,
     STORE,
@@ -127,6 +127,35 @@ def test_link_cut(lab: Namespaces, cut: str, side: str, moment: str) -> None:
         assert said.status in (0, 21, 30, 31), str(said)
         lab.heal()
         judge(lab, str(said))
+
+
+@pytest.mark.parametrize("version", [4, 6])
+@pytest.mark.parametrize(
+    ("side", "moment"),
+    [
+        ("destination", f"{DESTINATION}>send.Prepared:1"),
+        ("source", f"{SOURCE}>receive.Prepared:1"),
+        ("source", f"{SOURCE}>hold.commit:1"),
+        ("source", f"{SOURCE}>move.ended:1"),
+        ("destination", f"{DESTINATION}>receive.Ended:1"),
+        ("destination", f"{DESTINATION}>hold.commit:1"),
+    ],
+)
+def test_the_client_stays_connected(lab: Namespaces, version: int, side: str, moment: str) -> None:
+    """Built over there or not, committed or not: its one connection goes on where the program does."""
+    net = f"{lab.services[version]}@{lab.device}"
+    try:
+        with served(lab, "--memory", "4", address=lab.service(version)) as pid, talking(lab, version) as client:
+            client.wait_for_replies()
+            options = ("--tcp", "keep", "--move-ip", net)
+            done = end(migrate_with_fault(lab, pid, side, f"CRCKPT_KILL_AT={moment}", options=options))
+            host = judge(lab, str(done))
+            report = client.wait_for_replies()
+            assert (report["wrong"], report["ended"]) == (None, None), f"{report}\n{done}"
+            assert report["hosts"][-1] == host
+            assert client.check()["memory"] == "intact"
+    finally:
+        lab.bring_service_back(version)
 
 
 @pytest.mark.parametrize("side", FIRST)
