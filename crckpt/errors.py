@@ -2,6 +2,7 @@
 
     CrckptError
     ├── UsageError              2   invalid command line or configuration
+    ├── PartlyDone              3   not all was done; the output says what was left, and why
     ├── StoreUnusable          10   not a store, wrong owner or mode, newer format, no space
     ├── StoreLocked            11   another process holds the store's lock
     ├── NoSuchCheckpoint       12   the ref names no checkpoint
@@ -69,6 +70,12 @@ class UsageError(CrckptError):
     """The command line or the configuration is invalid."""
 
     exit_code = 2
+
+
+class PartlyDone(CrckptError):
+    """Not all was done (`migrate --all`); the output says what was left, and why."""
+
+    exit_code = 3
 
 
 class StoreUnusable(CrckptError):

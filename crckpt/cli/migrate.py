@@ -6,7 +6,7 @@ from typing import Annotated, Final
 
 import typer
 
-from crckpt.cli import migrate_output, options
+from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
 from crckpt.cli.move_marks import move_document
 from crckpt.cli.output import Output, emit
@@ -27,6 +27,8 @@ def migrate(
         typer.Argument(help="The other host, as for ssh: [USER@]HOST.", metavar="HOST"),
     ] = None,
     job: options.Job = None,
+    everything: migrate_all.Everything = False,
+    at_once: migrate_all.AtOnce = None,
     check: Annotated[
         bool,
         typer.Option("--check", help="Check on both hosts, and show what would be sent; move nothing."),
@@ -189,9 +191,15 @@ def migrate(
         crckpt migrate 812 root@node2 --check
         crckpt migrate 812 root@node2
         crckpt migrate 812 node2 --tcp keep --move-ip 10.0.0.7/24@eth0
+        crckpt migrate --all root@node2 --bandwidth 50M
         crckpt migrate --list
     """
     options.require_root("to migrate a process")
+    if everything:
+        refused = (("JOB", job), ("--move-ip", move_ip), ("--list", list_moves), ("--resume", resume))
+        target, host = "", migrate_all.check_words(target, host, refused)
+    elif at_once is not None:
+        raise UsageError("--at-once needs --all", hint="for example: crckpt migrate --all root@node2 --at-once 4")
     context = options.make_context(store, criu=criu, config=config)
     if list_moves:
         records, unreadable = read_all_moves(context.repository().backend)
@@ -242,6 +250,9 @@ def migrate(
         remote_crckpt=remote_crckpt,
         remote_store=remote_store,
     )
+    if everything:
+        migrate_all.migrate_all(request, context, config, at_once, as_json=as_json)
+        return
     result = perform(request, context, migrate_output.ProgressLines())
     document = migrate_output.result_document(result)
     emit("migrate", Output(document, migrate_output.result_lines(result), is_answer=check), as_json=as_json)

@@ -129,8 +129,8 @@ class TcpConnections(enum.StrEnum):
     close = "close"
 
 
-# Bytes per second.
-_LEAST_BANDWIDTH: Final = 16 << 10
+LEAST_BANDWIDTH: Final = 16 << 10
+"""Bytes per second of a move, at least."""
 
 # Bytes: a file that was named by mistake (a log) must not fill memory.
 _MOST_CONFIGURATION: Final = 1 << 20
@@ -149,7 +149,7 @@ def parse_bandwidth(text: str, option: str) -> int:
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMG])", text)
     speed = int(float(found[1]) * 1024 ** (1 + "KMG".index(found[2]))) if found is not None else 0
     # With less, a sign of life could come too late behind data.
-    if speed < _LEAST_BANDWIDTH:
+    if speed < LEAST_BANDWIDTH:
         raise UsageError(
             f"{option} {text} is not a bandwidth of at least 16K bytes per second",
             hint=f"for example: {option} 50M, {option} 800K",

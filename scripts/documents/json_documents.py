@@ -20,6 +20,7 @@ from crckpt.cli.config import Setting
 from crckpt.criu.failure_location import FailureLocation
 from crckpt.host.probes.outcome import Fact
 from crckpt.host.usage import ProcessUsage
+from crckpt.migrate.drain import Outcome
 from crckpt.migrate.request import RoundSummary
 from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
 from crckpt.ops.doctor import Fix
@@ -174,6 +175,34 @@ class ResumedDocument(MoveDocument, frozen=True, forbid_unknown_fields=True, kw_
     """The result of `crckpt migrate --resume`."""
 
     pid: Annotated[int | None, Meta(description="The root on the host that runs it, if known.")]
+
+
+class DrainedJob(Struct, frozen=True, forbid_unknown_fields=True):
+    """A job of `crckpt migrate --all`."""
+
+    job: JobName
+    pid: Annotated[int | None, Meta(description="The root on this host; null if that is unknown.")]
+    memory_bytes: Annotated[int, Meta(description="Its memory that is in no file.")]
+    outcome: Annotated[
+        Outcome,
+        Meta(
+            description="`moved`; with `--check` `movable`; `stayed` here; `in-doubt`: it may run nowhere; `ended` by "
+            "itself; `included` in the tree of another job; `unknown`: its newest checkpoint cannot be read."
+        ),
+    ]
+    why: Annotated[str, Meta(description="The reason, unless it is moved or movable.")]
+    hint: Annotated[str, Meta(description="What to type.")]
+    causes: Annotated[tuple[str, ...], Meta(description="All reasons, if there are several.")]
+    result: Annotated[MigrateDocument | None, Meta(description="The result of its move or check.")]
+
+
+class DrainDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt migrate --all`."""
+
+    host: Annotated[str, Meta(description="The other host, as you typed it.")]
+    check: Annotated[bool, Meta(description="Whether `--check` was given: nothing was moved.")]
+    interrupted: Annotated[bool, Meta(description="Whether ^C or SIGTERM stopped it.")]
+    jobs: Annotated[tuple[DrainedJob, ...], Meta(description="In the order in which they were done.")]
 
 
 class SkippedCheckpoint(Struct, frozen=True, forbid_unknown_fields=True):
@@ -467,7 +496,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "dump": (DumpDocument,),
     "pre-dump": (PreDumpDocument,),
     "restore": (RestoreDocument,),
-    "migrate": (MigrateDocument, MovesDocument, ResumedDocument),
+    "migrate": (MigrateDocument, MovesDocument, ResumedDocument, DrainDocument),
     "attach": (AttachDocument,),
     "rehearse": (RehearseDocument,),
     "trackers": (TrackersDocument,),

@@ -23,11 +23,19 @@ class LastCheckpoint(Struct, frozen=True):
 def read_last_checkpoint(repository: Repository, job: JobName) -> LastCheckpoint | None:
     """Read the last checkpoint of a job; None if it has none. Raises nothing for one that is damaged."""
     series = repository.checkpoints(job)
-    if not series:
-        return None
+    return _read(repository, series[-1]) if series else None
+
+
+def read_last_checkpoints(repository: Repository) -> tuple[LastCheckpoint, ...]:
+    """Read the last checkpoint of each job, in the order of their commits. Raises nothing for one that is damaged."""
+    newest = {checkpoint.job: checkpoint for checkpoint in repository.checkpoints()}
+    return tuple(_read(repository, each) for each in sorted(newest.values(), key=lambda each: each.order))
+
+
+def _read(repository: Repository, checkpoint: Checkpoint) -> LastCheckpoint:
     try:
-        details = read_recent_details(repository, series[-1])
+        details = read_recent_details(repository, checkpoint)
     except (CrckptError, OSError):
         # A damaged checkpoint must not prevent the next one.
-        return LastCheckpoint(repository, series[-1], None)
-    return LastCheckpoint(repository, series[-1], details)
+        return LastCheckpoint(repository, checkpoint, None)
+    return LastCheckpoint(repository, checkpoint, details)

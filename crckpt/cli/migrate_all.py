@@ -1,0 +1,228 @@
+"""`crckpt migrate --all`: move all programs of a store to another host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from crckpt.cli.format import count, duration, size
+from crckpt.cli.help import ALL
+from crckpt.cli.options import LEAST_BANDWIDTH
+from crckpt.cli.output import Output, emit, is_quiet, print_progress
+from crckpt.errors import Interrupted, MoveInDoubt, PartlyDone, UsageError
+
+if TYPE_CHECKING:
+    from crckpt.migrate.drain import DrainResult, MoveOutcome
+    from crckpt.migrate.request import MigrateRequest
+    from crckpt.migrate.running_jobs import RunningJob
+    from crckpt.ops.context import Context
+
+Everything = Annotated[
+    bool,
+    typer.Option(
+        "--all",
+        help="Empty this host: move the programs of all jobs of the store that run here, the largest first. TARGET and "
+        "JOB are left out. Exits with 3 if some stay.",
+        rich_help_panel=ALL,
+    ),
+]
+AtOnce = Annotated[
+    int | None,
+    typer.Option(
+        "--at-once",
+        min=1,
+        max=64,
+        help="With --all: move so many programs at the same time. --bandwidth is for all together; each gets an equal "
+        "share.",
+        metavar="N",
+        show_default="2",
+        rich_help_panel=ALL,
+    ),
+]
+
+_AT_ONCE: Final = 2
+_EXAMPLE: Final = "for example: crckpt migrate --all root@node2"
+_DONE: Final = ("moved", "movable")
+_LEFT: Final = ("stayed", "in-doubt", "unknown")
+
+
+def check_words(target: str | None, host: str | None, refused: Iterable[tuple[str, object]]) -> str:
+    """Return the host of `migrate --all HOST`: the only word. `refused` are options that it excludes.
+
+    Raises UsageError.
+    """
+    for name, value in refused:
+        if value and name.startswith("--"):
+            why = ": an address belongs to one program" if name == "--move-ip" else ""
+            raise UsageError(f"--all cannot be combined with {name}{why}", hint=f"leave out {name}, or --all")
+    if target is None or host is not None:
+        raise UsageError("crckpt migrate --all takes one word, the host", hint=_EXAMPLE)
+    return target
+
+
+def migrate_all(
+    request: MigrateRequest, context: Context, config: Path | None, at_once: int | None, *, as_json: bool
+) -> None:
+    """Move all programs, print what moved and what stayed, and exit.
+
+    Raises UsageError, StoreUnusable.
+    """
+    # Not needed for the help.
+    from crckpt.migrate.drain import DrainResult, MoveOutcome, drain, make_command
+    from crckpt.migrate.running_jobs import find_running_jobs
+    from crckpt.migrate.ssh import check_host
+
+    check_host(request.host)
+    repository = context.repository()
+    found = find_running_jobs(repository)
+    together = min(at_once or _AT_ONCE, max(len(found.jobs), 1))
+    words = make_options(request, context, config, together)
+    done = drain(
+        found.jobs,
+        repository,
+        lambda job: make_command(job, request.host, words),
+        together,
+        _Progress(request.check),
+    )
+    others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
+    result = DrainResult((*done.outcomes, *others), done.interrupted)
+    code = _exit_code(result)
+    is_answer = request.check or code != 0
+    emit("migrate", Output(_document(result, request), _lines(result, request), is_answer=is_answer), as_json=as_json)
+    # Not an error: what stayed is the result, and --json has it.
+    raise typer.Exit(code)
+
+
+def make_options(request: MigrateRequest, context: Context, config: Path | None, together: int) -> tuple[str, ...]:
+    """Build the options of each move. Raises UsageError if the bandwidth is too low for so many moves."""
+    values: dict[str, object] = {
+        "--store": context.store,
+        "--criu": context.criu_option,
+        "--config": config,
+        "--tcp": request.tcp,
+        "--before-freeze": request.before_freeze,
+        "--address-hook": request.address_hook,
+        "--max-downtime": f"{request.max_downtime_ms:.3f}ms" if request.max_downtime_ms is not None else None,
+        "--max-rounds": request.max_rounds,
+        "--bandwidth": _share(request.bandwidth, together),
+        "--remote-crckpt": request.remote_crckpt,
+        "--remote-store": request.remote_store,
+    }
+    flags = {
+        "--check": request.check,
+        "--send-files": request.send_files,
+        "--abort-over": request.abort_over,
+        "--allow-weaker": request.options.allow_weaker,
+        "--no-preflight": not request.preflight,
+        "--job-of-another-program": request.other_program,
+        "--quiet": is_quiet(),
+    }
+    return (
+        *(f"{name}={value}" for name, value in values.items() if value not in (None, "")),
+        *(name for name, is_given in flags.items() if is_given),
+    )
+
+
+def _share(bandwidth: int | None, together: int) -> str | None:
+    """Return the bandwidth of one move, as an option has it."""
+    if bandwidth is None:
+        return None
+    share = bandwidth // together
+    if share < LEAST_BANDWIDTH:
+        raise UsageError(
+            f"--bandwidth is too low for {count(together, 'move')} at the same time: each needs 16K bytes per second",
+            hint="raise it, or move one program after the other: --at-once 1",
+        )
+    return f"{share >> 10}K"
+
+
+class _Progress:
+    """Prints the progress of all moves, each line with its job."""
+
+    def __init__(self, is_check: bool) -> None:
+        self._doing = "checking" if is_check else "moving"
+
+    def begin(self, job: RunningJob) -> None:
+        """Print that a move begins."""
+        print_progress(f"{job.job}: {self._doing} PID {job.root.pid}, {size(job.memory_bytes)} of memory ...")
+
+    def say(self, job: RunningJob, line: str) -> None:
+        """Print what a move does."""
+        print_progress(f"{job.job}: {line}")
+
+    def end(self, outcome: MoveOutcome) -> None:
+        """Print that a move has ended."""
+        what = {"movable": "can be moved", "in-doubt": "unfinished", "stayed": "stays here"}
+        print_progress(f"{outcome.job}: {what.get(outcome.outcome, outcome.outcome)}")
+
+
+def _document(result: DrainResult, request: MigrateRequest) -> dict[str, object]:
+    return {
+        "host": request.host,
+        "check": request.check,
+        "interrupted": result.interrupted,
+        "jobs": result.outcomes,
+    }
+
+
+def _exit_code(result: DrainResult) -> int:
+    outcomes = {each.outcome for each in result.outcomes}
+    if "in-doubt" in outcomes:
+        return MoveInDoubt.exit_code
+    if not outcomes.intersection(_LEFT):
+        return 0
+    return Interrupted.exit_code if result.interrupted else PartlyDone.exit_code
+
+
+def _lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]:
+    """Say what moved, what stayed and why."""
+    done = [each for each in result.outcomes if each.outcome in _DONE]
+    left = [each for each in result.outcomes if each.outcome in _LEFT]
+    for each in result.outcomes:
+        if each.outcome == "included":
+            yield f"{_name(each)} is not moved by itself: {each.why}\n"
+        elif each.outcome == "ended":
+            yield f"{_name(each)} was not moved: {each.why}\n"
+    if not done and not left:
+        yield f"no program of a job in this store runs here: nothing to move to {request.host}\n"
+        return
+    programs = count(len(done) + len(left), "program")
+    verb = "can be moved" if request.check else "moved"
+    yield f"{len(done)} of {programs} {verb} to {request.host}\n"
+    for each in done:
+        yield f"  {_name(each)}: {_describe(each)}\n"
+    if left:
+        stays = "would stay" if request.check else "stayed, or may not run on either host"
+        if all(each.outcome != "in-doubt" for each in left):
+            stays = "would stay here" if request.check else "stayed here"
+        yield f"{len(left)} of {programs} {stays}\n"
+    for each in left:
+        yield from _reason_lines(each)
+
+
+def _name(outcome: MoveOutcome) -> str:
+    return f"{outcome.job} (PID {outcome.pid})" if outcome.pid is not None else outcome.job
+
+
+def _describe(outcome: MoveOutcome) -> str:
+    result = outcome.result
+    if outcome.outcome == "movable":
+        return f"{size(outcome.memory_bytes)} of memory to send, before compression"
+    if result is None:
+        return outcome.why
+    return (
+        f"runs there as PID {result['pid']}, downtime {duration(result['downtime_ms'])}, {size(result['sent_bytes'])} "
+        f"sent in {duration(result['seconds'] * 1000)}"
+    )
+
+
+def _reason_lines(outcome: MoveOutcome) -> Sequence[str]:
+    """A program that stayed, all reasons, and what to type."""
+    if len(outcome.causes) > 1:
+        reasons = [f"    - {cause}\n" for cause in outcome.causes]
+        return (f"  {_name(outcome)}: {len(outcome.causes)} reasons\n", *reasons)
+    hint = [f"    hint: {outcome.hint}\n"] if outcome.hint else []
+    return (f"  {_name(outcome)}: {outcome.why}\n", *hint)

@@ -1,0 +1,163 @@
+"""Find the jobs of a store whose programs run on this host, and can be moved together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.host import proc
+from crckpt.host.program import live
+from crckpt.host.program.program import is_same_program
+from crckpt.host.program.unit import find_service
+from crckpt.model import JobName, Pid
+from crckpt.ops.dump.check_job import read_program
+from crckpt.ops.dump.last_checkpoint import LastCheckpoint, read_last_checkpoints
+from crckpt.store import Repository
+from crckpt.store.moves import Move, read_all_moves
+from crckpt.store.read.details import RootIdentity
+
+
+class RunningJob(Struct, frozen=True):
+    """A job whose program runs here: the root of its tree, and the tree's memory that is in no file."""
+
+    job: JobName
+    root: proc.Process
+    memory_bytes: int
+
+
+class ExcludedJob(Struct, frozen=True):
+    """A job that is not moved by itself.
+
+    - `included`: it moves with the tree of another job; `stayed`: it cannot be moved; `unknown`: its newest checkpoint
+      cannot be read
+    """
+
+    job: JobName
+    pid: Pid | None
+    outcome: Literal["included", "stayed", "unknown"]
+    why: str
+    hint: str = ""
+
+
+class RunningJobs(Struct, frozen=True):
+    """The jobs that run here: those to move, the largest first, and the others."""
+
+    jobs: tuple[RunningJob, ...]
+    excluded: tuple[ExcludedJob, ...]
+
+
+def find_running_jobs(repository: Repository) -> RunningJobs:
+    """Find the jobs of a store whose programs run on this host. No tree is in two of them.
+
+    A program is known by the root of its tree: the newest checkpoint of the job records it, a restore brings it back
+    with the same PID, or a move brought it here.
+    """
+    found: dict[tuple[int, int], tuple[LastCheckpoint, proc.Process]] = {}
+    excluded: list[ExcludedJob] = []
+    moves = {move.job: move for move in read_all_moves(repository.backend)[0]}
+    # Of two jobs of one program, the one that was dumped last has it.
+    for last in reversed(read_last_checkpoints(repository)):
+        job = last.checkpoint.job
+        root = _find_root(last, moves.get(job))
+        if root is None:
+            if last.details is None:
+                excluded.append(_make_unknown(last))
+            continue
+        key = (root.pid, root.start)
+        if key in found:
+            other = found[key][0].checkpoint.job
+            excluded.append(ExcludedJob(job, root.pid, "included", f"it is the program of the job {other}"))
+        else:
+            found[key] = last, root
+    jobs = {root.pid: RunningJob(last.checkpoint.job, root, _measure(root)) for last, root in found.values()}
+    kept, rest = _separate(jobs)
+    kept.sort(key=lambda job: (-job.memory_bytes, job.job))
+    return RunningJobs(tuple(kept), (*excluded, *rest))
+
+
+def _separate(jobs: dict[int, RunningJob]) -> tuple[list[RunningJob], list[ExcludedJob]]:
+    """Separate the jobs that can be moved from those that must stay, or are parts of others; by the PID of the root."""
+    own = (os.getpid(), *proc.ancestors(os.getpid()))
+    movable = {pid: job for pid, job in jobs.items() if pid not in own}
+    excluded = [_make_own(job) for pid, job in jobs.items() if pid in own]
+    kept = []
+    for pid, job in movable.items():
+        above = next((movable[other] for other in proc.ancestors(pid) if other in movable), None)
+        if above is None:
+            kept.append(job)
+        else:
+            excluded.append(ExcludedJob(job.job, pid, "included", f"it is a part of the tree of the job {above.job}"))
+    return kept, excluded
+
+
+def _make_own(job: RunningJob) -> ExcludedJob:
+    return ExcludedJob(
+        job.job,
+        job.root.pid,
+        "stayed",
+        "this crckpt runs in its tree",
+        f"move it from another shell: crckpt migrate {job.root.pid} HOST {job.job}",
+    )
+
+
+def _make_unknown(last: LastCheckpoint) -> ExcludedJob:
+    checkpoint = last.checkpoint
+    return ExcludedJob(
+        checkpoint.job,
+        None,
+        "unknown",
+        f"checkpoint {checkpoint.short_id} cannot be read, so crckpt does not know whether its program runs here",
+        f"check it: crckpt verify {checkpoint.short_id}",
+    )
+
+
+def _measure(root: proc.Process) -> int:
+    return proc.memory(*proc.read_tree(root).pids)
+
+
+def _find_root(last: LastCheckpoint, move: Move | None) -> proc.Process | None:
+    """Find the root of the job's tree if it runs here."""
+    if move is not None and move.side == "destination" and move.root is not None and move.judge().state == "done":
+        moved = move.root.find()
+        if moved is not None:
+            return moved
+    details = last.details
+    if details is None:
+        return None
+    for identity in _read_identities(details):
+        process = _find_live(identity.pid)
+        if process is not None and (identity.boot_id, identity.start) == (proc.boot_id(), process.start):
+            return process
+    return _find_restored(last, details)
+
+
+def _read_identities(details: dict[str, Any]) -> Iterator[RootIdentity]:
+    for key in ("root", "tracked_root"):
+        if details.get(key) is not None:
+            yield msgspec.convert(details[key], RootIdentity)
+
+
+def _find_restored(last: LastCheckpoint, details: dict[str, Any]) -> proc.Process | None:
+    """Find the root that a restore of the newest checkpoint brought back: no record has its start time."""
+    checkpoint = last.checkpoint
+    if not last.repository.is_restored(checkpoint.id):
+        return None
+    process = _find_live(checkpoint.tree[0].pid)
+    if process is None:
+        return None
+    recorded, dumped_at = details.get("root"), details.get("uptime_ticks")
+    is_same_boot = recorded is not None and recorded["boot_id"] == proc.boot_id()
+    if is_same_boot and dumped_at is not None and process.start < dumped_at:
+        return None
+    program = live.read_program(process.pid, process.comm, find_service(process.pid))
+    # The PID alone could be another program's.
+    return process if is_same_program(read_program(last.repository, checkpoint, details), program) else None
+
+
+def _find_live(pid: int) -> proc.Process | None:
+    process = proc.read_process(pid)
+    return process if process is not None and process.state not in ("zombie", "dead") else None

@@ -1,0 +1,145 @@
+"""`crckpt migrate --all` empties a host of the lab, as its users see it."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from hosts import PROGRAMS, PYTHON, CannotMakeLab, Process, wait_for
+from migrations import SERVER, STORE, arrange, crckpts
+from namespaces import Namespaces
+from two_hosts import in_namespaces
+
+STAYS = "/srv/stays/run.py"
+SIZES = {9001: 8, 9002: 24, 9003: 16}
+"""MiB of memory by port: of the programs that can be moved."""
+PARTLY_DONE = 3
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Namespaces]:
+    """The hosts. Skipped with the lab's own words where it says that this machine cannot."""
+    try:
+        with in_namespaces() as found:
+            yield found
+    except CannotMakeLab as error:
+        pytest.skip(str(error))
+
+
+@contextmanager
+def four_programs(lab: Namespaces) -> Iterator[dict[str, int]]:
+    """Three servers and a program whose script the destination lacks: their PIDs by job, each with a checkpoint."""
+    try:
+        pids = {}
+        for port, mebibytes in SIZES.items():
+            words = (PYTHON, PROGRAMS / SERVER, "0.0.0.0", str(port), "--memory", str(mebibytes))  # noqa: S104 of a lab
+            pids[f"port{port}"] = lab.start("source", *words)
+        lab.run("source", "mkdir", "-p", "/srv/stays")
+        lab.run("source", "sh", "-c", f"cat > {STAYS}", stdin="import time\nfile = open(__file__)\ntime.sleep(1000)\n")
+        pids["stays"] = lab.start("source", PYTHON, STAYS)
+        for port in SIZES:
+            wait_for(lambda port=port: f":{port}" in lab.run("source", "ss", "-Hltn").out, f"port {port}")  # type: ignore[misc]
+        script = f"/proc/{pids['stays']}/fd"
+        wait_for(lambda: STAYS in lab.run("source", "ls", "-l", script, status=None).out, "the script to be open")
+        for job, pid in pids.items():
+            lab.run("source", "crckpt", "dump", str(pid), job)
+        yield pids
+    finally:
+        lab.end(SERVER)
+        lab.end(STAYS)
+        for host in ("source", "destination"):
+            # Those that a failed test has stopped.
+            for process in lab.find("crckpt", host):
+                lab.send_signal(process, signal.SIGCONT)
+            wait_for(lambda host=host: not lab.find("crckpt", host), f"crckpt to end on the {host}")  # type: ignore[misc]
+            wait_for(lambda host=host: not crckpts(lab, host), f"crckpt to end on the {host}")  # type: ignore[misc]
+            lab.run(host, "rm", "-rf", "/srv/stays")
+            lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)
+
+
+def find_hosts(lab: Namespaces) -> dict[str, list[str]]:
+    """Where each program runs, by its job."""
+    ports = {f"port{port}": str(port) for port in SIZES}
+    servers = [process for process in lab.find(SERVER) if process.is_running]
+    found = {job: [process.host for process in servers if port in process.command] for job, port in ports.items()}
+    return found | {"stays": [process.host for process in lab.find(STAYS) if process.is_running]}
+
+
+MOVED = {**{f"port{port}": ["destination"] for port in SIZES}, "stays": ["source"]}
+UNMOVED = {job: ["source"] for job in MOVED}
+
+
+def test_all_but_one_move_and_the_summary_says_why(lab: Namespaces) -> None:
+    with four_programs(lab) as pids:
+        checked = lab.run("source", "crckpt", "migrate", "--all", "destination", "--check", status=PARTLY_DONE)
+        assert "3 of 4 programs can be moved to destination" in checked.out
+        assert "1 of 4 programs would stay here" in checked.out
+        assert find_hosts(lab) == UNMOVED
+
+        done = lab.run("source", "crckpt", "migrate", "--all", "destination", "--bandwidth", "1G", status=PARTLY_DONE)
+        assert find_hosts(lab) == MOVED
+        assert "3 of 4 programs moved to destination" in done.out
+        assert f"  port9001 (PID {pids['port9001']}): runs there as PID {pids['port9001']}" in done.out
+        stayed = done.out[done.out.index("1 of 4 programs stayed here") :]
+        assert f"stays (PID {pids['stays']})" in stayed
+        assert STAYS in stayed
+        # The largest was the first to begin.
+        begun = [line.partition(":")[0] for line in done.err.splitlines() if "moving PID" in line]
+        assert set(begun) == set(pids)
+        servers = [job for job in begun if job != "stays"]
+        assert servers == ["port9002", "port9003", "port9001"]
+        assert "port9002: round 1: copied" in done.err
+
+        # What a move has brought is moved back; what runs here is not on the way.
+        back = lab.run("destination", "crckpt", "migrate", "--all", "source", "--json", "--at-once", "3")
+        assert find_hosts(lab) == UNMOVED
+        result = json.loads(back.out)["result"]
+        assert {job["job"]: job["outcome"] for job in result["jobs"]} == {f"port{port}": "moved" for port in SIZES}
+        assert all(job["result"]["runs_on"] == "destination" for job in result["jobs"])
+
+
+def test_send_files_moves_the_last_one_too(lab: Namespaces) -> None:
+    with four_programs(lab):
+        done = lab.run("source", "crckpt", "migrate", "--all", "destination", "--send-files")
+        assert "4 of 4 programs moved to destination" in done.out
+        assert find_hosts(lab) == {job: ["destination"] for job in MOVED}
+        nothing = lab.run("source", "crckpt", "migrate", "--all", "destination")
+        assert "no program of a job in this store runs here" in nothing.out
+
+
+def test_an_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
+    """The first move stops itself in the hand-over, before its commit."""
+    with four_programs(lab) as pids:
+        crckpt = arrange(lab, "source", "CRCKPT_STOP_AT=move.handing-over")
+        process = lab.open("source", crckpt, "migrate", "--all", "destination", "--at-once", "1", "--json")
+        try:
+            wait_for(lambda: _find_stopped(lab), "crckpt to stop")
+            (stopped,) = _find_stopped(lab)
+            (leader,) = [each for each in lab.find("crckpt", "source") if "--all" in each.command]
+            lab.send_signal(leader, signal.SIGINT)
+            wait_for(lambda: _has_pending_term(lab, stopped.pid), "crckpt to be told")
+            lab.send_signal(stopped, signal.SIGCONT)
+            out, _ = process.communicate()
+        finally:
+            process.kill()
+            with suppress(ValueError):
+                process.communicate()
+        assert process.returncode == 130
+        result = json.loads(out)["result"]
+        assert result["interrupted"]
+        assert {job["job"]: job["outcome"] for job in result["jobs"]} == dict.fromkeys(pids, "stayed")
+        wait_for(lambda: find_hosts(lab) == UNMOVED, "all to run here")
+
+
+def _find_stopped(lab: Namespaces) -> list[Process]:
+    return [process for process in lab.find("crckpt", "source") if process.state == "T"]
+
+
+def _has_pending_term(lab: Namespaces, pid: int) -> bool:
+    """Whether SIGTERM waits for a process."""
+    lines = lab.run("source", "cat", f"/proc/{pid}/status").out.splitlines()
+    (pending,) = [int(line.split()[1], 16) for line in lines if line.startswith("ShdPnd:")]
+    return bool(pending & 1 << signal.SIGTERM - 1)

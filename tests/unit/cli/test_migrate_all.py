@@ -1,0 +1,112 @@
+"""The command line of `migrate --all`, and its summary."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from command_line import CommandLine
+from image_sets import described, of_pages, store
+from msgspec.structs import asdict
+from small_programs import WAITS, program, read
+
+from crckpt.cli.app import run
+from crckpt.cli.migrate_all import make_options
+from crckpt.errors import UsageError
+from crckpt.migrate.messages import RestoreOptions
+from crckpt.migrate.request import MigrateRequest
+from crckpt.ops.context import Context
+from crckpt.ops.dump.tracked_before import identify_root
+from crckpt.store import Repository
+
+USAGE = 2
+PARTLY_DONE = 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("node2", "--move-ip", "10.0.0.7/24@eth0"), "--all cannot be combined with --move-ip: an address belongs"),
+        (("node2", "--list"), "--all cannot be combined with --list"),
+        (("node2", "--resume", "0123456789abcdef"), "--all cannot be combined with --resume"),
+        ((), "takes one word, the host"),
+        (("812", "node2"), "takes one word, the host"),
+        (("no host",), "'no host' is no host for ssh"),
+        (("node2", "--abort-over"), "--abort-over needs --max-downtime"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(typed: CommandLine, words: tuple[str, ...], message: str) -> None:
+    assert message in typed.say("migrate", "--all", *words, status=USAGE)
+
+
+def test_at_once_needs_all(typed: CommandLine) -> None:
+    assert "--at-once needs --all" in typed.say("migrate", "812", "node2", "--at-once", "2", status=USAGE)
+
+
+def test_nothing_runs_here(typed: CommandLine) -> None:
+    assert "no program of a job in this store runs here" in typed.say("migrate", "--all", "node2")
+    assert typed.result("migrate", "--all", "node2", "--check") == {
+        "host": "node2",
+        "check": True,
+        "interrupted": False,
+        "jobs": [],
+    }
+
+
+def make_request(bandwidth: int | None = None) -> MigrateRequest:
+    options = RestoreOptions(tcp="close", allow_weaker=True, preflight=False)
+    return MigrateRequest(
+        "",
+        "node2",
+        tcp="close",
+        max_downtime_ms=300,
+        abort_over=True,
+        bandwidth=bandwidth,
+        options=options,
+        preflight=False,
+        send_files=True,
+        before_freeze="echo $CRCKPT_JOB; true",
+        remote_store="/srv/store",
+    )
+
+
+def test_each_move_gets_the_options(tmp_path: Path) -> None:
+    words = make_options(make_request(50 << 20), Context(store=tmp_path), None, 2)
+    assert sorted(words) == sorted(
+        (
+            *(f"--store={tmp_path}", "--tcp=close", "--before-freeze=echo $CRCKPT_JOB; true"),
+            *("--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=25600K", "--remote-crckpt=crckpt"),
+            *("--remote-store=/srv/store", "--send-files", "--abort-over", "--allow-weaker", "--no-preflight"),
+        )
+    )
+
+
+def test_a_share_of_the_bandwidth_can_be_too_low(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="too low for 4 moves at the same time"):
+        make_options(make_request(40 << 10), Context(store=tmp_path), None, 4)
+
+
+def test_the_summary_says_what_stays_and_why(
+    repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No ssh works, so no program can be moved."""
+    ssh = tmp_path / "bin/ssh"
+    ssh.parent.mkdir()
+    ssh.write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
+    ssh.chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch, program(WAITS) as one, program(WAITS) as other:
+        patch.setenv("PATH", f"{ssh.parent}:/usr/bin:/bin:/usr/sbin:/sbin")
+        for number, process in enumerate((one, other)):
+            details = {"root": asdict(identify_root(read(process.pid)))}
+            new = described(f"job{number}", json.dumps(details).encode())
+            store(repository, tmp_path, of_pages(number + 1), new)
+        words = ["migrate", "--all", "node2", "--store", str(repository.root)]
+        assert run(words) == PARTLY_DONE, shlex.join(words)
+        out = capsys.readouterr().out
+        assert "0 of 2 programs moved to node2" in out
+        assert "2 of 2 programs stayed here" in out
+        for number, process in enumerate((one, other)):
+            assert f"job{number} (PID {process.pid}): " in out
+            assert process.poll() is None
