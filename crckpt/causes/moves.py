@@ -105,7 +105,7 @@ REWORDED: Final = {
     "console-of-another": Cause("", "", "allow it: --allow-weaker"),
     "cpus-missing": Cause("", "", "choose other CPUs here: taskset -p"),
     "group-limits-lost": Cause(
-        "", "", "start crckpt there in a group with these limits: --remote-crckpt 'systemd-run --scope ... crckpt'"
+        "", "", "start crckpt there in a group with these limits, by a script that --remote-crckpt names"
     ),
     "group-rules-lost": Cause(
         "",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -221,6 +222,9 @@ def migrate(
         raise UsageError("--abort-over needs --max-downtime", hint="for example: --max-downtime 300ms --abort-over")
     if target is None or host is None:
         raise UsageError("crckpt migrate needs a target and a host", hint="for example: crckpt migrate 812 root@node2")
+    if target.isdecimal() and host.isdecimal() and Path("/proc", host).exists():
+        # $(pgrep NAME) may find several PIDs.
+        raise UsageError(f"{host} is a PID, not a host", hint=f"name one process; see both: ps -fp {target},{host}")
 
     from crckpt.migrate.messages import RestoreOptions
     from crckpt.migrate.request import MigrateRequest

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     from crckpt.migrate.resume import ResumeResult
 
 _MOST_FILES_SHOWN: Final = 20
+_UNDECIDED: Final = {
+    "ended": "it has ended here, and may not run there yet",
+    "prepared": "only {peer} knows where it runs",
+    "committed": "it has ended there, and does not run here yet",
+}
 
 
 class ProgressLines:
@@ -94,10 +99,7 @@ def move_lines(moves: tuple[MoveStatus, ...], unreadable: tuple[UnreadableMove, 
     for status in moves:
         move = status.move
         direction = "to" if move.side == "source" else "from"
-        yield (
-            f"{move.id}  {local_time(move.changed)}  {move.job} {direction} {move.peer}: {move.state}, "
-            f"{_describe(status)}\n"
-        )
+        yield (f"{move.id}  {local_time(move.changed)}  {move.job} {direction} {move.peer}: {_describe(status)}\n")
     if not moves and not unreadable:
         yield "no job was moved to or from this store\n"
 
@@ -108,7 +110,7 @@ def _describe(status: MoveStatus) -> str:
     if status.at_work is not None:
         return f"crckpt (PID {status.at_work}) moves it now"
     if status.runs_on is None:
-        place = "it may run nowhere"
+        place = _UNDECIDED.get(move.state, "it may run nowhere").format(peer=move.peer)
     else:
         place = "it runs here" if status.runs_on == move.side else f"it runs on {move.peer}"
         place = f"{place} ({move.why})" if move.why else place

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from crckpt.errors import CrckptError, Interrupted, RemoteError, UsageError
+from crckpt.errors import CrckptError, HostCannot, Interrupted, RemoteError, UsageError
 from crckpt.host.process.run import Child, Pipes, quote, start_with_pipes
 from crckpt.host.process.signals import interrupts_deferred, start_thread
 
@@ -90,7 +90,9 @@ class Remote:
                 f"{self._crckpt} cannot be run on {self._host}{said}",
                 hint=f"install crckpt on {self._host}; if it is there, name its path: --remote-crckpt PATH",
             )
-        if status == _UNKNOWN_COMMAND:
+        if status == HostCannot.exit_code and "root is needed" in words:
+            hint = "log in as root there, or name a script that runs crckpt by sudo: --remote-crckpt FILE"
+        elif status == _UNKNOWN_COMMAND:
             hint = "install the same version of crckpt on both hosts"
         else:
             hint = f"see what this says: ssh {self._host} {quote([self._crckpt])} doctor"

@@ -8,6 +8,7 @@ say what a reader need not see::
     <!-- file: /srv/app/app.py -->  the next block is this file: write it
     <!-- run: COMMAND -->           run this command: it waits for a server, for example
     <!-- under: systemd -->         anywhere: the page needs systemd as PID 1
+    <!-- under: two hosts -->       anywhere: the page needs two hosts; tests/lab/test_migrate_page.py runs it
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import re
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -73,6 +75,11 @@ def needs_systemd(page: str) -> bool:
     return "\n<!-- under: systemd -->\n" in page
 
 
+def needs_two_hosts(page: str) -> bool:
+    """Return whether the commands of a page need two hosts."""
+    return "\n<!-- under: two hosts -->\n" in page
+
+
 def read_steps(page: str) -> Iterator[Step]:
     """Read the steps of a page in their order."""
     kind, words = "", ""
@@ -115,15 +122,35 @@ _ISOLATED: Final = (
 )
 
 
-class Shell:
-    """A shell that runs steps one after the other; names of processes and checkpoints become those of this run.
+class StepRunner(ABC):
+    """Runs steps one after the other; names of processes and checkpoints become those of this run."""
 
-    It has root's rights, and its files in `directory`.
-    """
+    def __init__(self) -> None:
+        """No step has been run."""
+        self._names: dict[str, str] = {}
+
+    def run(self, step: Step) -> StepResult:
+        """Run a step to its end."""
+        if step.path is not None:
+            self.execute(f"mkdir -p {step.path.parent} && cat >{step.path} <<'THE END'\n{step.command}THE END")
+            return StepResult(step, step.command, 0, "")
+        command = re.sub(r"\w+", lambda word: self._names.get(word[0], word[0]), step.command)
+        status, output = self.execute(command)
+        names = _match(step.output or "", output) or {}
+        self._names |= {shown: name for shown, name in names.items() if len(shown) > 1}  # 1 is also a number
+        return StepResult(step, command, status, output)
+
+    @abstractmethod
+    def execute(self, command: str) -> tuple[int, str]:
+        """Run a command of a shell; return its exit status, and its output on stdout and stderr."""
+
+
+class Shell(StepRunner):
+    """A shell with root's rights. It has its files in `directory`."""
 
     def __init__(self, directory: Path, *, isolated: bool = True) -> None:
         """Start it: `isolated`, it has a host of its own, with an empty /srv and no store."""
-        self._names: dict[str, str] = {}
+        super().__init__()
         self._directory = directory
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._shell = subprocess.Popen(
@@ -136,19 +163,8 @@ class Shell:
             start_new_session=True,
         )
 
-    def run(self, step: Step) -> StepResult:
-        """Run a step to its end."""
-        if step.path is not None:
-            self._execute(f"mkdir -p {step.path.parent} && cat >{step.path} <<'THE END'\n{step.command}THE END")
-            return StepResult(step, step.command, 0, "")
-        command = re.sub(r"\w+", lambda word: self._names.get(word[0], word[0]), step.command)
-        status, output = self._execute(command)
-        output = output.replace(str(self._directory / "store"), "/var/lib/crckpt")
-        names = _match(step.output or "", output) or {}
-        self._names |= {shown: name for shown, name in names.items() if len(shown) > 1}  # 1 is also a number
-        return StepResult(step, command, status, output)
-
-    def _execute(self, command: str) -> tuple[int, str]:
+    def execute(self, command: str) -> tuple[int, str]:
+        """See StepRunner."""
         output, status = self._directory / "output", self._directory / "status"
         status.unlink(missing_ok=True)
         assert self._shell.stdin is not None
@@ -156,7 +172,8 @@ class Shell:
         self._shell.stdin.write(f"{{ {command}\n}} >{output} 2>&1 </dev/null; {ending}\n")
         self._shell.stdin.flush()
         self._wait_for(status, command)
-        return int(status.read_text()), output.read_text(encoding="utf-8")
+        shown = output.read_text(encoding="utf-8").replace(str(self._directory / "store"), "/var/lib/crckpt")
+        return int(status.read_text()), shown
 
     def _wait_for(self, file: Path, command: str) -> None:
         end = time.monotonic() + WITHIN_S

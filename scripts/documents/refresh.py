@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from documents.console import Shell, difference, needs_systemd, read_steps, refresh
+from documents.console import Shell, difference, needs_systemd, needs_two_hosts, read_steps, refresh
 
 _UNDER_SYSTEMD = Path(__file__).parents[1] / "lab/systemd"
 
@@ -44,6 +44,9 @@ def main(words: list[str]) -> None:
         sys.stdout.write(json.dumps(_run(Path(words[1]), isolated=False)))
         return
     for path in map(Path, words):
+        if needs_two_hosts(path.read_text(encoding="utf-8")):
+            sys.stderr.write(f"{path} needs two hosts: see CONTRIBUTING.md\n")
+            continue
         differences, page = run_page(path.resolve())
         sys.stdout.writelines(f"{text}\n" for text in differences)
         path.write_text(page, encoding="utf-8")

@@ -50,7 +50,7 @@ def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
 
 def _refuse_finished(status: MoveStatus, ref: str) -> PreflightRefused:
     move = status.move
-    when = f"{move.changed:%Y-%m-%d %H:%M} UTC"
+    when = f"{move.changed:%Y-%m-%d %H:%M:%S} UTC"
     if move.side == "source":
         message = f"{move.job} was moved to {move.peer} ({when}), and may run there"
     else:

@@ -17,6 +17,7 @@ from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import move_name
 from crckpt.store.move_states import Side, State
 
+USAGE = 2
 REFUSED = 24
 UNUSABLE = 10
 
@@ -53,7 +54,8 @@ def test_a_script_learns_where_it_runs_and_what_to_type(
     assert found["is_over"] == (runs_on is not None)
     text = typed.say("migrate", "--list")
     assert text.startswith(f"{move.id}  ")
-    assert {None: "it may run nowhere", side: "it runs here"}.get(runs_on, f"it runs on {PEER}") in text
+    undecided = {"ended": "has ended here", "prepared": f"only {PEER} knows"}.get(state, "")
+    assert {None: undecided, side: "it runs here"}.get(runs_on, f"it runs on {PEER}") in text
     if next_on:
         there = "" if next_on == side else f" on {PEER}"
         assert text.endswith(f"; finish the move{there}: {command}\n")
@@ -195,6 +197,19 @@ def test_a_tree_that_runs_again_needs_no_checkpoint(
     with live_root() as root:
         record_move(repository, "source", "committing", checkpoints[1], root=root)
         typed.say("rm", "job")
+
+
+def test_pgrep_may_find_several_processes(typed: CommandLine) -> None:
+    said = typed.say("migrate", "1", str(os.getpid()), status=USAGE)
+    assert f"{os.getpid()} is a PID, not a host" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [(["--source-is-gone"], "--resume"), (["1", "node2", "--abort-over"], "--max-downtime"), (["1"], "a host")],
+)
+def test_options_that_need_others(typed: CommandLine, words: list[str], needed: str) -> None:
+    assert needed in typed.say("migrate", *words, status=USAGE)
 
 
 def test_completion_of_moves(repository: Repository) -> None:

@@ -128,6 +128,11 @@ def test_what_ssh_takes_for_a_host_is_taken(host: str) -> None:
             "status 2: no command: receive",
             "same version",
         ),
+        (
+            "#!/bin/sh\necho 'crckpt: root is needed to receive a process' >&2\nexit 20\n",
+            "status 20: crckpt: root is needed to receive a process",
+            "--remote-crckpt FILE",
+        ),
         ("#!/bin/sh\nkill -9 $$\n", "crckpt on root@there was ended by signal 9", "doctor"),
     ],
 )
