@@ -213,6 +213,8 @@ def _describe(outcome: MoveOutcome) -> str:
         return f"{size(outcome.memory_bytes)} of memory to send, before compression"
     if result is None:
         return outcome.why
+    if result["downtime_ms"] is None:
+        return "runs there; the connection was lost, so the downtime is not known"
     return (
         f"runs there as PID {result['pid']}, downtime {duration(result['downtime_ms'])}, {size(result['sent_bytes'])} "
         f"sent in {duration(result['seconds'] * 1000)}"

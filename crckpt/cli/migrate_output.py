@@ -44,8 +44,8 @@ def result_document(result: MigrateResult) -> dict[str, object]:
     return {
         "job": result.job,
         "host": result.host,
-        "check": result.pid is None,
-        "runs_on": "source" if result.pid is None else "destination",
+        "check": result.is_check,
+        "runs_on": "source" if result.is_check else "destination",
         "move": result.move,
         "pid": result.pid,
         "checkpoint": result.checkpoint,
@@ -65,14 +65,18 @@ def result_document(result: MigrateResult) -> dict[str, object]:
 def result_lines(result: MigrateResult) -> Iterator[str]:
     """The text of a move, or of a check."""
     yield from note_lines(result.warnings)
-    if result.pid is None:
+    if result.is_check:
         yield from _check_lines(result)
+        return
+    pid = f" as PID {result.pid}" if result.pid is not None else ""
+    if result.downtime_ms is None:
+        yield f"{result.job} runs on {result.host}{pid}; the connection was lost, so the downtime is not known\n"
         return
     if result.why_stopped:
         yield f"{count(len(result.rounds), 'round')}: {result.why_stopped}\n"
     over = ", over the budget of --max-downtime" if result.over_budget else ""
     yield (
-        f"{result.job} runs on {result.host} as PID {result.pid}: downtime {duration(result.downtime_ms)}{over}; "
+        f"{result.job} runs on {result.host}{pid}: downtime {duration(result.downtime_ms)}{over}; "
         f"{size(result.sent_bytes)} sent for {size(result.raw_bytes)} of images, "
         f"{duration(result.seconds * 1000)} in all\n"
     )

@@ -69,10 +69,11 @@ class FileToSend(Struct, frozen=True):
 
 
 class MigrateResult(Struct, frozen=True):
-    """The result of a migration, or of a check: then `pid` is None.
+    """The result of a migration, or of a check.
 
-    - `pid`: of the root over there
-    - `downtime_ms`: from the freeze here until the tree ran there
+    - `pid`: of the root over there, if it is known
+    - `downtime_ms`: from the freeze here until the tree ran there; None if it is not known, because the connection was
+      lost in between
     - `why_stopped`: why no more rounds were made
     - `over_budget`: the downtime was longer than --max-downtime
     - `memory_bytes`, `to_send`: of a check: what would be sent, before compression
@@ -87,9 +88,10 @@ class MigrateResult(Struct, frozen=True):
     why_stopped: str = ""
     sent_bytes: int = 0
     raw_bytes: int = 0
-    downtime_ms: float = 0.0
+    downtime_ms: float | None = None
     seconds: float = 0.0
     over_budget: bool = False
+    is_check: bool = False
     memory_bytes: int = 0
     to_send: tuple[FileToSend, ...] = ()
     warnings: tuple[Finding, ...] = ()

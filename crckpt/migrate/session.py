@@ -58,6 +58,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
             return MigrateResult(
                 target.job,
                 request.host,
+                is_check=True,
                 memory_bytes=target.observed.memory,
                 to_send=tuple(FileToSend(file.name, file.size) for file in found.lacking if request.send_files),
                 warnings=found.warnings,

@@ -129,13 +129,19 @@ class MigrateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     check: Annotated[bool, Meta(description="Whether `--check` was given: nothing was moved.")]
     runs_on: Annotated[Side, Meta(description="Where the program runs: `source` is this host.")]
     move: Annotated[str | None, Meta(description="The id of the move, for `--resume`; null after a check.")]
-    pid: Annotated[int | None, Meta(description="The root on the other host; null after a check.")]
+    pid: Annotated[int | None, Meta(description="The root on the other host; null after a check, or if unknown.")]
     checkpoint: Annotated[CheckpointId | None, Meta(description="In both stores; null after a check.")]
     rounds: Annotated[tuple[RoundSummary, ...], Meta(description="Copies that were made while the program ran.")]
     why_stopped: Annotated[str, Meta(description="Why there were no more rounds.")]
     sent_bytes: Annotated[int, Meta(description="What was sent of memory, compressed.")]
     raw_bytes: Annotated[int, Meta(description="The size of CRIU's images.")]
-    downtime_ms: Annotated[float, Meta(description="From the freeze here until the program ran there.")]
+    downtime_ms: Annotated[
+        float | None,
+        Meta(
+            description="From the freeze here until the program ran there; null after a check, or if the connection "
+            "was lost."
+        ),
+    ]
     seconds: Annotated[float, Meta(description="The whole move.")]
     over_budget: Annotated[bool, Meta(description="Whether the downtime was longer than `--max-downtime`.")]
     memory_bytes: Annotated[int, Meta(description="With `--check`: memory to send, before compression.")]

@@ -1,0 +1,42 @@
+"""The text and the JSON document of a move."""
+
+from __future__ import annotations
+
+import pytest
+from documents.json_documents import MigrateDocument
+from msgspec import convert, to_builtins
+
+from crckpt.cli.migrate_output import result_document, result_lines
+from crckpt.migrate.request import FileToSend, MigrateResult, RoundSummary
+from crckpt.model import CheckpointId
+
+ID = CheckpointId("ab" * 32)
+ROUND = RoundSummary(raw_bytes=4096, sent_bytes=100, seconds=1.0, frozen_ms=5.0, estimated_ms=200.0)
+MOVED = MigrateResult(
+    "app", "node2", "3f0c9a7be1d24c58", 12, ID, (ROUND, ROUND), "little was left to copy", 100, 4096, 250.0, 1.5
+)
+CHECKED = MigrateResult("app", "node2", is_check=True, memory_bytes=1 << 20)
+RESUMED = MigrateResult("app", "node2", "3f0c9a7be1d24c58", None, ID)
+
+
+@pytest.mark.parametrize(
+    ("result", "runs_on", "text"),
+    [
+        (MOVED, "destination", "app runs on node2 as PID 12: downtime 250 ms; 100 B sent for 4.0 KiB of images"),
+        (CHECKED, "source", "app can be moved to node2: it has 1.0 MiB of memory to send, before compression"),
+        (RESUMED, "destination", "app runs on node2; the connection was lost, so the downtime is not known"),
+    ],
+)
+def test_where_it_runs(result: MigrateResult, runs_on: str, text: str) -> None:
+    assert text in "".join(result_lines(result))
+    document = result_document(result)
+    assert (document["runs_on"], document["check"]) == (runs_on, result.is_check)
+    convert(to_builtins(document), MigrateDocument)
+
+
+def test_files_that_would_be_sent() -> None:
+    files = tuple(FileToSend(f"/srv/{number}", 1024) for number in range(23))
+    lines = list(result_lines(MigrateResult("app", "node2", is_check=True, to_send=files)))
+    assert lines[0] == "would send /srv/0 (1.0 KiB)\n"
+    assert lines[20] == "would send 3 more files\n"
+    assert len(lines) == 22
