@@ -140,6 +140,11 @@ REWORDED: Final = {
         "end it by SIGHUP",
         "let it run before the move: fg",
     ),
+    "terminal": Cause(
+        "",
+        "the program was started from a terminal, and the terminal stays here",
+        "move it onto a new terminal, which crckpt attach shows there: --tty new; if it only prints: --tty null",
+    ),
     "tasks-limit": Cause("", "", "raise its pids.max"),
     "tcp-keys-lost": Cause("", "", "move it with less protection: --allow-weaker"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -16,6 +17,13 @@ from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_all_moves
 
 _MOST_ROUNDS: Final = 8
+
+
+class Terminal(enum.StrEnum):
+    """What a program gets instead of its terminal."""
+
+    new = "new"
+    null = "null"
 
 
 def migrate(
@@ -82,6 +90,17 @@ def migrate(
             rich_help_panel=CONNECTIONS,
         ),
     ] = "",
+    tty: Annotated[
+        Terminal | None,
+        typer.Option(
+            "--tty",
+            metavar="new|null",
+            help="What the program gets there instead of the terminal on which it was started. **new**: a new "
+            "terminal, to which `crckpt attach` connects yours. **null**: nothing; its output is lost, its input is "
+            "empty.",
+            show_default="refuse if it needs one",
+        ),
+    ] = None,
     max_downtime: Annotated[
         str | None,
         typer.Option(
@@ -193,6 +212,7 @@ def migrate(
         crckpt migrate 812 root@node2
         crckpt migrate 812 node2 --tcp keep --move-ip 10.0.0.7/24@eth0
         crckpt migrate --all root@node2 --bandwidth 50M
+        crckpt migrate 812 root@node2 editor --tty new
         crckpt migrate --list
     """
     options.require_root("to migrate a process")
@@ -241,6 +261,7 @@ def migrate(
         max_rounds=max_rounds,
         options=RestoreOptions(
             tcp=tcp.value if tcp else None,
+            tty=tty.value if tty else None,
             allow_weaker=allow_weaker,
             preflight=not no_preflight,
             addresses=tuple(move_ip or ()),
@@ -258,5 +279,5 @@ def migrate(
         migrate_all.migrate_all(request, context, config, at_once, as_json=as_json)
         return
     result = perform(request, context, migrate_output.ProgressLines())
-    document = migrate_output.result_document(result)
-    emit("migrate", Output(document, migrate_output.result_lines(result), is_answer=check), as_json=as_json)
+    document, lines = migrate_output.result_document(result), migrate_output.result_lines(result, remote_crckpt)
+    emit("migrate", Output(document, lines, is_answer=check), as_json=as_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
@@ -59,11 +60,12 @@ def result_document(result: MigrateResult) -> dict[str, object]:
         "memory_bytes": result.memory_bytes,
         "to_send": [{"path": file.path, "bytes": file.bytes} for file in result.to_send],
         "warnings": [str(finding) for finding in result.warnings],
+        "terminal": {"log": result.terminal_log} if result.terminal_log else None,
     }
 
 
-def result_lines(result: MigrateResult) -> Iterator[str]:
-    """The text of a move, or of a check."""
+def result_lines(result: MigrateResult, remote_crckpt: str) -> Iterator[str]:
+    """The text of a move, or of a check. `remote_crckpt`: crckpt on the other host."""
     yield from note_lines(result.warnings)
     if result.is_check:
         yield from _check_lines(result)
@@ -80,8 +82,16 @@ def result_lines(result: MigrateResult) -> Iterator[str]:
         f"{size(result.sent_bytes)} sent for {size(result.raw_bytes)} of images, "
         f"{duration(result.seconds * 1000)} in all\n"
     )
+    if result.terminal_log:
+        yield _terminal_line(result.job, result.terminal_log, result.host, remote_crckpt)
     assert result.checkpoint is not None
     yield f"its checkpoint is in both stores: {short_id(result.checkpoint)}\n"
+
+
+def _terminal_line(job: str, log: str, host: str, remote_crckpt: str) -> str:
+    """Say how to connect to the new terminal of a program that was moved to `host`."""
+    attach = f"ssh -t {shlex.quote(host)} {remote_crckpt} attach {shlex.quote(job)}"
+    return f"connect to its terminal: {attach}; its output there: {log}\n"
 
 
 def _check_lines(result: MigrateResult) -> Iterator[str]:
@@ -127,7 +137,8 @@ def _describe(status: MoveStatus) -> str:
 
 def resume_document(result: ResumeResult) -> dict[str, object]:
     """The document of a move that was finished."""
-    return {**move_document(find_status(result.move)), "pid": result.pid}
+    terminal = {"log": result.terminal_log} if result.terminal_log else None
+    return {**move_document(find_status(result.move)), "pid": result.pid, "terminal": terminal}
 
 
 def resume_lines(result: ResumeResult) -> Iterator[str]:
@@ -140,3 +151,7 @@ def resume_lines(result: ResumeResult) -> Iterator[str]:
         yield f"{move.job} runs on {move.peer}{pid}\n"
     else:
         yield f"{move.job} runs on {move.peer}: the move was given up\n"
+    if result.terminal_log and result.runs_here:
+        yield f"connect to its terminal: crckpt attach {shlex.quote(move.job)}; its output: {result.terminal_log}\n"
+    elif result.terminal_log:
+        yield _terminal_line(move.job, result.terminal_log, move.peer, move.remote[0])

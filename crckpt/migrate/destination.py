@@ -181,7 +181,8 @@ class Destination:
         late = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
         warnings = (*result.verdict.warnings, *late)
         assert result.pid is not None
-        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings))
+        log = result.holder.log if result.holder is not None else ""
+        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log))
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
 

@@ -187,11 +187,12 @@ class Ended(Message, frozen=True):
 
 
 class Running(Message, frozen=True):
-    """The tree runs at the destination."""
+    """The tree runs at the destination. `terminal_log`: the file with the output of its new terminal, if it has one."""
 
     pid: Pid
     restore_ms: Milliseconds
     warnings: Findings = ()
+    terminal_log: Annotated[str, Meta(max_length=4096)] = ""
 
 
 class Abort(Message, frozen=True):

@@ -77,6 +77,7 @@ class MigrateResult(Struct, frozen=True):
     - `why_stopped`: why no more rounds were made
     - `over_budget`: the downtime was longer than --max-downtime
     - `memory_bytes`, `to_send`: of a check: what would be sent, before compression
+    - `terminal_log`: over there, the file with the output of the tree's new terminal; empty if it has none
     """
 
     job: str
@@ -95,6 +96,7 @@ class MigrateResult(Struct, frozen=True):
     memory_bytes: int = 0
     to_send: tuple[FileToSend, ...] = ()
     warnings: tuple[Finding, ...] = ()
+    terminal_log: str = ""
 
 
 class Report(Protocol):

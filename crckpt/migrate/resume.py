@@ -31,11 +31,17 @@ _DECIDED_WITHIN_S: Final = 15.0
 
 
 class ResumeResult(Struct, frozen=True):
-    """The outcome of a move. `runs_here`: the tree runs on this host. `pid`: its root, on the host where it runs."""
+    """The outcome of a move.
+
+    - `runs_here`: the tree runs on this host
+    - `pid`: its root, on the host where it runs
+    - `terminal_log`: on that host, the file with the output of its new terminal, if it got one now
+    """
 
     move: Move
     runs_here: bool
     pid: int | None = None
+    terminal_log: str = ""
 
 
 def resume(
@@ -112,7 +118,7 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
                 source.advance("done", is_settled=True)
                 return ResumeResult(source.move, runs_here=False)
             running = _hand_over_again(source)
-            return ResumeResult(source.move, runs_here=False, pid=running.pid)
+            return ResumeResult(source.move, False, running.pid, running.terminal_log)
     except CrckptError as error:
         if move.state == "aborted":
             # The tree runs here, whatever the other side has kept.
@@ -166,4 +172,4 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
     request = make_restore_request(checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
     result = restore(request, context, before_run=record_root)
     move = store_move(repository.backend, advance(move, "done"))
-    return ResumeResult(move, runs_here=True, pid=result.pid)
+    return ResumeResult(move, True, result.pid, result.holder.log if result.holder is not None else "")

@@ -84,7 +84,14 @@ def _finish(
         except (CrckptError, OSError):
             time.sleep(_BETWEEN_TRIES_S)
             continue
-        return MigrateResult(found.move.job, request.host, move.id, found.pid, found.move.checkpoint)
+        return MigrateResult(
+            found.move.job,
+            request.host,
+            move.id,
+            found.pid,
+            found.move.checkpoint,
+            terminal_log=found.terminal_log,
+        )
     raise doubt
 
 
@@ -107,7 +114,7 @@ def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connectio
 
 
 def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) -> tuple[Questions, GateReport]:
-    questions = ask(target, request.options.addresses, allows_weaker=request.options.allow_weaker)
+    questions = ask(target, request.options)
     sent = time.time()
     connection.send(messages.Questions(encode_questions(questions)))
     answers = decode_answers(connection.receive(messages.Answers).content)

@@ -230,6 +230,7 @@ def move_tree(
         time.monotonic() - began,
         request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
         warnings=tuple(dict.fromkeys((*warnings, *running.warnings))),
+        terminal_log=running.terminal_log,
     )
 
 

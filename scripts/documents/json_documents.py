@@ -147,6 +147,13 @@ class MigrateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     memory_bytes: Annotated[int, Meta(description="With `--check`: memory to send, before compression.")]
     to_send: Annotated[tuple[FileDocument, ...], Meta(description="With `--check --send-files`: files to send.")]
     warnings: Note
+    terminal: Annotated[MovedTerminal | None, Meta(description="With `--tty new`, if it had a terminal.")]
+
+
+class MovedTerminal(Struct, frozen=True, forbid_unknown_fields=True):
+    """The new terminal of a moved tree."""
+
+    log: Annotated[str, Meta(description="The file with what the program writes to it, on the host that runs it.")]
 
 
 class MoveDocument(Struct, frozen=True, forbid_unknown_fields=True):
@@ -181,6 +188,7 @@ class ResumedDocument(MoveDocument, frozen=True, forbid_unknown_fields=True, kw_
     """The result of `crckpt migrate --resume`."""
 
     pid: Annotated[int | None, Meta(description="The root on the host that runs it, if known.")]
+    terminal: Annotated[MovedTerminal | None, Meta(description="If it was restored onto a new one now.")]
 
 
 class DrainedJob(Struct, frozen=True, forbid_unknown_fields=True):

@@ -18,11 +18,13 @@ from crckpt.migrate.gate.answers import Answers, answer, decode_answers
 from crckpt.migrate.gate.ask import ask
 from crckpt.migrate.gate.questions import Questions, decode_questions, encode_questions
 from crckpt.migrate.gate.report import Exchange, GateReport, make_report
+from crckpt.migrate.messages import RestoreOptions
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest
 
 HOST: Final = "db2"
+_BY_DEFAULT: Final = RestoreOptions()
 NEW_PIDS: Final = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -34,9 +36,9 @@ def target_at(pid: int, store: Path, tcp: Literal["keep", "close"] | None = None
     return replace(target, program=read_program(pid, process.comm, ""))
 
 
-def ask_about(target: DumpTarget, *moved: str) -> Questions:
+def ask_about(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT) -> Questions:
     """The questions, after they have travelled."""
-    return decode_questions(encode_questions(ask(target, moved)))
+    return decode_questions(encode_questions(ask(target, options)))
 
 
 def answer_here(questions: Questions, store: Path, move: tuple[str, str] | None = None) -> Answers:

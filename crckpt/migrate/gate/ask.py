@@ -30,6 +30,7 @@ from crckpt.migrate.gate.questions import (
     Questions,
     TerminalKind,
 )
+from crckpt.migrate.messages import RestoreOptions
 from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.preflight.attribute_record import AttributeRecord
@@ -39,14 +40,15 @@ _DELETED: Final = " (deleted)"
 _SELINUX, _APPARMOR = 1, 2  # images/inventory.proto
 _SECCOMP_FILTER: Final = 2
 _MOST_TEXT: Final = 1000
+_BY_DEFAULT: Final = RestoreOptions()
 
 
-def ask(target: DumpTarget, moved_addresses: tuple[str, ...] = (), *, allows_weaker: bool = False) -> Questions:
-    """Ask about the tree of an examined target. It may go on changing: the preflight of its checkpoint looks again.
+def ask(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT) -> Questions:
+    """Ask about the tree of an examined target, which is to be restored with these options.
 
-    `moved_addresses` move with the tree, as ADDR/LEN@DEV. `allows_weaker`: it may lose protections.
+    It may go on changing: the preflight of its checkpoint looks again.
     """
-    return _Asking(target).questions(moved_addresses, allows_weaker=allows_weaker)
+    return _Asking(target).questions(options)
 
 
 class _Asking:
@@ -60,7 +62,7 @@ class _Asking:
         self._terminals: dict[tuple[str, int], AskedTerminal] = {}
         self._pipes: dict[tuple[int, int], AskedPipe] = {}
 
-    def questions(self, moved_addresses: tuple[str, ...], *, allows_weaker: bool) -> Questions:
+    def questions(self, options: RestoreOptions) -> Questions:
         target, observed = self._target, self._observed
         module = _security_module()
         opened: dict[int, list[Descriptor]] = {}
@@ -95,8 +97,9 @@ class _Asking:
             has_clocks=kernel.has_clocks() and self._is_in_our_time(),
             program=_program(target.program),
             tcp=target.request.tcp,
-            moved_addresses=moved_addresses,
-            allows_weaker=allows_weaker,
+            moved_addresses=options.addresses,
+            allows_weaker=options.allow_weaker,
+            tty=options.tty,
         )
 
     def _is_in_our_time(self) -> bool:

@@ -35,7 +35,7 @@ _OF_NO_NUMBER: Final = 1 << 32
 
 
 def plan_restore(questions: Questions, criu_version: str) -> PlannedRestore:
-    """Plan the restore of the live tree by a CRIU of this version, detached and on a new terminal."""
+    """Plan the restore of the live tree by a CRIU of this version, detached."""
     tree = make_tree(questions)
     return PlannedRestore(
         tree=tree,
@@ -45,13 +45,13 @@ def plan_restore(questions: Questions, criu_version: str) -> PlannedRestore:
         append_sizes={file.path: size for file, size in _find_logs(questions, tree)},
         grown="refuse",
         new_pid_namespace=False,
-        has_terminal=True,
+        has_terminal=questions.tty is not None,
         crius=(questions.host.criu_version, criu_version),
         closed_pipes=frozenset(questions.closed_pipes),
         # The holder of a new terminal is the parent of the root; else CRIU is, which ends.
-        is_orphan=not needs_terminal(tree),
+        is_orphan=not (questions.tty == "new" and needs_terminal(tree)),
         may_have_consoles=questions.allows_weaker,
-        tty="new",
+        tty=questions.tty or "ours",
     )
 
 

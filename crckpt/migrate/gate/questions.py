@@ -178,6 +178,7 @@ class Questions(Struct, frozen=True):
     - `security_module`: as in images/inventory.proto
     - `program`: what the tree's root runs
     - `moved_addresses`: to move with the tree, as ADDR/LEN@DEV
+    - `tty`: what the tree is to get instead of its terminal; None: nothing was chosen
     """
 
     asked: float
@@ -200,6 +201,7 @@ class Questions(Struct, frozen=True):
     tcp: Literal["keep", "close"] | None = None
     moved_addresses: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     allows_weaker: bool = False
+    tty: Literal["new", "null"] | None = None
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -7,7 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import pytest
 from command import WITHOUT_CRIU
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused
 from crckpt.migrate.gate.questions import AskedName
+from crckpt.migrate.messages import RestoreOptions
 from crckpt.store import Repository
 
 _CONTENT: Final = b"0123456789"
@@ -293,6 +294,23 @@ def test_a_terminal_in_use(target: Told, there: Path) -> None:
     answers = answer_here(ask_about(target_at(target.pid, there)), there)
     assert keys(answers) == ["pid-taken", "terminal-taken"]
     assert f"/dev/pts/{number}" in answers.blockers[1].what
+
+
+def test_a_terminal_that_stays_here(target: Told, there: Path) -> None:
+    master, slave = os.openpty()
+    try:
+        target.do(f"import os; terminal = os.open({os.ttyname(slave)!r}, os.O_RDWR | os.O_NOCTTY)")
+    finally:
+        os.close(slave)
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in(NEW_PIDS, questions, there)
+    assert keys(answers) == ["terminal"]
+    assert report(asked, questions, answers).blockers[-1].remedy.endswith("--tty new; if it only prints: --tty null")
+    chosen: tuple[Literal["new", "null"], ...] = ("new", "null")
+    for tty in chosen:
+        assert keys(answer_in(NEW_PIDS, ask_about(asked, RestoreOptions(tty=tty)), there)) == []
+    os.close(master)
 
 
 def test_users_and_groups_of_other_names(target: Told, there: Path) -> None:
