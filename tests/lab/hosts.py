@@ -202,12 +202,12 @@ class TwoHosts(ABC):
         self.run("source", PYTHON, PROGRAMS / "announce.py", self.device, self.service(version))
 
 
-class NumberedClient:
-    """tests/programs/numbered_client.py, talking to numbered_server.py."""
+class Client:
+    """A program of tests/programs that talks to a server, and answers each line with a report as JSON."""
 
-    def __init__(self, lab: TwoHosts, address: str, port: int, host: str = "client") -> None:
+    def __init__(self, lab: TwoHosts, host: str, program: str, *words: str) -> None:
         """Start it; it connects as soon as somebody listens."""
-        self._process = lab.open(host, PYTHON, PROGRAMS / "numbered_client.py", address, str(port))
+        self._process = lab.open(host, PYTHON, PROGRAMS / program, *words)
 
     def report(self, request: str = "report") -> dict[str, Any]:
         """Return its report (see the program)."""
@@ -220,7 +220,7 @@ class NumberedClient:
         return report
 
     def check(self) -> dict[str, Any]:
-        """Have the server check its memory; return the report."""
+        """Return the report after a check of all that the server should have."""
         return self.report("check")
 
     def wait_for_replies(self, more: int = 20) -> dict[str, Any]:
@@ -241,6 +241,13 @@ class NumberedClient:
         """End it."""
         self._process.kill()
         self._process.communicate()
+
+
+class NumberedClient(Client):
+    """tests/programs/numbered_client.py, talking to numbered_server.py."""
+
+    def __init__(self, lab: TwoHosts, address: str, port: int, host: str = "client") -> None:
+        super().__init__(lab, host, "numbered_client.py", address, str(port))
 
 
 @contextmanager

@@ -30,10 +30,7 @@ _SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t
 _SHARE: Final = "keep it on storage that both hosts mount"
 # shm_open(3). Its content is not in the images, because it has a name.
 _NAMED_MEMORY: Final = b"/dev/shm/"
-_ANONYMOUS: Final = (
-    "let the program share memory without a name (of postgres: dynamic_shared_memory_type = mmap, on storage that both "
-    "hosts mount)"
-)
+_ANONYMOUS: Final = "let the program share memory without a name (of postgres: dynamic_shared_memory_type = sysv)"
 
 
 class JudgedFiles(Struct, frozen=True):
