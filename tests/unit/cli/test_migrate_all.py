@@ -56,7 +56,7 @@ def test_nothing_runs_here(typed: CommandLine) -> None:
 
 
 def make_request(bandwidth: int | None = None) -> MigrateRequest:
-    options = RestoreOptions(tcp="close", allow_weaker=True, preflight=False)
+    options = RestoreOptions(tcp="close", tty="new", allow_weaker=True, preflight=False)
     return MigrateRequest(
         "",
         "node2",
@@ -76,7 +76,7 @@ def test_each_move_gets_the_options(tmp_path: Path) -> None:
     words = make_options(make_request(50 << 20), Context(store=tmp_path), None, 2)
     assert sorted(words) == sorted(
         (
-            *(f"--store={tmp_path}", "--tcp=close", "--before-freeze=echo $CRCKPT_JOB; true"),
+            *(f"--store={tmp_path}", "--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true"),
             *("--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=25600K", "--remote-crckpt=crckpt"),
             *("--remote-store=/srv/store", "--send-files", "--abort-over", "--allow-weaker", "--no-preflight"),
         )
