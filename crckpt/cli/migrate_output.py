@@ -64,7 +64,7 @@ def result_document(result: MigrateResult) -> dict[str, object]:
     }
 
 
-def result_lines(result: MigrateResult, remote_crckpt: str) -> Iterator[str]:
+def result_lines(result: MigrateResult, remote_crckpt: str = "crckpt") -> Iterator[str]:
     """The text of a move, or of a check. `remote_crckpt`: crckpt on the other host."""
     yield from note_lines(result.warnings)
     if result.is_check:
@@ -73,6 +73,7 @@ def result_lines(result: MigrateResult, remote_crckpt: str) -> Iterator[str]:
     pid = f" as PID {result.pid}" if result.pid is not None else ""
     if result.downtime_ms is None:
         yield f"{result.job} runs on {result.host}{pid}; the connection was lost, so the downtime is not known\n"
+        yield from _terminal_lines(result.job, result.terminal_log, result.host, remote_crckpt)
         return
     if result.why_stopped:
         yield f"{count(len(result.rounds), 'round')}: {result.why_stopped}\n"
@@ -82,16 +83,16 @@ def result_lines(result: MigrateResult, remote_crckpt: str) -> Iterator[str]:
         f"{size(result.sent_bytes)} sent for {size(result.raw_bytes)} of images, "
         f"{duration(result.seconds * 1000)} in all\n"
     )
-    if result.terminal_log:
-        yield _terminal_line(result.job, result.terminal_log, result.host, remote_crckpt)
+    yield from _terminal_lines(result.job, result.terminal_log, result.host, remote_crckpt)
     assert result.checkpoint is not None
     yield f"its checkpoint is in both stores: {short_id(result.checkpoint)}\n"
 
 
-def _terminal_line(job: str, log: str, host: str, remote_crckpt: str) -> str:
-    """Say how to connect to the new terminal of a program that was moved to `host`."""
-    attach = f"ssh -t {shlex.quote(host)} {remote_crckpt} attach {shlex.quote(job)}"
-    return f"connect to its terminal: {attach}; its output there: {log}\n"
+def _terminal_lines(job: str, log: str, host: str, remote_crckpt: str) -> Iterator[str]:
+    """Say how to connect to the new terminal of a program that was moved to `host`, if it has one."""
+    if log:
+        attach = f"ssh -t {shlex.quote(host)} {remote_crckpt} attach {shlex.quote(job)}"
+        yield f"connect to its terminal: {attach}; its output there: {log}\n"
 
 
 def _check_lines(result: MigrateResult) -> Iterator[str]:
@@ -151,7 +152,7 @@ def resume_lines(result: ResumeResult) -> Iterator[str]:
         yield f"{move.job} runs on {move.peer}{pid}\n"
     else:
         yield f"{move.job} runs on {move.peer}: the move was given up\n"
-    if result.terminal_log and result.runs_here:
-        yield f"connect to its terminal: crckpt attach {shlex.quote(move.job)}; its output: {result.terminal_log}\n"
+    if not result.runs_here:
+        yield from _terminal_lines(move.job, result.terminal_log, move.peer, move.remote[0])
     elif result.terminal_log:
-        yield _terminal_line(move.job, result.terminal_log, move.peer, move.remote[0])
+        yield f"connect to its terminal: crckpt attach {shlex.quote(move.job)}; its output: {result.terminal_log}\n"

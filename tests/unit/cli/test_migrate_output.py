@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from documents.json_documents import MigrateDocument
 from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from crckpt.cli.migrate_output import result_document, result_lines
 from crckpt.migrate.request import FileToSend, MigrateResult, RoundSummary
@@ -32,6 +33,15 @@ def test_where_it_runs(result: MigrateResult, runs_on: str, text: str) -> None:
     document = result_document(result)
     assert (document["runs_on"], document["check"]) == (runs_on, result.is_check)
     convert(to_builtins(document), MigrateDocument)
+
+
+@pytest.mark.parametrize("result", [MOVED, RESUMED])
+def test_how_to_connect_to_the_new_terminal(result: MigrateResult) -> None:
+    lines = list(result_lines(replace(result, terminal_log="/var/log/crckpt/app.log"), "/opt/crckpt"))
+    expected = (
+        "connect to its terminal: ssh -t node2 /opt/crckpt attach app; its output there: /var/log/crckpt/app.log\n"
+    )
+    assert expected in lines
 
 
 def test_files_that_would_be_sent() -> None:
