@@ -88,7 +88,7 @@ def result_lines(result: MigrateResult, remote_crckpt: str = "crckpt") -> Iterat
     yield f"its checkpoint is in both stores: {short_id(result.checkpoint)}\n"
 
 
-def _terminal_lines(job: str, log: str, host: str, remote_crckpt: str) -> Iterator[str]:
+def _terminal_lines(job: str, log: str, host: str, remote_crckpt: str = "crckpt") -> Iterator[str]:
     """Say how to connect to the new terminal of a program that was moved to `host`, if it has one."""
     if log:
         attach = f"ssh -t {shlex.quote(host)} {remote_crckpt} attach {shlex.quote(job)}"
@@ -152,7 +152,7 @@ def resume_lines(result: ResumeResult) -> Iterator[str]:
         yield f"{move.job} runs on {move.peer}{pid}\n"
     else:
         yield f"{move.job} runs on {move.peer}: the move was given up\n"
-    if not result.runs_here:
-        yield from _terminal_lines(move.job, result.terminal_log, move.peer, move.remote[0])
+    if move.side == "source" and not result.runs_here:
+        yield from _terminal_lines(move.job, result.terminal_log, move.peer, *move.remote[:1])
     elif result.terminal_log:
         yield f"connect to its terminal: crckpt attach {shlex.quote(move.job)}; its output: {result.terminal_log}\n"
