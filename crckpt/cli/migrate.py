@@ -46,8 +46,7 @@ def migrate(
         bool,
         typer.Option(
             "--send-files",
-            help="Send files that the program reads, maps or runs, and that the other host lacks. It never sends files "
-            "that the program writes.",
+            help="Send files that the program only reads or runs, and that the other host lacks.",
         ),
     ] = False,
     tcp: Annotated[
@@ -64,8 +63,8 @@ def migrate(
         list[str] | None,
         typer.Option(
             "--move-ip",
-            help="Move this address too (10.0.0.7/24@eth0); may be given several times. With --tcp keep, clients "
-            "notice only a pause.",
+            help="Move this address too (10.0.0.7/24@eth0); may be repeated. With --tcp keep, clients notice only a "
+            "pause.",
             metavar="ADDR",
             rich_help_panel=CONNECTIONS,
         ),
@@ -75,7 +74,7 @@ def migrate(
         typer.Option(
             "--before-freeze",
             help="Run this shell command before the program is frozen, for example to drain it.",
-            metavar="COMMAND",
+            metavar="CMD",
             show_default=False,
             rich_help_panel=CONNECTIONS,
         ),
@@ -85,7 +84,7 @@ def migrate(
         typer.Option(
             "--address-hook",
             help="Run this shell command to move the address by other means (a load balancer, a cloud).",
-            metavar="COMMAND",
+            metavar="CMD",
             show_default=False,
             rich_help_panel=CONNECTIONS,
         ),
@@ -105,9 +104,8 @@ def migrate(
         str | None,
         typer.Option(
             "--max-downtime",
-            help="The longest downtime that you want, the budget (300ms, 2s). Rounds of copying repeat until the "
-            "estimated downtime is within it. If that fails, the program is moved anyway, unless --abort-over is "
-            "given.",
+            help="The longest downtime that you want (300ms, 2s). Rounds repeat until the estimate is within it. If it "
+            "never is, the program is moved anyway, unless --abort-over is given.",
             show_default="until little is left",
             metavar="TIME",
             rich_help_panel=DOWNTIME,
@@ -127,7 +125,7 @@ def migrate(
         bool,
         typer.Option(
             "--abort-over",
-            help="With --max-downtime: do not move the program if the estimated downtime is over the budget.",
+            help="With --max-downtime: leave the program here if the estimate stays over it.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,

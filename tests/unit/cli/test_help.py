@@ -80,6 +80,10 @@ def test_the_help_of_dump_fits_two_screens(capsys: pytest.CaptureFixture[str]) -
     assert len(help_of(capsys, "dump").splitlines()) <= 75
 
 
+def test_the_help_of_migrate_is_not_much_longer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(help_of(capsys, "migrate").splitlines()) <= 95
+
+
 def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = help_of(capsys, "restore")
     assert run(["help", "restore"]) == 0
