@@ -101,8 +101,10 @@ def test_all_but_one_move_and_the_summary_says_why(lab: Namespaces) -> None:
         assert all(job["result"]["runs_on"] == "destination" for job in result["jobs"])
 
 
-def test_send_files_moves_the_last_one_too(lab: Namespaces) -> None:
-    with four_programs(lab):
+def test_send_files_moves_the_last_one_too_and_what_was_restored(lab: Namespaces) -> None:
+    with four_programs(lab) as pids:
+        lab.run("source", "crckpt", "dump", str(pids["port9003"]), "port9003", "--stop")
+        lab.run("source", "crckpt", "restore", "port9003", "--detach")
         done = lab.run("source", "crckpt", "migrate", "--all", "destination", "--send-files")
         assert "4 of 4 programs moved to destination" in done.out
         assert find_hosts(lab) == {job: ["destination"] for job in MOVED}
