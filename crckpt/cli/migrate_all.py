@@ -89,9 +89,13 @@ def migrate_all(
     )
     others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
     result = DrainResult((*done.outcomes, *others), done.interrupted)
-    code = _exit_code(result)
+    code = exit_code(result)
     is_answer = request.check or code != 0
-    emit("migrate", Output(_document(result, request), _lines(result, request), is_answer=is_answer), as_json=as_json)
+    emit(
+        "migrate",
+        Output(_document(result, request), summary_lines(result, request), is_answer=is_answer),
+        as_json=as_json,
+    )
     # Not an error: what stayed is the result, and --json has it.
     raise typer.Exit(code)
 
@@ -169,7 +173,8 @@ def _document(result: DrainResult, request: MigrateRequest) -> dict[str, object]
     }
 
 
-def _exit_code(result: DrainResult) -> int:
+def exit_code(result: DrainResult) -> int:
+    """Return the exit code: that of the outcome about which the user must do most."""
     outcomes = {each.outcome for each in result.outcomes}
     if "in-doubt" in outcomes:
         return MoveInDoubt.exit_code
@@ -178,7 +183,7 @@ def _exit_code(result: DrainResult) -> int:
     return Interrupted.exit_code if result.interrupted else PartlyDone.exit_code
 
 
-def _lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]:
+def summary_lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]:
     """Say what moved, what stayed and why."""
     done = [each for each in result.outcomes if each.outcome in _DONE]
     left = [each for each in result.outcomes if each.outcome in _LEFT]
@@ -195,6 +200,7 @@ def _lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]:
     yield f"{len(done)} of {programs} {verb} to {request.host}\n"
     for each in done:
         yield f"  {_name(each)}: {_describe(each)}\n"
+        yield from (f"    note: {warning}\n" for warning in (each.result or {}).get("warnings", ()))
     if left:
         stays = "would stay" if request.check else "stayed, or may not run on either host"
         if all(each.outcome != "in-doubt" for each in left):
@@ -210,15 +216,17 @@ def _name(outcome: MoveOutcome) -> str:
 
 def _describe(outcome: MoveOutcome) -> str:
     result = outcome.result
-    if outcome.outcome == "movable":
-        return f"{size(outcome.memory_bytes)} of memory to send, before compression"
     if result is None:
         return outcome.why
+    if outcome.outcome == "movable":
+        files = f", and {count(len(result['to_send']), 'file')}" if result["to_send"] else ""
+        return f"{size(outcome.memory_bytes)} of memory to send, before compression{files}"
     if result["downtime_ms"] is None:
         return "runs there; the connection was lost, so the downtime is not known"
+    over = " (over the budget of --max-downtime)" if result["over_budget"] else ""
     return (
-        f"runs there as PID {result['pid']}, downtime {duration(result['downtime_ms'])}, {size(result['sent_bytes'])} "
-        f"sent in {duration(result['seconds'] * 1000)}"
+        f"runs there as PID {result['pid']}, downtime {duration(result['downtime_ms'])}{over}, "
+        f"{size(result['sent_bytes'])} sent in {duration(result['seconds'] * 1000)}"
     )
 
 

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 from command_line import CommandLine
 from image_sets import described, of_pages, store
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 from small_programs import WAITS, program, read
 
 from crckpt.cli.app import run
-from crckpt.cli.migrate_all import make_options
+from crckpt.cli.migrate_all import exit_code, make_options, summary_lines
 from crckpt.errors import UsageError
+from crckpt.migrate.drain import DrainResult, MoveOutcome, Outcome
 from crckpt.migrate.messages import RestoreOptions
 from crckpt.migrate.request import MigrateRequest
+from crckpt.model import JobName
 from crckpt.ops.context import Context
 from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import Repository
@@ -86,6 +88,69 @@ def test_each_move_gets_the_options(tmp_path: Path) -> None:
 def test_a_share_of_the_bandwidth_can_be_too_low(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too low for 4 moves at the same time"):
         make_options(make_request(40 << 10), Context(store=tmp_path), None, 4)
+
+
+def make_outcome(outcome: Outcome, job: str = "app", **facts: object) -> MoveOutcome:
+    result = {"pid": 9, "downtime_ms": 80.0, "over_budget": False, "sent_bytes": 2048, "seconds": 3.0, "to_send": []}
+    is_done = outcome in ("moved", "movable")
+    values = MoveOutcome(
+        JobName(job), 7, 1 << 20, outcome, result={**result, "warnings": [], **facts} if is_done else None
+    )
+    return values if is_done else replace(values, **facts)
+
+
+def lines(*outcomes: MoveOutcome, check: bool = False) -> list[str]:
+    return "".join(
+        summary_lines(DrainResult(outcomes, interrupted=False), replace(make_request(), check=check))
+    ).splitlines()
+
+
+def test_what_moved_is_described() -> None:
+    assert lines(make_outcome("moved", over_budget=True, warnings=["it is slow"])) == [
+        "1 of 1 program moved to node2",
+        "  app (PID 7): runs there as PID 9, downtime 80 ms (over the budget of --max-downtime), 2.0 KiB sent in 3.0 s",
+        "    note: it is slow",
+    ]
+    files = [{"path": "/srv/one", "bytes": 1}]
+    assert lines(make_outcome("movable", to_send=files), check=True) == [
+        "1 of 1 program can be moved to node2",
+        "  app (PID 7): 1.0 MiB of memory to send, before compression, and 1 file",
+    ]
+
+
+def test_what_did_not_move_is_described() -> None:
+    assert lines(
+        make_outcome("stayed", why="no", hint="do"),
+        make_outcome("stayed", "two", why="no", causes=("one: do", "other: do")),
+        make_outcome("included", "part", why="it is a part of the tree of the job app"),
+        make_outcome("ended", "gone", why="the program has ended"),
+    ) == [
+        "part (PID 7) is not moved by itself: it is a part of the tree of the job app",
+        "gone (PID 7) was not moved: the program has ended",
+        "0 of 2 programs moved to node2",
+        "2 of 2 programs stayed here",
+        "  app (PID 7): no",
+        "    hint: do",
+        "  two (PID 7): 2 reasons",
+        "    - one: do",
+        "    - other: do",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "interrupted", "code"),
+    [
+        (("moved", "included", "ended"), False, 0),
+        (("moved", "stayed"), False, 3),
+        (("unknown",), False, 3),
+        (("moved", "stayed"), True, 130),
+        # Nothing was left for the interruption to stop.
+        (("moved",), True, 0),
+        (("stayed", "in-doubt"), True, 31),
+    ],
+)
+def test_exit_codes(outcomes: tuple[Outcome, ...], interrupted: bool, code: int) -> None:
+    assert exit_code(DrainResult(tuple(map(make_outcome, outcomes)), interrupted)) == code
 
 
 def test_the_summary_says_what_stays_and_why(
