@@ -195,7 +195,7 @@ def difference(result: StepResult) -> str:
     step = result.step
     if step.output is None or step.path is not None:
         return "" if result.status == 0 else f"{step.command}: exit status {result.status}\n{result.output}"
-    fails = "crckpt: " in step.output or '"status": "error"' in step.output
+    fails = any(words in step.output for words in ("crckpt: ", '"status": "error"', " stayed here\n"))
     if fails != (result.status != 0):
         return f"{step.command}: exit status {result.status}\n{result.output}"
     if _match(step.output, result.output) is None:
