@@ -23,6 +23,7 @@ MOVES = (
         "program writes until it moves",
         _SHARE,
     ),
+    Cause("files-in-use", "{count} more files are open for writing", _SHARE),
     Cause(
         "file-size-only",
         "crckpt compared only size and time of {path}, because {why} ({use})",

@@ -25,6 +25,7 @@ from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 _PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "refused": "file-refused"}
+_MOST_IN_USE: Final = 3
 _WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
 _SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
 _SHARE: Final = "keep it on storage that both hosts mount"
@@ -48,8 +49,17 @@ def judge_files(
     found = () if planned.tree.is_apart("mnt") else tuple(_judge_all(questions, planned, host, files))
     return JudgedFiles(
         tuple(finding for finding in found if finding.key not in _WARNINGS),
-        tuple(finding for finding in found if finding.key in _WARNINGS),
+        tuple(_shorten(tuple(finding for finding in found if finding.key in _WARNINGS))),
     )
+
+
+def _shorten(found: tuple[Finding, ...]) -> Iterator[Finding]:
+    """Count the files in use after the first few: a database has hundreds open."""
+    in_use = [finding for finding in found if finding.key == "file-in-use"]
+    counted = in_use[_MOST_IN_USE:]
+    yield from (finding for finding in found if finding not in counted)
+    if counted:
+        yield cause("files-in-use").finding(count=len(counted))
 
 
 def _judge_all(

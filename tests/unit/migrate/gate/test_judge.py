@@ -62,6 +62,16 @@ def test_a_file_on_storage_that_both_have_is_the_same(asked: Questions) -> None:
     assert "storage that both hosts mount" in other.blockers[0].remedy
 
 
+def test_many_files_in_use_are_counted(target: Told, there: Path, tmp_path: Path) -> None:
+    """A database has hundreds open: nobody reads a line for each."""
+    target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
+    warnings = _judge(ask_about(target_at(target.pid, there))).warnings
+    named = [found.what for found in warnings if found.key == "file-in-use"]
+    (counted,) = (found.what for found in warnings if found.key == "files-in-use")
+    assert len(named) == 3
+    assert int(counted.split()[0]) >= 67
+
+
 @pytest.mark.parametrize(
     ("problem", "key", "is_blocker"),
     [("silent", "file-silent", True), ("refused", "file-refused", True), ("unmounted", "file-unmounted", False)],
