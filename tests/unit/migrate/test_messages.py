@@ -98,7 +98,7 @@ def test_a_message_comes_out_as_it_went_in(message: AnyMessage) -> None:
     ids=str,
 )
 def test_a_message_with_a_forbidden_value_is_refused(wrong: AnyMessage) -> None:
-    with pytest.raises(ValueError, match="Expected"):
+    with pytest.raises(ValueError, match=r"Expected|Invalid enum value"):
         decode(encode(wrong))
 
 

@@ -53,7 +53,7 @@ def test_no_name_server_is_asked(asked: dict[str, Any], host: str) -> None:
 
 
 def test_moved_addresses_are_addresses(asked: dict[str, Any]) -> None:
-    asked["moved_addresses"] = ["example.com/24@eth0"]
+    asked["moved_addresses"] = ["999.0.0.1/24@eth0"]
     with pytest.raises(IntegrityError, match="bad address"):
         _decode(asked)
 
