@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import pytest
 from hosts import PROGRAMS, PYTHON, CannotMakeLab, Process, wait_for
-from migrations import SERVER, STORE, arrange, crckpts
+from migrations import SERVER, STORE, arrange, crckpts, wait_until_settled
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
@@ -17,6 +18,7 @@ STAYS = "/srv/stays/run.py"
 SIZES = {9001: 8, 9002: 24, 9003: 16}
 """MiB of memory by port: of the programs that can be moved."""
 PARTLY_DONE = 3
+INTERRUPTED = 130
 
 
 @pytest.fixture(scope="module")
@@ -112,28 +114,47 @@ def test_send_files_moves_the_last_one_too_and_what_was_restored(lab: Namespaces
         assert "no program of a job in this store runs here" in nothing.out
 
 
+@contextmanager
+def stopped_move(lab: Namespaces) -> Iterator[tuple[subprocess.Popen[str], Process, Process]]:
+    """`--all`, one after the other, with a first move that has stopped itself before its commit: both crckpts."""
+    crckpt = arrange(lab, "source", "CRCKPT_STOP_AT=move.handing-over")
+    process = lab.open("source", crckpt, "migrate", "--all", "destination", "--at-once", "1", "--json")
+    try:
+        wait_for(lambda: _find_stopped(lab), "crckpt to stop")
+        (stopped,) = _find_stopped(lab)
+        (leader,) = [each for each in lab.find("crckpt", "source") if "--all" in each.command]
+        yield process, leader, stopped
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_an_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
-    """The first move stops itself in the hand-over, before its commit."""
     with four_programs(lab) as pids:
-        crckpt = arrange(lab, "source", "CRCKPT_STOP_AT=move.handing-over")
-        process = lab.open("source", crckpt, "migrate", "--all", "destination", "--at-once", "1", "--json")
-        try:
-            wait_for(lambda: _find_stopped(lab), "crckpt to stop")
-            (stopped,) = _find_stopped(lab)
-            (leader,) = [each for each in lab.find("crckpt", "source") if "--all" in each.command]
+        with stopped_move(lab) as (process, leader, stopped):
             lab.send_signal(leader, signal.SIGINT)
             wait_for(lambda: _has_pending_term(lab, stopped.pid), "crckpt to be told")
             lab.send_signal(stopped, signal.SIGCONT)
-            out, _ = process.communicate()
-        finally:
-            process.kill()
-            with suppress(ValueError):
-                process.communicate()
-        assert process.returncode == 130
-        result = json.loads(out)["result"]
+            assert process.stdout is not None
+            result = json.loads(process.stdout.read())["result"]
+            assert process.wait() == INTERRUPTED
         assert result["interrupted"]
         assert {job["job"]: job["outcome"] for job in result["jobs"]} == dict.fromkeys(pids, "stayed")
         wait_for(lambda: find_hosts(lab) == UNMOVED, "all to run here")
+
+
+def test_a_move_does_not_need_the_crckpt_that_began_it(lab: Namespaces) -> None:
+    """Killed, it begins no more; the one that it has begun goes on, or gives up if it was stopped for too long."""
+    with four_programs(lab):
+        with stopped_move(lab) as (process, leader, stopped):
+            lab.send_signal(leader, signal.SIGKILL)
+            process.wait()
+            lab.send_signal(stopped, signal.SIGCONT)
+            wait_for(lambda: not lab.find("crckpt", "source", "destination"), "the move to end")
+        wait_until_settled(lab)
+        found = find_hosts(lab)
+        assert found.pop("port9002") in (["source"], ["destination"])
+        assert found == {job: hosts for job, hosts in UNMOVED.items() if job != "port9002"}
 
 
 def _find_stopped(lab: Namespaces) -> list[Process]:
