@@ -18,11 +18,10 @@ COMMON: Final = "Common"
 INCREMENTAL: Final = "Incremental"
 CONNECTIONS: Final = "Connections"
 DOWNTIME: Final = "Downtime"
-ALL: Final = "All programs"
 UNFINISHED: Final = "Unfinished moves"
 WHERE: Final = "Where"
 ADVANCED: Final = "Advanced"
-PANELS: Final = (COMMON, INCREMENTAL, CONNECTIONS, DOWNTIME, ALL, UNFINISHED, WHERE, ADVANCED)
+PANELS: Final = (COMMON, INCREMENTAL, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE, ADVANCED)
 """The panels in their order. An option that names none is in the first."""
 
 _WIDTH: Final = 80

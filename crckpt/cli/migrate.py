@@ -142,7 +142,7 @@ def migrate(
         bool,
         typer.Option(
             "--list",
-            help="List the last move of each job: where it runs, and what to type if the move is unfinished.",
+            help="List the last move of each job, and what to type next.",
             rich_help_panel=UNFINISHED,
         ),
     ] = False,

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from crckpt.cli.format import count, duration, size
-from crckpt.cli.help import ALL
 from crckpt.cli.options import LEAST_BANDWIDTH
 from crckpt.cli.output import Output, emit, is_quiet, print_progress
 from crckpt.errors import Interrupted, MoveInDoubt, PartlyDone, UsageError
@@ -24,9 +23,7 @@ Everything = Annotated[
     bool,
     typer.Option(
         "--all",
-        help="Empty this host: move the programs of all jobs of the store that run here, the largest first. TARGET and "
-        "JOB are left out. Exits with 3 if some stay.",
-        rich_help_panel=ALL,
+        help="Empty this host: move all jobs that run here, the largest first. Leave out TARGET and JOB.",
     ),
 ]
 AtOnce = Annotated[
@@ -35,11 +32,9 @@ AtOnce = Annotated[
         "--at-once",
         min=1,
         max=64,
-        help="With --all: move so many programs at the same time. --bandwidth is for all together; each gets an equal "
-        "share.",
+        help="With --all: move so many at a time; they share --bandwidth.",
         metavar="N",
         show_default="2",
-        rich_help_panel=ALL,
     ),
 ]
 

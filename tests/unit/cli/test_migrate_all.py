@@ -12,7 +12,7 @@ from image_sets import described, of_pages, store
 from msgspec.structs import asdict, replace
 from small_programs import WAITS, program, read
 
-from crckpt.cli.app import run
+from crckpt.cli.app import make_parser, run
 from crckpt.cli.migrate_all import exit_code, make_options, summary_lines
 from crckpt.errors import UsageError
 from crckpt.migrate.drain import DrainResult, MoveOutcome, Outcome
@@ -69,6 +69,8 @@ def make_request(bandwidth: int | None = None) -> MigrateRequest:
         options=options,
         preflight=False,
         send_files=True,
+        other_program=True,
+        address_hook="true",
         before_freeze="echo $CRCKPT_JOB; true",
         remote_store="/srv/store",
     )
@@ -79,10 +81,21 @@ def test_each_move_gets_the_options(tmp_path: Path) -> None:
     assert sorted(words) == sorted(
         (
             *(f"--store={tmp_path}", "--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true"),
-            *("--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=25600K", "--remote-crckpt=crckpt"),
-            *("--remote-store=/srv/store", "--send-files", "--abort-over", "--allow-weaker", "--no-preflight"),
+            *("--address-hook=true", "--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=25600K"),
+            *("--remote-crckpt=crckpt", "--remote-store=/srv/store", "--send-files", "--abort-over"),
+            *("--allow-weaker", "--no-preflight", "--job-of-another-program"),
         )
     )
+
+
+def test_no_option_of_the_command_is_forgotten(tmp_path: Path) -> None:
+    """Each move gets it, or it belongs to `--all` or to a command without `--all`."""
+    context = Context(store=tmp_path, criu_option=Path("/criu"))
+    request = replace(make_request(50 << 20), check=True)
+    passed = {word.partition("=")[0] for word in make_options(request, context, Path("/config"), 2)}
+    others = {"--all", "--at-once", "--json", "--quiet", "--move-ip", "--list", "--resume", "--source-is-gone"}
+    names = {name for option in make_parser("migrate").params for name in option.opts if name.startswith("--")}
+    assert names == passed | others
 
 
 def test_a_share_of_the_bandwidth_can_be_too_low(tmp_path: Path) -> None:
