@@ -20,9 +20,11 @@ from crckpt.host.steps import step
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import leave_source, parse_address
 from crckpt.migrate.connection import Connection
+from crckpt.migrate.gate.asked_files import find_shared_file_systems
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.packs import send_packs
 from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
+from crckpt.migrate.write_back import write_back
 from crckpt.model import CheckpointId, JobName
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
@@ -88,6 +90,9 @@ class LiveHandOver:
     def begin(self, tree: proc.Tree, frozen_since: float) -> None:
         """See HandOver."""
         self.frozen_since = frozen_since
+        if shared := find_shared_file_systems():
+            # The destination opens the files next.
+            write_back(tree.pids, shared)
         for pid in tree.pids:
             with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
                 self._pidfds.append(os.pidfd_open(pid))

@@ -30,22 +30,15 @@ def find_writers(paths: Iterable[str]) -> dict[str, Writer]:
     us = (os.getpid(), *ancestors(os.getpid()))
     found: dict[tuple[int, int], Writer] = {}
     for pid in procfs.pids() if wanted else ():
-        for link in _writable(pid, appends=pid not in us):
+        for link in list_writable(pid, appends=pid not in us):
             identity = _identity(link)
             if identity is not None and identity in wanted - found.keys():
                 found[identity] = Writer(pid, title(pid))
     return {path: found[identity] for path, identity in identities.items() if identity in found}
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    with suppress(OSError):
-        status = os.stat(path)
-        return status.st_dev, status.st_ino
-    return None
-
-
-def _writable(pid: int, *, appends: bool) -> Iterator[str]:
-    """Links to what a process has open for writing, and mapped so; if `appends`, also what it can only append to."""
+def list_writable(pid: int, *, appends: bool = True) -> Iterator[str]:
+    """List links to what a process has open for writing, and mapped so; `appends`: also what it only appends to."""
     with suppress(OSError):
         for fd in os.listdir(f"/proc/{pid}/fd"):
             flags = open_flags(pid, int(fd))
@@ -54,3 +47,10 @@ def _writable(pid: int, *, appends: bool) -> Iterator[str]:
     with suppress(OSError):
         # Writes to a private map go to a copy, and never reach the file.
         yield from (each.link(pid) for each in read_maps(pid) if each.is_writable and each.is_shared)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return None
