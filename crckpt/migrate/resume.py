@@ -56,7 +56,7 @@ def resume(
 
     `same_process`: this process began it.
 
-    Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a crckpt still works at it, MoveInDoubt if it
+    Raises NoSuchCheckpoint if there is no such move, PreflightRefused if a crckpt still works on it, MoveInDoubt if it
     cannot be finished from here now, and what a restore raises.
     """
     repository = context.repository()
