@@ -23,6 +23,12 @@ MOVES = (
         "program writes until it moves",
         _SHARE,
     ),
+    Cause(
+        "lock-shared",
+        "{path} is locked, on a file system whose locks hold on all hosts: the program there would wait for its own "
+        "lock here ({use})",
+        "mount it so that locks hold on one host only (NFS 3: local_lock=all); or release the lock in the program",
+    ),
     Cause("files-in-use", "{count} more files are open for writing", _SHARE),
     Cause(
         "file-size-only",

@@ -18,7 +18,8 @@ from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import Map, read_maps
-from crckpt.host.proc.mountinfo import read_mounts
+from crckpt.host.proc.mountinfo import Mount, read_mounts
+from crckpt.images.filelocks import LockKind
 from crckpt.migrate.gate.questions import AskedFile
 from crckpt.model import MEBIBYTE
 
@@ -48,6 +49,22 @@ class ProcessFiles(Struct, frozen=True):
 def find_shared_file_systems() -> dict[int, str]:
     """Find the network file systems of our mount namespace: device -> kind."""
     return {mount.device: mount.kind for mount in read_mounts() if _SHARED.fullmatch(mount.kind)}
+
+
+def find_local_locks() -> dict[int, frozenset[LockKind]]:
+    """Find the network file systems with file locks that hold on this host only: device -> kinds of these locks."""
+    found = {mount.device: _local_locks(mount) for mount in read_mounts() if _SHARED.fullmatch(mount.kind)}
+    return {device: kinds for device, kinds in found.items() if kinds}
+
+
+def _local_locks(mount: Mount) -> frozenset[LockKind]:
+    every: frozenset[LockKind] = frozenset({"flock", "POSIX", "OFD"})
+    # Of local_lock: nfs(5).
+    if mount.kind in {"9p", "fuse.sshfs", "virtiofs"} or "local_lock=all" in mount.of_all:
+        return every
+    if "local_lock=flock" in mount.of_all:
+        return frozenset({"flock"})
+    return every - {"flock"} if "local_lock=posix" in mount.of_all else frozenset()
 
 
 class FileAsker:

@@ -81,11 +81,23 @@ def _judge_all(
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:
                 yield from _compare(question, here, here.state, values, is_log=file.is_append_only)
+    yield from _find_shared_locks(questions, files, uses)
     if unasked:
         yield cause("files-unasked").finding(count=unasked)
     for question in questions.files:
         if question.removed == "linked":
             yield cause("removed-name").finding(path=question.name, use=uses.get(question.id, "opened"))
+
+
+def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: dict[int, str]) -> Iterator[Finding]:
+    """Find locks for which the restore would wait: it takes them while the tree still has them on its own host."""
+    opened = {(process.pid, fd): number for process in questions.processes for fd, number in process.descriptors}
+    asked = {file.id: file for file in questions.files}
+    for lock in questions.locks:
+        number = opened.get((lock.pid, lock.fd), 0)
+        file, here = asked.get(number), files.get(number)
+        if file is not None and here is not None and _is_shared(file, here) and lock.kind not in here.local_locks:
+            yield cause("lock-shared").finding(path=file.name, use=uses.get(number, "opened"))
 
 
 def _is_shared(asked: AskedFile, here: LocalFile) -> bool:

@@ -6,6 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from crckpt.images.filelocks import LockKind
 from crckpt.preflight.restore.host import FileState
 
 
@@ -18,6 +19,7 @@ class LocalFile(Struct, frozen=True):
     - `digest`: empty if the content was not read
     - `modified`: nanoseconds since 1970
     - `shared_by`: the kind of its network file system
+    - `local_locks`: the kinds of locks on it that hold on this host only
     """
 
     problem: Literal["", "unmounted", "silent", "unasked", "refused"] = ""
@@ -27,6 +29,7 @@ class LocalFile(Struct, frozen=True):
     gid: int = 0
     inode: int = 0
     shared_by: str = ""
+    local_locks: frozenset[LockKind] = frozenset()
     why: str = ""
 
     @property

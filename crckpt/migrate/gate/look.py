@@ -20,7 +20,7 @@ from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
 from crckpt.host.process.signals import start_thread
 from crckpt.host.steps import limit
-from crckpt.migrate.gate.asked_files import LARGEST_READ, MOST_READ, find_shared_file_systems
+from crckpt.migrate.gate.asked_files import LARGEST_READ, MOST_READ, find_local_locks, find_shared_file_systems
 from crckpt.migrate.gate.local_file import LocalFile
 from crckpt.migrate.gate.questions import AskedFile
 from crckpt.model import utc_datetime
@@ -50,6 +50,7 @@ class _Look:
     def __init__(self, asked: Sequence[AskedFile]) -> None:
         self._asked = asked
         self._shared = find_shared_file_systems()
+        self._local_locks = find_local_locks()
         self._automounts = find_automounts()
         self._left = MOST_READ
         self._current: AskedFile | None = None
@@ -110,6 +111,7 @@ class _Look:
             gid=status.st_gid,
             inode=status.st_ino,
             shared_by=self._shared.get(status.st_dev, ""),
+            local_locks=self._local_locks.get(status.st_dev, frozenset()),
         )
 
     def _digest(self, file: AskedFile, here: HeldFile) -> str:

@@ -62,6 +62,18 @@ def test_a_file_on_storage_that_both_have_is_the_same(asked: Questions) -> None:
     assert "storage that both hosts mount" in other.blockers[0].remedy
 
 
+@pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
+def test_a_lock_that_holds_on_all_hosts(target: Told, asked: Questions, there: Path, call: str, kind: str) -> None:
+    """The restore would wait for it, as long as the tree is frozen here."""
+    target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
+    locks = ask_about(target_at(target.pid, there)).locks
+    # The numbers of files may differ from question to question; those of descriptors do not.
+    locked = replace(asked, locks=locks)
+    assert _keys(_judge(locked, shared_by="nfs4")) == ["lock-shared"]
+    assert _keys(_judge(locked, shared_by="nfs4", local_locks=frozenset({kind}))) == []
+    assert "lock-shared" not in _keys(_judge(locked))
+
+
 def test_many_files_in_use_are_counted(target: Told, there: Path, tmp_path: Path) -> None:
     """A database has hundreds open: nobody reads a line for each."""
     target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
