@@ -60,7 +60,7 @@ KEYS = {
         "program_status",
         "terminal",
     },
-    "show": SUMMARY | {"tags", "options", "host", "tree", "files", "sockets"},
+    "show": SUMMARY | {"tags", "move", "options", "host", "tree", "files", "sockets"},
     "core": {"id", "pid", "comm", "threads", "executable", "path", "size", "held"},
     "verify": {"checkpoints", "packs", "bytes", "damages", "intact"},
     "tag": {"job", "tag", "id"},
@@ -105,7 +105,7 @@ def test_the_documents_have_the_keys_that_scripts_rely_on(crckpt: Crckpt, family
         }
         assert set(document["result"]) == KEYS[name], name
     listing = crckpt.run("list", "--json").document["result"]["checkpoints"]
-    assert [set(entry) for entry in listing] == [SUMMARY | {"tags"}]
+    assert [set(entry) for entry in listing] == [SUMMARY | {"tags", "move"}]
     assert listing[0]["tags"] == ["kept"]
     assert listing[0]["note"] == "by hand"
     assert set(listing[0]["statistics"]) == STATISTICS
