@@ -156,22 +156,24 @@ def test_the_command_is_crckpt(jobs: tuple[RunningJob, ...]) -> None:
     assert "--all" in said.output
 
 
+# Both end with the process that has started them.
 GIVES_UP = f"""
-import signal, sys, time
+import os, signal, sys, time
+parent = os.getppid()
 def end(*_):
     {ERROR.format(130)}
     sys.stdout.flush()
     sys.exit(130)
 signal.signal(signal.SIGTERM, end)
 print("ready", file=sys.stderr, flush=True)
-while True: time.sleep(0.1)
+while os.getppid() == parent: time.sleep(0.1)
 """
 FINISHES = f"""
-import signal, sys, time
-come = []
+import os, signal, sys, time
+come, parent = [], os.getppid()
 signal.signal(signal.SIGTERM, lambda *_: come.append(1))
 print("ready", file=sys.stderr, flush=True)
-while not come: time.sleep(0.01)
+while not come and os.getppid() == parent: time.sleep(0.01)
 {DONE}
 """
 DRAIN = """
