@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -16,6 +17,8 @@ from crckpt.errors import UsageError
 from crckpt.host.terminal.protocol import HeldTerminal
 from crckpt.ops.attach import attach as perform
 from crckpt.ops.attach import list_terminals
+
+_KILLED: Final = 128 + signal.SIGKILL
 
 
 def attach(
@@ -67,7 +70,9 @@ def attach(
     if result.status is None:
         print_progress(f"\ndetached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}")
         return
-    print_progress(f"\n{tree.job} (PID {tree.root}) has ended with status {result.status}")
+    # As SIGKILL ends it, so does a dump with --stop, and a move.
+    hint = f"; if it was dumped or moved: crckpt list {tree.job}" if result.status == _KILLED else ""
+    print_progress(f"\n{tree.job} (PID {tree.root}) has ended with status {result.status}{hint}")
     raise typer.Exit(result.status)
 
 

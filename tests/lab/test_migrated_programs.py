@@ -197,10 +197,19 @@ class TestTerminal:
             terminal.wait_for(lambda shown: "$" in shown, "a prompt")
             yield terminal
 
-    def test_its_output_is_seen_and_its_keys_are_typed_on_the_other_host(self, lab: Namespaces, user: Tmux) -> None:
+    @pytest.mark.parametrize("start", ["leader", "job of a shell"])
+    def test_its_output_is_seen_and_its_keys_are_typed_on_the_other_host(
+        self, lab: Namespaces, user: Tmux, start: str
+    ) -> None:
         workdir = f"{SHARED}/talker"
         lab.run("source", "mkdir", workdir)
-        user.enter(f"ssh -t source {PYTHON} {PROGRAMS}/talker.py {workdir} --listen")
+        program = f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen"
+        if start == "leader":
+            user.enter(f"ssh -t source {program}")
+        else:
+            user.enter("ssh -t source sh")
+            user.wait_for(lambda shown: shown.endswith("#"), "a prompt of the source")
+            user.enter(program)
         try:
             user.wait_for(lambda shown: "says" in shown, "the program")
             pid = read_status(lab, workdir)["pid"]
@@ -209,6 +218,9 @@ class TestTerminal:
             assert "--tty new" in refused.err
             assert [process.host for process in lab.find("talker.py")] == ["source"]
             said = lab.run(*words, "--tty", "new").out
+            if start != "leader":
+                user.wait_for(lambda shown: "Killed" in shown, "the shell to have its terminal back")
+                user.enter("exit")
             user.wait_for(lambda shown: "Connection to source closed" in shown, "ssh to end")
             wait_for(lambda: not lab.find("receive", "destination"), "the crckpt of the move to end")
             command = re.search(r"connect to its terminal: (ssh -t destination crckpt attach \S+);", said)
@@ -227,6 +239,11 @@ class TestTerminal:
             log = re.search(r"its output there: (\S+)", said)
             assert log, said
             assert "says" in lab.run("destination", "cat", log[1]).out
+            # Back again: who is attached is not left with an exit status only.
+            back = ("destination", "crckpt", "migrate", str(pid), "source", JOB, "--tty", "new")
+            assert "ssh -t source crckpt attach" in lab.run(*back).out
+            user.wait_for(lambda shown: f"crckpt list {JOB}" in "".join(shown.split("\n")), "where to look for it")
+            assert [process.host for process in lab.find("talker.py")] == ["source"]
         finally:
             lab.end("talker.py")
         wait_for(lambda: not lab.find("crckpt.host.terminal.holder"), "the holder of the terminal to end")
