@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Final
+from typing import Any, Final, Literal
 
 from hosts import HOSTS, PROGRAMS, PYTHON, CannotMakeLab, NumberedClient, TwoHosts, talking, wait_for
 from two_hosts import in_namespaces
@@ -34,17 +35,91 @@ class Move:
     bare_restore: float
 
 
+@dataclass(frozen=True)
+class CrckptMove:
+    """The seconds that a move by crckpt took, and what it sent.
+
+    `downtime` is the client's, `counted` what crckpt says; `frozen`: the freeze of its last round; `back`: what a
+    move back sends; in bytes.
+    """
+
+    downtime: float
+    counted: float
+    frozen: float
+    total: float
+    sent: float
+    resident: float
+    back: float
+
+
 def rows(setting: Setting) -> Iterator[Row]:
     """Return the rows of a move by bare CRIU and `tar | ssh`, for each size: the peer of every other way."""
     try:
         with in_namespaces() as lab:
             for size in setting.sizes:
-                moves = [measure_bare_move(lab, setting, size) for _ in range(setting.runs)]
-                for step in (field.name for field in fields(Move)):
-                    what = f"{size} MB, {WRITTEN_PER_SECOND:.0%} written a second, criu and tar | ssh: {step}"
-                    yield Row("migration", what, "s", tuple(getattr(move, step) for move in moves))
+                # In turns: what else the machine does meets both.
+                bare, ours = [], []
+                for _ in range(setting.runs):
+                    bare.append(measure_bare_move(lab, setting, size))
+                    ours.append(measure_move(lab, size))
+                yield from _rows_of(size, bare, ours)
     except CannotMakeLab as error:
         raise Failed(str(error)) from error
+
+
+def _rows_of(size: int, bare: list[Move], ours: list[CrckptMove]) -> Iterator[Row]:
+    name = f"{size} MB, {WRITTEN_PER_SECOND:.0%} written a second"
+
+    def make_row(
+        what: str, unit: Literal["s", "B"], values: list[float], peer: str, others: list[float], most: float
+    ) -> Row:
+        return Row("migration", f"{name}: {what}", unit, tuple(values), peer, tuple(others), most)
+
+    for step in (field.name for field in fields(Move)):
+        yield Row("migration", f"{name}, criu and tar | ssh: {step}", "s", tuple(getattr(move, step) for move in bare))
+    for step in ("counted", "frozen", "total"):
+        yield Row("migration", f"{name}, crckpt: {step}", "s", tuple(getattr(move, step) for move in ours))
+    downtimes = [our.downtime for our in ours]
+    yield make_row("downtime", "s", downtimes, "criu and tar | ssh", [move.downtime for move in bare], 0.2)
+    floor = [our.frozen + move.bare_restore for our, move in zip(ours, bare, strict=True)]
+    yield make_row("downtime", "s", downtimes, "frozen, then criu restore", floor, 2.0)
+    sent = [our.sent for our in ours]
+    yield Row("migration", f"{name}: sent", "B", tuple(sent), "resident", tuple(our.resident for our in ours))
+    yield make_row("sent by a move back", "B", [our.back for our in ours], "by the first", sent, 0.3)
+
+
+def measure_move(lab: TwoHosts, size: int) -> CrckptMove:
+    """Move a server with so many MiB by `crckpt migrate`, and back.
+
+    Raises Failed if the client notices more than a gap.
+    """
+    with served(lab, size) as (pid, client):
+        options = ("--tcp", "keep", "--move-ip", f"{lab.services[_IP_VERSION]}@{lab.device}", "--json")
+        there = _migrate(lab, "source", pid, "destination", *options)
+        report = client.wait_for_replies()
+        if report["wrong"] or report["ended"] or report["hosts"] != ["source", "destination"]:
+            raise Failed(f"the client's connection did not survive a move: {report}")
+        resident = sum(int(line.split()[1]) for line in _status(lab, pid) if line.startswith("VmRSS"))
+        back = _migrate(lab, "destination", pid, "source", *options)
+    return CrckptMove(
+        downtime=report["recent_gap_ms"] / 1000,
+        counted=there["downtime_ms"] / 1000,
+        frozen=there["rounds"][-1]["frozen_ms"] / 1000,
+        total=there["seconds"],
+        sent=there["sent_bytes"],
+        resident=resident * 1024,
+        back=back["sent_bytes"],
+    )
+
+
+def _migrate(lab: TwoHosts, here: str, pid: int, there: str, *options: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(lab.run(here, "crckpt", "migrate", str(pid), there, "server", *options).out)
+    result: dict[str, Any] = found["result"]
+    return result
+
+
+def _status(lab: TwoHosts, pid: int) -> list[str]:
+    return lab.run("destination", "cat", f"/proc/{pid}/status").out.splitlines()
 
 
 def measure_bare_move(lab: TwoHosts, setting: Setting, size: int) -> Move:
@@ -95,3 +170,4 @@ def served(lab: TwoHosts, size: int) -> Iterator[tuple[int, NumberedClient]]:
         lab.bring_service_back(_IP_VERSION)
         for host in HOSTS[:2]:
             lab.run(host, "rm", "-rf", _IMAGES)
+            lab.run(host, "find", "/var/lib/crckpt", "-mindepth", "1", "-delete", status=None)
