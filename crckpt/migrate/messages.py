@@ -26,7 +26,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from crckpt.causes.cause import Finding
-from crckpt.errors import CrckptError, RemoteError, error_text
+from crckpt.errors import CommandFailure, RemoteError, error_text
 from crckpt.model import CheckpointId, Count, JobName, Milliseconds, Pid
 from crckpt.store.move_states import State
 
@@ -299,9 +299,9 @@ def decode(content: bytes | memoryview) -> AnyMessage:
     return message
 
 
-def make_failed(error: CrckptError | OSError) -> Failed:
+def make_failed(error: CommandFailure | OSError) -> Failed:
     """Make the message for an error."""
-    if isinstance(error, CrckptError):
+    if isinstance(error, CommandFailure):
         causes = tuple(map(cut_text, error.causes[:1000]))
         return Failed(error.exit_code, cut_text(error.message), cut_text(error.hint), causes)
     return Failed(RemoteError.exit_code, cut_text(error_text(error)))
