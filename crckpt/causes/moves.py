@@ -24,7 +24,7 @@ MOVES = (
         _SHARE,
     ),
     Cause(
-        "lock-shared",
+        "lock-everywhere",
         "{path} is locked, on a file system whose locks hold on all hosts: the program there would wait for its own "
         "lock here ({use})",
         "mount it so that locks hold on one host only (NFS 3: local_lock=all); or release the lock in the program",

@@ -97,7 +97,7 @@ def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: 
         number = opened.get((lock.pid, lock.fd), 0)
         file, here = asked.get(number), files.get(number)
         if file is not None and here is not None and _is_shared(file, here) and lock.kind not in here.local_locks:
-            yield cause("lock-shared").finding(path=file.name, use=uses.get(number, "opened"))
+            yield cause("lock-everywhere").finding(path=file.name, use=uses.get(number, "opened"))
 
 
 def _is_shared(asked: AskedFile, here: LocalFile) -> bool:

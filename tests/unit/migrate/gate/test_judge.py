@@ -69,9 +69,9 @@ def test_a_lock_that_holds_on_all_hosts(target: Told, asked: Questions, there: P
     locks = ask_about(target_at(target.pid, there)).locks
     # The numbers of files may differ from question to question; those of descriptors do not.
     locked = replace(asked, locks=locks)
-    assert _keys(_judge(locked, shared_by="nfs4")) == ["lock-shared"]
+    assert _keys(_judge(locked, shared_by="nfs4")) == ["lock-everywhere"]
     assert _keys(_judge(locked, shared_by="nfs4", local_locks=frozenset({kind}))) == []
-    assert "lock-shared" not in _keys(_judge(locked))
+    assert "lock-everywhere" not in _keys(_judge(locked))
 
 
 def test_many_files_in_use_are_counted(target: Told, there: Path, tmp_path: Path) -> None:
