@@ -239,12 +239,13 @@ class Connection:
             raise GivenUp(self.peer, message.why)
 
     def _lose(self, error: CrckptError) -> None:
-        with interrupts_deferred():
-            with self._lock:
-                self._lost = self._lost or error
-            self._reader.stop()
-            self._writer.stop()
-            self._changed.set()
+        with interrupts_deferred(), self._lock:
+            self._lost = self._lost or error
+            # `close` stops them by itself, and closes what one of their threads would set here.
+            if not self._is_closed:
+                self._reader.stop()
+                self._writer.stop()
+                self._changed.set()
 
     # Called by the reader
 
