@@ -182,7 +182,18 @@ def read_owners(path: Path) -> Iterator[Ownership]:
     """Read the owners of all directories above a file, from the one in the root on. Raises OSError."""
     for above in reversed(path.parents[:-1]):
         status = above.stat()
-        yield Ownership(stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
+        yield Ownership(find_permissions(status.st_mode, above), status.st_uid, status.st_gid)
+
+
+def find_permissions(mode: int, file: int | Path) -> int:
+    """The permissions of an open file, or of a directory, that hold without its access control list.
+
+    `mode` is that of its status. With a list, the bits of the group are the most that the list can give (acl(5)).
+    """
+    with suppress(OSError):
+        os.getxattr(file, "system.posix_acl_access")
+        return stat.S_IMODE(mode) & ~stat.S_IRWXG
+    return stat.S_IMODE(mode)
 
 
 def _check_trust(entries: Sequence[PathEntry], user: int, path: Path) -> None:

@@ -143,7 +143,7 @@ class FileAsker:
         is_written = is_regular and flags & os.O_ACCMODE != os.O_RDONLY
         before = self._asked.get(key)
         if before is not None:
-            self._change(before.id, is_written=is_written, position=position)
+            self._change(before.id, flags=flags, is_written=is_written, position=position)
             return before.id
         number = next(self._ids)
         self._links[number], self._keys[number] = link, key
@@ -159,17 +159,28 @@ class FileAsker:
             uid=status.st_uid,
             gid=status.st_gid,
             inode=status.st_ino,
+            device=status.st_dev,
             is_written=is_written,
             removed=removed,
             shared_by=self._shared.get(status.st_dev, ""),
         )
         return number
 
-    def _change(self, number: int, *, is_written: bool = False, is_executed: bool = False, position: int = 0) -> None:
+    def _change(
+        self,
+        number: int,
+        *,
+        flags: int = os.O_PATH,
+        is_written: bool = False,
+        is_executed: bool = False,
+        position: int = 0,
+    ) -> None:
         key = self._keys[number]
         asked = self._asked[key]
         self._asked[key] = replace(
             asked,
+            # A use that can read the file counts more than one that only has its path.
+            flags=flags if asked.flags & os.O_PATH and not flags & os.O_PATH else asked.flags,
             is_written=asked.is_written or is_written,
             is_executed=asked.is_executed or is_executed,
             position=max(asked.position, position),

@@ -43,6 +43,7 @@ class AskedFile(Struct, frozen=True):
     - `build_id`, `digest`: hexadecimal. Only a program or library has the first. Empty `digest`: the content was not
       read
     - `modified`: nanoseconds since 1970
+    - `inode`, `device`: which file it is on the source
     - `is_written`: the tree can change its content
     - `is_executed`: it is a program or library that the tree runs
     - `removed`: its name is gone; `linked` if it has other names
@@ -61,6 +62,7 @@ class AskedFile(Struct, frozen=True):
     uid: Identifier = 0
     gid: Identifier = 0
     inode: Count = 0
+    device: Count = 0
     is_written: bool = False
     is_executed: bool = False
     removed: Literal["", "gone", "linked"] = ""

@@ -21,7 +21,7 @@ from crckpt.errors import DumpFailed, HostCannot, IntegrityError
 from crckpt.host.disk import placed_files
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
-from crckpt.host.disk.placed_files import Ownership, Placement, read_owners
+from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.frames import BadFrame
 from crckpt.migrate.gate.questions import AskedFile
@@ -38,7 +38,7 @@ def send_files(connection: Connection, files: Sequence[AskedFile]) -> int:
     """
     sent = 0
     for first in range(0, len(files), AT_ONCE):
-        sent += _send(connection, [_describe(file) for file in files[first : first + AT_ONCE]])
+        sent += _send(connection, files[first : first + AT_ONCE])
     return sent
 
 
@@ -86,48 +86,55 @@ def _describe(file: AskedFile) -> SentFile:
         return SentFile(file.path, file.mode, file.uid, file.gid, above)
     with _opened(file) as descriptor:
         digest = read_digest(descriptor, file.size)
+        mode = stat.S_IFREG | find_permissions(file.mode, descriptor)
     if not digest:
         raise _changed(file)
-    return SentFile(file.path, file.mode, file.uid, file.gid, above, file.modified, file.size, digest)
+    return SentFile(file.path, mode, file.uid, file.gid, above, file.modified, file.size, digest)
 
 
-def _send(connection: Connection, files: list[SentFile]) -> int:
+def _send(connection: Connection, asked: Sequence[AskedFile]) -> int:
+    files = [_describe(file) for file in asked]
+    questions = {file.path: file for file in asked}
     connection.send(Files(encode_files(tuple(files))))
     regular = [file for file in files if not file.is_directory]
     if connection.receive(Lacking).digests != tuple(file.digest for file in regular):
         raise connection.reject("Lacking with files that were not offered")
     for file in regular:
         connection.send(Pack(_CHANNEL, file.digest, file.size))
-        _send_content(connection, file)
+        _send_content(connection, questions[file.path])
     connection.send(Sent())
     connection.receive(Stored)
     return sum(file.size for file in regular)
 
 
-def _send_content(connection: Connection, file: SentFile) -> None:
-    descriptor, _ = open_regular(os.fsdecode(file.path))
-    if descriptor is None:
-        raise DumpFailed(f"{os.fsdecode(file.path)} is no regular file any more", hint="run the command again")
-    try:
+def _send_content(connection: Connection, file: AskedFile) -> None:
+    with _opened(file) as descriptor:
         left = file.size
         while left:
             content = os.read(descriptor, min(left, connection.data_bytes))
             if not content:
-                raise DumpFailed(f"{os.fsdecode(file.path)} has become shorter", hint="run the command again")
+                raise _changed(file)
             connection.send_data(_CHANNEL, content)
             left -= len(content)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
 def _opened(file: AskedFile) -> Iterator[int]:
-    """Open the file that the tree uses, by its name."""
+    """Open the file that the tree uses, by its name. Raises DumpFailed if that leads to another file by now.
+
+    The user of the tree may have put a link to a file there that only root may read.
+    """
     descriptor, _ = open_regular(file.name)
     if descriptor is None:
         raise _changed(file)
     try:
-        if os.fstat(descriptor).st_ino != file.inode:
+        found = os.fstat(descriptor)
+        # The user chooses the number of an inode (FUSE, tmpfs): only with its file system it names one file.
+        if (found.st_dev, found.st_ino) != (file.device, file.inode) or (found.st_mode, found.st_uid, found.st_gid) != (
+            file.mode,
+            file.uid,
+            file.gid,
+        ):
             raise _changed(file)
         yield descriptor
     finally:

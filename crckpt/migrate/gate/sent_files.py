@@ -6,6 +6,7 @@ empty.
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterable
 from typing import Annotated, Final
@@ -24,6 +25,8 @@ AT_ONCE: Final = 256
 _MOST_BYTES: Final = 16 * MEBIBYTE
 _SPECIAL: Final = 0o7000  # set-user-id, set-group-id, sticky
 _MOST_PARTS: Final = 2048
+# What root has put there acts as soon as it exists (cron, systemd, ld.so.preload), and a user can open most of it.
+_OF_THE_HOST: Final = (b"/etc/", b"/run/", b"/boot/", b"/lib/systemd/", b"/usr/lib/systemd/")
 
 
 class SentDirectory(Struct, frozen=True):
@@ -104,6 +107,11 @@ def _find_refusal(file: AskedFile, *, is_working_directory: bool) -> str:
         return "it is no regular file"
     if file.is_written:
         return "the program writes to it"
+    if file.flags & os.O_PATH:
+        # For this it needed no right to read it.
+        return "the program has not opened it to read it (O_PATH)"
     if file.mode & _SPECIAL:
         return "it gives its user's rights to those who run it (set-user-id)"
+    if not file.uid and file.path.startswith(_OF_THE_HOST):
+        return "it configures the host, so only you can decide whether the other host needs it"
     return "it is made by the kernel" if file.path.startswith((b"/proc/", b"/sys/", b"/dev/")) else ""

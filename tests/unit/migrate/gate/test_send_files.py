@@ -5,23 +5,25 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from connected import connected, in_thread
+from connected import Collected, connected, in_thread
 from entering import Told
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
 from msgspec.structs import replace
 
-from crckpt.errors import CrckptError, IntegrityError, PreflightRefused
+from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.migrate.gate import send_files as module
 from crckpt.migrate.gate.questions import AskedFile
 from crckpt.migrate.gate.report import plan_sending
 from crckpt.migrate.gate.send_files import receive_files, send_files
 from crckpt.migrate.gate.sent_files import SentDirectory, SentFile, decode_files, encode_files, find_sendable
-from crckpt.migrate.messages import Files, make_failed
+from crckpt.migrate.messages import Files, Lacking, Sent, make_failed
 
 _CONTENT = b"content of a file\n" * 1000
 _OWNER = 4321
@@ -39,6 +41,7 @@ def _asked(path: Path, number: int = 1) -> AskedFile:
         uid=found.st_uid,
         gid=found.st_gid,
         inode=found.st_ino,
+        device=found.st_dev,
     )
 
 
@@ -191,6 +194,73 @@ def test_a_directory_that_others_can_change(elsewhere: Path, change: Callable[[P
     assert not any((elsewhere / "inner").iterdir())
 
 
+def _make_secret(directory: Path, size: int) -> Path:
+    secret = directory / "secret"
+    secret.write_bytes(b"s" * size)
+    secret.chmod(0o600)
+    return secret
+
+
+def _take_number(asked: AskedFile, other: Path) -> AskedFile:
+    """The question about a file of another file system that has the number of `other`: its user can choose that."""
+    return replace(asked, inode=other.stat().st_ino, device=asked.device + 1)
+
+
+def _give_to_user(asked: AskedFile, other: Path) -> AskedFile:
+    """The question about what was a file of the user's, and is root's by now."""
+    found = other.stat()
+    return replace(asked, inode=found.st_ino, device=found.st_dev)
+
+
+@pytest.mark.parametrize("mislead", [_take_number, _give_to_user])
+def test_a_link_to_a_file_of_roots_is_not_followed(tmp_path: Path, mislead: Callable[..., AskedFile]) -> None:
+    """The user of the tree puts it in the place of a file that the source has found sendable."""
+    secret = _make_secret(tmp_path, len(_CONTENT))
+    path = _make(tmp_path / "library")
+    asked = mislead(_asked(path), secret)
+    path.unlink()
+    path.symlink_to(secret)
+    with connected() as (source, _), pytest.raises(DumpFailed, match="has changed since the check"):
+        send_files(source, [asked])
+
+
+def test_a_link_that_comes_after_the_digest_is_not_followed(tmp_path: Path) -> None:
+    secret = _make_secret(tmp_path, len(_CONTENT))
+    path = _make(tmp_path / "library")
+    asked, taken = _asked(path), Collected()
+
+    def receive() -> None:
+        digests = tuple(file.digest for file in decode_files(destination.receive(Files).content))
+        path.unlink()
+        path.symlink_to(secret)
+        with destination.receiving(taken):
+            destination.send(Lacking(digests))
+            with suppress(CrckptError):
+                destination.receive(Sent)
+
+    with connected() as (source, destination):
+        thread = in_thread(receive)
+        with pytest.raises(DumpFailed, match="has changed since the check"):
+            send_files(source, [asked])
+        source.close()
+        thread.join()
+    assert taken.content == b""
+
+
+def test_what_only_an_access_control_list_allowed_is_not_allowed_to_a_group(elsewhere: Path) -> None:
+    asked = _prepare(elsewhere, "one")
+    # For uid 4322 to read: the bits of the group are the mask then (acl(5), linux/posix_acl_xattr.h).
+    entries = ((1, 6, -1), (2, 4, _OWNER + 1), (4, 0, -1), (0x10, 4, -1), (0x20, 0, -1))
+    content = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(elsewhere / "one", "system.posix_acl_access", content)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error.strerror}")
+    assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o640
+    assert _move(asked, (elsewhere / "one").unlink) is None
+    assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o600
+
+
 def test_content_that_changes_on_the_way(elsewhere: Path) -> None:
     asked = _prepare(elsewhere, "one")
 
@@ -284,4 +354,19 @@ def test_which_files_may_be_sent(target: Told, there: Path, tmp_path: Path) -> N
     for why in ("the program writes to it", "set-user-id", "may read what is in it"):
         assert why in said
     network = replace(own[0], shared_by="nfs4")
+    of_host = replace(next(file for file in own if file.name == str(read)), path=b"/etc/cron.d/daily", uid=0)
+    assert find_sendable(questions, [replace(of_host, uid=_OWNER)])[1] == ()
+    assert "configures the host" in find_sendable(questions, [of_host])[1][0].what
     assert "nfs4" in find_sendable(questions, [network])[1][0].what
+
+
+def test_a_file_of_which_a_program_has_only_the_path_is_not_sent(target: Told, there: Path, tmp_path: Path) -> None:
+    """For that it need not be allowed to read the file (O_PATH)."""
+    path = _make(tmp_path / "file")
+    for program, is_sent in (("path", False), ("path, reader", True)):
+        target.do(f"path = os.open({str(path)!r}, os.O_PATH)")
+        target.do(f"reader = os.open({str(path)!r}, os.O_RDONLY)" if "reader" in program else "pass")
+        questions = ask_about(target_at(target.pid, there))
+        own = [file for file in questions.files if file.name == str(path)]
+        sendable, refused = find_sendable(questions, own)
+        assert bool(sendable) == is_sent, refused
