@@ -336,6 +336,12 @@ SOCKETS = (
         "find it: ss {options} 'sport = :{port}' (package iproute2); then end it",
     ),
     Cause(
+        "port-closing",
+        "TCP port {address} is not free yet: its last connections were closed, and the kernel keeps them for another "
+        "{seconds} s (TIME_WAIT)",
+        "try again in {seconds} s",
+    ),
+    Cause(
         "network-lock", "this CRIU cannot block packets with nftables, which --tcp keep needs", "crckpt install-criu"
     ),
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import math
+import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -91,6 +93,17 @@ def find_bind_refusal(address: str, port: int, use: Binding) -> Literal["taken",
     except OSError as error:
         return _REFUSALS.get(error.errno or 0)
     return None
+
+
+def find_port_release(port: int) -> int | None:
+    """Find out when a taken TCP port is free again, in seconds; None if a program has it.
+
+    That is known if only closed connections have it, which wait for late packets (TIME_WAIT).
+    """
+    rows = [row for table in _TCP for row in read_inet(os.getpid(), table) if row.local_port == port]
+    ends = [row.ends_in_s for row in rows]
+    known = [end for end in ends if end is not None]
+    return math.ceil(max(known)) if known and len(known) == len(ends) else None
 
 
 def unix_datagram_sockets(pid: int) -> frozenset[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import sys
@@ -39,6 +40,8 @@ _STATES: Final = (
 
 InetTable = Literal["tcp", "tcp6", "udp", "udp6"]
 
+_TIME_WAIT_TIMER: Final = "03"
+
 
 class UnixRow(Struct, frozen=True):
     """A unix socket: its inode, its type as of socket(2), and the name that it is bound to, if any."""
@@ -67,6 +70,11 @@ class InetRow(Struct, frozen=True):
         return _address(self.words[1])
 
     @property
+    def local_port(self) -> int:
+        """The port of its own address."""
+        return int(self.words[1].rpartition(":")[2], 16)
+
+    @property
     def remote(self) -> str:
         """The address of its peer."""
         return _address(self.words[2])
@@ -80,6 +88,12 @@ class InetRow(Struct, frozen=True):
     def state(self) -> str:
         """The name of its state, like `ESTABLISHED`."""
         return _STATES[int(self.words[3], 16)]
+
+    @property
+    def ends_in_s(self) -> float | None:
+        """Seconds until the kernel forgets a closed connection that only waits for late packets; else None."""
+        timer, _, when = self.words[5].partition(":")
+        return int(when, 16) / os.sysconf("SC_CLK_TCK") if timer == _TIME_WAIT_TIMER else None
 
     @property
     def unread(self) -> int:

@@ -36,7 +36,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.check_job import read_program
 from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.restore.attributes import plan_attributes
-from crckpt.ops.restore.survey import MemoryNeed, find_bind_refusals, find_id_users, read_resources
+from crckpt.ops.restore.survey import MemoryNeed, find_bind_refusals, find_id_users, find_releases, read_resources
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.locks import find_needed_locks
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -146,10 +146,12 @@ def _host_state(questions: Questions, planned: PlannedRestore, files: dict[int, 
     # Where deleted files are made again: these paths were not looked at.
     named = replace(planned, tree=_without_deleted(planned.tree))
     needed = MemoryNeed(questions.memory, lambda: questions.memory)
+    refused = find_bind_refusals(planned)
     return HostState(
         owners=find_id_users(planned.tree),
         files=states,
-        refused=find_bind_refusals(planned),
+        refused=refused,
+        released=find_releases(planned, refused),
         resources=read_resources(named, list_image_sizes(questions), needed, store),
         us=os.getpid(),
         terminals=read_used_numbers(),

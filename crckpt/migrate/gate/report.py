@@ -19,7 +19,16 @@ from crckpt.ops.failures import preflight_refusal
 _MOST_CLOCK_DIFFERENCE_S: Final = 2.0
 # What the destination has may be free in a moment.
 _IN_USE: Final = frozenset(
-    {"lock-taken", "move-in-progress", "pid-ours", "pid-taken", "pid-unreaped", "port-taken", "terminal-taken"}
+    {
+        "lock-taken",
+        "move-in-progress",
+        "pid-ours",
+        "pid-taken",
+        "pid-unreaped",
+        "port-closing",
+        "port-taken",
+        "terminal-taken",
+    }
 )
 
 

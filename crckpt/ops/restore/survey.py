@@ -59,6 +59,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     `images` are the checkpoint's files. Starts no program, unless a file changed: then it looks for its package.
     """
     tree = wanted.tree
+    refused = find_bind_refusals(wanted)
     now = HostState(
         owners=() if wanted.new_pid_namespace else find_id_users(tree),
         files={
@@ -66,7 +67,8 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
             for file in find_needed_files(tree)
             if (path := find_needed_path(file))
         },
-        refused=find_bind_refusals(wanted),
+        refused=refused,
+        released=find_releases(wanted, refused),
         resources=read_resources(wanted, {file.name: file.bytes for file in images}, _memory_need(images), store),
         us=os.getpid(),
         terminals=read_used_numbers(),
@@ -101,6 +103,16 @@ def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Literal["taken", "mi
         socket.id: refusal
         for socket, use in find_bound_sockets(wanted)
         if (refusal := sockets.find_bind_refusal(socket.source.host, socket.source.port, use))
+    }
+
+
+def find_releases(wanted: PlannedRestore, refused: Mapping[int, Literal["taken", "missing"]]) -> dict[int, int]:
+    """Find out in how many seconds taken addresses are free, by the id of the socket; none that a program has."""
+    return {
+        socket.id: seconds
+        for socket, use in find_bound_sockets(wanted)
+        if use == "listen" and refused.get(socket.id) == "taken"
+        if (seconds := sockets.find_port_release(socket.source.port)) is not None
     }
 
 

@@ -15,7 +15,16 @@ UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""
 
 # The program itself may be running: --or-older must not start an older one next to it.
-_IN_USE = ("pid-taken", "pid-ours", "pid-unreaped", "port-taken", "lock-taken", "file-being-written", "terminal-taken")
+_IN_USE = (
+    "pid-taken",
+    "pid-ours",
+    "pid-unreaped",
+    "port-closing",
+    "port-taken",
+    "lock-taken",
+    "file-being-written",
+    "terminal-taken",
+)
 
 
 class Verdict(Struct, frozen=True):

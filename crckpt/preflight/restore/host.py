@@ -35,7 +35,8 @@ class FileState(Struct, frozen=True):
 class HostState(Struct, frozen=True):
     """The state of everything on this host that a checkpoint needs. A missing file is None.
 
-    `refused`: why the address of a socket cannot be bound, by the socket's id. `packages`: the packages of changed
+    `refused`: why the address of a socket cannot be bound, by the socket's id. `released`: the seconds after which one
+    that only closed connections have is free, by the socket's id. `packages`: the packages of changed
     files, by path. `locks`: the locks on each file, by path. `writers`: who has a changed file open for writing, by
     path; known only if a file is to be cut back. `us` is crckpt's own PID. `terminals`: the N of each
     /dev/pts/N that is in use.
@@ -45,6 +46,7 @@ class HostState(Struct, frozen=True):
     files: dict[str, FileState | None]
     refused: dict[int, Literal["taken", "missing"]]
     resources: HostResources
+    released: dict[int, int] = {}
     packages: dict[str, Package] = {}
     locks: dict[str, tuple[HeldLock, ...]] = {}
     writers: dict[str, Writer] = {}

@@ -31,10 +31,12 @@ def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
     """Find addresses that another program has, or that this host lacks."""
     for socket, _ in find_bound_sockets(planned):
         if socket.id in host.refused:
-            yield _report_refusal(socket, host.refused[socket.id])
+            yield _report_refusal(socket, host.refused[socket.id], host.released.get(socket.id))
 
 
-def _report_refusal(socket: InetSocket, why: Literal["taken", "missing"]) -> Finding:
+def _report_refusal(socket: InetSocket, why: Literal["taken", "missing"], seconds: int | None) -> Finding:
+    if why == "taken" and seconds is not None:
+        return cause("port-closing").finding(address=socket.source, seconds=seconds)
     protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
     return cause("port-taken" if why == "taken" else "address-missing").finding(
         protocol=protocol,

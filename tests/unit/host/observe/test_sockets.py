@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from entering import wait_for
 
 from crckpt.host import proc
 from crckpt.host.observe import sockets
@@ -123,6 +124,25 @@ def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.soc
     assert sockets.find_bind_refusal("127.0.0.1", port, "listen") is None, (
         "a connection in TIME_WAIT must not stand against a restore"
     )
+
+
+def test_when_a_port_of_closed_connections_is_free_again() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # without SO_REUSEADDR
+        listener.listen()
+        address, port = listener.getsockname()
+        with socket.create_connection((address, port)) as client:
+            listener.accept()[0].close()
+            assert client.recv(1) == b""
+            assert sockets.find_port_release(port) is None, "a program listens"
+            listener.close()
+            client.close()
+            assert sockets.find_bind_refusal(address, port, "listen") == "taken"
+            # The peer may be in LAST_ACK for a moment.
+            wait_for(lambda: sockets.find_port_release(port) is not None, "the connection to be closed")
+    seconds = sockets.find_port_release(port)
+    assert seconds is not None
+    assert 0 < seconds <= 60
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,13 @@ from typing import Final, Literal
 
 import pytest
 from command import WITHOUT_CRIU
-from entering import PROGRAMS, Told, running
+from entering import PROGRAMS, Told, running, wait_for
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, report, target_at, warned
 from image_sets import described, of_pages, store
 from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused
+from crckpt.host.observe.sockets import find_port_release
 from crckpt.migrate.gate.questions import AskedName
 from crckpt.migrate.messages import RestoreOptions
 from crckpt.store import Repository
@@ -239,6 +240,21 @@ def test_a_port_that_is_taken(target: Told, there: Path) -> None:
     told = report(asked, questions, answers).blockers[0]
     assert told.what.startswith(f"{HOST}: TCP port 127.0.0.1:{port} is taken")
     assert told.remedy.startswith(f"on {HOST}: find it: ss ")
+
+
+def test_a_port_of_closed_connections(target: Told, there: Path) -> None:
+    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
+    questions = ask_about(target_at(target.pid, there))
+    target.do("s.close()")
+    with socket.socket() as listener, socket.socket() as client:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        client.connect(("127.0.0.1", port))
+        listener.accept()[0].close()
+        assert client.recv(1) == b""
+    wait_for(lambda: find_port_release(port) is not None, "the connection to be closed")
+    (found,) = answer_in(NEW_PIDS, questions, there).blockers
+    assert found.key == "port-closing"
 
 
 def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:

@@ -27,6 +27,15 @@ def test_a_taken_port(planned: PlannedRestore, host: HostState) -> None:
     )
 
 
+def test_a_port_of_closed_connections(planned: PlannedRestore, host: HostState) -> None:
+    (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
+    closing = replace(host, refused={listener.id: "taken"}, released={listener.id: 42})
+    assert only_blocker(judge_restore(planned, closing)) == (
+        "port-closing: TCP port [::1]:47002 is not free yet: its last connections were closed, and the kernel keeps "
+        "them for another 42 s (TIME_WAIT): try again in 42 s"
+    )
+
+
 def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
