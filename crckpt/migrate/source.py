@@ -293,6 +293,8 @@ def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy
         incremental=True,
         pre_copy=pre_copy,
         other_program=request.other_program,
+        # Copies would be sent, too: during the freeze, more of them than of new pages. The first round makes them.
+        copies=pre_copy is not None,
     )
 
 

@@ -94,6 +94,14 @@ def test_ten_moves_to_and_fro(lab: Namespaces) -> None:
             assert (move["side"], move["state"]) == (side, "done")
 
 
+def test_a_round_sends_no_more_than_the_program_has_written(lab: Namespaces) -> None:
+    """The store copies no old pages forward meanwhile: they would be sent, and the program would wait for them."""
+    with served(lab, "--memory", "32", "--rewrite", "1") as pid:
+        _, *rounds = migrate(lab, pid, "--max-rounds", "4")["rounds"]
+        assert rounds
+        assert all(each["sent_bytes"] < 1.1 * each["raw_bytes"] + (64 << 10) for each in rounds), rounds
+
+
 def test_a_check_touches_nothing(lab: Namespaces) -> None:
     with served(lab) as pid:
         done = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")

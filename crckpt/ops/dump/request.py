@@ -25,8 +25,8 @@ class DumpRequest(Struct, frozen=True):
     """The user's request. Without `preflight` only what CRIU would not find itself is checked.
 
     `force`: end the tree even if it holds what no test has shown to come back. `other_program`: dump into the job even
-    if its last checkpoint is of another program. `incremental` None: if the tree is
-    tracked already, or with `pre_copy`.
+    if its last checkpoint is of another program. `incremental` None: if the tree is tracked already, or with
+    `pre_copy`. `copies`: store again some known pages so that old packs die.
     """
 
     target: str
@@ -43,6 +43,7 @@ class DumpRequest(Struct, frozen=True):
     skip_in_flight: bool = False
     force: bool = False
     other_program: bool = False
+    copies: bool = True
 
     @property
     def wants_tracker(self) -> bool | None:

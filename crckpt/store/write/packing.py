@@ -90,13 +90,15 @@ class PackedImages(Struct, frozen=True):
 class PackOptions(Struct, frozen=True):
     """The directory in which packs are written, the zstd level, and what gets (bytes done, bytes in all).
 
-    `level` None chooses one that suits the pages. Without `dedup` every page that is not zero is stored.
+    `level` None chooses one that suits the pages. Without `dedup` every page that is not zero is stored; without
+    `copies` no known page is stored again.
     `count_uses` counts the pages of each pack that the checkpoint of another job uses that uses most of it.
     """
 
     directory: Path
     level: int | None
     dedup: bool
+    copies: bool
     progress: Callable[[int, int], None]
     count_uses: Callable[[], Mapping[str, int]]
 
@@ -139,7 +141,9 @@ def pack_images(
         counts, new = _add_inherited(packing.counts, left), packs.pages
         # Once it is known how much is new: that limits what is copied.
         used = _find_known_pages_in_use(files, left, known)
-        chosen = choose_pages(used, known.starts, new, known.inherited, find_used_by_others)
+        chosen = np.zeros(len(used), np.bool_)
+        if target.copies:
+            chosen = choose_pages(used, known.starts, new, known.inherited, find_used_by_others)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
         first = _packs_used(files)

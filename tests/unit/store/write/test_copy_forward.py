@@ -26,6 +26,8 @@ from crckpt.store.write.new_packs import pages_in_a_pack
 
 pytestmark = pytest.mark.any_python
 
+INDEX = 1  # page
+
 
 def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> None:
     """64 MiB of which 1 % is rewritten each time: bytes written, read by the last restore, and left after rm and gc."""
@@ -86,6 +88,19 @@ def test_a_series_of_much_that_is_new_writes_little_more_than_that(tmp_path: Pat
     new = [checkpoint.statistics.new_bytes for checkpoint in kept]
     assert all(some <= PER_NEW_OF_MUCH * all_ for some, all_ in zip(copied, new, strict=True))
     assert cost(repository, kept[-1]).raw <= 1.7 * cost(repository, first).raw
+
+
+def test_a_checkpoint_that_is_to_copy_nothing(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    program = start_program(tmp_path / "images", 2000)
+    before = list(series(repository, program, 10, 0.2))
+    assert before[-1].statistics.copied_bytes > 0
+    for _ in range(2):
+        with (program.directory / "pages-1.img").open("r+b") as file:
+            file.write(b"".join(some_pages(program.rng, 100)))
+        made = ingest(repository, program.directory, described(), copies=False)
+        assert (made.statistics.new_bytes, made.statistics.copied_bytes) == ((100 + INDEX) * PAGE_SIZE, 0)
+        assert restore_files(repository, made, tmp_path) == files_of(program.directory)
 
 
 def test_an_old_pack_dies(tmp_path: Path) -> None:
