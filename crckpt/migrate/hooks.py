@@ -1,12 +1,12 @@
 """Run the user's commands around a move (`--before-freeze`, `--address-hook`), on the source.
 
-- `before-freeze`: the tree still runs, the last copy of its memory comes next. It may take long, to drain a server.
-- `claim`: the tree is frozen, and is about to be restored on the destination. Nothing may reach it there yet.
-- `release`: the tree has ended here, for good. Send its clients to the destination.
-- `give-up`: the move was aborted, the tree runs here. Undo what `before-freeze` and `claim` did.
+- `before-freeze`: the tree still runs, the last copy of its memory comes next. Draining a server may take long.
+- `prepare`: the tree is frozen, and is restored on the destination next. Nothing may reach it there yet.
+- `commit`: the tree has ended here, for good. Send its clients to the destination.
+- `abort`: the move was aborted, the tree keeps running here. Undo what `before-freeze` and `prepare` did.
 
-`before-freeze` is the step of `--before-freeze`; `--address-hook` is run for the other three. A hook that fails before
-the commit aborts the move. One that fails after it, or after an abort, changes nothing: it is reported.
+`--before-freeze` names the command for `before-freeze`, `--address-hook` that for the other three. A command that fails
+before the commit aborts the move. A failure after it, or after an abort, is only reported.
 """
 
 from __future__ import annotations
@@ -16,18 +16,19 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
+from crckpt.causes import Finding
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.host.steps import step
 
-MoveStep: TypeAlias = Literal["before-freeze", "claim", "release", "give-up"]
+MoveStep: TypeAlias = Literal["before-freeze", "prepare", "commit", "abort"]
 
-SECONDS: Final[Mapping[MoveStep, int]] = {"before-freeze": 600, "claim": 10, "release": 60, "give-up": 60}
-"""Time limits. During `claim` the tree stands still."""
+SECONDS: Final[Mapping[MoveStep, int]] = {"before-freeze": 600, "prepare": 10, "commit": 60, "abort": 60}
+"""Time limits. During `prepare` the tree is frozen."""
 
 
 class HookedMove(Struct, frozen=True):
-    """What hooks learn of a move, and the commands of the user; an empty one is none.
+    """The user's commands for a move (empty: none), and what they are told about it.
 
     `source` and `destination` are names of hosts, the latter as the user typed it.
     """
@@ -46,28 +47,28 @@ def run_hook(move: HookedMove, name: MoveStep) -> None:
     if not command:
         return
     step("hook.run", name)
-    option = "--before-freeze" if name == "before-freeze" else "--address-hook"
+    failed = "--before-freeze failed" if name == "before-freeze" else f"--address-hook failed at step {name}"
     more = _environment(move, name)
     hint = f"try it: {' '.join(f'{key}={value}' for key, value in more.items())} {run.quote(('sh', '-c', command))}"
     try:
         done = run.run_shell(command, more, timeout=SECONDS[name])
     except HostCannot as error:
-        raise error.reword(f"{option} failed at the step {name}: {error.message}", hint=hint) from error
+        raise error.reword(f"{failed}: {error.message}", hint=hint) from error
     if done.ok:
         return
     end = f"exit status {done.status}" if done.status >= 0 else f"signal {-done.status}"
-    output = done.output.strip()
-    said = f":\n{output}" if output else ", no output"
-    raise HostCannot(f"{option} failed at the step {name} ({end}){said}", hint=hint)
+    # An error is one line.
+    output = "; ".join(line.strip() for line in done.output.splitlines() if line.strip())
+    raise HostCannot(f"{failed} ({end}): {output or 'no output'}", hint=hint)
 
 
-def run_late_hook(move: HookedMove, name: Literal["release", "give-up"]) -> str:
-    """Run the user's command for a step that nothing can stop any more. Return how it failed; empty if it did not."""
+def run_late_hook(move: HookedMove, name: Literal["commit", "abort"]) -> Finding | None:
+    """Run the user's command for a step that nothing can stop. Return how it failed; None if it did not."""
     try:
         run_hook(move, name)
     except HostCannot as error:
-        return f"{error.message}\n{error.hint}"
-    return ""
+        return Finding("address-hook", error.message, error.hint)
+    return None
 
 
 def _environment(move: HookedMove, name: MoveStep) -> dict[str, str]:

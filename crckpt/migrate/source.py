@@ -84,7 +84,7 @@ class LiveHandOver:
         self.running: messages.Running | None = None
         self.ran_at = 0.0
         self.failure: CrckptError | None = None
-        self.failed_hook = ""
+        self.failed_hook: Finding | None = None
         self._pidfds: list[int] = []
 
     def begin(self, tree: proc.Tree, frozen_since: float) -> None:
@@ -104,7 +104,7 @@ class LiveHandOver:
         source.move = replace(source.move, checkpoint=checkpoint.id)
         self._run_id = checkpoint.run_id or ""
         source.send_packs_of(checkpoint)
-        run_hook(self._hooked, "claim")
+        run_hook(self._hooked, "prepare")
         move = source.move
         source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
         source.connection.receive(messages.Prepared)
@@ -118,7 +118,7 @@ class LiveHandOver:
         try:
             self._wait_until_ended()
             self._source.advance("ended", is_settled=False)
-            self.failed_hook = run_late_hook(self._hooked, "release")
+            self.failed_hook = run_late_hook(self._hooked, "commit")
             self.running = complete_hand_over(self._source, self._options.addresses, self._run_id)
             self.ran_at = time.monotonic()
         except (CrckptError, OSError) as error:
@@ -220,6 +220,7 @@ def move_tree(
         raise make_in_doubt_error(source.move, hand_over.failure)
     _remove_rounds(source, made)
     assert last.checkpoint is not None
+    late = (hand_over.failed_hook,) if hand_over.failed_hook is not None else ()
     downtime_ms = (hand_over.ran_at - hand_over.frozen_since) * 1000
     return MigrateResult(
         job,
@@ -234,7 +235,7 @@ def move_tree(
         downtime_ms,
         time.monotonic() - began,
         request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
-        warnings=tuple(dict.fromkeys((*warnings, *running.warnings))),
+        warnings=tuple(dict.fromkeys((*warnings, *running.warnings, *late))),
         terminal_log=running.terminal_log,
     )
 
@@ -256,9 +257,9 @@ def _failure_recorded(source: SourceMove, hooked: HookedMove) -> Iterator[None]:
     except BaseException as error:
         why = error.message if isinstance(error, CrckptError) else str(error) or type(error).__name__
         _record_failure(source, why)
-        left = run_late_hook(hooked, "give-up")
-        if left and isinstance(error, CrckptError):
-            raise error.reword(f"{error.message}; {left}", hint=error.hint) from error
+        failed_hook = run_late_hook(hooked, "abort")
+        if failed_hook is not None and isinstance(error, CrckptError):
+            raise error.reword(f"{error.message}; {failed_hook.what}", hint=error.hint) from error
         raise
 
 

@@ -138,9 +138,17 @@ def test_the_users_hooks_are_run_in_order(lab: Namespaces) -> None:
     with served(lab) as pid:
         migrate(lab, pid, "--before-freeze", hook, "--address-hook", hook)
         assert lab.run("source", "cat", said).out.splitlines() == [
-            f"{step} {JOB}" for step in ("before-freeze", "claim", "release")
+            f"{step} {JOB}" for step in ("before-freeze", "prepare", "commit")
         ]
         lab.run("source", "rm", said)
+
+
+def test_a_hook_that_fails_after_the_commit_is_reported(lab: Namespaces) -> None:
+    with served(lab) as pid:
+        result = migrate(lab, pid, "--address-hook", "test $CRCKPT_MOVE_STEP = prepare || exit 3")
+        assert "--address-hook failed at step commit (exit status 3)" in " ".join(result["warnings"])
+        (process,) = copies(lab)
+        assert process.host == "destination"
 
 
 def test_a_hook_that_fails_leaves_the_program_here(lab: Namespaces) -> None:
@@ -149,7 +157,7 @@ def test_a_hook_that_fails_leaves_the_program_here(lab: Namespaces) -> None:
             *("source", "crckpt", "migrate", str(pid), "destination", JOB, "--address-hook", "exit 3"), status=None
         )
         assert done.status == 20
-        assert "--address-hook failed at the step claim (exit status 3)" in done.err
+        assert "--address-hook failed at step prepare (exit status 3)" in done.err
         (process,) = copies(lab)
         assert process.host == "source"
 
