@@ -70,8 +70,18 @@ MOVES = (
     ),
     Cause(
         "user-differs",
-        "{kind} {number} is {here} here and {there} there: the program has the rights of {there} after the move",
-        "give both hosts the same users, or check what {there} may do",
+        "{kind} {number} is {here} here and {there} there: files of the program belong to {there} after the move",
+        "give both hosts the same users",
+    ),
+    Cause(
+        "rights-of-another",
+        "{kind} {number} is {here} here and {there} there: the program would have the rights of {there}",
+        "give both hosts the same users; or check what {there} may do there, and allow it: --allow-weaker",
+    ),
+    Cause(
+        "file-of-another",
+        "{path} is there in the hands of {there}, who could replace it and so command the program ({use})",
+        "remove it there, then send it: --send-files; or check it, and allow it: --allow-weaker",
     ),
     Cause(
         "clock-differs",

@@ -108,8 +108,7 @@ def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connectio
             return replace(found, blockers=(), lacking=files)
         send_files(connection, files)
         _, found = _ask(request, target, connection)
-    if request.preflight:
-        found.check()
+    found.check(preflight=request.preflight)
     return found
 
 

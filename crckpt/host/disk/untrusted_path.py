@@ -23,11 +23,13 @@ _AUTOMOUNTED: Final = "autofs"
 class HeldFile(Struct, frozen=True):
     """The file that a path leads to: its `status`, and the `link` by which it can be opened while it is held.
 
-    `is_unmounted`: the path leads through a directory on which nothing is mounted yet; `status` is that directory's.
+    `owners`: of the file, and of all directories and links of its path. `is_unmounted`: the path leads through a
+    directory on which nothing is mounted yet; `status` is that directory's.
     """
 
     status: os.stat_result
     link: str
+    owners: frozenset[int]
     is_unmounted: bool = False
 
 
@@ -46,7 +48,8 @@ def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Itera
             os.close(descriptor)
             raise
     try:
-        yield HeldFile(entries[-1].status, f"/proc/self/fd/{descriptor}", _is_unmounted(entries, automounts))
+        owners = frozenset(entry.status.st_uid for entry in entries)
+        yield HeldFile(entries[-1].status, f"/proc/self/fd/{descriptor}", owners, _is_unmounted(entries, automounts))
     finally:
         os.close(descriptor)
 

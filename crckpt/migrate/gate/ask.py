@@ -22,6 +22,7 @@ from crckpt.images.core import ALIVE, STOPPED, ZOMBIE
 from crckpt.migrate.gate.asked_files import FileAsker
 from crckpt.migrate.gate.asked_sockets import SocketAsker
 from crckpt.migrate.gate.questions import (
+    AskedFile,
     AskedName,
     AskedPipe,
     AskedProcess,
@@ -89,7 +90,7 @@ class _Asking:
             terminals=tuple(self._terminals.values()),
             pipes=tuple(self._pipes.values()),
             locks=tuple(dict.fromkeys(locks)),
-            names=tuple(_names(processes, {file.uid for file in files}, {file.gid for file in files})),
+            names=tuple(_names(observed.tree.processes, processes, files)),
             closed_pipes=tuple(sorted(observed.closed_pipes)),
             attributes=self._attributes(),
             security_module=module,
@@ -243,12 +244,23 @@ def _terminal_kind(found: Descriptor) -> TerminalKind | None:
     return "virtual console" if path.startswith("/dev/tty") else None
 
 
-def _names(processes: Iterable[AskedProcess], users: set[int], groups: set[int]) -> Iterator[AskedName]:
-    for process in processes:
-        users |= {process.uid, process.euid}
-        groups |= {process.gid, process.egid, *process.groups}
-    yield from (AskedName("user", number, _text(find_user_name(number))) for number in sorted(users))
-    yield from (AskedName("group", number, _text(find_group_name(number))) for number in sorted(groups))
+def _names(
+    live: Iterable[Process], processes: Iterable[AskedProcess], files: Iterable[AskedFile]
+) -> Iterator[AskedName]:
+    users, groups, users_of_rights, groups_of_rights = set[int](), set[int](), set[int](), set[int]()
+    for process, asked in zip(live, processes, strict=True):
+        # Real, effective, saved, and that of the file system: a process may take on each of the first three.
+        users.update(process.uids)
+        groups.update(process.gids, asked.groups)
+        if any(process.uids):
+            users_of_rights.update(process.uids)
+            groups_of_rights.update(process.gids, asked.groups)
+    users.update(file.uid for file in files)
+    groups.update(file.gid for file in files)
+    for number in sorted(users):
+        yield AskedName("user", number, _text(find_user_name(number)), number in users_of_rights)
+    for number in sorted(groups):
+        yield AskedName("group", number, _text(find_group_name(number)), number in groups_of_rights)
 
 
 def _program(program: Program) -> AskedProgram:

@@ -59,7 +59,12 @@ def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judg
     """Compare what the tree needs with what the host has."""
     verdict = judge_restore(planned, _without_arriving(questions, planned, survey.host))
     files = judge_files(questions, planned, survey.host, survey.files)
-    weaker = survey.attributes.weaker
+    names = tuple(_compare_names(questions, survey))
+    weaker = (
+        *survey.attributes.weaker,
+        *(found for found in names if found.key == "rights-of-another"),
+        *files.weaker,
+    )
     blockers = (
         *_find_other_uses(questions, survey),
         *([cause("no-criu").finding(why=survey.criu_failure)] if survey.criu_failure else ()),
@@ -74,7 +79,7 @@ def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judg
         *files.warnings,
         *survey.attributes.lost,
         *(weaker if questions.allows_weaker else ()),
-        *_compare_names(questions, survey),
+        *(found for found in names if found.key != "rights-of-another"),
         *_find_tight_store(questions, survey),
     )
     known = {file.id: survey.files.get(file.id) for file in questions.files if not file.removed}
@@ -126,7 +131,8 @@ def _compare_names(questions: Questions, survey: Survey) -> Iterator[Finding]:
         if asked.name and not there:
             yield cause("user-missing").finding(name=asked.name, **values)
         elif there not in ("", asked.name):
-            yield cause("user-differs").finding(here=asked.name or "no name", there=there, **values)
+            key = "rights-of-another" if asked.gives_rights else "user-differs"
+            yield cause(key).finding(here=asked.name or "no name", there=there, **values)
 
 
 def _find_tight_store(questions: Questions, survey: Survey) -> Iterator[Finding]:

@@ -25,6 +25,7 @@ from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 _PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "refused": "file-refused"}
+_OF_ANOTHER: Final = "file-of-another"
 _MOST_IN_USE: Final = 3
 _WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
 _SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
@@ -35,10 +36,11 @@ _ANONYMOUS: Final = "let the program share memory without a name (of postgres: d
 
 
 class JudgedFiles(Struct, frozen=True):
-    """What files prevent, and what the tree may lose with them."""
+    """What files prevent, what the tree may lose with them, and where another user there could command it."""
 
     blockers: tuple[Finding, ...] = ()
     warnings: tuple[Finding, ...] = ()
+    weaker: tuple[Finding, ...] = ()
 
 
 def judge_files(
@@ -48,8 +50,9 @@ def judge_files(
     # A tree with its own mounts brings them: there, the paths lead elsewhere.
     found = () if planned.tree.is_apart("mnt") else tuple(_judge_all(questions, planned, host, files))
     return JudgedFiles(
-        tuple(finding for finding in found if finding.key not in _WARNINGS),
+        tuple(finding for finding in found if finding.key not in (*_WARNINGS, _OF_ANOTHER)),
         tuple(_shorten(tuple(finding for finding in found if finding.key in _WARNINGS))),
+        tuple(finding for finding in found if finding.key == _OF_ANOTHER),
     )
 
 
@@ -67,6 +70,7 @@ def _judge_all(
 ) -> Iterator[Finding]:
     uses, facts = file_uses(planned.tree), read_file_facts(planned.tree)
     asked = {file.id: file for file in questions.files}
+    own = {0, *(uid for process in questions.processes for uid in (process.uid, process.euid))}
     unasked = 0
     for file in find_needed_files(planned.tree):
         question, here = asked[file.id], files.get(file.id, LocalFile(problem="unasked"))
@@ -80,6 +84,7 @@ def _judge_all(
             found = {finding.key for finding, _ in check_file(planned, file, host, use, facts)}
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:
+                yield from _find_other_owners(question, here, own, values)
                 yield from _compare(question, here, here.state, values, is_log=file.is_append_only)
     yield from _find_shared_locks(questions, files, uses)
     if unasked:
@@ -87,6 +92,15 @@ def _judge_all(
     for question in questions.files:
         if question.removed == "linked":
             yield cause("removed-name").finding(path=question.name, use=uses.get(question.id, "opened"))
+
+
+def _find_other_owners(asked: AskedFile, here: LocalFile, own: set[int], values: dict[str, str]) -> Iterator[Finding]:
+    """Find users of the destination who own the file, or a directory of its path, and had no say in it at the source.
+
+    Such a user can give the file any content, also after it was compared, and of a program any build-id.
+    """
+    for uid in sorted(here.owners.keys() - own - {asked.uid}):
+        yield cause(_OF_ANOTHER).finding(**values, there=f"user {here.owners[uid] or uid}")
 
 
 def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: dict[int, str]) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ class LocalFile(Struct, frozen=True):
     - `digest`: empty if the content was not read
     - `modified`: nanoseconds since 1970
     - `shared_by`: the kind of its network file system
+    - `owners`: the users who own the file, or a directory or link of its path, by their numbers; a name may be empty
     - `local_locks`: the kinds of locks on it that hold on this host only
     """
 
@@ -29,6 +30,7 @@ class LocalFile(Struct, frozen=True):
     gid: int = 0
     inode: int = 0
     shared_by: str = ""
+    owners: dict[int, str] = {}
     local_locks: frozenset[LockKind] = frozenset()
     why: str = ""
 

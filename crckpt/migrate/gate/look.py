@@ -18,6 +18,7 @@ from crckpt.host.disk.build_id import read_build_id
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
+from crckpt.host.disk.users import find_user_name
 from crckpt.host.process.signals import start_thread
 from crckpt.host.steps import limit
 from crckpt.migrate.gate.asked_files import LARGEST_READ, MOST_READ, find_local_locks, find_shared_file_systems
@@ -111,6 +112,7 @@ class _Look:
             gid=status.st_gid,
             inode=status.st_ino,
             shared_by=self._shared.get(status.st_dev, ""),
+            owners={uid: find_user_name(uid) for uid in here.owners},
             local_locks=self._local_locks.get(status.st_dev, frozenset()),
         )
 

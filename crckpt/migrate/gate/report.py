@@ -30,6 +30,8 @@ _IN_USE: Final = frozenset(
         "terminal-taken",
     }
 )
+# Only --allow-weaker allows these.
+_OF_RIGHTS: Final = frozenset({"file-of-another", "rights-of-another"})
 
 
 class Exchange(Struct, frozen=True):
@@ -46,11 +48,15 @@ class GateReport(Struct, frozen=True):
     warnings: tuple[Finding, ...]
     lacking: tuple[AskedFile, ...] = ()
 
-    def check(self) -> None:
-        """Raise PreflightRefused, with all blockers, if there are any."""
-        if self.blockers:
-            is_in_use = any(found.key in _IN_USE for found in self.blockers)
-            raise preflight_refusal(self.blockers, is_in_use=is_in_use)
+    def check(self, *, preflight: bool = True) -> None:
+        """Raise PreflightRefused, with all blockers, if there are any.
+
+        Without `preflight` only those count that give another user power over the program, or the program more rights.
+        """
+        blockers = self.blockers if preflight else tuple(found for found in self.blockers if found.key in _OF_RIGHTS)
+        if blockers:
+            is_in_use = any(found.key in _IN_USE for found in blockers)
+            raise preflight_refusal(blockers, is_in_use=is_in_use)
 
 
 def make_report(

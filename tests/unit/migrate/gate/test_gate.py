@@ -92,14 +92,38 @@ def test_a_file_that_differs(target: Told, there: Path, tmp_path: Path, key: str
 
 
 def test_a_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_path: Path) -> None:
+    """Here it belongs to a user, there to root."""
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
+    os.chown(path, 12345, 12345)
     target.do(f"held = open({str(path)!r})")
     questions = ask_about(target_at(target.pid, there))
-    os.chown(path, 12345, 12345)
+    os.chown(path, 0, 0)
     answers = answer_here(questions, there)
     assert keys(answers) == ["pid-taken"]
     assert "owner-differs" in warned(answers)
+
+
+@pytest.mark.parametrize("which", ["data", "inner"])
+def test_a_file_in_the_hands_of_another_user(target: Told, there: Path, tmp_path: Path, which: str) -> None:
+    """Who made it there, as in /tmp, with the same size, mode and content, may give it another content any time."""
+    path = tmp_path / "inner" / "data"
+    path.parent.mkdir()
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r})")
+    plan = target_at(target.pid, there)
+    questions = ask_about(plan)
+    os.chown(path if which == "data" else path.parent, 12345, 12345)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken", "file-of-another"]
+    with pytest.raises(PreflightRefused, match="in the hands of"):
+        report(plan, questions, answers).check(preflight=False)
+    assert f"{path} is there in the hands of user 12345" in answers.blockers[-1].what
+    allowed = answer_here(replace(questions, allows_weaker=True), there)
+    assert (keys(allowed), "file-of-another" in warned(allowed)) == (["pid-taken"], True)
+    # Of the same user as here, or of the program's.
+    os.chown(path, 12345, 12345)
+    assert "file-of-another" not in keys(answer_here(ask_about(plan), there))
 
 
 def test_a_large_file_is_compared_by_size_and_time(target: Told, there: Path, tmp_path: Path) -> None:
@@ -338,6 +362,23 @@ def test_users_and_groups_of_other_names(target: Told, there: Path) -> None:
     assert warned(answers)[-2:] == ["user-differs", "user-missing"]
     assert "user 0 is toor here and root there" in answers.warnings[-2].what
     assert "no group 4000000000 there; here it is team" in answers.warnings[-1].what
+
+
+def test_a_program_does_not_get_the_rights_of_another_user(target: Told, there: Path) -> None:
+    """A number may be that of another user there, or of a group like docker's."""
+    target.do("os.setgroups([12345]); os.setgid(65534); os.setresuid(65534, 65534, 4242)")
+    questions = ask_about(target_at(target.pid, there))
+    rights = [(name.kind, name.number) for name in questions.names if name.gives_rights]
+    assert rights == [("user", 4242), ("user", 65534), ("group", 12345), ("group", 65534)]
+    other = tuple(replace(name, name="ada" if name.number == 65534 else name.name) for name in questions.names)
+    answers = answer_in(NEW_PIDS, replace(questions, names=other), there)
+    assert warned(answers) == []
+    assert keys(answers) == ["rights-of-another", "rights-of-another"]
+    assert "user 65534 is ada here and nobody there" in answers.blockers[0].what
+    assert "--allow-weaker" in answers.blockers[0].remedy
+    allowed = answer_in(NEW_PIDS, replace(questions, names=other, allows_weaker=True), there)
+    assert keys(allowed) == []
+    assert [key for key in warned(allowed) if key == "rights-of-another"] == ["rights-of-another"] * 2
 
 
 @pytest.mark.parametrize(("ahead", "said"), [(90.0, "90 s ahead of"), (-90.0, "90 s behind"), (1.0, "")])
