@@ -168,8 +168,8 @@ def migrate(
         str,
         typer.Option(
             "--remote-crckpt",
-            help="The path of crckpt on the other host.",
-            metavar="FILE",
+            help="The command that runs crckpt on the other host: a path, or 'sudo crckpt'.",
+            metavar="CMD",
             rich_help_panel=WHERE,
         ),
     ] = "crckpt",

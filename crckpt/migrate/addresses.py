@@ -18,8 +18,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
+from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import lift_lock
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.claim import give_up
@@ -52,6 +53,9 @@ __all__ = [
 
 Findings: TypeAlias = tuple[tuple[str, str], ...]
 """What prevents the move, and the remedy, as in PreflightRefused."""
+
+
+_SSH_CONNECTION: Final = b"SSH_CONNECTION="
 
 
 def check_source(addresses: Sequence[HostAddress]) -> Findings:
@@ -161,8 +165,20 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
 
 def _ends_of_ssh() -> tuple[str, ...]:
     """The addresses of client and server of the ssh connection that started us. Source: ssh(1), SSH_CONNECTION."""
-    words = os.environ.get("SSH_CONNECTION", "").split()
+    words = _read_ssh_connection().split()
     return (words[0], words[2]) if len(words) == 4 else ()
+
+
+def _read_ssh_connection() -> str:
+    """Read SSH_CONNECTION of ours, or of the nearest ancestor that has one: sudo does not hand it down."""
+    if found := os.environ.get("SSH_CONNECTION"):
+        return found
+    for pid in proc.ancestors(os.getpid()):
+        with suppress(OSError):
+            for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                if entry.startswith(_SSH_CONNECTION):
+                    return os.fsdecode(entry.removeprefix(_SSH_CONNECTION))
+    return ""
 
 
 def _promotes(device: str) -> bool:

@@ -14,7 +14,8 @@ from crckpt.model import CheckpointId
 class MigrateRequest(Struct, frozen=True):
     """The user's request.
 
-    - `host`: as for ssh(1); `remote_crckpt` and `remote_store`: crckpt and the store over there
+    - `host`: as for ssh(1); `remote_crckpt`: the command that runs crckpt over there, `remote_store`: the
+      store there
     - `check`: only check whether it would work
     - `max_downtime_ms`: rounds repeat until the estimated downtime is at most this; `abort_over`: give up the move if
       it never is

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import select
+import shlex
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from crckpt.errors import CrckptError, HostCannot, Interrupted, RemoteError, UsageError
@@ -34,6 +36,7 @@ _CANNOT_CONNECT: Final = 255  # ssh(1)
 _NOT_FOUND: Final = 127  # of every shell (POSIX)
 _NOT_EXECUTABLE: Final = 126
 _UNKNOWN_COMMAND: Final = 2  # of crckpt
+_OF_SIGNAL: Final = 128  # a shell adds the number
 
 _MOST_OUTPUT: Final = 4 << 10
 _LINES_SHOWN: Final = 5
@@ -60,12 +63,15 @@ class Remote:
         self._show = show
         self._stderr = pipes.stderr
         self._output = bytearray()
+        self._read_bytes = 0
+        self._answered_after = -1
         self._has_answered = threading.Event()
         self._is_over = threading.Event()
         self._reader = start_thread(self._read_output)
 
     def note_answer(self) -> None:
         """Show no more of ssh's output: the other side has answered."""
+        self._answered_after = self._read_bytes
         self._has_answered.set()
 
     def explain_end(self) -> CrckptError | None:
@@ -81,6 +87,10 @@ class Remote:
 
     def _explain(self, status: int, words: str) -> CrckptError:
         said = f": {words}" if words else ""
+        is_silent = self._has_answered.is_set() and self._read_bytes == self._answered_after
+        if status == _CANNOT_CONNECT and is_silent:
+            # ssh says why a connection ends, but nothing of a signal that ends the command over there.
+            return self._explain_kill("was killed")
         if status == _CANNOT_CONNECT:
             return RemoteError(
                 f"the connection to {self._host} by ssh failed{said}", hint=f"check that this works: ssh {self._host}"
@@ -88,16 +98,28 @@ class Remote:
         if status in (_NOT_FOUND, _NOT_EXECUTABLE):
             return RemoteError(
                 f"{self._crckpt} cannot be run on {self._host}{said}",
-                hint=f"install crckpt on {self._host}; if it is there, name its path: --remote-crckpt PATH",
+                hint=f"install crckpt on {self._host}; if it is there, name its path: --remote-crckpt /PATH/TO/crckpt",
             )
+        signal_number = -status if status < 0 else status - _OF_SIGNAL
+        if signal_number == signal.SIGKILL:
+            return self._explain_kill(f"was ended by signal {signal_number}")
         if status == HostCannot.exit_code and "root is needed" in words:
-            hint = "log in as root there, or name a script that runs crckpt by sudo: --remote-crckpt FILE"
+            hint = "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
+        elif "sudo: " in words:
+            # -T: there is no terminal at which it could ask.
+            hint = f"allow it without a password, by visudo on {self._host}: USER ALL=(root) NOPASSWD: /PATH/TO/crckpt"
         elif status == _UNKNOWN_COMMAND:
             hint = "install the same version of crckpt on both hosts"
         else:
-            hint = f"see what this says: ssh {self._host} {quote([self._crckpt])} doctor"
-        ended = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+            hint = f"see what this says: ssh {self._host} {self._crckpt} doctor"
+        ended = f"was ended by signal {signal_number}" if signal_number > 0 else f"ended with status {status}"
         return RemoteError(f"crckpt on {self._host} {ended}{said}", hint=hint)
+
+    def _explain_kill(self, ended: str) -> CrckptError:
+        return RemoteError(
+            f"crckpt on {self._host} {ended}, perhaps because its memory ran out",
+            hint=f"see whether the kernel did it: ssh {self._host} dmesg | grep -i 'killed process'",
+        )
 
     def end(self) -> None:
         """Wait until it has ended, if its connection was closed; end it after some seconds."""
@@ -133,6 +155,7 @@ class Remote:
                 if not content:
                     return
                 self._output += content
+                self._read_bytes += len(content)
                 surplus = max(0, len(self._output) - _MOST_OUTPUT)
                 del self._output[:surplus]
                 shown = max(0, shown - surplus)
@@ -151,8 +174,8 @@ def started(
 ) -> Iterator[Remote]:
     """Start `crckpt receive` on `host`, as ssh(1) knows it; ended at the end of the block.
 
-    `crckpt` and `store` are paths there. ssh may ask the user at the terminal; `show` gets what it writes.
-    Raises UsageError for what is no host, HostCannot if there is no ssh.
+    `crckpt` is a command there, `store` a path. ssh may ask the user at the terminal; `show` gets what it writes.
+    Raises UsageError for what is no host or command, HostCannot if there is no ssh.
     """
     with interrupts_deferred():
         child, pipes = start_with_pipes(make_command(host, crckpt, store, ssh), _environment())
@@ -167,10 +190,18 @@ def started(
 
 
 def make_command(host: str, crckpt: str, store: str | None, ssh: Sequence[str] = _SSH) -> tuple[str, ...]:
-    """Build the command. Raises UsageError for what is no host."""
-    words = [crckpt, "receive", *(["--store", store] if store is not None else [])]
+    """Build the command. Raises UsageError for what is no host, or no command."""
+    words = [*_split(crckpt), "receive", *(["--store", store] if store is not None else [])]
     # ssh joins words with blanks, and a shell over there parses them.
     return (*ssh, "--", check_host(host), quote(words))
+
+
+def _split(crckpt: str) -> list[str]:
+    """Split a command as a shell does: `sudo crckpt`. Raises UsageError."""
+    with suppress(ValueError):
+        if words := shlex.split(crckpt):
+            return words
+    raise UsageError(f"--remote-crckpt: {crckpt!r} is no command", hint="for example: --remote-crckpt 'sudo crckpt'")
 
 
 def check_host(host: str) -> str:

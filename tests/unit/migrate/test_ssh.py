@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -56,7 +57,7 @@ def receive(tmp_path: Path) -> str:
     program = tmp_path / "the crckpt; exit 3"
     program.write_text(_RECEIVE)
     program.chmod(0o700)
-    return str(program)
+    return shlex.quote(str(program))
 
 
 @contextmanager
@@ -79,8 +80,8 @@ def test_the_two_sides_talk(ssh: Callable[[], tuple[str, ...]], receive: str) ->
 
 
 def test_words_reach_the_other_side_as_they_are(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
-    broken = Path(receive).read_text().replace("side.receive(Stored)", "sys.exit(7)")
-    Path(receive).write_text(broken)
+    broken = Path(*shlex.split(receive)).read_text().replace("side.receive(Stored)", "sys.exit(7)")
+    Path(*shlex.split(receive)).write_text(broken)
     with connection_to(receive, ssh(), "/a store/$(id)") as connection:
         connection.send(HELLO)
         connection.receive(Hello)
@@ -91,7 +92,15 @@ def test_words_reach_the_other_side_as_they_are(ssh: Callable[[], tuple[str, ...
 
 def test_the_command() -> None:
     assert make_command("root@there", "crckpt", None)[-3:] == ("--", "root@there", "crckpt receive")
-    assert make_command("there", "/opt/my crckpt", "/s t")[-1] == "'/opt/my crckpt' receive --store '/s t'"
+    assert make_command("there", "'/opt/my crckpt'", "/s t")[-1] == "'/opt/my crckpt' receive --store '/s t'"
+
+
+def test_words_of_the_command() -> None:
+    assert make_command("there", "sudo -n crckpt", None)[-1] == "sudo -n crckpt receive"
+    assert make_command("there", "sudo $(id)", None)[-1] == "sudo '$(id)' receive"
+    for command in ("", " ", "'"):
+        with pytest.raises(UsageError, match="is no command"):
+            make_command("there", command, None)
 
 
 @pytest.mark.parametrize(
@@ -131,9 +140,17 @@ def test_what_ssh_takes_for_a_host_is_taken(host: str) -> None:
         (
             "#!/bin/sh\necho 'crckpt: root is needed to receive a process' >&2\nexit 20\n",
             "status 20: crckpt: root is needed to receive a process",
-            "--remote-crckpt FILE",
+            "--remote-crckpt 'sudo crckpt'",
         ),
-        ("#!/bin/sh\nkill -9 $$\n", "crckpt on root@there was ended by signal 9", "doctor"),
+        (
+            "#!/bin/sh\necho sudo: a password is required >&2\nexit 1\n",
+            "status 1: sudo: a password is required",
+            "NOPASSWD",
+        ),
+        ("#!/bin/sh\nexit 7\n", "crckpt on root@there ended with status 7", "crckpt doctor"),
+        ("#!/bin/sh\nkill -11 $$\n", "crckpt on root@there was ended by signal 11", "crckpt doctor"),
+        ("#!/bin/sh\nkill -9 $$\n", "ended by signal 9, perhaps because its memory ran out", "dmesg"),
+        ("#!/bin/sh\nexit 137\n", "ended by signal 9, perhaps because its memory ran out", "dmesg"),
     ],
 )
 def test_the_end_is_explained(ssh: Callable[[str], tuple[str, ...]], text: str, words: str, hint: str) -> None:
@@ -147,7 +164,7 @@ def test_a_crckpt_that_is_not_there_is_named(ssh: Callable[[], tuple[str, ...]])
     words = "/nowhere/crckpt cannot be run on root@there: .*not found"
     with connection_to("/nowhere/crckpt", ssh()) as connection, pytest.raises(RemoteError, match=words) as caught:
         connection.receive(Hello)
-    assert "--remote-crckpt PATH" in caught.value.hint
+    assert "--remote-crckpt /PATH/TO/crckpt" in caught.value.hint
 
 
 def test_a_shell_that_prints_something_is_named(ssh: Callable[[str], tuple[str, ...]], receive: str) -> None:

@@ -1,0 +1,94 @@
+"""The other side of a move: reached as a user who is not root, killed in the middle, or not reached at all."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+import pytest
+from hosts import CannotMakeLab
+from migrations import FIRST, JOB, copies, end, migrate_with_fault, served, wait_until_settled, wait_until_stopped
+from namespaces import Namespaces
+from two_hosts import in_namespaces
+
+_REFUSED = 24
+_FAILED_THERE = 30
+_SUDOERS = "/etc/sudoers.d/crckpt"
+_MAY_RECEIVE = "ada ALL=(root) NOPASSWD: /usr/local/bin/crckpt receive, /usr/local/bin/crckpt receive *\n"
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Namespaces]:
+    """The hosts, with a user `ada` on the destination. Skipped with the lab's own words where it cannot be made."""
+    try:
+        with in_namespaces() as found:
+            found.run("destination", "useradd", "--create-home", "--password", "*", "--shell", "/bin/bash", "ada")
+            copy = "mkdir -p ~ada/.ssh && cp ~root/.ssh/authorized_keys ~ada/.ssh && chown -R ada ~ada/.ssh"
+            found.run("destination", "bash", "-c", copy)
+            yield found
+    except CannotMakeLab as error:
+        pytest.skip(str(error))
+
+
+def allow(lab: Namespaces, rule: str) -> None:
+    """Let sudo on the destination have this rule."""
+    lab.run("destination", "sh", "-c", f"cat >{_SUDOERS} && chmod 440 {_SUDOERS}", stdin=rule)
+
+
+def migrate(lab: Namespaces, pid: int, crckpt: str, status: int) -> str:
+    """Migrate as ada by this command; return what is printed to stderr."""
+    words = ("crckpt", "migrate", str(pid), "ada@destination", JOB, "--remote-crckpt", crckpt)
+    return lab.run("source", *words, status=status).err
+
+
+def test_sudo_on_the_other_side(lab: Namespaces) -> None:
+    allow(lab, _MAY_RECEIVE)
+    with served(lab) as pid:
+        migrate(lab, pid, "sudo crckpt", 0)
+        (process,) = copies(lab)
+        assert (process.host, process.pid) == ("destination", pid)
+        status = lab.run("destination", "cat", f"/proc/{pid}/status").out
+        assert "Uid:\t0\t0\t0\t0" in status
+
+
+def test_sudo_does_not_hide_that_the_connection_uses_the_address(lab: Namespaces) -> None:
+    allow(lab, _MAY_RECEIVE)
+    config = "/root/.ssh/config"
+    with served(lab, address=lab.service(4)) as pid:
+        lab.run("source", "sh", "-c", f"cat >{config}", stdin=f"BindAddress {lab.service(4)}\n")
+        try:
+            words = ("crckpt", "migrate", str(pid), "ada@destination", JOB, "--remote-crckpt", "sudo crckpt")
+            moved = f"{lab.services[4]}@{lab.device}"
+            told = lab.run("source", *words, "--tcp", "keep", "--move-ip", moved, "--check", status=_REFUSED).err
+        finally:
+            lab.run("source", "rm", config)
+        assert f"the connection between the hosts uses {lab.service(4)}, which moves" in told
+
+
+def test_a_user_who_may_not_is_told_what_to_do(lab: Namespaces) -> None:
+    with served(lab) as pid:
+        told = migrate(lab, pid, "crckpt", _FAILED_THERE)
+        assert "root is needed to receive a process" in told
+        assert "--remote-crckpt 'sudo crckpt'" in told
+        for rule in ("ada ALL=(root) ALL\n", "", "ada ALL=(root) NOPASSWD: /usr/bin/true\n"):
+            allow(lab, rule)
+            told = migrate(lab, pid, "sudo crckpt", _FAILED_THERE)
+            assert "crckpt on ada@destination ended with status 1" in told
+            assert "sudo: " in told
+            assert "visudo on ada@destination: USER ALL=(root) NOPASSWD: /PATH/TO/crckpt" in told
+        (process,) = copies(lab)
+        assert (process.host, process.is_running) == ("source", True)
+
+
+@pytest.mark.parametrize("moment", [FIRST["destination"], "send.Lacking"])
+def test_a_crckpt_that_is_killed_over_there(lab: Namespaces, moment: str) -> None:
+    with served(lab) as pid:
+        process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={moment}")
+        (stopped,) = [each for each in wait_until_stopped(lab, "destination") if "receive" in each.command]
+        lab.send_signal(stopped, signal.SIGKILL)
+        done = end(process)
+        assert done.status == _FAILED_THERE
+        assert "crckpt on destination was killed, perhaps because its memory ran out" in done.err
+        wait_until_settled(lab)
+        (copy,) = copies(lab)
+        assert copy.host == "source"
