@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from crckpt import __version__
 from crckpt.causes import Finding
-from crckpt.errors import CrckptError, HostCannot, MoveInDoubt
+from crckpt.criu.hold import PATIENCE_S
+from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
 from crckpt.migrate import messages, ssh
 from crckpt.migrate.addresses import check_source, parse_address
@@ -36,9 +37,9 @@ from crckpt.ops.failures import preflight_refusal
 from crckpt.store import Repository
 from crckpt.store.moves import Move, read_move
 
-_TRIES: Final = 3
-# A crckpt that has lost its connection over there notices that after its patience.
-_BETWEEN_TRIES_S: Final = 5.0
+# Seconds. A crckpt that has lost its connection over there notices that after its patience.
+_FINISH_WITHIN_S: Final = 4 * PATIENCE_S
+_BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 
 
 def migrate(request: MigrateRequest, context: Context, report: Report) -> MigrateResult:
@@ -74,25 +75,39 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
 def _finish(
     request: MigrateRequest, context: Context, repository: Repository, doubt: MoveInDoubt, report: Report
 ) -> MigrateResult:
-    """Finish the move over another connection. Raises `doubt` if that fails."""
+    """Finish the move over another connection. Raises MoveInDoubt if that fails, or is interrupted."""
     move = read_move(repository.backend, request.job or "")
     assert move is not None
-    for _ in range(_TRIES):
-        report.say(f"{doubt.message}; connecting again ...")
+    report.say(f"{doubt.message}; connecting again ...")
+    try:
+        found = _resume_soon(move.id, context, doubt)
+    except Interrupted:
+        raise doubt from None
+    return MigrateResult(
+        found.move.job,
+        request.host,
+        move.id,
+        found.pid,
+        found.move.checkpoint,
+        terminal_log=found.terminal_log,
+    )
+
+
+def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeResult:
+    """Try again and again to finish a move that this process began; raise the last MoveInDoubt if that fails."""
+    until = time.monotonic() + _FINISH_WITHIN_S
+    while True:
+        left_s = max(1.0, round(until - time.monotonic()))
         try:
-            found = resume(move.id, context, same_process=True)
+            return resume(move_id, context, same_process=True, answer_within_s=left_s)
+        except MoveInDoubt as error:
+            doubt = error
         except (CrckptError, OSError):
-            time.sleep(_BETWEEN_TRIES_S)
-            continue
-        return MigrateResult(
-            found.move.job,
-            request.host,
-            move.id,
-            found.pid,
-            found.move.checkpoint,
-            terminal_log=found.terminal_log,
-        )
-    raise doubt
+            # `doubt` says what to type.
+            pass
+        if time.monotonic() + _BETWEEN_TRIES_S >= until:
+            raise doubt
+        time.sleep(_BETWEEN_TRIES_S)
 
 
 def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection) -> GateReport:
@@ -120,13 +135,24 @@ def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) ->
     return questions, make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
 
 
-def resume(move_id: str, context: Context, *, source_is_gone: bool = False, same_process: bool = False) -> ResumeResult:
-    """Finish an interrupted move. Raises what `migrate.resume.resume` raises."""
+def resume(
+    move_id: str,
+    context: Context,
+    *,
+    source_is_gone: bool = False,
+    same_process: bool = False,
+    answer_within_s: float | None = None,
+) -> ResumeResult:
+    """Finish an interrupted move. Raises what `migrate.resume.resume` raises.
+
+    `answer_within_s`: seconds until the other side must have answered; without them the user may type a password.
+    """
 
     @contextmanager
     def connect(move: Move) -> Iterator[tuple[Connection, messages.Hello]]:
         crckpt, *store = move.remote
-        with connected(move.peer, crckpt, store[0] if store else None, context, None) as found:
+        remote_store = store[0] if store else None
+        with connected(move.peer, crckpt, remote_store, context, None, answer_within_s) as found:
             yield found
 
     return finish_move(move_id, context, connect, source_is_gone=source_is_gone, same_process=same_process)
@@ -152,17 +178,22 @@ def serve(context: Context) -> None:
 
 @contextmanager
 def connected(
-    host: str, crckpt: str, store: str | None, context: Context, bandwidth: int | None
+    host: str,
+    crckpt: str,
+    store: str | None,
+    context: Context,
+    bandwidth: int | None,
+    answer_within_s: float | None = None,
 ) -> Iterator[tuple[Connection, messages.Hello]]:
     """Start the other side, and exchange Hellos; yields the connection and its Hello."""
     with (
-        ssh.started(host, crckpt, store, show=_show_ssh_output) as remote,
+        ssh.started(host, crckpt, store, show=_show_ssh_output, ssh=ssh.limit_connect(host)) as remote,
         Connection(
             remote.incoming, remote.outgoing, host, bandwidth=bandwidth, explain_end=remote.explain_end
         ) as connection,
     ):
         connection.send(_make_hello(context, context.repository(create=True)))
-        hello = connection.receive(messages.Hello)
+        hello = connection.receive(messages.Hello, timeout=answer_within_s)
         remote.note_answer()
         yield connection, hello
 

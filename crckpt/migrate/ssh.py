@@ -13,12 +13,16 @@ from contextlib import contextmanager, suppress
 from typing import Final
 
 from crckpt.errors import CrckptError, HostCannot, Interrupted, RemoteError, UsageError
-from crckpt.host.process.run import Child, Pipes, quote, start_with_pipes
+from crckpt.host.process.run import Child, Pipes, quote, run, start_with_pipes
 from crckpt.host.process.signals import interrupts_deferred, start_thread
 
 # The user's configuration, keys and agent are used as they are. Without a terminal over there; options of the
 # configuration that would use the connection otherwise do not apply.
 _SSH: Final = ("ssh", "-T", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes")
+
+# Seconds. TCP alone tries for minutes.
+_CONNECT_S: Final = 10
+_NO_LIMIT: Final = "connecttimeout none"
 
 # What ssh, its agents and its proxies use.
 _VARIABLES: Final = frozenset(
@@ -187,6 +191,16 @@ def started(
         raise
     finally:
         remote.end()
+
+
+def limit_connect(host: str, ssh: tuple[str, ...] = _SSH) -> tuple[str, ...]:
+    """Return the words of ssh with a limit for the time to connect unless the user's configuration sets one.
+
+    Raises UsageError for what is no host, HostCannot if there is no ssh.
+    """
+    # An option would override the configuration.
+    settings = run((*ssh, "-G", "--", check_host(host))).output
+    return (*ssh, "-o", f"ConnectTimeout={_CONNECT_S}") if _NO_LIMIT in settings.splitlines() else ssh
 
 
 def make_command(host: str, crckpt: str, store: str | None, ssh: Sequence[str] = _SSH) -> tuple[str, ...]:

@@ -125,6 +125,7 @@ def test_link_cut(lab: Namespaces, cut: str, side: str, moment: str) -> None:
             lab.send_signal(one, signal.SIGCONT)
         said = end(process)
         assert said.status in (0, 21, 30, 31), str(said)
+        assert (said.status == 31) == ("crckpt migrate --resume" in said.err), str(said)
         lab.heal()
         judge(lab, str(said))
 

@@ -18,7 +18,7 @@ from connected import HELLO
 from crckpt.errors import HostCannot, Interrupted, RemoteError, UsageError
 from crckpt.migrate.connection import Connection, ConnectionLost, PrintedText
 from crckpt.migrate.messages import Hello, Stored
-from crckpt.migrate.ssh import check_host, make_command, started
+from crckpt.migrate.ssh import check_host, limit_connect, make_command, started
 
 # Takes no options; a shell parses the command, as over there.
 _SSH = """#!/bin/sh
@@ -222,3 +222,14 @@ def test_the_real_ssh_says_why_it_cannot_connect() -> None:
         pytest.raises(RemoteError, match=r"the connection to 127.0.0.1 by ssh failed: .*Connection refused"),
     ):
         connection.receive(Hello)
+
+
+@pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
+@pytest.mark.parametrize(("setting", "added"), [("", ("-o", "ConnectTimeout=10")), ("ConnectTimeout 90\n", ())])
+def test_the_time_to_connect_is_limited_unless_the_user_does_that(
+    tmp_path: Path, setting: str, added: tuple[str, ...]
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(f"Host there\n{setting}")
+    words = ("ssh", "-T", "-F", str(file))
+    assert limit_connect("root@there", words) == (*words, *added)
