@@ -106,6 +106,12 @@ MOVES = (
         "choose another name for the job, or another store there: --remote-store DIR",
     ),
     Cause(
+        "session-kept",
+        "the program there is in the control group of the ssh session, {group}, and systemd may end it together with "
+        "that session",
+        "keep it there: KillUserProcesses=no in /etc/systemd/logind.conf, then systemctl restart systemd-logind",
+    ),
+    Cause(
         "move-in-progress",
         "the job {job} is being moved already: {state}",
         "wait for it; or finish it: crckpt migrate --resume {move}",

@@ -9,9 +9,10 @@ from typing import Final
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
-from crckpt.causes import Finding
+from crckpt.causes import Finding, cause
 from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
+from crckpt.host.process.session_scope import leave_session
 from crckpt.host.steps import step
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import (
@@ -60,6 +61,7 @@ class Destination:
         self._source = source
         self._move: Move | None = None
         self._release_warning = ""
+        self._session: str | None = None
         self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
@@ -141,8 +143,14 @@ class Destination:
         guard.claim()
         self._guard = guard
 
+    def _leave_session(self, job: str) -> None:
+        """Leave the session of ssh, if that was not done yet: the tree is to outlive it."""
+        if self._session is None:
+            self._session = leave_session(f"crckpt-{job}", f"{job}, which crckpt moved from {self._source}")
+
     def _rehearse(self, message: messages.Rehearse) -> messages.Verdict:
         checkpoint = self._receiver.check_checkpoint(message.manifest, message.checkpoint)
+        self._leave_session(checkpoint.job)
         self._claim(message.move, message.options, checkpoint)
         try:
             found = check_restore(make_restore_request(checkpoint.id, message.options), self._context, checkpoint)
@@ -168,6 +176,7 @@ class Destination:
     def _build(self, message: messages.Prepare) -> None:
         """Store the checkpoint, build its tree, hold it until the source says that its own has ended, let it run."""
         self._begin(message)
+        self._leave_session(message.job)
         checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
         self._claim(message.move, message.options, checkpoint)
         try:
@@ -179,7 +188,8 @@ class Destination:
         left = self._guard.keep() if self._guard is not None else ""
         self._advance("done")
         late = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
-        warnings = (*result.verdict.warnings, *late)
+        in_session = (cause("session-kept").finding(group=self._session),) if self._session else ()
+        warnings = (*result.verdict.warnings, *late, *in_session)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
         self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log))

@@ -80,6 +80,19 @@ def test_a_user_who_may_not_is_told_what_to_do(lab: Namespaces) -> None:
         assert (process.host, process.is_running) == ("source", True)
 
 
+def test_a_program_that_stays_in_the_session_of_ssh(lab: Namespaces) -> None:
+    """There is no systemd that would give it a scope of its own."""
+    session = "/sys/fs/cgroup/session-9.scope"
+    lab.run("destination", "mkdir", session)
+    script = f'#!/bin/sh\necho $$ >{session}/cgroup.procs\nexec crckpt "$@"\n'
+    lab.run("destination", "sh", "-c", "cat >/root/in-session && chmod 755 /root/in-session", stdin=script)
+    with served(lab) as pid:
+        words = ("crckpt", "migrate", str(pid), "destination", JOB, "--remote-crckpt", "/root/in-session")
+        done = lab.run("source", *words)
+        assert "the control group of the ssh session, /session-9.scope, and systemd may end it" in done.err + done.out
+        assert [copy.host for copy in copies(lab)] == ["destination"]
+
+
 @pytest.mark.parametrize("moment", [FIRST["destination"], "send.Lacking"])
 def test_a_crckpt_that_is_killed_over_there(lab: Namespaces, moment: str) -> None:
     with served(lab) as pid:

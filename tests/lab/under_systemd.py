@@ -255,6 +255,29 @@ def test_what_follows_a_tree_stays_where_its_unit_lets_it(started: Callable[[str
         _output(sys.executable, "-m", "crckpt", "trackers", "--end", "all")
 
 
+_LEAVER = """
+import subprocess, sys
+from crckpt.host.process.session_scope import leave_session
+kept = leave_session("crckpt-job", "job")
+child = subprocess.Popen(["sleep", "1000"])
+print(kept, child.pid, open("/proc/self/cgroup").read().rpartition(":")[2].strip(), flush=True)
+child.wait()
+"""
+
+
+def test_what_a_move_brings_outlives_the_session_of_ssh() -> None:
+    here = Path(__file__).resolve().parents[2]
+    words = ("systemd-run", "--quiet", "--scope", "--unit=session-7", sys.executable, "-c", _LEAVER)
+    with subprocess.Popen(words, cwd=here, stdout=subprocess.PIPE, text=True) as session:
+        assert session.stdout is not None
+        kept, child, group = session.stdout.readline().split(" ")
+        assert (kept, group.strip()) == ("", f"/system.slice/crckpt-job-{session.pid}.scope")
+        wait_for(lambda: Service("session-7.scope").shows("ActiveState") == "inactive", READY_S, "the session to end")
+        assert _cgroup(int(child)) == group.strip()
+        _output("systemctl", "stop", f"crckpt-job-{session.pid}.scope")
+        session.wait()
+
+
 def crckpt(*words: str) -> dict[str, Any]:
     """The result of a command that must succeed."""
     done = ask(*words)
