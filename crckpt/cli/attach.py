@@ -68,11 +68,13 @@ def attach(
     result = perform(terminal, 0, key, announce)
     tree = result.terminal.tree
     if result.status is None:
-        print_progress(f"\ndetached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}")
+        print_progress("")
+        print_progress(f"detached; {tree.job} runs on as PID {tree.root}: crckpt attach {tree.job}")
         return
     # As SIGKILL ends it, so does a dump with --stop, and a move.
     hint = f"; if it was dumped or moved: crckpt list {tree.job}" if result.status == _KILLED else ""
-    print_progress(f"\n{tree.job} (PID {tree.root}) has ended with status {result.status}{hint}")
+    print_progress("")
+    print_progress(f"{tree.job} (PID {tree.root}) has ended with status {result.status}{hint}")
     raise typer.Exit(result.status)
 
 

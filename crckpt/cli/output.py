@@ -63,7 +63,8 @@ def print_progress(line: str) -> None:
     if not is_quiet():
         # A terminal that has gone does not stop the work.
         with suppress(OSError):
-            sys.stderr.write(f"{line}\n")
+            # It may quote another host, or a name of others.
+            sys.stderr.write(f"{on_one_line(line)}\n")
             sys.stderr.flush()
 
 

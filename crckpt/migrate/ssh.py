@@ -17,8 +17,12 @@ from crckpt.host.process.run import Child, Pipes, quote, run, start_with_pipes
 from crckpt.host.process.signals import interrupts_deferred, start_thread
 
 # The user's configuration, keys and agent are used as they are. Without a terminal over there; options of the
-# configuration that would use the connection otherwise do not apply.
-_SSH: Final = ("ssh", "-T", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes")
+# configuration that would use the connection otherwise do not apply, as in scp(1): with our agent or display, root over
+# there could act for us.
+_SSH: Final = (
+    *("ssh", "-T", "-x", "-o", "RemoteCommand=none", "-o", "ClearAllForwardings=yes", "-o", "ForwardAgent=no"),
+    *("-o", "PermitLocalCommand=no", "-o", "Tunnel=no", "-o", "GSSAPIDelegateCredentials=no"),
+)
 
 # Seconds. TCP alone tries for minutes.
 _CONNECT_S: Final = 10
@@ -35,6 +39,9 @@ _VARIABLES: Final = frozenset(
 
 # ssh gives the host and the user to commands of the configuration (ProxyCommand), which a shell runs.
 _FORBIDDEN: Final = re.compile(r"[\s\x00-\x1f\x7f'\"`$;&|<>(){}]")
+
+# All but tabs and line ends; and the marks that change the direction of text.
+_CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
 _CANNOT_CONNECT: Final = 255  # ssh(1)
 _NOT_FOUND: Final = 127  # of every shell (POSIX)
@@ -152,7 +159,7 @@ class Remote:
                     if self._is_over.is_set():
                         return
                     if not self._has_answered.is_set() and shown < len(self._output):
-                        self._show(bytes(self._output[shown:]).decode(errors="replace"))
+                        self._show(_make_visible(bytes(self._output[shown:]).decode(errors="replace")))
                     shown = len(self._output)
                     continue
                 content = os.read(self._stderr, _MOST_OUTPUT)
@@ -220,12 +227,22 @@ def _split(crckpt: str) -> list[str]:
 
 def check_host(host: str) -> str:
     """Return `host` if ssh takes it for a host: [USER@]HOST or a name of its configuration. Raises UsageError."""
-    _user, _, name = host.rpartition("@")
-    if not name or host.startswith(("-", "@")) or name.startswith("-") or _FORBIDDEN.search(host):
+    words = host.removeprefix("ssh://")
+    _user, _, name = words.rpartition("@")
+    if not name or words.startswith(("-", "@")) or name.startswith("-") or _is_odd(host):
         raise UsageError(
             f"{host!r} is no host for ssh", hint="name it as [USER@]HOST, or as in your ~/.ssh/config, without options"
         )
     return host
+
+
+def _is_odd(host: str) -> bool:
+    return _FORBIDDEN.search(host) is not None or not host.isprintable()
+
+
+def _make_visible(text: str) -> str:
+    """Return lines of text without what controls a terminal: the other host may have written them."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n"))
 
 
 def _environment() -> dict[str, str]:

@@ -104,6 +104,12 @@ def test_quiet_prints_answers_and_documents_only(capsys: pytest.CaptureFixture[s
     assert json.loads(capsys.readouterr().out)["result"] == {"a": 1}
 
 
+def test_progress_may_quote_another_host(capsys: pytest.CaptureFixture[str]) -> None:
+    print_progress("node2: \x1b]0;title\x07\x1b[2J\rround 1\n\u202e")
+    mark = "\N{REPLACEMENT CHARACTER}"
+    assert capsys.readouterr().err == f"node2: {mark}]0;title{mark}[2J{mark}round 1{mark}\\u202e\n"
+
+
 def test_otherwise_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert not is_quiet()
     emit("dump", Output({}, iter(["a message\n"])), as_json=False)

@@ -6,10 +6,11 @@ import os
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -105,7 +106,23 @@ def test_words_of_the_command() -> None:
 
 @pytest.mark.parametrize(
     "host",
-    ["", "-oProxyCommand=reboot", "root@", "@there", "root@-oProxyCommand=x", "a b", "a\nb", "a\x1bb", "$(id)", "a;b"],
+    [
+        "",
+        "-oProxyCommand=reboot",
+        "root@",
+        "@there",
+        "root@-oProxyCommand=x",
+        "a b",
+        "a\nb",
+        "a\x1bb",
+        "$(id)",
+        "a;b",
+        "ssh://-oProxyCommand=x",
+        "ssh://root@-x",
+        "a\x9bb",
+        "a\u202eb",
+        "a\udcffb",
+    ],
 )
 def test_what_is_no_host_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="is no host for ssh"):
@@ -117,6 +134,38 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 )
 def test_what_ssh_takes_for_a_host_is_taken(host: str) -> None:
     assert check_host(host) == host
+
+
+def test_nothing_of_this_host_is_lent_to_the_other(tmp_path: Path) -> None:
+    """Agent, display and tickets, which a user's configuration gives to every host."""
+    if shutil.which("ssh") is None:
+        pytest.skip("there is no ssh")
+    lends = "ForwardAgent yes\nForwardX11 yes\nPermitLocalCommand yes\nTunnel yes\nGSSAPIDelegateCredentials yes\n"
+    configuration = tmp_path / "config"
+    configuration.write_text(lends)
+    ssh, *options, _, _, _ = make_command("there", "crckpt", None)
+    words = (ssh, "-F", str(configuration), *options, "-G", "there")
+    found = subprocess.run(words, capture_output=True, text=True, check=True).stdout.splitlines()
+    for name in ("forwardagent", "forwardx11", "permitlocalcommand", "tunnel", "gssapidelegatecredentials"):
+        (value,) = (line.split()[1] for line in found if line.split()[0] == name)
+        assert value in ("no", "false"), name
+
+
+def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tuple[str, ...]]) -> None:
+    shown: list[str] = []
+    was_shown = threading.Event()
+
+    def show(text: str) -> None:
+        shown.append(text)
+        was_shown.set()
+
+    # Text that comes before the other side answers: perhaps a question.
+    program = ssh("#!/bin/sh\nprintf 'Code:\\033]0;x\\007\\302\\233 \\r\\nnext\\n' >&2\nexec sleep 1000\n")
+    with suppress(Interrupted), started("there", ssh=program, show=show):
+        was_shown.wait()
+        raise Interrupted("enough")
+    mark = "\N{REPLACEMENT CHARACTER}"
+    assert shown == [f"Code:{mark}]0;x{mark}{mark} \nnext\n"]
 
 
 @pytest.mark.parametrize(
