@@ -183,8 +183,10 @@ class Connection:
         """
         self.send(Abort(messages.cut_text(why)))
         until = time.monotonic() + timeout
+        # One that sends messages all the time must not keep us.
         while not isinstance(self.receive(Message, timeout=until - time.monotonic()), Aborted):
-            continue
+            if time.monotonic() >= until:
+                raise ConnectionLost(f"{self.peer} did not answer within {timeout:g} s that the move was given up")
 
     def reject(self, what: str) -> ProtocolError:
         """End the connection because of what the other side has sent; return the error to raise."""

@@ -279,11 +279,16 @@ class OtherProtocol(Exception):
 
 def encode(message: AnyMessage) -> bytes:
     """Encode a message."""
+    return encode_any(message)
+
+
+def encode_any(value: Struct | tuple[Struct, ...]) -> bytes:
+    """Encode messages, or the content of one."""
     try:
-        return msgspec.msgpack.encode(message)
+        return msgspec.msgpack.encode(value)
     except UnicodeEncodeError:
-        # Text for people may quote a file name that is no UTF-8.
-        return msgspec.msgpack.encode(_as_unicode(msgspec.to_builtins(message, builtin_types=(bytes,))))
+        # Text for people may quote a file name that is no UTF-8, and a program may have any bytes as its name.
+        return msgspec.msgpack.encode(_as_unicode(msgspec.to_builtins(value, builtin_types=(bytes,))))
 
 
 def decode(content: bytes | memoryview) -> AnyMessage:

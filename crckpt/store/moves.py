@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from contextlib import suppress
@@ -25,7 +26,10 @@ from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_
 MoveId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 """The id of a move, the same on both sides."""
 
-Peer = Annotated[str, Meta(pattern=r"\A[^\x00-\x1f\x7f]{1,300}\Z")]
+_LONGEST_PEER: Final = 300
+_LONGEST_WHY: Final = 4096
+
+Peer = Annotated[str, Meta(pattern=rf"\A[^\x00-\x1f\x7f]{{1,{_LONGEST_PEER}}}\Z")]
 """The other side as the user typed it, or as it names itself."""
 
 
@@ -133,6 +137,7 @@ class UnreadableMove(Struct, frozen=True):
 def begin_move(side: Side, job: JobName, peer: str, move_id: str = "") -> Move:
     """Return the record of a move that begins, by this process. It is not written."""
     now = datetime.now(UTC)
+    peer = _clean(peer, _LONGEST_PEER) or "another host"
     return Move(
         id=move_id or secrets.token_hex(8),
         side=side,
@@ -153,6 +158,8 @@ def advance(move: Move, state: State, **changes: object) -> Move:
     if not can_follow(move.side, move.state, state):
         raise ValueError(f"{state} must not follow {move.state} at the {move.side}")
     owner = identify_process(time.time())
+    if "why" in changes:
+        changes["why"] = _clean(str(changes["why"]), _LONGEST_WHY)
     return replace(move, state=state, owner=owner, changed=datetime.now(UTC), **changes)
 
 
@@ -210,6 +217,11 @@ def read_all_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadable
             if move is not None:
                 found.append(move)
     return tuple(sorted(found, key=lambda move: move.began)), tuple(unreadable)
+
+
+def _clean(text: str, longest: int) -> str:
+    """Return text of the other side, or with names of files, as a record can have it: else nobody could read that."""
+    return re.sub(r"[\x00-\x1f\x7f\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", text)[:longest]
 
 
 _MOVE: Final = msgspec.json.Decoder(Move)

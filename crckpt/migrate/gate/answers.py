@@ -30,7 +30,7 @@ from crckpt.migrate.gate.live_tree import list_image_sizes, plan_restore
 from crckpt.migrate.gate.local_file import LocalFile
 from crckpt.migrate.gate.look import look_for_files
 from crckpt.migrate.gate.questions import Questions
-from crckpt.migrate.messages import Findings
+from crckpt.migrate.messages import Findings, encode_any
 from crckpt.model import MEBIBYTE, Count, Host
 from crckpt.ops.context import Context
 from crckpt.ops.dump.check_job import read_program
@@ -83,7 +83,7 @@ def answer(questions: Questions, context: Context, move: tuple[str, str] | None 
 
 def encode_answers(answers: Answers) -> bytes:
     """Encode answers, as msgpack."""
-    return msgspec.msgpack.encode(answers)
+    return encode_any(answers)
 
 
 def decode_answers(content: bytes) -> Answers:

@@ -29,6 +29,7 @@ LARGEST_READ: Final = 64 * MEBIBYTE
 MOST_READ: Final = 1024 * MEBIBYTE
 """The content of all files together that either side reads for a check."""
 
+_LARGEST_TIME: Final = (1 << 63) - 1
 _DELETED: Final = " (deleted)"
 # Files that are on no disk, or that come back with the tree.
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero (deleted)", "/SYSV", "/[aio]", "/proc/", "/secretmem")
@@ -155,7 +156,7 @@ class FileAsker:
             flags=flags,
             position=max(position, 0),
             build_id=_read_build_id(link) if is_regular and not is_written else "",
-            modified=status.st_mtime_ns,
+            modified=limit_time(status.st_mtime_ns),
             uid=status.st_uid,
             gid=status.st_gid,
             inode=status.st_ino,
@@ -185,6 +186,12 @@ class FileAsker:
             is_executed=asked.is_executed or is_executed,
             position=max(asked.position, position),
         )
+
+
+def limit_time(nanoseconds: int) -> int:
+    """Return the time of a file as messages can have it."""
+    # A user can set any year, on tmpfs up to 64 bits of seconds.
+    return max(-_LARGEST_TIME, min(nanoseconds, _LARGEST_TIME))
 
 
 def _removed(target: str, links: int) -> Literal["", "gone", "linked"]:

@@ -21,7 +21,13 @@ from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
 from crckpt.host.disk.users import find_user_name
 from crckpt.host.process.signals import start_thread
 from crckpt.host.steps import limit
-from crckpt.migrate.gate.asked_files import LARGEST_READ, MOST_READ, find_local_locks, find_shared_file_systems
+from crckpt.migrate.gate.asked_files import (
+    LARGEST_READ,
+    MOST_READ,
+    find_local_locks,
+    find_shared_file_systems,
+    limit_time,
+)
 from crckpt.migrate.gate.local_file import LocalFile
 from crckpt.migrate.gate.questions import AskedFile
 from crckpt.model import utc_datetime
@@ -108,7 +114,7 @@ class _Look:
         return LocalFile(
             state=state,
             digest=self._digest(file, here) if is_regular else "",
-            modified=status.st_mtime_ns,
+            modified=limit_time(status.st_mtime_ns),
             gid=status.st_gid,
             inode=status.st_ino,
             shared_by=self._shared.get(status.st_dev, ""),

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.images.filelocks import FileLock
-from crckpt.migrate.messages import Address
+from crckpt.migrate.messages import Address, encode_any
 from crckpt.model import MEBIBYTE, Count, Host, JobName, Pid
 from crckpt.preflight.attribute_record import AttributeRecord
 
@@ -210,13 +210,12 @@ class Questions(Struct, frozen=True):
     tty: Literal["new", "null"] | None = None
 
 
-_ENCODER: Final = msgspec.msgpack.Encoder()
 _DECODER: Final = msgspec.msgpack.Decoder(Questions)
 
 
 def encode_questions(questions: Questions) -> bytes:
     """Encode the questions. Raises HostCannot if the tree has more files than crckpt can ask about."""
-    content = _ENCODER.encode(questions)
+    content = encode_any(questions)
     if len(content) > MOST_BYTES or len(questions.files) > MOST_FILES:
         raise HostCannot(
             f"the tree uses {len(questions.files):,} files, which are more than a move can check",

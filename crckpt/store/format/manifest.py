@@ -22,6 +22,8 @@ SCHEMA: Final = 1
 
 # The highest number that all readers of JSON read alike.
 _MOST: Final = 1 << 53
+# Another host must not be able to use up the numbers, in one move or in some.
+_LARGEST_JUMP: Final = 1 << 40
 
 _CLOCKS_DIFFER: Final = timedelta(minutes=1)
 
@@ -157,7 +159,7 @@ def next_sequence(checkpoints: Iterable[Checkpoint], at_least: int = 0) -> int:
             "another checkpoint",
             hint=f"if it is not yours, remove it: crckpt rm {jumped.short_id}",
         )
-    if at_least > _MOST // 2:
+    if at_least > min(last + _LARGEST_JUMP, _MOST // 2):
         raise StoreUnusable(
             f"the other store has a checkpoint with sequence number {at_least - 1}: too few numbers are left after it",
             hint="find that checkpoint there: crckpt list --json; if it is not yours, remove it: crckpt rm",

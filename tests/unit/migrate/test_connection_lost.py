@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from contextlib import suppress
 
 import msgspec
 import pytest
@@ -166,6 +168,22 @@ def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
         writes.write(frame(BEAT))
         with pytest.raises(ConnectionLost, match=words):
             send_forever(source)
+
+
+def test_one_that_says_something_else_all_the_time_does_not_prevent_an_abort() -> None:
+    is_over = threading.Event()
+
+    def chatter() -> None:
+        with suppress(OSError):
+            while not is_over.wait(0.001):
+                writes.write(message_frame(Stored()))
+
+    with half_connected() as (source, _, writes):
+        thread = in_thread(chatter)
+        with pytest.raises(ConnectionLost):
+            source.abort("^C", 0.05)
+        is_over.set()
+        thread.join()
 
 
 PEER = """

@@ -19,6 +19,7 @@ from crckpt.errors import StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.flock import turn_taken
+from crckpt.store.format.manifest import next_sequence
 
 NOW = datetime.now(UTC)
 IN_TWO_DAYS = NOW + timedelta(days=2)
@@ -112,6 +113,17 @@ def test_the_highest_number_makes_none_the_newest_for_ever(tmp_path: Path) -> No
     assert set(repository.ids()) == {first, highest}
     repository.remove([highest])
     assert _stored(repository, tmp_path, NOW) == repository.resolve("job")
+
+
+def test_another_host_does_not_use_up_the_numbers(tmp_path: Path) -> None:
+    """Other hosts refuse a checkpoint with a high number."""
+    repository = open_store(tmp_path)
+    _stored(repository, tmp_path, NOW)
+    checkpoints = repository.checkpoints()
+    assert next_sequence(checkpoints, 1 << 40) == 1 << 40
+    for number in ((1 << 40) + 2, (1 << 52) - 1, (1 << 63) - 1):
+        with pytest.raises(StoreUnusable, match=f"with sequence number {number - 1}: too few numbers are left"):
+            next_sequence(checkpoints, number)
 
 
 _COMMITS = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,12 @@ from entering import Told
 from gates import ask_about, target_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.migrate.gate import questions as module
 from crckpt.migrate.gate.answers import decode_answers
+from crckpt.migrate.gate.look import look_for_files
 from crckpt.migrate.gate.questions import Questions, decode_questions, encode_questions
 
 
@@ -33,6 +37,19 @@ def _decode(content: dict[str, Any]) -> Questions:
 def test_questions_travel_whole(target: Told, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     assert decode_questions(encode_questions(questions)) == questions
+
+
+def test_what_a_program_may_choose_travels(target: Told, there: Path, tmp_path: Path) -> None:
+    """Names of any bytes, and times that no calendar has."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        os.utime(file.name, ns=(1 << 62, 1 << 90))
+        target.do(f"file = open({file.name!r})")
+        questions = ask_about(target_at(target.pid, there))
+        found = look_for_files(questions.files)
+    (asked,) = (each for each in questions.files if each.name == file.name)
+    assert asked.modified == found[asked.id].modified == (1 << 63) - 1
+    named = replace(questions, processes=tuple(replace(each, comm="a\udcff") for each in questions.processes))
+    assert decode_questions(encode_questions(named)).processes[0].comm == "a?"
 
 
 @pytest.mark.parametrize(
