@@ -32,7 +32,7 @@ AtOnce = Annotated[
         "--at-once",
         min=1,
         max=64,
-        help="With --all: move so many at a time; they share --bandwidth.",
+        help="With --all: move this many at a time; they share --bandwidth.",
         metavar="N",
         show_default="2",
     ),
@@ -188,7 +188,7 @@ def summary_lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]
         elif each.outcome == "ended":
             yield f"{_name(each)} was not moved: {each.why}\n"
     if not done and not left:
-        yield f"no program of a job in this store runs here: nothing to move to {request.host}\n"
+        yield f"nothing to move to {request.host}: no program of a job in this store is running here\n"
         return
     programs = count(len(done) + len(left), "program")
     verb = "can be moved" if request.check else "moved"
@@ -197,7 +197,7 @@ def summary_lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]
         yield f"  {_name(each)}: {_describe(each)}\n"
         yield from (f"    note: {warning}\n" for warning in (each.result or {}).get("warnings", ()))
     if left:
-        stays = "would stay" if request.check else "stayed, or may not run on either host"
+        stays = "would stay" if request.check else "stayed here, or may run on neither host"
         if all(each.outcome != "in-doubt" for each in left):
             stays = "would stay here" if request.check else "stayed here"
         yield f"{len(left)} of {programs} {stays}\n"

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 _MOST_FILES_SHOWN: Final = 20
 _UNDECIDED: Final = {
-    "ended": "it has ended here, and may not run there yet",
+    "ended": "it has ended here, and {peer} has not confirmed that it runs there",
     "prepared": "only {peer} knows where it runs",
-    "committed": "it has ended there, and does not run here yet",
+    "committed": "it has ended on {peer}, and does not run here yet",
 }
 
 
@@ -76,7 +76,7 @@ def result_lines(result: MigrateResult, remote_crckpt: str = "crckpt") -> Iterat
         yield from _terminal_lines(result.job, result.terminal_log, result.host, remote_crckpt)
         return
     if result.why_stopped:
-        yield f"{count(len(result.rounds), 'round')}: {result.why_stopped}\n"
+        yield f"no more rounds after {len(result.rounds)}: {result.why_stopped}\n"
     over = ", over the budget of --max-downtime" if result.over_budget else ""
     yield (
         f"{result.job} runs on {result.host}{pid}: downtime {duration(result.downtime_ms)}{over}; "
@@ -110,30 +110,28 @@ def _check_lines(result: MigrateResult) -> Iterator[str]:
 def move_lines(moves: tuple[MoveStatus, ...], unreadable: tuple[UnreadableMove, ...]) -> Iterator[str]:
     """The list of recorded moves."""
     for bad in unreadable:
-        yield f"{bad.why}: {bad.remedy}\n"
+        yield f"{bad.why}\n  hint: {bad.remedy}\n"
     for status in moves:
         move = status.move
         direction = "to" if move.side == "source" else "from"
-        yield (f"{move.id}  {local_time(move.changed)}  {move.job} {direction} {move.peer}: {_describe(status)}\n")
+        yield f"{move.id}  {local_time(move.changed)}  {move.job} {direction} {move.peer}: {_describe(status)}\n"
+        if status.next_command:
+            there = "" if status.next_on == move.side else f" on {move.peer}"
+            aim = "remove what the other host keeps of it" if status.runs_on is not None else "finish the move"
+            yield f"  hint: {aim}{there}: {status.next_command}\n"
     if not moves and not unreadable:
         yield "no job was moved to or from this store\n"
 
 
 def _describe(status: MoveStatus) -> str:
-    """Say where the program runs, and what to type."""
+    """Say where the program runs."""
     move = status.move
     if status.at_work is not None:
-        return f"crckpt (PID {status.at_work}) moves it now"
+        return f"crckpt (PID {status.at_work}) is moving it"
     if status.runs_on is None:
-        place = _UNDECIDED.get(move.state, "it may run nowhere").format(peer=move.peer)
-    else:
-        place = "it runs here" if status.runs_on == move.side else f"it runs on {move.peer}"
-        place = f"{place} ({move.why})" if move.why else place
-    if not status.next_command:
-        return place
-    there = "" if status.next_on == move.side else f" on {move.peer}"
-    aim = "clean up" if status.runs_on is not None else "finish the move"
-    return f"{place}; {aim}{there}: {status.next_command}"
+        return _UNDECIDED.get(move.state, "it may run on neither host").format(peer=move.peer)
+    place = "it runs here" if status.runs_on == move.side else f"it runs on {move.peer}"
+    return f"{place}; the move was aborted: {move.why}" if move.why else place
 
 
 def resume_document(result: ResumeResult) -> dict[str, object]:
@@ -146,12 +144,12 @@ def resume_lines(result: ResumeResult) -> Iterator[str]:
     """The text of a move that was finished."""
     move, pid = result.move, f" as PID {result.pid}" if result.pid is not None else ""
     if result.runs_here:
-        given_up = ": the move was given up" if move.side == "source" else ""
-        yield f"{move.job} runs here{pid}{given_up}\n"
+        aborted = ": the move was aborted" if move.side == "source" else ""
+        yield f"{move.job} runs here{pid}{aborted}\n"
     elif move.side == "source":
         yield f"{move.job} runs on {move.peer}{pid}\n"
     else:
-        yield f"{move.job} runs on {move.peer}: the move was given up\n"
+        yield f"{move.job} runs on {move.peer}: the move was aborted\n"
     if move.side == "source" and not result.runs_here:
         yield from _terminal_lines(move.job, result.terminal_log, move.peer, *move.remote[:1])
     elif result.terminal_log:

@@ -148,7 +148,7 @@ def parse_bandwidth(text: str, option: str) -> int:
     """Parse bytes per second as 800K, 50M or 1.5G (powers of 1024). Raises UsageError, which names the `option`."""
     found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)([KMG])", text)
     speed = int(float(found[1]) * 1024 ** (1 + "KMG".index(found[2]))) if found is not None else 0
-    # With less, a sign of life could come too late behind data.
+    # With less, a heartbeat could be delayed too long behind data.
     if speed < LEAST_BANDWIDTH:
         raise UsageError(
             f"{option} {text} is not a bandwidth of at least 16K bytes per second",

@@ -92,7 +92,7 @@ def _check_here(address: HostAddress) -> Iterator[tuple[str, str]]:
     """Check an address that this host is to give away."""
     holder = find_holder(address.ip)
     if holder is None:
-        yield f"{address.ip} is no address of this host", "ip address show"
+        yield f"this host does not have the address {address.ip}", "list its addresses: ip address show"
         return
     device, held = holder
     if (device.name, held.length) != (address.device, address.length):
@@ -143,12 +143,12 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
     if not device.is_up:
         yield f"{device.name} is down", f"ip link set {device.name} up"
     elif not device.has_link:
-        yield f"{device.name} has no link", "plug its cable in"
+        yield f"{device.name} has no link", "connect its cable"
     if device.is_port:
         yield f"{device.name} is part of {device.master}, which has the addresses", f"name {device.master}"
     holder = find_holder(address.ip)
     if holder is not None:
-        yield f"{address.ip} is on {holder[0].name} here already", "remove it, if the source has it, too"
+        yield f"{address.ip} is already on {holder[0].name}", "remove it, if it is the source's address"
         return
     if address.ip in _ends_of_ssh():
         yield (

@@ -1,7 +1,7 @@
 """The connection between the two sides of a migration: messages and data in frames over two descriptors.
 
 A thread reads all the time and another one writes: so two sides that send at once never wait for each other, and an
-interruption of the main thread never leaves half a frame. Both sides give a sign of life every second.
+interruption of the main thread never leaves half a frame. Both sides send a heartbeat every second.
 
 What the other side sends is bounded before memory is taken for it: a frame, a message, and the messages that wait to be
 received.
@@ -163,7 +163,7 @@ class Connection:
         """
         if not self._wait(lambda: bool(self._received), timeout):
             raise ConnectionLost(
-                f"{self.peer} gave no answer for {timeout:g} s", hint=f"look for what keeps it busy on {self.peer}"
+                f"{self.peer} did not answer for {timeout:g} s", hint=f"find out what keeps {self.peer} busy"
             )
         with interrupts_deferred(), self._lock:
             found, _ = self._received.popleft()
@@ -268,7 +268,7 @@ class Connection:
     def _with_receiver(self, name: str, use: Callable[[PackReceiver], None]) -> None:
         with self._receiving:
             if self._pack_receiver is None:
-                raise frames.BadFrame(f"{name}, for which nobody asked")
+                raise frames.BadFrame(f"{name}, which was not asked for")
             try:
                 use(self._pack_receiver)
             except frames.BadFrame:

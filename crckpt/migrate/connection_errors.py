@@ -17,7 +17,7 @@ class GivenUp(RemoteError):
     """The other side has sent Abort, and waits for Aborted; the connection can still be used. `why` is its reason."""
 
     def __init__(self, peer: str, why: str) -> None:
-        super().__init__(f"{peer} gave up: {why}")
+        super().__init__(f"{peer} aborted the move: {why}")
         self.why = why
 
 
@@ -38,7 +38,7 @@ class PrintedText(ConnectionLost):
         shown = " ".join(text.split())[:500]
         super().__init__(
             f"{peer} printed text before crckpt's first message: {shown}",
-            hint=f"change what its shell reads at the start (.bashrc on {peer}): print nothing if there is no terminal",
+            hint=f"edit the startup file of the shell on {peer} (.bashrc): print nothing if there is no terminal",
         )
 
 
@@ -53,8 +53,8 @@ def make_end_error(peer: str) -> ConnectionEnded:
 
 
 def make_silence_error(peer: str, seconds: float) -> ConnectionLost:
-    """Make the error for another side that gives no sign of life."""
+    """Make the error for another side whose heartbeats stopped."""
     return ConnectionLost(
-        f"no sign of life from {peer} for {seconds:g} s",
+        f"nothing was received from {peer} for {seconds:g} s",
         hint=f"check the network, and whether crckpt is stopped on {peer}",
     )

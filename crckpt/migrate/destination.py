@@ -307,7 +307,7 @@ def _refuse_busy(move: Move) -> None:
     """Raise PreflightRefused if another crckpt still works on the move: soon it notices that its connection is lost."""
     if not move.is_over and move.owner.is_alive and move.owner.pid != os.getpid():
         raise PreflightRefused(
-            f"crckpt (PID {move.owner.pid}) still works on the move of {move.job}", hint="try again in a moment"
+            f"crckpt (PID {move.owner.pid}) is still moving {move.job}", hint="try again in a moment"
         )
 
 

@@ -23,7 +23,7 @@ DATA: Final = 2
 PART: Final = 3
 """The beginning of a message that is larger than a frame; more parts, then MESSAGE follow."""
 BEAT: Final = 4
-"""A sign of life, without payload."""
+"""A heartbeat, without payload."""
 
 MOST_DATA: Final = 1 << 20
 MOST_PAYLOAD: Final = MOST_DATA + 64
@@ -32,7 +32,7 @@ _BEGIN: Final = struct.Struct("<IBH")
 _HEADER: Final = struct.Struct("<IBHI")
 HEADER_BYTES: Final = _HEADER.size
 
-_NAMES: Final = {MESSAGE: "a message", DATA: "data", PART: "a part of a message", BEAT: "a sign of life"}
+_NAMES: Final = {MESSAGE: "a message", DATA: "data", PART: "a part of a message", BEAT: "a heartbeat"}
 
 
 class Header(Struct, frozen=True):

@@ -215,9 +215,10 @@ class Failed(Message, frozen=True):
 
     def to_error(self, side: str) -> RemoteError:
         """Make the error of this side from it; `side` names the other one."""
-        return RemoteError(
-            f"{side}: {self.message}", hint=f"on {side}: {self.hint}" if self.hint else "", causes=self.causes
-        )
+        # A store of the other side is named by another option here.
+        hint = self.hint.replace("--store DIR", "--remote-store DIR")
+        hint = f"on {side}: {hint}" if hint else ""
+        return RemoteError(f"{side}: {self.message}", hint=hint, causes=self.causes)
 
 
 class Resume(Message, frozen=True):

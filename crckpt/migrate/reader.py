@@ -122,7 +122,7 @@ class Reader:
                 hint="install the same version of crckpt on both hosts",
             ) from error
         except ValueError as error:
-            raise frames.BadFrame(f"what is no message: {error}") from error
+            raise frames.BadFrame(f"a message that cannot be decoded: {error}") from error
 
     def _read_into(self, memory: memoryview) -> None:
         """Fill `memory`. Raises ConnectionLost at the end of the connection, or after too long a silence."""

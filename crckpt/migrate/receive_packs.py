@@ -193,7 +193,7 @@ class _Incoming:
     def begin(self, pack: PackMessage) -> None:
         """See `PackReceiver`."""
         if pack.digest not in self._left:
-            raise BadFrame(f"Pack {pack.digest[:SHORT]}, for which nobody asked")
+            raise BadFrame(f"Pack {pack.digest[:SHORT]}, which was not asked for")
         if pack.channel in self._open:
             raise BadFrame(f"Pack {pack.digest[:SHORT]} on channel {pack.channel}, which is in use")
         if not FEWEST_BYTES <= pack.size <= MOST_BYTES:

@@ -64,7 +64,7 @@ def resume(
     recorded = _find_move(repository, move_id)
     if not recorded.is_over and recorded.owner.is_alive and not same_process:
         raise PreflightRefused(
-            f"crckpt (PID {recorded.owner.pid}) still works on the move of {recorded.job}",
+            f"crckpt (PID {recorded.owner.pid}) is still moving {recorded.job}",
             hint="wait until it ends",
             is_in_use=True,
         )
@@ -154,7 +154,7 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
         if not source_is_gone:
             raise MoveInDoubt(
                 f"only {move.peer} knows whether {move.job} has ended there",
-                hint=f"on {move.peer}: crckpt migrate --resume {move.id}; only if that host is gone for ever, here: "
+                hint=f"on {move.peer}: crckpt migrate --resume {move.id}; only if that host is lost forever, here: "
                 f"crckpt migrate --resume {move.id} --source-is-gone",
             )
         step("move.committed")

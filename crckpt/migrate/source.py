@@ -172,12 +172,13 @@ def settle_last_move(repository: Repository, connection: Connection, job: str) -
         # On another host: only `crckpt migrate --resume` reaches that.
         report_abort(repository, connection, now)
     if not now.is_over:
-        doing = "by crckpt, PID " + str(now.owner.pid) if now.owner.is_alive else "and is unfinished"
-        raise PreflightRefused(
-            f"a move of {job} ({now.peer}) is in progress, {doing}",
-            hint=f"wait for it, or finish it: crckpt migrate --resume {now.id}",
-            is_in_use=True,
-        )
+        direction = f"to {now.peer}" if now.side == "source" else f"here from {now.peer}"
+        if now.owner.is_alive:
+            message, hint = f"crckpt (PID {now.owner.pid}) is moving {job} {direction}", "wait until it ends"
+        else:
+            message = f"an earlier move of {job} {direction} is unfinished"
+            hint = f"finish it first: crckpt migrate --resume {now.id}"
+        raise PreflightRefused(message, hint=hint, is_in_use=True)
 
 
 def move_tree(
@@ -244,7 +245,8 @@ def make_in_doubt_error(move: Move, error: CrckptError | None) -> MoveInDoubt:
     """Make the error of a move whose tree has ended here, and may not run on the destination yet."""
     why = f": {error.message}" if error is not None else ""
     return MoveInDoubt(
-        f"{move.job} has ended here, and does not run on {move.peer} yet{why}; its checkpoint is safe on both hosts",
+        f"{move.job} has ended here, and {move.peer} has not confirmed that it runs there{why}; its checkpoint is safe "
+        "on both hosts",
         hint=f"finish the move: crckpt migrate --resume {move.id}",
     )
 
@@ -351,7 +353,7 @@ def _explain_last_round(request: MigrateRequest, rounds: list[RoundSummary]) -> 
     if request.max_downtime_ms is not None and last.estimated_ms <= request.max_downtime_ms:
         return "the estimated downtime is within --max-downtime"
     if len(rounds) >= request.max_rounds:
-        return f"{len(rounds)} rounds were made (--max-rounds)"
+        return "--max-rounds is reached"
     if len(rounds) < 2:
         return ""
     if last.raw_bytes < _LEAST_BYTES:
@@ -365,9 +367,9 @@ def _check_budget(request: MigrateRequest, rounds: tuple[RoundSummary, ...]) -> 
     budget = request.max_downtime_ms
     if request.abort_over and budget is not None and rounds[-1].estimated_ms > budget:
         raise PreflightRefused(
-            f"the downtime would be about {rounds[-1].estimated_ms:.0f} ms, over the budget of {budget:.0f} ms "
-            "(--max-downtime); it runs on here",
-            hint="allow a longer downtime: --max-downtime TIME; without --abort-over it is moved anyway",
+            f"the estimated downtime is {rounds[-1].estimated_ms:.0f} ms, over the budget of {budget:.0f} ms "
+            "(--max-downtime); the program keeps running here",
+            hint="allow a longer downtime: --max-downtime TIME; or leave out --abort-over, to move it anyway",
         )
 
 

@@ -104,7 +104,7 @@ class Remote:
             return self._explain_kill("was killed")
         if status == _CANNOT_CONNECT:
             return RemoteError(
-                f"the connection to {self._host} by ssh failed{said}", hint=f"check that this works: ssh {self._host}"
+                f"ssh cannot connect to {self._host}{said}", hint=f"check that this works: ssh {self._host} true"
             )
         if status in (_NOT_FOUND, _NOT_EXECUTABLE):
             return RemoteError(
@@ -231,7 +231,8 @@ def check_host(host: str) -> str:
     _user, _, name = words.rpartition("@")
     if not name or words.startswith(("-", "@")) or name.startswith("-") or _is_odd(host):
         raise UsageError(
-            f"{host!r} is no host for ssh", hint="name it as [USER@]HOST, or as in your ~/.ssh/config, without options"
+            f"{host!r} is not a host name for ssh",
+            hint="type [USER@]HOST, or a name from ~/.ssh/config; options of ssh belong in that file",
         )
     return host
 

@@ -1,4 +1,4 @@
-"""The thread that writes frames, and a sign of life every second."""
+"""The thread that writes frames, and a heartbeat every second."""
 
 from __future__ import annotations
 

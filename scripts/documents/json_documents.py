@@ -168,13 +168,13 @@ class MoveDocument(Struct, frozen=True, forbid_unknown_fields=True):
     runs_on: Annotated[
         Side | None, Meta(description="Which side has the program; null if neither runs it, or this side cannot know.")
     ]
-    at_work: Annotated[int | None, Meta(description="The PID of the crckpt of this host that moves it now.")]
+    at_work: Annotated[int | None, Meta(description="The PID of the crckpt on this host that is moving it.")]
     next_on: Annotated[Side | None, Meta(description="The side on which `next_command` is to be typed.")]
     next_command: Annotated[str, Meta(description="What finishes the move; empty if there is nothing to do.")]
     checkpoint: CheckpointId | None
     began: datetime
     changed: datetime
-    why: Annotated[str, Meta(description="Why the move was given up, or empty.")]
+    why: Annotated[str, Meta(description="Why the move was aborted, or empty.")]
 
 
 class MovesDocument(Struct, frozen=True, forbid_unknown_fields=True):

@@ -66,7 +66,10 @@ def test_a_source_that_has_the_address(host: Machine, address: HostAddress) -> N
 
 @families
 def test_a_source_that_does_not_have_it(host: Machine, address: HostAddress) -> None:
-    assert only(check_source([address])) == (f"{address.ip} is no address of this host", "ip address show")
+    assert only(check_source([address])) == (
+        f"this host does not have the address {address.ip}",
+        "list its addresses: ip address show",
+    )
 
 
 @families
@@ -144,7 +147,7 @@ def test_a_destination_whose_device_cannot(host: Machine) -> None:
 @families
 def test_a_destination_that_has_it(host: Machine, address: HostAddress) -> None:
     add(host, address)
-    assert "here already" in only(check_destination([address]))[0]
+    assert "is already on" in only(check_destination([address]))[0]
 
 
 @families
@@ -240,7 +243,7 @@ def test_what_undoes_may_be_done_again(host: Machine, address: HostAddress) -> N
 def test_a_fence_that_is_refused_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_refusing_nft(tmp_path)
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
-    with pytest.raises(HostCannot, match=r"the packet filter refused the fence .* Operation not permitted"):
+    with pytest.raises(HostCannot, match=r"the moved address cannot be fenced off .* Operation not permitted"):
         raise_fence([IPV4], MOVE)
     with pytest.raises(ValueError, match="not the id of a move"):
         raise_fence([IPV4], "0123; flush ruleset")

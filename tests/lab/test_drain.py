@@ -111,7 +111,7 @@ def test_send_files_moves_the_last_one_too_and_what_was_restored(lab: Namespaces
         assert "4 of 4 programs moved to destination" in done.out
         assert find_hosts(lab) == {job: ["destination"] for job in MOVED}
         nothing = lab.run("source", "crckpt", "migrate", "--all", "destination")
-        assert "no program of a job in this store runs here" in nothing.out
+        assert "no program of a job in this store is running here" in nothing.out
 
 
 @contextmanager

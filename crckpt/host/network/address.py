@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.errors import UsageError
 
-_EXAMPLE: Final = "--move-ip 10.0.0.5/24@eth0"
+_EXAMPLE: Final = "for example: --move-ip 10.0.0.5/24@eth0"
 # IFNAMSIZ, linux/if.h, without the final NUL.
 _LONGEST_DEVICE: Final = 15
 
@@ -64,7 +64,7 @@ def parse_address(text: str) -> HostAddress:
     try:
         parsed = ip_interface(f"{ip}/{int(length)}")
     except ValueError as error:
-        raise UsageError(f"'{where}' is no address: {error}", hint=_EXAMPLE) from None
+        raise UsageError(f"'{where}' is not an address: {error}", hint=_EXAMPLE) from None
     address = parsed.ip
     if "%" in ip or address.is_link_local:
         raise UsageError(f"{ip} is valid on one link only and cannot move", hint="name a global address")

@@ -32,7 +32,7 @@ def claim(addresses: Sequence[HostAddress], move_id: str) -> tuple[HostAddress, 
     """
     for address in addresses:
         if (holder := find_holder(address.ip)) is not None:
-            raise HostCannot(f"{address.ip} is on {holder[0].name} here already")
+            raise HostCannot(f"{address.ip} is already on {holder[0].name}")
     unrouted = tuple(address for address in addresses if _needs_route(address))
     try:
         raise_fence(addresses, move_id)

@@ -102,5 +102,5 @@ def _nft(commands: str) -> run.Finished:
     done = run.run([tool, commands], timeout=_WITHIN_S)
     if not done.ok:
         first = next(iter(done.output.strip().splitlines()), "it failed and said nothing")
-        raise HostCannot(f"the packet filter refused the fence of an address ({tool}): {first}")
+        raise HostCannot(f"the moved address cannot be fenced off ({tool}): {first}")
     return done

@@ -79,7 +79,7 @@ class _Guard:
         try:
             self._announce()
         except OSError as error:
-            return f"the neighbours were not told: {error_text(error)}"
+            return f"the moved addresses could not be announced to the network: {error_text(error)}"
         return ""
 
     def _keep(self) -> str:

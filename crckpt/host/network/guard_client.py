@@ -61,7 +61,7 @@ class GuardedAddresses:
             self._ask("keep")
         except HostCannot as error:
             # A guard that was killed does not give up either.
-            left = f"the address stays, but perhaps also the table {table_name(self._move_id)}: {error.message}"
+            left = f"the addresses are here, but the nft table {table_name(self._move_id)} may be left: {error.message}"
         self._is_kept = True
         return left
 
@@ -85,12 +85,17 @@ class GuardedAddresses:
             step("guard.answer", do)
             data = self._control.recv(LONGEST)
         except TimeoutError:
-            raise HostCannot(f"the guard of the moved addresses (process {self._child.pid}) does not answer") from None
+            raise HostCannot(
+                f"the process that guards the moved addresses (PID {self._child.pid}) does not answer"
+            ) from None
         except OSError:
             data = b""
         answer = decode(data, GuardAnswer)
         if answer is None:
-            raise HostCannot("the guard of the moved addresses has ended", hint="find who has killed it, and try again")
+            raise HostCannot(
+                f"the process that guards the moved addresses (PID {self._child.pid}) was killed",
+                hint="find out what killed it (journalctl -k), then try again",
+            )
         if answer.failed:
             raise HostCannot(answer.failed, hint=answer.hint)
         return answer
@@ -131,7 +136,7 @@ def _start_guard(addresses: Sequence[HostAddress], move_id: str, taken: Collecti
     finally:
         for each in unusable:
             each.close()
-    raise HostCannot("no free PID was found for the guard of the moved addresses", hint="try again")
+    raise HostCannot("no free PID was found for the process that guards the moved addresses", hint="try again")
 
 
 def _start(addresses: Sequence[HostAddress], move_id: str) -> GuardedAddresses:

@@ -142,7 +142,9 @@ def _opened(file: AskedFile) -> Iterator[int]:
 
 
 def _changed(file: AskedFile) -> DumpFailed:
-    return DumpFailed(f"{file.name} has changed since the check; the tree runs on", hint="run the command again")
+    return DumpFailed(
+        f"{file.name} has changed since the check; the program keeps running here", hint="run the command again"
+    )
 
 
 def _open_above(placement: Placement, file: SentFile) -> int:
@@ -173,11 +175,11 @@ class _Incoming:
             self._left[-1][0].digest,
             self._left[-1][0].size,
         ):
-            raise BadFrame(f"file {pack.digest[:12]}, for which nobody asked now")
+            raise BadFrame(f"file {pack.digest[:12]}, which was not asked for now")
         file, directory = self._left.pop()
         if file.size > placed_files.free_bytes(directory):
             raise HostCannot(
-                f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, and its disk has not so much free",
+                f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, more than its disk has free",
                 hint="free space there",
             )
         self._begun.append((file, directory, self._placement.open_unnamed(directory)))

@@ -104,7 +104,7 @@ def _find_refusal(file: AskedFile, *, is_working_directory: bool) -> str:
     if stat.S_ISDIR(file.mode):
         return "" if is_working_directory else "the program has the directory open, and may read what is in it"
     if not stat.S_ISREG(file.mode):
-        return "it is no regular file"
+        return "it is not a regular file"
     if file.is_written:
         return "the program writes to it"
     if file.flags & os.O_PATH:

@@ -43,8 +43,9 @@ def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
         hint = f"finish the move: {status.next_command}"
     else:
         hint = f"finish the move, on {move.peer}: {status.next_command}"
+    state = "is being moved" if status.at_work is not None else "has an unfinished move"
     return PreflightRefused(
-        f"{move.job} is being moved {direction}: a second copy of it could run", hint=hint, is_in_use=True
+        f"{move.job} {state} {direction}: a restore could start a second copy", hint=hint, is_in_use=True
     )
 
 
@@ -52,9 +53,9 @@ def _refuse_finished(status: MoveStatus, ref: str) -> PreflightRefused:
     move = status.move
     when = f"{move.changed:%Y-%m-%d %H:%M:%S} UTC"
     if move.side == "source":
-        message = f"{move.job} was moved to {move.peer} ({when}), and may run there"
+        message = f"{move.job} was moved to {move.peer} ({when}), and may still run there"
     else:
-        message = f"a move of {move.job} from {move.peer} was given up ({when}), and it may run there"
+        message = f"a move of {move.job} from {move.peer} was aborted ({when}), and it may still run there"
     return PreflightRefused(
         message, hint=f"if it no longer runs there: crckpt restore {ref} --despite-move", is_in_use=True
     )

@@ -35,7 +35,7 @@ PARTLY_DONE = 3
         (("node2", "--resume", "0123456789abcdef"), "--all cannot be combined with --resume"),
         ((), "takes one word, the host"),
         (("812", "node2"), "takes one word, the host"),
-        (("no host",), "'no host' is no host for ssh"),
+        (("no host",), "'no host' is not a host name for ssh"),
         (("node2", "--abort-over"), "--abort-over needs --max-downtime"),
     ],
 )
@@ -48,7 +48,7 @@ def test_at_once_needs_all(typed: CommandLine) -> None:
 
 
 def test_nothing_runs_here(typed: CommandLine) -> None:
-    assert "no program of a job in this store runs here" in typed.say("migrate", "--all", "node2")
+    assert "no program of a job in this store is running here" in typed.say("migrate", "--all", "node2")
     assert typed.result("migrate", "--all", "node2", "--check") == {
         "host": "node2",
         "check": True,

@@ -29,7 +29,10 @@ RESUMED = MigrateResult("app", "node2", "3f0c9a7be1d24c58", None, ID)
     ],
 )
 def test_where_it_runs(result: MigrateResult, runs_on: str, text: str) -> None:
-    assert text in "".join(result_lines(result))
+    lines = list(result_lines(result))
+    assert text in "".join(lines)
+    if result.why_stopped:
+        assert lines[0] == "no more rounds after 2: little was left to copy\n"
     document = result_document(result)
     assert (document["runs_on"], document["check"]) == (runs_on, result.is_check)
     convert(to_builtins(document), MigrateDocument)

@@ -58,21 +58,23 @@ def test_a_script_learns_where_it_runs_and_what_to_type(
     assert {None: undecided, side: "it runs here"}.get(runs_on, f"it runs on {PEER}") in text
     if next_on:
         there = "" if next_on == side else f" on {PEER}"
-        assert text.endswith(f"; finish the move{there}: {command}\n")
+        assert text.endswith(f"\n  hint: finish the move{there}: {command}\n")
 
 
 def test_a_move_that_is_going_on(typed: CommandLine, repository: Repository) -> None:
     record_move(repository, "source", "handing-over", alive=True)
     (found,) = typed.result("migrate", "--list")["moves"]
     assert (found["runs_on"], found["at_work"], found["next_command"]) == (None, os.getpid(), "")
-    assert f"crckpt (PID {os.getpid()}) moves it now" in typed.say("migrate", "--list")
+    assert f"crckpt (PID {os.getpid()}) is moving it" in typed.say("migrate", "--list")
 
 
 def test_what_the_destination_keeps_of_an_aborted_move(typed: CommandLine, repository: Repository) -> None:
     move = record_move(repository, "source", "aborted", is_settled=False)
     (found,) = typed.result("migrate", "--list")["moves"]
     assert (found["runs_on"], found["next_on"]) == ("source", "source")
-    assert f"it runs here; clean up: crckpt migrate --resume {move.id}" in typed.say("migrate", "--list")
+    text = typed.say("migrate", "--list")
+    assert "it runs here" in text
+    assert f"  hint: remove what the other host keeps of it: crckpt migrate --resume {move.id}" in text
 
 
 def test_records_that_cannot_be_read(typed: CommandLine, repository: Repository) -> None:

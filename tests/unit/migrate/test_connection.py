@@ -144,7 +144,7 @@ def test_failed_and_abort_are_raised_where_they_are_not_expected() -> None:
             source.receive(Running)
         assert caught.value.hint == "on destination: end it"
         source.send(Abort("^C"))
-        with pytest.raises(RemoteError, match="source gave up: ^C".replace("^", r"\^")):
+        with pytest.raises(RemoteError, match="source aborted the move: ^C".replace("^", r"\^")):
             destination.receive(Ended)
         # The connection can be used: the abort is answered.
         destination.send(Aborted())
@@ -165,7 +165,7 @@ def test_an_abort_passes_over_answers_that_come_before_it_is_read() -> None:
         thread = in_thread(answer)
         source.abort("^C", 60)
         thread.join()
-        with pytest.raises(ConnectionLost, match=r"destination gave no answer"):
+        with pytest.raises(ConnectionLost, match=r"destination did not answer"):
             source.abort("again", 0.1)
 
 
@@ -244,7 +244,7 @@ def test_an_interruption_gets_through_and_leaves_no_half_frame(waits: str) -> No
                         slow.has_begun.wait()
                     peer.send_signal(signal.SIGINT)
                     slow.go.set()
-                    with pytest.raises(RemoteError, match="peer gave up: interrupted by SIGINT"):
+                    with pytest.raises(RemoteError, match="peer aborted the move: interrupted by SIGINT"):
                         side.receive(Ended)
                 assert peer.wait() == 0
         finally:

@@ -152,7 +152,7 @@ def conversation(tmp_path_factory: pytest.TempPathFactory) -> Conversation:
 def test_the_recorded_conversation_can_be_played(conversation: Conversation) -> None:
     error = conversation.play(conversation.content)
     assert type(error) is GivenUp
-    assert str(error) == "destination gave up: the end"
+    assert str(error) == "destination aborted the move: the end"
 
 
 def test_it_is_cut_off_at_every_frame(conversation: Conversation) -> None:

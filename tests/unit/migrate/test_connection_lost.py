@@ -38,7 +38,7 @@ def test_packs_for_which_nobody_asked_end_the_connection() -> None:
     for sent, name in ((message_frame(PACK), "Pack cdcdcdcdcdcd"), (frame(DATA, b"x", 5), "data on channel 5")):
         with half_connected() as (source, _, writes):
             writes.write(sent)
-            with pytest.raises(ProtocolError, match=f"{name}, for which nobody asked"):
+            with pytest.raises(ProtocolError, match=f"{name}, which was not asked for"):
                 source.receive(Sent)
 
 
@@ -46,12 +46,12 @@ def test_packs_for_which_nobody_asked_end_the_connection() -> None:
     ("sent", "what"),
     [
         (frame(9), "a frame of the unknown kind 9"),
-        (frame(BEAT, b"x"), "a sign of life with 1 bytes"),
+        (frame(BEAT, b"x"), "a heartbeat with 1 bytes"),
         (frame(MESSAGE, b"", 1), "a message on channel 1"),
         (frame(DATA, b"", 16), "data on channel 16"),
         (frame(DATA, b"12345").replace(b"5", b"4"), "data with a wrong checksum"),
-        (frame(MESSAGE, b"\xc1"), "what is no message: .* invalid opcode"),
-        (frame(MESSAGE, msgspec.msgpack.encode({"type": "Stolen"})), "what is no message: .*Stolen"),
+        (frame(MESSAGE, b"\xc1"), "a message that cannot be decoded: .* invalid opcode"),
+        (frame(MESSAGE, msgspec.msgpack.encode({"type": "Stolen"})), "a message that cannot be decoded: .*Stolen"),
         (frames._HEADER.pack(frames.MOST_PAYLOAD + 1, DATA, 0, 0), f"data with {frames.MOST_PAYLOAD + 1} bytes"),  # noqa: SLF001
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -147,7 +147,7 @@ def test_nobody_is_asked_about_a_silence() -> None:
     os.write(writes, frame(BEAT))
     with (
         Connection(incoming, outgoing, "there", patience_s=0.2, explain_end=explain) as side,
-        pytest.raises(ConnectionLost, match="no sign of life"),
+        pytest.raises(ConnectionLost, match="nothing was received"),
     ):
         side.receive(Hello)
     os.close(reads)
@@ -155,7 +155,7 @@ def test_nobody_is_asked_about_a_silence() -> None:
 
 
 def test_silence_is_noticed() -> None:
-    words = r"no sign of life from destination for 0\.2 s"
+    words = r"nothing was received from destination for 0\.2 s"
     with half_connected(patience_s=0.2) as (source, _, writes):
         writes.write(frame(BEAT))
         with pytest.raises(ConnectionLost, match=words):
@@ -163,7 +163,7 @@ def test_silence_is_noticed() -> None:
 
 
 def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
-    words = "no sign of life"
+    words = "nothing was received"
     with half_connected(patience_s=0.5) as (source, _, writes):
         writes.write(frame(BEAT))
         with pytest.raises(ConnectionLost, match=words):
@@ -197,7 +197,7 @@ side.receive(Ended)
 
 
 def test_a_stopped_peer_is_noticed_and_a_killed_one() -> None:
-    for number, words, patience_s in ((signal.SIGSTOP, "no sign of life", 4), (signal.SIGKILL, "has ended", 60)):
+    for number, words, patience_s in ((signal.SIGSTOP, "nothing was received", 4), (signal.SIGKILL, "has ended", 60)):
         with subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
             assert peer.stdin is not None
             assert peer.stdout is not None

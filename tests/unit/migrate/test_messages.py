@@ -10,7 +10,7 @@ from connected import HELLO
 from msgspec.structs import replace
 
 from crckpt.causes.cause import Finding
-from crckpt.errors import PreflightRefused, RemoteError
+from crckpt.errors import PreflightRefused, RemoteError, StoreUnusable
 from crckpt.migrate import messages
 from crckpt.migrate.messages import (
     Abort,
@@ -159,6 +159,11 @@ def test_an_error_keeps_its_message_hint_and_causes() -> None:
     assert error.message == "root@there: it cannot be restored"
     assert error.hint == "on root@there: remove it"
     assert error.causes == ("PID 5 is in use",)
+
+
+def test_the_hint_of_the_other_side_names_the_option_of_this_side() -> None:
+    unusable = StoreUnusable("/etc is not a store of crckpt", hint="name a store: --store DIR")
+    assert make_failed(unusable).to_error("there").hint == "on there: name a store: --remote-store DIR"
 
 
 def test_a_system_error_has_its_words() -> None:

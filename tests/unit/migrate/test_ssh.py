@@ -125,7 +125,7 @@ def test_words_of_the_command() -> None:
     ],
 )
 def test_what_is_no_host_is_refused(host: str) -> None:
-    with pytest.raises(UsageError, match="is no host for ssh"):
+    with pytest.raises(UsageError, match="is not a host name for ssh"):
         check_host(host)
 
 
@@ -173,12 +173,12 @@ def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tu
     [
         (
             "#!/bin/sh\necho 'ssh: connect to host there port 22: Connection refused' >&2\nexit 255\n",
-            "the connection to root@there by ssh failed: ssh: connect to host there port 22: Connection refused",
+            "ssh cannot connect to root@there: ssh: connect to host there port 22: Connection refused",
             "ssh root@there",
         ),
         (
             "#!/bin/sh\nhead -c 100000 /dev/zero | tr '\\0' '\\n' >&2\necho ' last' >&2\nexit 255\n",
-            "the connection to root@there by ssh failed: last",
+            "ssh cannot connect to root@there: last",
             "ssh root@there",
         ),
         (
@@ -268,7 +268,7 @@ def test_the_real_ssh_says_why_it_cannot_connect() -> None:
     with (
         started("127.0.0.1", ssh=("ssh", "-F", "none", "-p", "1")) as remote,
         Connection(remote.incoming, remote.outgoing, "there", explain_end=remote.explain_end) as connection,
-        pytest.raises(RemoteError, match=r"the connection to 127.0.0.1 by ssh failed: .*Connection refused"),
+        pytest.raises(RemoteError, match=r"ssh cannot connect to 127.0.0.1: .*Connection refused"),
     ):
         connection.receive(Hello)
 
