@@ -138,6 +138,12 @@ def migrate(
             rich_help_panel=DOWNTIME,
         ),
     ] = None,
+    bandwidth_clock: Annotated[
+        Path | None,
+        typer.Option(
+            "--bandwidth-clock", help="Share --bandwidth with other moves (`--all`).", metavar="FILE", hidden=True
+        ),
+    ] = None,
     list_moves: Annotated[
         bool,
         typer.Option(
@@ -265,6 +271,7 @@ def migrate(
             addresses=tuple(move_ip or ()),
         ),
         bandwidth=None if bandwidth is None else options.parse_bandwidth(bandwidth, "--bandwidth"),
+        bandwidth_clock=bandwidth_clock,
         before_freeze=before_freeze,
         address_hook=address_hook,
         send_files=send_files,

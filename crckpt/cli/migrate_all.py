@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from msgspec.structs import replace
 
 from crckpt.cli.format import count, duration, size
 from crckpt.cli.options import LEAST_BANDWIDTH
@@ -66,6 +67,7 @@ def migrate_all(
     Raises UsageError, StoreUnusable.
     """
     # Not needed for the help.
+    from crckpt.migrate.bandwidth import shared_clock
     from crckpt.migrate.drain import DrainResult, MoveOutcome, drain, make_command
     from crckpt.migrate.running_jobs import find_running_jobs
     from crckpt.migrate.ssh import check_host
@@ -74,14 +76,15 @@ def migrate_all(
     repository = context.repository()
     found = find_running_jobs(repository)
     together = min(at_once or _AT_ONCE, max(len(found.jobs), 1))
-    words = make_options(request, context, config, together)
-    done = drain(
-        found.jobs,
-        repository,
-        lambda job: make_command(job, request.host, words),
-        together,
-        _Progress(request.check),
-    )
+    with shared_clock() as clock:
+        words = make_options(replace(request, bandwidth_clock=clock), context, config, together)
+        done = drain(
+            found.jobs,
+            repository,
+            lambda job: make_command(job, request.host, words),
+            together,
+            _Progress(request.check),
+        )
     others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
     result = DrainResult((*done.outcomes, *others), done.interrupted)
     code = exit_code(result)
@@ -107,7 +110,8 @@ def make_options(request: MigrateRequest, context: Context, config: Path | None,
         "--address-hook": request.address_hook,
         "--max-downtime": f"{request.max_downtime_ms:.3f}ms" if request.max_downtime_ms is not None else None,
         "--max-rounds": request.max_rounds,
-        "--bandwidth": _share(request.bandwidth, together),
+        "--bandwidth": _check_share(request.bandwidth, together),
+        "--bandwidth-clock": request.bandwidth_clock if request.bandwidth is not None else None,
         "--remote-crckpt": request.remote_crckpt,
         "--remote-store": request.remote_store,
     }
@@ -126,17 +130,16 @@ def make_options(request: MigrateRequest, context: Context, config: Path | None,
     )
 
 
-def _share(bandwidth: int | None, together: int) -> str | None:
-    """Return the bandwidth of one move, as an option has it."""
+def _check_share(bandwidth: int | None, together: int) -> str | None:
+    """Return the bandwidth that all moves share, as an option has it."""
     if bandwidth is None:
         return None
-    share = bandwidth // together
-    if share < LEAST_BANDWIDTH:
+    if bandwidth // together < LEAST_BANDWIDTH:
         raise UsageError(
             f"--bandwidth is too low for {count(together, 'move')} at the same time: each needs 16K bytes per second",
             hint="raise it, or move one program after the other: --at-once 1",
         )
-    return f"{share >> 10}K"
+    return f"{bandwidth >> 10}K"
 
 
 class _Progress:

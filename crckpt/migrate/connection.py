@@ -23,6 +23,8 @@ from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 from crckpt.migrate import frames, messages
+from crckpt.migrate.bandwidth import Bandwidth
+from crckpt.migrate.compression import Compressor
 from crckpt.migrate.connection_errors import (
     ConnectionEnded,
     ConnectionLost,
@@ -41,7 +43,7 @@ __all__ = ["Connection", "ConnectionLost", "GivenUp", "PackReceiver", "PrintedTe
 # A wait of the main thread ends after so long, and begins again: a signal that comes just before a system call is
 # handled only after it.
 _WAIT_S: Final = 0.5
-# Bytes that wait to be written: an abort must not come behind more.
+# Bytes that wait to be written, and keep the thread that writes busy.
 _MOST_QUEUED: Final = 1 << 20
 _MOST_RECEIVED: Final = 64
 _PIPE_BYTES: Final = 1 << 20
@@ -73,11 +75,11 @@ class Connection:
         outgoing: int,
         peer: str,
         *,
-        bandwidth: int | None = None,
+        bandwidth: Bandwidth | None = None,
         patience_s: float = PATIENCE_S,
         explain_end: Callable[[], CrckptError | None] = lambda: None,
     ) -> None:
-        """`bandwidth` limits data, in bytes per second. `explain_end` knows why the other side has ended, perhaps."""
+        """`bandwidth` limits data. `explain_end` knows why the other side has ended, perhaps."""
         self.peer = peer
         self._explain_end = explain_end
         self._lock, self._receiving = threading.Lock(), threading.Lock()
@@ -95,10 +97,21 @@ class Connection:
             outgoing, bandwidth, self._changed.set, lambda error: self._lose(make_broken_error(peer, error))
         )
         self._reader = Reader(incoming, peer, patience_s, self._take_message, self._take_data, self._lose)
+        self._compressor = Compressor()
         self._reader.start()
         self._writer.start()
         # Bytes of data that are sent at once.
         self.data_bytes = self._writer.data_bytes
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that were sent, all in all."""
+        return self._writer.written
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """How fast data goes out; None if that is not known yet."""
+        return self._writer.bytes_per_s
 
     def __enter__(self) -> Self:
         """Close it at the end of the block."""
@@ -139,11 +152,15 @@ class Connection:
     def send_data(self, channel: int, content: memoryview | bytes) -> None:
         """Send up to `data_bytes` of what lies on a channel; `content` must not change any more.
 
+        It is compressed if the connection is so slow that this pays.
+
         Raises what `send` raises, and RemoteError if the other side has sent an error.
         """
         self._wait(lambda: self._writer.queued < _MOST_QUEUED)
         self._raise_if_refused()
-        self._writer.put(*frames.make_frame(frames.DATA, content, channel), is_data=True)
+        packed = self._compressor.compress(content, self._writer.bytes_per_s)
+        frame = (frames.DATA, content) if packed is None else (frames.PACKED, packed)
+        self._writer.put(*frames.make_frame(*frame, channel), is_data=True)
 
     @overload
     def receive(self, kind: type[A], /, *, timeout: float | None = None) -> A: ...
@@ -177,10 +194,12 @@ class Connection:
         raise self.reject(f"{type(found).__name__} instead of {expected}")
 
     def abort(self, why: str, timeout: float) -> None:
-        """Send Abort, and wait until the other side has answered that. What it has sent before is dropped.
+        """Send Abort, and wait until the other side has answered that. What it has sent before is dropped, and data
+        that waits to be sent.
 
         Raises ConnectionLost.
         """
+        self._writer.drop_data()
         self.send(Abort(messages.cut_text(why)))
         until = time.monotonic() + timeout
         # One that sends messages all the time must not keep us.

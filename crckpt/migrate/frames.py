@@ -24,6 +24,8 @@ PART: Final = 3
 """The beginning of a message that is larger than a frame; more parts, then MESSAGE follow."""
 BEAT: Final = 4
 """A heartbeat, without payload."""
+PACKED: Final = 5
+"""DATA that is compressed (`compression`)."""
 
 MOST_DATA: Final = 1 << 20
 MOST_PAYLOAD: Final = MOST_DATA + 64
@@ -32,7 +34,13 @@ _BEGIN: Final = struct.Struct("<IBH")
 _HEADER: Final = struct.Struct("<IBHI")
 HEADER_BYTES: Final = _HEADER.size
 
-_NAMES: Final = {MESSAGE: "a message", DATA: "data", PART: "a part of a message", BEAT: "a heartbeat"}
+_NAMES: Final = {
+    MESSAGE: "a message",
+    DATA: "data",
+    PART: "a part of a message",
+    BEAT: "a heartbeat",
+    PACKED: "compressed data",
+}
 
 
 class Header(Struct, frozen=True):
@@ -73,7 +81,7 @@ def read_header(content: bytes | memoryview) -> Header:
         raise BadFrame(f"{name} with {header.length} bytes in a frame, more than {MOST_PAYLOAD}")
     if header.kind == BEAT and header.length:
         raise BadFrame(f"{name} with {header.length} bytes")
-    if header.channel >= MOST_CHANNELS or (header.channel and header.kind != DATA):
+    if header.channel >= MOST_CHANNELS or (header.channel and header.kind not in (DATA, PACKED)):
         raise BadFrame(f"{name} on channel {header.channel}")
     return header
 

@@ -71,7 +71,6 @@ class Hello(Message, frozen=True):
     - `version`: of crckpt; `criu_version`: empty if there is no CRIU
     - `uptime_s`, `time_s`: seconds since the boot, and since 1970
     - `highest_sequence`: the highest number of a checkpoint in its store
-    - `compress`: the zstd level that it wants; None leaves the choice to the source
     """
 
     protocol: Count
@@ -85,7 +84,6 @@ class Hello(Message, frozen=True):
     cpu_features: Annotated[tuple[Word, ...], Meta(max_length=4096)]
     criu_version: Word
     highest_sequence: Count
-    compress: Annotated[int, Meta(ge=-7, le=22)] | None = None
 
 
 class Questions(Message, frozen=True):

@@ -13,6 +13,7 @@ from typing import Final
 from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import start_thread
 from crckpt.migrate import frames, messages
+from crckpt.migrate.compression import unpack
 from crckpt.migrate.connection_errors import (
     PrintedText,
     ProtocolError,
@@ -95,6 +96,8 @@ class Reader:
             frames.check_payload(header, payload)
             if header.kind == frames.DATA:
                 self._take_data(header.channel, payload)
+            elif header.kind == frames.PACKED:
+                self._take_data(header.channel, unpack(payload))
             elif header.kind != frames.BEAT:
                 if len(parts) + len(payload) > messages.MOST_BYTES:
                     raise frames.BadFrame(f"a message of more than {messages.MOST_BYTES} bytes")

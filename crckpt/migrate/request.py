@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -20,7 +21,7 @@ class MigrateRequest(Struct, frozen=True):
     - `max_downtime_ms`: rounds repeat until the estimated downtime is at most this; `abort_over`: give up the move if
       it never is
     - `max_rounds`: of copies while the tree runs
-    - `bandwidth`: bytes a second, at most
+    - `bandwidth`: bytes a second, at most; moves with the same `bandwidth_clock` share it
     - `options`: for the restore over there, with the addresses that move along
     - `before_freeze`, `address_hook`: commands of the user (`migrate.hooks`); empty: none
     - `send_files`: send files that the other host lacks
@@ -35,6 +36,7 @@ class MigrateRequest(Struct, frozen=True):
     abort_over: bool = False
     max_rounds: int = 8
     bandwidth: int | None = None
+    bandwidth_clock: Path | None = None
     options: RestoreOptions = RestoreOptions()
     preflight: bool = True
     before_freeze: str = ""

@@ -18,6 +18,7 @@ from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
 from crckpt.migrate import messages, ssh
 from crckpt.migrate.addresses import check_source, parse_address
+from crckpt.migrate.bandwidth import Bandwidth
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.destination import Destination
 from crckpt.migrate.gate.answers import decode_answers
@@ -50,7 +51,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
     with ExitStack() as stack:
         target = stack.enter_context(examined(_dump_request(request), context))
         connection, hello = stack.enter_context(
-            connected(request.host, request.remote_crckpt, request.remote_store, context, request.bandwidth)
+            connected(request.host, request.remote_crckpt, request.remote_store, context, _make_bandwidth(request))
         )
         repository = context.repository(create=True)
         settle_last_move(repository, connection, target.job)
@@ -182,7 +183,7 @@ def connected(
     crckpt: str,
     store: str | None,
     context: Context,
-    bandwidth: int | None,
+    bandwidth: Bandwidth | None,
     answer_within_s: float | None = None,
 ) -> Iterator[tuple[Connection, messages.Hello]]:
     """Start the other side, and exchange Hellos; yields the connection and its Hello."""
@@ -223,6 +224,10 @@ def _make_hello(context: Context, repository: Repository) -> messages.Hello:
         criu_version=criu,
         highest_sequence=repository.highest_sequence(),
     )
+
+
+def _make_bandwidth(request: MigrateRequest) -> Bandwidth | None:
+    return Bandwidth(request.bandwidth, request.bandwidth_clock) if request.bandwidth is not None else None
 
 
 def _dump_request(request: MigrateRequest) -> DumpRequest:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from io import FileIO
 
 from crckpt.migrate import messages
+from crckpt.migrate.bandwidth import Bandwidth
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.frames import MESSAGE, make_frame
 from crckpt.migrate.messages import AnyMessage, Hello, Pack
@@ -24,7 +25,13 @@ def connected(*, patience_s: float = 60, bandwidth: int | None = None) -> Iterat
     """Two sides, named `source` and `destination` to each other. `bandwidth` is that of the source."""
     (to_destination, from_source), (to_source, from_destination) = os.pipe(), os.pipe()
     with ExitStack() as stack:
-        source = Connection(to_source, from_source, "destination", patience_s=patience_s, bandwidth=bandwidth)
+        source = Connection(
+            to_source,
+            from_source,
+            "destination",
+            patience_s=patience_s,
+            bandwidth=Bandwidth(bandwidth) if bandwidth else None,
+        )
         stack.callback(source.close)
         destination = Connection(to_destination, from_destination, "source", patience_s=patience_s)
         stack.callback(destination.close)

@@ -29,7 +29,7 @@ def help_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 def options_of(command: str) -> list[TyperOption]:
     group = get_command(make_app(command))
     parsed = getattr(group, "commands")[command]  # noqa: B009 mypy knows no group
-    return [each for each in parsed.params if isinstance(each, TyperOption)]
+    return [each for each in parsed.params if isinstance(each, TyperOption) and not each.hidden]
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])

@@ -77,11 +77,13 @@ def make_request(bandwidth: int | None = None) -> MigrateRequest:
 
 
 def test_each_move_gets_the_options(tmp_path: Path) -> None:
-    words = make_options(make_request(50 << 20), Context(store=tmp_path), None, 2)
+    request = replace(make_request(50 << 20), bandwidth_clock=Path("/proc/1/fd/9"))
+    words = make_options(request, Context(store=tmp_path), None, 2)
     assert sorted(words) == sorted(
         (
             *(f"--store={tmp_path}", "--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true"),
-            *("--address-hook=true", "--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=25600K"),
+            *("--address-hook=true", "--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=51200K"),
+            "--bandwidth-clock=/proc/1/fd/9",
             *("--remote-crckpt=crckpt", "--remote-store=/srv/store", "--send-files", "--abort-over"),
             *("--allow-weaker", "--no-preflight", "--job-of-another-program"),
         )
@@ -91,7 +93,7 @@ def test_each_move_gets_the_options(tmp_path: Path) -> None:
 def test_no_option_of_the_command_is_forgotten(tmp_path: Path) -> None:
     """Each move gets it, or it belongs to `--all` or to a command without `--all`."""
     context = Context(store=tmp_path, criu_option=Path("/criu"))
-    request = replace(make_request(50 << 20), check=True)
+    request = replace(make_request(50 << 20), check=True, bandwidth_clock=Path("/clock"))
     passed = {word.partition("=")[0] for word in make_options(request, context, Path("/config"), 2)}
     others = {"--all", "--at-once", "--json", "--quiet", "--move-ip", "--list", "--resume", "--source-is-gone"}
     names = {name for option in make_parser("migrate").params for name in option.opts if name.startswith("--")}

