@@ -19,8 +19,8 @@ MOVES = (
     Cause("file-differs", "{path} is not the same file there: {why} ({use})", f"{_COPY}; or {_SHARE}"),
     Cause(
         "file-in-use",
-        "{path} is open for writing ({use}): the copy there has the same {same} now, and misses what the "
-        "program writes until it moves",
+        "{path} is open for writing ({use}): the copy there has the same {same} now, but will miss what "
+        "the program writes until it moves",
         _SHARE,
     ),
     Cause(
@@ -37,8 +37,7 @@ MOVES = (
     ),
     Cause(
         "file-unmounted",
-        "crckpt did not look for {path}: its file system is mounted only when it is used, and is not mounted now "
-        "({use})",
+        "crckpt did not look for {path}: its file system is an automount that is not mounted now ({use})",
         "mount it there: ls {path}",
     ),
     Cause(
@@ -65,18 +64,18 @@ MOVES = (
     ),
     Cause(
         "user-missing",
-        "there is no {kind} {number} there; here it is {name}",
-        "make it there, if the program needs its name",
+        "{kind} {number}, here {name}, does not exist there",
+        "create it there, if the program needs its name",
     ),
     Cause(
         "user-differs",
-        "{kind} {number} is {here} here and {there} there: files of the program belong to {there} after the move",
+        "{kind} {number} is {here} here and {there} there: after the move files of the program belong to {there}",
         "give both hosts the same users",
     ),
     Cause(
         "rights-of-another",
         "{kind} {number} is {here} here and {there} there: the program would have the rights of {there}",
-        "give both hosts the same users; or check what {there} may do there, and allow it: --allow-weaker",
+        "give both hosts the same users; or check what {there} may do there, then add --allow-weaker",
     ),
     Cause(
         "file-of-another",
@@ -113,8 +112,8 @@ MOVES = (
     ),
     Cause(
         "move-in-progress",
-        "the job {job} is being moved already: {state}",
-        "wait for it; or finish it: crckpt migrate --resume {move}",
+        "an earlier move of the job {job} is unfinished there ({state})",
+        "wait until it ends; or finish it: crckpt migrate --resume {move}",
     ),
 )
 
@@ -161,7 +160,7 @@ REWORDED: Final = {
         "",
         "a process of the tree is stopped, as by ^Z: after the move no shell could continue it, and the kernel would "
         "end it by SIGHUP",
-        "let it run before the move: fg",
+        "continue it before the move: fg",
     ),
     "terminal": Cause(
         "",

@@ -40,13 +40,13 @@ def migrate(
     at_once: migrate_all.AtOnce = None,
     check: Annotated[
         bool,
-        typer.Option("--check", help="Check on both hosts, and show what would be sent; move nothing."),
+        typer.Option("--check", help="Check both hosts, show what would be sent, move nothing."),
     ] = False,
     send_files: Annotated[
         bool,
         typer.Option(
             "--send-files",
-            help="Send files that the program only reads or runs, and that the other host lacks.",
+            help="Send the files that the program only reads or runs, if the other host lacks them.",
         ),
     ] = False,
     tcp: Annotated[
@@ -63,8 +63,7 @@ def migrate(
         list[str] | None,
         typer.Option(
             "--move-ip",
-            help="Move this address too (10.0.0.7/24@eth0); may be repeated. With --tcp keep, clients notice only a "
-            "pause.",
+            help="Move this address too (10.0.0.7/24@eth0). Repeatable. With --tcp keep, clients notice only a pause.",
             metavar="ADDR",
             rich_help_panel=CONNECTIONS,
         ),
@@ -73,7 +72,7 @@ def migrate(
         str,
         typer.Option(
             "--before-freeze",
-            help="Run this shell command before the program is frozen, for example to drain it.",
+            help="Run this shell command before the last freeze, for example to drain the program.",
             metavar="CMD",
             show_default=False,
             rich_help_panel=CONNECTIONS,
@@ -94,9 +93,8 @@ def migrate(
         typer.Option(
             "--tty",
             metavar="new|null",
-            help="What the program gets there instead of the terminal on which it was started. **new**: a new "
-            "terminal, to which `crckpt attach` connects yours. **null**: nothing; its output is lost, its input is "
-            "empty.",
+            help="What the program gets there instead of its terminal here. **new**: a new terminal, to which "
+            "`crckpt attach` connects yours. **null**: nothing; its output is lost, its input is empty.",
             show_default="refuse if it needs one",
         ),
     ] = None,
@@ -105,7 +103,7 @@ def migrate(
         typer.Option(
             "--max-downtime",
             help="The longest downtime that you want (300ms, 2s). Rounds repeat until the estimate is within it. If it "
-            "never is, the program is moved anyway, unless --abort-over is given.",
+            "never is, the program is moved anyway, unless you add --abort-over.",
             show_default="until little is left",
             metavar="TIME",
             rich_help_panel=DOWNTIME,
@@ -116,7 +114,7 @@ def migrate(
         typer.Option(
             "--max-rounds",
             min=1,
-            help="Copy this many rounds at most while the program runs, then freeze it.",
+            help="Copy memory in at most this many rounds, then freeze the program.",
             metavar="N",
             rich_help_panel=DOWNTIME,
         ),
@@ -125,7 +123,7 @@ def migrate(
         bool,
         typer.Option(
             "--abort-over",
-            help="With --max-downtime: leave the program here if the estimate stays over it.",
+            help="With --max-downtime: do not move the program if the estimate stays over it.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,
@@ -133,7 +131,7 @@ def migrate(
         str | None,
         typer.Option(
             "--bandwidth",
-            help="Send at most this many bytes a second (50M).",
+            help="Send at most this many bytes per second (800K, 50M).",
             metavar="SPEED",
             rich_help_panel=DOWNTIME,
         ),
@@ -148,7 +146,7 @@ def migrate(
         bool,
         typer.Option(
             "--list",
-            help="List the last move of each job, and what to type next.",
+            help="List moves: where each program is, what to type next.",
             rich_help_panel=UNFINISHED,
         ),
     ] = False,
@@ -156,7 +154,7 @@ def migrate(
         str | None,
         typer.Option(
             "--resume",
-            help="Finish a move that was interrupted. On the wrong host, crckpt names the right one.",
+            help="Finish the interrupted move with this id. On the wrong host, crckpt names the right one.",
             metavar="MOVE",
             rich_help_panel=UNFINISHED,
         ),
@@ -165,8 +163,8 @@ def migrate(
         bool,
         typer.Option(
             "--source-is-gone",
-            help="With --resume, on the other host: the source host will never run again. If it does come back, the "
-            "program could run twice.",
+            help="With --resume, on the destination: the source will never run again. If it does, the program "
+            "could run twice.",
             rich_help_panel=UNFINISHED,
         ),
     ] = False,
@@ -196,7 +194,7 @@ def migrate(
         bool,
         typer.Option(
             "--allow-weaker",
-            help="Move the program even if it will be less protected there than it was here.",
+            help="Move the program even if it will be less protected there than here.",
             rich_help_panel=ADVANCED,
         ),
     ] = False,
@@ -206,9 +204,10 @@ def migrate(
 ) -> None:
     """Move a running process and all its descendants to another host, over ssh.
 
-    Memory is copied while the program runs. Then it is frozen, the rest is copied, and it runs on over there. If
-    anything fails before it has ended here, it runs on here. After that it runs there, or crckpt says which command
-    brings it back (exit code 31): never twice. The checkpoint stays in both stores. Both hosts need crckpt, and root.
+    This is live migration: memory is copied while the program runs, then the program is frozen, the rest is copied, and
+    it continues on the other host. After a failure it keeps running here; once it has ended here it runs there, or
+    crckpt prints the command that finishes the move (exit code 31). It never runs on both hosts. Its checkpoint stays
+    in both stores. Both hosts need crckpt, and root.
 
     For example:
 

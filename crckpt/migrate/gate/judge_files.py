@@ -142,12 +142,12 @@ def _keep(asked: AskedFile) -> str:
 def _difference(key: str, asked: AskedFile, here: FileState) -> str:
     match key:
         case "file-kind":
-            return f"it is a {_kind(here.mode)}, and here a {_kind(asked.mode)}"
+            return f"it is a {_kind(here.mode)}, but here a {_kind(asked.mode)}"
         case "file-mode":
-            return f"its mode is {here.mode & 0o7777:04o}, and here {asked.mode & 0o7777:04o}"
+            return f"its mode is {here.mode & 0o7777:04o}, but here {asked.mode & 0o7777:04o}"
         case "file-replaced":
             return f"it is another build than {asked.build_id}"
-    return f"it has {here.size} bytes, and here {asked.size}"
+    return f"it has {here.size} bytes, but here {asked.size}"
 
 
 def _compare(
@@ -167,13 +167,13 @@ def _compare(
 def _compare_content(asked: AskedFile, here: LocalFile, values: dict[str, str]) -> Iterator[Finding]:
     if asked.digest and here.digest:
         if asked.digest != here.digest:
-            yield cause("file-differs").finding(**{**values, "why": "it has other content"})
+            yield cause("file-differs").finding(**{**values, "why": "its content differs"})
         return
     why = "it cannot be read there" if asked.digest else "it cannot be read, or is too large to be read for a check"
     if asked.modified == here.modified:
         yield cause("file-size-only").finding(**{**values, "why": why})
         return
-    yield cause("file-differs").finding(**{**values, "why": f"it was changed at another time, and {why}"})
+    yield cause("file-differs").finding(**{**values, "why": f"its time of last change differs, and {why}"})
 
 
 def _kind(mode: int) -> str:

@@ -65,12 +65,12 @@ def _make_fifo(path: Path) -> None:
     ("key", "change", "words"),
     [
         ("file-missing", Path.unlink, "--send-files"),
-        ("file-differs", lambda path: _rewrite(path, b"9876543210"), "it has other content"),
-        ("file-shrunk", lambda path: _rewrite(path, b"0"), "it has 1 bytes, and here 10"),
-        ("file-grown", lambda path: _rewrite(path, _CONTENT + b"1"), "it has 11 bytes, and here 10"),
+        ("file-differs", lambda path: _rewrite(path, b"9876543210"), "its content differs"),
+        ("file-shrunk", lambda path: _rewrite(path, b"0"), "it has 1 bytes, but here 10"),
+        ("file-grown", lambda path: _rewrite(path, _CONTENT + b"1"), "it has 11 bytes, but here 10"),
         ("file-mode", lambda path: path.chmod(0o600), "chmod 0644 "),
         # Who opens it waits without end.
-        ("file-kind", _make_fifo, "it is a device, socket or named pipe, and here a regular file"),
+        ("file-kind", _make_fifo, "it is a device, socket or named pipe, but here a regular file"),
     ],
 )
 def test_a_file_that_differs(target: Told, there: Path, tmp_path: Path, key: str, change: Change, words: str) -> None:
@@ -138,7 +138,7 @@ def test_a_large_file_is_compared_by_size_and_time(target: Told, there: Path, tm
     os.utime(path, (1, 1))
     changed = answer_here(questions, there)
     assert keys(changed) == ["pid-taken", "file-differs"]
-    assert "changed at another time" in changed.blockers[-1].what
+    assert "time of last change differs" in changed.blockers[-1].what
 
 
 def test_a_file_that_is_open_for_writing(target: Told, there: Path, tmp_path: Path) -> None:
@@ -361,7 +361,7 @@ def test_users_and_groups_of_other_names(target: Told, there: Path) -> None:
     assert keys(answers) == []
     assert warned(answers)[-2:] == ["user-differs", "user-missing"]
     assert "user 0 is toor here and root there" in answers.warnings[-2].what
-    assert "no group 4000000000 there; here it is team" in answers.warnings[-1].what
+    assert "group 4000000000, here team, does not exist there" in answers.warnings[-1].what
 
 
 def test_a_program_does_not_get_the_rights_of_another_user(target: Told, there: Path) -> None:
@@ -459,7 +459,7 @@ def test_a_stopped_process_that_no_shell_could_continue(target: Told, there: Pat
     answers = answer_in(NEW_PIDS, questions, there)
     target.do("p.kill(); p.wait()")
     assert keys(answers) == ["stopped-job"]
-    assert report(asked, questions, answers).blockers[0].remedy == "let it run before the move: fg"
+    assert report(asked, questions, answers).blockers[0].remedy == "continue it before the move: fg"
 
 
 def test_a_tree_of_several_processes_with_threads(target: Told, there: Path) -> None:
