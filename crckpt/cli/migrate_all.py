@@ -64,18 +64,21 @@ def migrate_all(
 ) -> None:
     """Move all programs, print what moved and what stayed, and exit.
 
-    Raises UsageError, StoreUnusable.
+    Raises UsageError, StoreUnusable, RemoteError if the other host cannot be reached.
     """
     # Not needed for the help.
     from crckpt.migrate.bandwidth import shared_clock
     from crckpt.migrate.drain import DrainResult, MoveOutcome, drain, make_command
     from crckpt.migrate.running_jobs import find_running_jobs
+    from crckpt.migrate.session import find_room
     from crckpt.migrate.ssh import check_host
 
     check_host(request.host)
     repository = context.repository()
     found = find_running_jobs(repository)
     together = min(at_once or _AT_ONCE, max(len(found.jobs), 1))
+    # Once, not for each program.
+    room = find_room(request, context) if found.jobs else 0
     with shared_clock() as clock:
         words = make_options(replace(request, bandwidth_clock=clock), context, config, together)
         done = drain(
@@ -83,10 +86,11 @@ def migrate_all(
             repository,
             lambda job: make_command(job, request.host, words),
             together,
+            room,
             _Progress(request.check),
         )
     others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
-    result = DrainResult((*done.outcomes, *others), done.interrupted)
+    result = DrainResult((*done.outcomes, *others), done.interrupted, room)
     code = exit_code(result)
     is_answer = request.check or code != 0
     emit(
@@ -199,6 +203,12 @@ def summary_lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]
     for each in done:
         yield f"  {_name(each)}: {_describe(each)}\n"
         yield from (f"    note: {warning}\n" for warning in (each.result or {}).get("warnings", ()))
+    needed = sum(each.memory_bytes for each in done)
+    if request.check and len(done) > 1 and needed > result.room:
+        yield (
+            f"note: together they have {size(needed)} of memory, and {request.host} has room for {size(result.room)}: "
+            "not all of them may fit\n"
+        )
     if left:
         stays = "would stay" if request.check else "stayed here, or may run on neither host"
         if all(each.outcome != "in-doubt" for each in left):

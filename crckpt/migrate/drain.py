@@ -58,10 +58,14 @@ class MoveOutcome(Struct, frozen=True):
 
 
 class DrainResult(Struct, frozen=True):
-    """The outcomes of all trees, in the order in which they were decided."""
+    """The outcomes of all trees, in the order in which they were decided.
+
+    `room`: the bytes that trees may take on the other host, before the first move.
+    """
 
     outcomes: tuple[MoveOutcome, ...]
     interrupted: bool
+    room: int = 0
 
 
 class DrainReport(Protocol):
@@ -89,13 +93,17 @@ def drain(
     repository: Repository,
     command: Callable[[RunningJob], Sequence[str]],
     at_once: int,
+    room: int,
     report: DrainReport,
 ) -> DrainResult:
     """Move the jobs in their order, so many at once, by these commands; return when all have ended.
 
+    Each move checks for itself whether its tree fits into the other host. Two checks at once would both count the same
+    free bytes: a tree that does not fit into what is left of `room` waits until no other is being moved.
+
     After an interruption no move begins. Those before their commit are given up, and the others are finished.
     """
-    moves = _Moves(jobs, repository, command, report)
+    moves = _Moves(jobs, repository, command, room, report)
     is_interrupted = False
     with interrupts_deferred():
         while moves.waiting or moves.running:
@@ -119,6 +127,7 @@ class _Moves:
         jobs: Sequence[RunningJob],
         repository: Repository,
         command: Callable[[RunningJob], Sequence[str]],
+        room: int,
         report: DrainReport,
     ) -> None:
         self.waiting = deque(jobs)
@@ -126,11 +135,12 @@ class _Moves:
         self.outcomes: list[MoveOutcome] = []
         self._repository = repository
         self._command = command
+        self._room = room
         self._report = report
 
     def start(self, at_once: int) -> None:
-        """Start moves until so many run."""
-        while self.waiting and len(self.running) < at_once:
+        """Start moves until so many run, or the next one may not fit beside them."""
+        while self.waiting and len(self.running) < at_once and self._fits(self.waiting[0]):
             job = self.waiting.popleft()
             if not proc.is_current(job.root):
                 self._end(_make_outcome(job, "ended", _ENDED))
@@ -140,6 +150,13 @@ class _Moves:
                 self.running.append(_Move(job, self._command(job)))
             except CrckptError as error:
                 self._end(_make_outcome(job, "stayed", error.message, error.hint))
+
+    def _fits(self, job: RunningJob) -> bool:
+        if not self.running:
+            return True
+        moved = sum(outcome.memory_bytes for outcome in self.outcomes if outcome.outcome == "moved")
+        moving = sum(move.job.memory_bytes for move in self.running)
+        return moved + moving + job.memory_bytes <= self._room
 
     def give_up(self) -> None:
         """Start no more, and have each that runs give up, or finish if it has passed its commit."""

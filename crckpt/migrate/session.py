@@ -16,6 +16,7 @@ from crckpt.causes import Finding
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
+from crckpt.host.disk import space
 from crckpt.migrate import messages, ssh
 from crckpt.migrate.addresses import check_source, parse_address
 from crckpt.migrate.bandwidth import Bandwidth
@@ -71,6 +72,15 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
         except MoveInDoubt as doubt:
             stack.close()
             return _finish(named, context, repository, doubt, report)
+
+
+def find_room(request: MigrateRequest, context: Context) -> int:
+    """Connect to the other host once; return how many bytes trees may take there.
+
+    Raises RemoteError if it cannot be reached.
+    """
+    with connected(request.host, request.remote_crckpt, request.remote_store, context, None) as (_, hello):
+        return hello.room
 
 
 def _finish(
@@ -223,6 +233,7 @@ def _make_hello(context: Context, repository: Repository) -> messages.Hello:
         cpu_features=host.cpu_features,
         criu_version=criu,
         highest_sequence=repository.highest_sequence(),
+        room=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
     )
 
 

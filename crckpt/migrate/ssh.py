@@ -103,8 +103,9 @@ class Remote:
             # ssh says why a connection ends, but nothing of a signal that ends the command over there.
             return self._explain_kill("was killed")
         if status == _CANNOT_CONNECT:
+            verb = "lost its connection" if self._has_answered.is_set() else "cannot connect"
             return RemoteError(
-                f"ssh cannot connect to {self._host}{said}", hint=f"check that this works: ssh {self._host} true"
+                f"ssh {verb} to {self._host}{said}", hint=f"check that this works: ssh {self._host} true"
             )
         if status in (_NOT_FOUND, _NOT_EXECUTABLE):
             return RemoteError(

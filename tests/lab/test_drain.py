@@ -19,6 +19,7 @@ SIZES = {9001: 8, 9002: 24, 9003: 16}
 """MiB of memory by port: of the programs that can be moved."""
 PARTLY_DONE = 3
 INTERRUPTED = 130
+FAILED_THERE = 30
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +115,31 @@ def test_send_files_moves_the_last_one_too_and_what_was_restored(lab: Namespaces
         assert "no program of a job in this store is running here" in nothing.out
 
 
+def test_a_program_that_ends_meanwhile(lab: Namespaces) -> None:
+    """One while it is moved, one before its turn. Neither is a failure, and the others move."""
+    with four_programs(lab) as pids:
+        with stopped_move(lab) as (process, _, _):
+            for port in (9002, 9003):
+                (server,) = [each for each in lab.find(SERVER, "source") if each.pid == pids[f"port{port}"]]
+                lab.send_signal(server, signal.SIGKILL)
+            # The later moves stop themselves, too.
+            wait_for(lambda: has_ended(process, lab), "all moves to end")
+            assert process.stdout is not None
+            result = json.loads(process.stdout.read())["result"]
+            assert process.wait() == PARTLY_DONE
+        found = {job["job"]: job["outcome"] for job in result["jobs"]}
+        # It was killed when its checkpoint was complete: that runs there.
+        assert found.pop("port9002") == "moved"
+        assert found == {"port9003": "ended", "port9001": "moved", "stays": "stayed"}
+
+
+def has_ended(process: subprocess.Popen[str], lab: Namespaces) -> bool:
+    """Whether it has; let crckpts go on that have stopped themselves."""
+    for stopped in _find_stopped(lab):
+        lab.send_signal(stopped, signal.SIGCONT)
+    return process.poll() is not None
+
+
 @contextmanager
 def stopped_move(lab: Namespaces) -> Iterator[tuple[subprocess.Popen[str], Process, Process]]:
     """`--all`, one after the other, with a first move that has stopped itself before its commit: both crckpts."""
@@ -127,6 +153,18 @@ def stopped_move(lab: Namespaces) -> Iterator[tuple[subprocess.Popen[str], Proce
     finally:
         process.kill()
         process.communicate()
+
+
+def test_a_host_that_is_cut_off_is_tried_once(lab: Namespaces) -> None:
+    with four_programs(lab):
+        lab.run("destination", "mv", "/usr/local/bin/crckpt", "/usr/local/bin/crckpt.away")
+        try:
+            done = lab.run("source", "crckpt", "migrate", "--all", "destination", "--json", status=FAILED_THERE)
+        finally:
+            lab.run("destination", "mv", "/usr/local/bin/crckpt.away", "/usr/local/bin/crckpt")
+        assert "crckpt cannot be run on destination" in json.loads(done.out)["error"]["message"]
+        assert "job" not in done.err
+        assert find_hosts(lab) == UNMOVED
 
 
 def test_an_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:

@@ -24,7 +24,7 @@ from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import Repository
 
 USAGE = 2
-PARTLY_DONE = 3
+REMOTE = 30
 
 
 @pytest.mark.parametrize(
@@ -114,9 +114,9 @@ def make_outcome(outcome: Outcome, job: str = "app", **facts: object) -> MoveOut
     return values if is_done else replace(values, **facts)
 
 
-def lines(*outcomes: MoveOutcome, check: bool = False) -> list[str]:
+def lines(*outcomes: MoveOutcome, check: bool = False, room: int = 1 << 40) -> list[str]:
     return "".join(
-        summary_lines(DrainResult(outcomes, interrupted=False), replace(make_request(), check=check))
+        summary_lines(DrainResult(outcomes, interrupted=False, room=room), replace(make_request(), check=check))
     ).splitlines()
 
 
@@ -131,6 +131,15 @@ def test_what_moved_is_described() -> None:
         "1 of 1 program can be moved to node2",
         "  app (PID 7): 1.0 MiB of memory to send, before compression, and 1 file",
     ]
+
+
+def test_a_check_says_if_not_all_fit() -> None:
+    both = (make_outcome("movable", "one"), make_outcome("movable", "two"))
+    said = lines(*both, check=True, room=(2 << 20) - 1)
+    assert said[-1] == (
+        "note: together they have 2.0 MiB of memory, and node2 has room for 2.0 MiB: not all of them may fit"
+    )
+    assert not any("fit" in line for line in lines(*both, check=True, room=2 << 20))
 
 
 def test_what_did_not_move_is_described() -> None:
@@ -168,13 +177,13 @@ def test_exit_codes(outcomes: tuple[Outcome, ...], interrupted: bool, code: int)
     assert exit_code(DrainResult(tuple(map(make_outcome, outcomes)), interrupted)) == code
 
 
-def test_the_summary_says_what_stays_and_why(
+def test_a_host_that_cannot_be_reached_is_tried_once(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """No ssh works, so no program can be moved."""
     ssh = tmp_path / "bin/ssh"
+    tries = tmp_path / "tries"
     ssh.parent.mkdir()
-    ssh.write_text("#!/bin/sh\necho no route >&2\nexit 255\n")
+    ssh.write_text(f"#!/bin/sh\necho >>{tries}\necho no route >&2\nexit 255\n")
     ssh.chmod(0o755)
     with pytest.MonkeyPatch.context() as patch, program(WAITS) as one, program(WAITS) as other:
         patch.setenv("PATH", f"{ssh.parent}:/usr/bin:/bin:/usr/sbin:/sbin")
@@ -183,10 +192,9 @@ def test_the_summary_says_what_stays_and_why(
             new = described(f"job{number}", json.dumps(details).encode())
             store(repository, tmp_path, of_pages(number + 1), new)
         words = ["migrate", "--all", "node2", "--store", str(repository.root)]
-        assert run(words) == PARTLY_DONE, shlex.join(words)
-        out = capsys.readouterr().out
-        assert "0 of 2 programs moved to node2" in out
-        assert "2 of 2 programs stayed here" in out
-        for number, process in enumerate((one, other)):
-            assert f"job{number} (PID {process.pid}): " in out
-            assert process.poll() is None
+        assert run(words) == REMOTE, shlex.join(words)
+        printed = capsys.readouterr()
+        assert printed.err.count("ssh cannot connect to node2: no route") == 1
+        assert "job0" not in printed.err + printed.out
+        assert tries.read_text() == "\n"
+        assert (one.poll(), other.poll()) == (None, None)

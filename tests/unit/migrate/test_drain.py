@@ -57,12 +57,15 @@ def jobs() -> Iterator[tuple[RunningJob, ...]]:
         yield tuple(RunningJob(JobName(f"job{pid}"), read(pid), 1000) for pid in pids)
 
 
+MUCH = 1 << 40
+
+
 def move(
     repository: Repository, jobs: Sequence[RunningJob], *programs: str, at_once: int = 2, report: Lines | None = None
 ) -> DrainResult:
     """Move the jobs, each by its program."""
     commands = {job: (sys.executable, "-c", code) for job, code in zip(jobs, programs, strict=True)}
-    return drain(jobs, repository, commands.__getitem__, at_once, report or Lines())
+    return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines())
 
 
 def test_a_failure_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
@@ -100,13 +103,32 @@ while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
 """
     lines = Lines()
     commands = {job: (sys.executable, "-c", meet + DONE, job.job) for job in jobs}
-    result = drain(jobs, repository, commands.__getitem__, 2, lines)
+    result = drain(jobs, repository, commands.__getitem__, 2, MUCH, lines)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     running = most = 0
     for line in lines.lines:
         running += {"begin": 1, "end": -1}[line.split()[0]]
         most = max(most, running)
     assert most == 2
+
+
+@pytest.mark.parametrize(
+    ("room", "kinds"),
+    [
+        (3000, "begin begin begin end end end"),
+        # What has moved keeps its part of the room.
+        (2999, "begin begin end end begin end"),
+        (0, "begin end begin end begin end"),
+    ],
+)
+def test_programs_that_may_not_fit_together_are_moved_one_after_the_other(
+    repository: Repository, jobs: tuple[RunningJob, ...], room: int, kinds: str
+) -> None:
+    """Each has 1,000 bytes. The last decision is that of its own check."""
+    lines = Lines()
+    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, room, lines)
+    assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
+    assert [line.split()[0] for line in lines.lines] == kinds.split()
 
 
 def test_lines_name_the_job(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
@@ -144,7 +166,7 @@ def test_the_record_says_where_the_program_of_a_killed_crckpt_is(
 
 
 def test_what_cannot_be_started_stays(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
-    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, Lines())
+    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines())
     assert [outcome.outcome for outcome in result.outcomes] == ["stayed", "stayed"]
 
 
@@ -194,7 +216,8 @@ handle_interrupts()
 store, pids, codes = map(json.loads, sys.argv[1:])
 jobs = [RunningJob(f"job{number}", proc.read_process(pid), 1) for number, pid in enumerate(pids)]
 programs = dict(zip(jobs, codes))
-found = drain(jobs, Repository.open(Path(store)), lambda job: (sys.executable, "-c", programs[job]), 2, Report())
+words = lambda job: (sys.executable, "-c", programs[job])
+found = drain(jobs, Repository.open(Path(store)), words, 2, 1 << 40, Report())
 print(json.dumps([found.interrupted, [(each.job, each.outcome, each.why) for each in found.outcomes]]))
 """
 
