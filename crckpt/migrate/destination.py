@@ -47,6 +47,8 @@ from crckpt.store.moves import (
     store_move,
     take_over,
 )
+from crckpt.store.read.contents import contents_of
+from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 _MOST_RESTORES: Final = 3
 
@@ -65,6 +67,7 @@ class Destination:
         self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
+        self._unpacked: UnpackedFrames | None = None
         self._receiver = self._enter_store()
 
     def _enter_store(self) -> Receiver:
@@ -81,6 +84,7 @@ class Destination:
             if move is not None and not move.is_over:
                 self._end_without_source(move, error)
         finally:
+            self._drop_unpacked()
             self._claimed.close()
             self._transaction.close()
 
@@ -129,6 +133,8 @@ class Destination:
         now = recorded.judge() if recorded is not None else None
         unfinished = (now.id, now.state) if now is not None and not now.is_over else None
         answers = answer(questions, self._context, unfinished)
+        self._drop_unpacked()
+        self._unpacked = UnpackedFrames(questions.memory)
         refused = check_destination(tuple(map(parse_address, questions.moved_addresses)))
         blockers = (*answers.blockers, *(Finding("move-ip", what, remedy) for what, remedy in refused))
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
@@ -157,7 +163,16 @@ class Destination:
         except PreflightRefused as refused:
             blockers = tuple(Finding("refused", what, remedy) for what, remedy in refused.findings)
             return messages.Verdict(blockers or (Finding("refused", refused.message, refused.hint),), ())
+        if self._unpacked is not None:
+            # The restore of the last checkpoint then only reads what was written since.
+            self._unpacked.begin(contents_of(self._repository, checkpoint))
         return messages.Verdict((), found.verdict.warnings)
+
+    def _drop_unpacked(self) -> None:
+        """Free the memory that was unpacked before its restore."""
+        unpacked, self._unpacked = self._unpacked, None
+        if unpacked is not None:
+            unpacked.stop()
 
     def _read_state(self, message: messages.Resume) -> messages.MoveState:
         """Read the state of a move from its record."""
@@ -193,6 +208,7 @@ class Destination:
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
         self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log))
+        self._drop_unpacked()
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
 
@@ -219,7 +235,9 @@ class Destination:
 
     def _restore(self, message: messages.Prepare) -> RestoreResult:
         request = make_restore_request(message.checkpoint, message.options)
-        return restore(request, self._context, before_run=self._hold)
+        if self._unpacked is not None:
+            self._unpacked.stop()
+        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked)
 
     def _hold(self, root: int) -> None:
         """Report that the tree is built and held, and wait until the source says that its own has ended."""

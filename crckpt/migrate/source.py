@@ -320,8 +320,7 @@ def _copy_rounds(
         assert checkpoint is not None
         made.append(checkpoint.id)
         sent = source.send_packs_of(checkpoint)
-        if not rounds:
-            _rehearse(request, source, checkpoint)
+        _rehearse(request, source, checkpoint)
         summary = _summarise(taken, checkpoint, sent, time.monotonic() - began)
         rounds.append(summary)
         report.end_round(len(rounds), summary)
@@ -330,7 +329,7 @@ def _copy_rounds(
 
 
 def _rehearse(request: MigrateRequest, source: SourceMove, checkpoint: Checkpoint) -> None:
-    """Have the destination check the restore of the first checkpoint: the gate's last word."""
+    """Have the destination check the restore of a round's checkpoint, and unpack its memory: the gate's last word."""
     manifest = read_manifest(source.repository, checkpoint.id)
     source.connection.send(messages.Rehearse(source.move.id, checkpoint.id, manifest, request.options))
     verdict = source.connection.receive(messages.Verdict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -18,6 +19,9 @@ from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.terminals import find_terminal_files
 from crckpt.store import Checkpoint, Repository
 from crckpt.tracking.preload.library import restore_words
+
+if TYPE_CHECKING:
+    from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 Announce = Callable[[RestoreResult], None]
 """Called with the result of a restore in the foreground, before the tree runs."""
@@ -35,7 +39,7 @@ class RestoreAttempt(Struct, frozen=True):
     """One checkpoint to restore, as the user asked for it, by one CRIU.
 
     `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU. `before_run` is None if the
-    restore is none of a move.
+    restore is none of a move. `unpacked` is memory that need not be read.
     """
 
     request: RestoreRequest
@@ -46,6 +50,7 @@ class RestoreAttempt(Struct, frozen=True):
     announce: Announce = ignore_announcement
     has_new_terminal: bool = False
     before_run: BeforeRun | None = None
+    unpacked: UnpackedFrames | None = None
 
     @property
     def is_sibling(self) -> bool:

@@ -62,6 +62,7 @@ from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
+    from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 _REPAIR = "find what can be repaired: crckpt verify --repair"
 
@@ -71,11 +72,13 @@ def restore(
     context: Context,
     announce: Announce = ignore_announcement,
     before_run: BeforeRun | None = None,
+    unpacked: UnpackedFrames | None = None,
 ) -> RestoreResult:
     """Restore the checkpoint that `request.ref` names; with `or_older`, the newest one of its job that restores.
 
     In the foreground, `announce` is called with the result before the tree runs. `before_run` is of a move, which has
-    a detached restore as its last step here: no other restore of the job is possible meanwhile.
+    a detached restore as its last step here: no other restore of the job is possible meanwhile. `unpacked` is
+    memory of the checkpoint that need not be read.
 
     After a failure nothing is left behind, and the same restore can be tried again. Raises NoSuchCheckpoint,
     IntegrityError, PreflightRefused, HostCannot, RestoreFailed, and StoreLocked if another restore of the job is in
@@ -95,7 +98,14 @@ def restore(
             refuse_moved(repository, newest, request)
         if not request.or_older:
             attempt = RestoreAttempt(
-                request, context, repository, newest, context.criu(), announce, before_run=before_run
+                request,
+                context,
+                repository,
+                newest,
+                context.criu(),
+                announce,
+                before_run=before_run,
+                unpacked=unpacked,
             )
             return _restore_checkpoint(attempt)
         return _restore_newest(request, context, repository, newest, announce)
@@ -180,7 +190,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             # CRIU starts slowly: check everything while it does. As if the tree needed nothing from outside: most do
             # not.
             criu = early.enter_context(launched_criu(attempt, OutsideEnds(), None))
-        reading = stack.enter_context(open_reader(repository, checkpoint))
+        reading = stack.enter_context(open_reader(repository, checkpoint, attempt.unpacked))
         tree = read_image_tree(repository, checkpoint)
         attempt = replace(attempt, has_new_terminal=request.tty == "new" and needs_terminal(tree))
         stack.enter_context(limited_waits_of_restore(tree.users))

@@ -18,6 +18,7 @@ from crckpt.store.repository import Repository
 if TYPE_CHECKING:
     from crckpt.store.read.contents import Contents
     from crckpt.store.read.reader import Reader
+    from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 
 def materialise(
@@ -69,13 +70,18 @@ def materialise_base(repository: Repository, checkpoint: Checkpoint, directory: 
 
 
 @contextmanager
-def open_reader(repository: Repository, checkpoint: Checkpoint) -> Iterator[Reader]:
-    """Open the checkpoint's image files, to be read from front to back, several at once. Raises IntegrityError."""
+def open_reader(
+    repository: Repository, checkpoint: Checkpoint, unpacked: UnpackedFrames | None = None
+) -> Iterator[Reader]:
+    """Open the checkpoint's image files, to be read from front to back, several at once. Raises IntegrityError.
+
+    Memory that is in `unpacked` is not read again.
+    """
     from crckpt.store.read.reader import Reader
     from crckpt.store.workers import workers
 
     with repository.shared(), workers() as pool:
-        yield Reader(_contents(repository, checkpoint), pool)
+        yield Reader(_contents(repository, checkpoint), pool, unpacked)
 
 
 def file_names(repository: Repository, checkpoint: Checkpoint) -> tuple[str, ...]:

@@ -67,17 +67,18 @@ def unpack(contents: Contents, frames: Positions, pages: Bytes, slots: Sequence[
     Raises IntegrityError.
     """
     memory = iter([pages[slot * FRAME_PAGES :][:FRAME_PAGES].reshape(-1).data for slot in slots])
-    for pack, numbers in _by_pack(contents, frames):
+    for pack, numbers in group_by_pack(contents, frames):
         pack.unpack_frames(numbers, list(islice(memory, len(numbers))))
 
 
 def read_ahead(contents: Contents, frames: Positions) -> None:
     """Let the disk read frames, numbered as in `Pieces` and in order, before they are unpacked."""
-    for pack, numbers in _by_pack(contents, frames):
+    for pack, numbers in group_by_pack(contents, frames):
         pack.read_ahead(numbers)
 
 
-def _by_pack(contents: Contents, frames: Positions) -> Iterator[tuple[Pack, list[int]]]:
+def group_by_pack(contents: Contents, frames: Positions) -> Iterator[tuple[Pack, list[int]]]:
+    """Yield each pack, and the numbers in it, of frames that are numbered as in `Pieces` and in order."""
     for number, some in groupby(frames.tolist(), lambda frame: frame >> _PACK_SHIFT):
         yield contents.pack(number), [frame - (number << _PACK_SHIFT) for frame in some]
 

@@ -36,6 +36,7 @@ from crckpt.store.format.index import DETAILS, PAGES, StoredFile
 from crckpt.store.format.pack import FRAME_PAGES
 from crckpt.store.read.contents import Contents
 from crckpt.store.read.pieces import Pieces, pieces_of, unpack
+from crckpt.store.read.unpacked_frames import UnpackedFrames
 from crckpt.store.read.write_to_memory import MemoryFill
 from crckpt.store.workers import Workers, wait_for_result
 
@@ -80,12 +81,13 @@ class Reader:
     frame.
     """
 
-    def __init__(self, contents: Contents, pool: Workers) -> None:
-        """Read the index. The threads of `pool` unpack frames."""
+    def __init__(self, contents: Contents, pool: Workers, unpacked: UnpackedFrames | None = None) -> None:
+        """Read the index. The threads of `pool` unpack frames, except those that are in `unpacked`."""
         self.files = tuple(file for file in contents.index.files if file.kind != DETAILS)
         self.total = sum(file.bytes for file in self.files)
         self._contents = contents
         self._pool = pool
+        self._unpacked = unpacked
         self._one_at_a_time = threading.Lock()
         self._begun: tuple[str, _Plan] | None = None
         self._left: dict[str, StoredFile] = {}
@@ -105,7 +107,7 @@ class Reader:
                 apart[file.pagemap], left = split_extents(file.extents, bounds)
                 self._left[file.name] = replace(file, bytes=page_count(left) * PAGE_SIZE, extents=left)
         with self._contents.named():
-            return MemoryFill(self._contents, apart, self._pool)
+            return MemoryFill(self._contents, apart, self._pool, self._unpacked)
 
     def begin(self) -> None:
         """Begin to unpack the largest image, while the cores are idle."""

@@ -20,15 +20,18 @@ from crckpt.host.process.signals import interrupt_is_waiting, interrupts_deferre
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.model import PAGE_SIZE
 from crckpt.store.format.extents import EXTENT, Extents, Numbers, Positions, page_count
-from crckpt.store.format.pack import FRAME_PAGES
+from crckpt.store.format.pack import FRAME_PAGES, FRAME_SIZE
 from crckpt.store.read.contents import Contents
 from crckpt.store.read.pieces import Pieces, pieces_of, read_ahead, unpack
+from crckpt.store.read.unpacked_frames import UnpackedFrames
 from crckpt.store.workers import Workers, wait_for_result
 
 # Frames that one thread unpacks and then writes: 2 MiB.
 _FRAMES_AT_ONCE: Final = 8
 
 _PAGES_AT_ONCE: Final = _FRAMES_AT_ONCE * FRAME_PAGES
+
+_KEPT: Final = -1
 
 # Runs, of 2 MiB at most each, that are written before a thread checks whether to go on. With 1,024 of them, one
 # process_vm_writev(2) would have to write more than the kernel does in one call (2 GiB less a page).
@@ -47,18 +50,18 @@ _EXTENTS_AT_ONCE: Final = 1 << 18
 class _Runs(NamedTuple):
     """Runs of pages that are adjacent both in the unpacked batch and in memory, in the order of batches.
 
-    Arrays of equal length: the number of the owner, and in bytes the start in the unpacked batch, the length, and the
-    address.
+    Arrays of equal length: the number of the owner, and in bytes the start in the unpacked batch (of a kept one: our
+    address), the length, and the address.
     """
 
     owner: npt.NDArray[np.uint32]
-    start: npt.NDArray[np.uint32]
+    start: Numbers
     length: npt.NDArray[np.uint32]
     address: Numbers
 
 
 class _Batch(NamedTuple):
-    """A batch of frames, and the slot of the buffer into which it is unpacked."""
+    """A batch of frames, and the slot of the buffer into which it is unpacked; _KEPT if it was unpacked before."""
 
     number: int
     slot: int
@@ -67,17 +70,25 @@ class _Batch(NamedTuple):
 class MemoryFill:
     """Fills the memory of processes with pages, once.
 
-    Takes up to 132 MiB of memory on two cores, and 20 bytes for each run of pages; while it plans, another 50 MiB.
+    Takes up to 132 MiB of memory on two cores, and 24 bytes for each run of pages; while it plans, another 50 MiB.
     """
 
-    def __init__(self, contents: Contents, parts: Mapping[str, Extents], pool: Workers) -> None:
-        """`parts` has the pages of each owner, under any name; `first` of the extents is an address / PAGE_SIZE."""
+    def __init__(
+        self, contents: Contents, parts: Mapping[str, Extents], pool: Workers, unpacked: UnpackedFrames | None = None
+    ) -> None:
+        """`parts` has the pages of each owner, under any name; `first` of the extents is an address / PAGE_SIZE.
+
+        Frames that are in `unpacked` are used from there.
+        """
         self.bytes = sum(page_count(extents) for extents in parts.values()) * PAGE_SIZE
         self._contents = contents
         self._pool = pool
         self._owners = tuple(parts)
         extents = np.concatenate([np.empty(0, EXTENT), *parts.values()])
         owner = np.repeat(np.arange(len(parts)), [len(of_one) for of_one in parts.values()])
+        # Its memory must last.
+        self._kept_frames = unpacked
+        # Of a batch that is kept: empty.
         self._frames: list[Positions] = []
         # Where the runs of each batch begin, then the number of all runs.
         self._begins = [0]
@@ -85,21 +96,25 @@ class MemoryFill:
         for rows in _by_packs(extents):
             some = extents[rows]
             pieces = pieces_of(contents, "memory", some, some["first"].astype(np.int64))
-            frames = [pieces.frames[at : at + _FRAMES_AT_ONCE] for at in range(0, len(pieces.frames), _FRAMES_AT_ONCE)]
-            found, ends = _runs(pieces, owner[rows][pieces.of], len(frames))
+            kept = np.zeros(len(pieces.frames), np.uint64)
+            if unpacked is not None:
+                kept = unpacked.find(contents, pieces.frames)
+            batches = _cut_batches(pieces.frames, kept)
+            found, ends = _runs(pieces, owner[rows][pieces.of], batches)
             runs.append(found)
             self._begins += (self._begins[-1] + ends).tolist()
-            self._frames += frames
+            self._frames += batches.frames
         self._runs = _Runs(*map(np.concatenate, zip(*runs, strict=True)))
-        slots = min(len(self._frames), _MOST_AHEAD + pool.size)
+        to_unpack = [number for number, frames in enumerate(self._frames) if len(frames)]
+        slots = min(len(to_unpack), _MOST_AHEAD + pool.size)
         # mmap, because numpy's memory asks for huge pages: if few are free, the kernel is slow to find them.
         memory = mmap(-1, max(slots, 1) * _PAGES_AT_ONCE * PAGE_SIZE, MAP_PRIVATE)
         self._pages = np.frombuffer(memory, np.uint8).reshape(-1, PAGE_SIZE)
         # The pool's threads take from these and add to them.
-        self._left = deque(range(len(self._frames)))
+        self._left = deque(to_unpack)
         self._asked_for = 0
         self._free = deque(range(slots))
-        self._unpacked: deque[_Batch] = deque()
+        self._unpacked = deque(_Batch(number, _KEPT) for number, frames in enumerate(self._frames) if not len(frames))
         self._ahead: list[Future[Any]] = []
         self._is_placed = self._has_ended = False
 
@@ -151,7 +166,8 @@ class MemoryFill:
                     return placed
                 progress(self._write(batch, begin, end, owners))
             # This slot is taken next: it is still in the core's cache.
-            self._free.appendleft(batch.slot)
+            if batch.slot != _KEPT:
+                self._free.appendleft(batch.slot)
             placed += 1
         return placed
 
@@ -195,7 +211,8 @@ class MemoryFill:
 
     def _write(self, batch: _Batch, begin: int, end: int, owners: list[int]) -> int:
         """Write the runs from `begin` to `end` - 1 of the batch; return how many bytes."""
-        runs, memory = self._runs, self._pages[batch.slot * _PAGES_AT_ONCE :].ctypes.data
+        runs = self._runs
+        memory = self._pages[batch.slot * _PAGES_AT_ONCE :].ctypes.data if batch.slot != _KEPT else 0
         lengths = runs.length[begin:end].astype(np.uint64)
         ours = np.stack((runs.start[begin:end] + np.uint64(memory), lengths), axis=1)
         theirs = np.stack((runs.address[begin:end], lengths), axis=1)
@@ -217,20 +234,43 @@ def _by_packs(extents: Extents) -> Iterator[Positions]:
             begin = end
 
 
-def _runs(pieces: Pieces, owner: Positions, batches: int) -> tuple[_Runs, Positions]:
+class _Batches(NamedTuple):
+    """Frames cut into batches: those of each batch, empty if it is kept; and for each frame its batch and its start."""
+
+    frames: list[Positions]
+    number: Positions
+    start: Numbers
+
+
+def _cut_batches(frames: Positions, kept: Numbers) -> _Batches:
+    """Cut frames into batches; `kept` has the address of each that is unpacked already, and 0 for the others."""
+    cut: list[Positions] = []
+    number, start = np.empty(len(frames), np.int64), kept.copy()
+    for some, is_kept in ((np.flatnonzero(kept == 0), False), (np.flatnonzero(kept), True)):
+        places = np.arange(len(some))
+        number[some] = len(cut) + places // _FRAMES_AT_ONCE
+        if not is_kept:
+            start[some] = places % _FRAMES_AT_ONCE * FRAME_SIZE
+        of_batch = (frames[some[at : at + _FRAMES_AT_ONCE]] for at in range(0, len(some), _FRAMES_AT_ONCE))
+        cut += [frames[:0] if is_kept else batch for batch in of_batch]
+    return _Batches(cut, number, start)
+
+
+def _runs(pieces: Pieces, owner: Positions, batches: _Batches) -> tuple[_Runs, Positions]:
     """Return the runs of some pieces, each with an owner, and where the runs of each batch end."""
-    batch = pieces.which // _FRAMES_AT_ONCE
+    batch = batches.number[pieces.which]
     order = np.lexsort((owner, batch))
     batch, owner, to, count = batch[order], owner[order], pieces.to[order], pieces.count[order]
-    start = (pieces.which % _FRAMES_AT_ONCE * FRAME_PAGES + pieces.start)[order]
+    start = batches.start[pieces.which[order]] + pieces.start[order].astype(np.uint64) * np.uint64(PAGE_SIZE)
+    length = count.astype(np.uint64) * np.uint64(PAGE_SIZE)
     goes_on = (batch[1:] == batch[:-1]) & (owner[1:] == owner[:-1])
-    goes_on &= (start[1:] == start[:-1] + count[:-1]) & (to[1:] == to[:-1] + count[:-1])
+    goes_on &= (start[1:] == start[:-1] + length[:-1]) & (to[1:] == to[:-1] + count[:-1])
     first = np.flatnonzero(np.concatenate((np.ones(len(batch[:1]), np.bool_), ~goes_on)))
-    length = np.diff(np.concatenate(([0], np.cumsum(count)))[np.append(first, len(count))])
+    lengths = np.diff(np.concatenate(([0], np.cumsum(count)))[np.append(first, len(count))])
     runs = _Runs(
         owner=owner[first].astype(np.uint32),
-        start=(start[first] * PAGE_SIZE).astype(np.uint32),
-        length=(length * PAGE_SIZE).astype(np.uint32),
+        start=start[first],
+        length=(lengths * PAGE_SIZE).astype(np.uint32),
         address=(to[first] * PAGE_SIZE).view(np.uint64),
     )
-    return runs, np.searchsorted(batch[first], np.arange(batches), side="right")
+    return runs, np.searchsorted(batch[first], np.arange(len(batches.frames)), side="right")

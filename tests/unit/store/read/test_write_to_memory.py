@@ -24,7 +24,9 @@ from crckpt.images.private_memory import MemoryRange
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read import write_to_memory
+from crckpt.store.read.contents import contents_of
 from crckpt.store.read.reader import Reader
+from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 PAGES = 600
 NAME = "pagemap-1.img"
@@ -107,14 +109,21 @@ bounds = st.lists(st.integers(0, PAGES), max_size=8, unique=True).map(sorted)
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(contents=st.lists(st.tuples(numbers, bounds), min_size=1, max_size=3), ahead=st.integers(0, 3))
+@given(
+    contents=st.lists(st.tuples(numbers, bounds), min_size=1, max_size=3),
+    ahead=st.integers(0, 3),
+    kept=st.sampled_from(("nothing", "older", "all")),
+)
 def test_every_page_is_placed_or_left(
-    tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[list[int | None], list[int]]], ahead: int
+    tmp_path_factory: pytest.TempPathFactory, contents: list[tuple[list[int | None], list[int]]], ahead: int, kept: str
 ) -> None:
-    """Of several processes, whose pages are the same or lie in older packs, with little room to unpack ahead."""
+    """Of several processes, whose pages are the same or lie in older packs, with little room to unpack ahead.
+
+    Of the frames, nothing, all, or those of an older checkpoint are unpacked before.
+    """
     base = tmp_path_factory.mktemp("placed")
     repository = open_store(base)
-    store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
+    older = store(repository, base, ImageSet({NAME: [area(0, *range(1, 300, 3))]}))
     few = smaller_bounds(
         write_to_memory, _MOST_AHEAD=ahead, _FRAMES_AT_ONCE=1, _PAGES_AT_ONCE=64, _RUNS_AT_ONCE=3, _EXTENTS_AT_ONCE=5
     )
@@ -135,7 +144,12 @@ def test_every_page_is_placed_or_left(
             for name, (_, edges) in zip(names, contents, strict=True)
         }
         done: list[int] = []
-        with open_reader(repository, checkpoint) as reading:
+        unpacked = UnpackedFrames(0)
+        if kept != "nothing":
+            unpacked.begin(contents_of(repository, checkpoint if kept == "all" else older))
+            unpacked.wait()
+            unpacked.stop()
+        with open_reader(repository, checkpoint, unpacked) as reading:
             placed = reading.set_apart(
                 {name: apart(memory.first, own[name]) for name, memory in zip(names, memories, strict=True)}
             )
@@ -169,6 +183,49 @@ def test_damage_is_found(checkpoint: tuple[Repository, Checkpoint, Memory], ahea
         if ahead:
             placed.begin()
         with pytest.raises(IntegrityError, match=rf"checkpoint {stored.short_id} is damaged: pack .*frame .*SHA-256"):
+            placed.fill({NAME: memory.pid}, lambda _more: None)
+
+
+def unpack_before(repository: Repository, stored: Checkpoint, reserved: int = 0) -> UnpackedFrames:
+    """All frames of a checkpoint's memory."""
+    unpacked = UnpackedFrames(reserved)
+    unpacked.begin(contents_of(repository, stored))
+    # What has not begun would be dropped.
+    unpacked.wait()
+    unpacked.stop()
+    return unpacked
+
+
+def test_kept_frames_are_not_read_again(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+    repository, stored, memory = checkpoint
+    unpacked = unpack_before(repository, stored)
+    (pack,) = packs(repository)
+    with open_reader(repository, stored, unpacked) as reading:
+        flip(pack, pack.stat().st_size // 3)
+        reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])}).fill({NAME: memory.pid}, lambda _more: None)
+    assert memory.read()[: PAGES - 1] == [page(number) for number in range(1, PAGES)]
+
+
+def test_damaged_frames_are_not_kept(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+    repository, stored, memory = checkpoint
+    (pack,) = packs(repository)
+    flip(pack, pack.stat().st_size // 3)
+    unpacked = unpack_before(repository, stored)
+    with (
+        open_reader(repository, stored, unpacked) as reading,
+        pytest.raises(IntegrityError, match=rf"checkpoint {stored.short_id} is damaged: pack .*frame .*SHA-256"),
+    ):
+        reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])}).fill({NAME: memory.pid}, lambda _more: None)
+
+
+def test_without_room_no_frame_is_kept(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+    repository, stored, memory = checkpoint
+    unpacked = unpack_before(repository, stored, reserved=1 << 60)
+    (pack,) = packs(repository)
+    with open_reader(repository, stored, unpacked) as reading:
+        placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
+        flip(pack, pack.stat().st_size // 3)
+        with pytest.raises(IntegrityError):
             placed.fill({NAME: memory.pid}, lambda _more: None)
 
 
