@@ -149,7 +149,7 @@ class RestoreOptions(Struct, frozen=True):
 
 
 class Rehearse(Message, frozen=True):
-    """Check whether this checkpoint can be restored; do nothing but claim the addresses. Its packs are stored."""
+    """Check whether this checkpoint can be restored; claim the addresses; unpack its memory. Its packs are stored."""
 
     move: MoveId
     checkpoint: CheckpointId
