@@ -211,11 +211,13 @@ def move_tree(
         _check_budget(request, rounds)
         run_hook(hooked, "before-freeze")
         report.say("handing over ...")
-        last = dump(
-            _dump_request(request, job, stop=True, pre_copy=None),
-            replace(context, copy_progress=lambda _done, _all: None),
-            hand_over=hand_over,
-        )
+        # A restore that began before could bring back a copy after the tree has ended here.
+        with repository.restoring(job):
+            last = dump(
+                _dump_request(request, job, stop=True, pre_copy=None),
+                replace(context, copy_progress=lambda _done, _all: None),
+                hand_over=hand_over,
+            )
     running = hand_over.running
     if running is None:
         raise make_in_doubt_error(source.move, hand_over.failure)

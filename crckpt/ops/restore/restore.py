@@ -91,11 +91,16 @@ def restore(
         stack.enter_context(repository.shared())
         # A damaged manifest may be the job's newest: without --or-older nothing older is taken in its place.
         newest = repository.get(repository.resolve(request.ref, despite_damage=request.or_older))
-        if not request.dry_run and (not request.new_pid_namespace or request.grown == "rewind"):
-            # Two restores at once would find the same PIDs free, and cut back the same files.
-            stack.enter_context(repository.restoring(newest.job))
         if before_run is None:
+            # Says more than that the job is locked.
             refuse_moved(repository, newest, request)
+        if not request.dry_run:
+            # Two restores at once would find the same PIDs free, and cut back the same files. Others only wait for a
+            # move to end, or keep it from beginning.
+            alone = not request.new_pid_namespace or request.grown == "rewind"
+            stack.enter_context(repository.restoring(newest.job, alone=alone))
+            if before_run is None:
+                refuse_moved(repository, newest, request)
         if not request.or_older:
             attempt = RestoreAttempt(
                 request,
