@@ -127,6 +127,14 @@ def migrate(
             rich_help_panel=DOWNTIME,
         ),
     ] = False,
+    local_lazy: Annotated[
+        bool,
+        typer.Option(
+            "--local-lazy",
+            help="Let it run there before its memory is filled there.",
+            rich_help_panel=DOWNTIME,
+        ),
+    ] = False,
     bandwidth: Annotated[
         str | None,
         typer.Option(
@@ -268,6 +276,7 @@ def migrate(
             allow_weaker=allow_weaker,
             preflight=not no_preflight,
             addresses=tuple(move_ip or ()),
+            lazy=local_lazy,
         ),
         bandwidth=None if bandwidth is None else options.parse_bandwidth(bandwidth, "--bandwidth"),
         bandwidth_clock=bandwidth_clock,

@@ -14,6 +14,7 @@ from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFai
 from crckpt.host import proc
 from crckpt.host.process.session_scope import leave_session
 from crckpt.host.steps import step
+from crckpt.host.syscalls.missing_pages import find_refusal
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import (
     GuardedAddresses,
@@ -32,6 +33,7 @@ from crckpt.migrate.receive_packs import Receiver
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
+from crckpt.ops.lazy.client import Filler, started_filler
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
@@ -68,6 +70,7 @@ class Destination:
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
         self._unpacked: UnpackedFrames | None = None
+        self._filler: Filler | None = None
         self._receiver = self._enter_store()
 
     def _enter_store(self) -> Receiver:
@@ -134,9 +137,15 @@ class Destination:
         unfinished = (now.id, now.state) if now is not None and not now.is_over else None
         answers = answer(questions, self._context, unfinished)
         self._drop_unpacked()
-        self._unpacked = UnpackedFrames(questions.memory)
+        # The helper reads the store itself.
+        self._unpacked = None if questions.lazy else UnpackedFrames(questions.memory)
         refused = check_destination(tuple(map(parse_address, questions.moved_addresses)))
-        blockers = (*answers.blockers, *(Finding("move-ip", what, remedy) for what, remedy in refused))
+        late = find_refusal() if questions.lazy else ""
+        blockers = (
+            *answers.blockers,
+            *(Finding("move-ip", what, remedy) for what, remedy in refused),
+            *((Finding("local-lazy", late, "leave out --local-lazy"),) if late else ()),
+        )
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
 
     def _claim(self, move_id: str, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
@@ -158,6 +167,9 @@ class Destination:
         checkpoint = self._receiver.check_checkpoint(message.manifest, message.checkpoint)
         self._leave_session(checkpoint.job)
         self._claim(message.move, message.options, checkpoint)
+        if message.options.lazy and self._filler is None:
+            taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
+            self._filler = self._claimed.enter_context(started_filler(taken))
         try:
             found = check_restore(make_restore_request(checkpoint.id, message.options), self._context, checkpoint)
         except PreflightRefused as refused:
@@ -237,7 +249,9 @@ class Destination:
         request = make_restore_request(message.checkpoint, message.options)
         if self._unpacked is not None:
             self._unpacked.stop()
-        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked)
+        # After a failure the tree is restored as a whole.
+        filler, self._filler = self._filler, None
+        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked, filler=filler)
 
     def _hold(self, root: int) -> None:
         """Report that the tree is built and held, and wait until the source says that its own has ended."""

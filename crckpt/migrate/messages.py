@@ -138,7 +138,10 @@ class Stored(Message, frozen=True):
 
 
 class RestoreOptions(Struct, frozen=True):
-    """The user's choices for the restore, as in `RestoreRequest`; None: as for the dump. `addresses` move along."""
+    """The user's choices for the restore, as in `RestoreRequest`; None: as for the dump. `addresses` move along.
+
+    With `lazy` the tree runs before its memory is filled from the destination's store.
+    """
 
     tcp: Literal["keep", "close"] | None = None
     grown: Literal["refuse", "keep", "rewind"] = "refuse"
@@ -146,6 +149,7 @@ class RestoreOptions(Struct, frozen=True):
     allow_weaker: bool = False
     preflight: bool = True
     addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
+    lazy: bool = False
 
 
 class Rehearse(Message, frozen=True):

@@ -77,6 +77,26 @@ def test_a_tree_of_twenty_processes_moves_whole(lab: Namespaces) -> None:
         clean(lab, directory)
 
 
+def test_a_program_runs_before_its_memory_is_there(lab: Namespaces) -> None:
+    """With --local-lazy: its client goes on, and finds all memory as it was; it can be moved back at once."""
+    try:
+        with served(lab, "--memory", "64", "--rewrite", "0.05", address=lab.service(4)) as pid:
+            with talking(lab, 4) as client:
+                client.wait_for_replies()
+                options = ("--tcp", "keep", "--move-ip", f"{lab.services[4]}@{lab.device}", "--local-lazy")
+                migrate(lab, pid, *options)
+                report = client.wait_for_replies()
+                assert (report["wrong"], report["ended"], report["hosts"]) == (None, None, ["source", "destination"])
+                assert client.check()["memory"] == "intact"
+                migrate(lab, pid, *options, here="destination", there="source")
+                assert client.wait_for_replies()["ended"] is None
+                assert client.check()["memory"] == "intact"
+            (process,) = copies(lab)
+            assert (process.host, process.pid) == ("source", pid)
+    finally:
+        lab.bring_service_back(4)
+
+
 def test_ten_moves_to_and_fro(lab: Namespaces) -> None:
     """A move back sends little: the other store has most of it."""
     hosts = ("source", "destination")
