@@ -103,7 +103,7 @@ def migrate_all(
 
 
 def make_options(request: MigrateRequest, context: Context, config: Path | None, together: int) -> tuple[str, ...]:
-    """Build the options of each move. Raises UsageError if the bandwidth is too low for so many moves."""
+    """Build the options of each move. Raises UsageError if the bandwidth is too low for this many moves."""
     values: dict[str, object] = {
         "--store": context.store,
         "--criu": context.criu_option,

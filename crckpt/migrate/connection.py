@@ -40,7 +40,7 @@ from crckpt.migrate.writer import Writer
 
 __all__ = ["Connection", "ConnectionLost", "GivenUp", "PackReceiver", "PrintedText", "ProtocolError"]
 
-# A wait of the main thread ends after so long, and begins again: a signal that comes just before a system call is
+# The main thread waits at most this long, then waits again: a signal that comes just before a system call is
 # handled only after it.
 _WAIT_S: Final = 0.5
 # Bytes that wait to be written, and keep the thread that writes busy.

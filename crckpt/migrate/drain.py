@@ -96,12 +96,12 @@ def drain(
     room: int,
     report: DrainReport,
 ) -> DrainResult:
-    """Move the jobs in their order, so many at once, by these commands; return when all have ended.
+    """Move the jobs in their order, `at_once` at a time, by these commands; return when all have ended.
 
     Each move checks for itself whether its tree fits into the other host. Two checks at once would both count the same
     free bytes: a tree that does not fit into what is left of `room` waits until no other is being moved.
 
-    After an interruption no move begins. Those before their commit are given up, and the others are finished.
+    After an interruption no move begins. Those before their commit are aborted, and the others are finished.
     """
     moves = _Moves(jobs, repository, command, room, report)
     is_interrupted = False
@@ -139,7 +139,7 @@ class _Moves:
         self._report = report
 
     def start(self, at_once: int) -> None:
-        """Start moves until so many run, or the next one may not fit beside them."""
+        """Start moves until `at_once` run, or the next one may not fit next to them."""
         while self.waiting and len(self.running) < at_once and self._fits(self.waiting[0]):
             job = self.waiting.popleft()
             if not proc.is_current(job.root):
@@ -210,7 +210,7 @@ class _Move:
         return (self.pidfd, *self._open)
 
     def give_up(self) -> None:
-        """Have it give up the move if that is before its commit; after it, it finishes the move."""
+        """Have it abort the move if that is before its commit; after it, it finishes the move."""
         self._child.terminate()
 
     def read_output(self, report: DrainReport) -> None:

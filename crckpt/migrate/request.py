@@ -15,14 +15,14 @@ from crckpt.model import CheckpointId
 class MigrateRequest(Struct, frozen=True):
     """The user's request.
 
-    - `host`: as for ssh(1); `remote_crckpt`: the command that runs crckpt over there, `remote_store`: the
+    - `host`: as for ssh(1); `remote_crckpt`: the command that runs crckpt there, `remote_store`: the
       store there
     - `check`: only check whether it would work
-    - `max_downtime_ms`: rounds repeat until the estimated downtime is at most this; `abort_over`: give up the move if
+    - `max_downtime_ms`: rounds repeat until the estimated downtime is at most this; `abort_over`: abort the move if
       it never is
     - `max_rounds`: of copies while the tree runs
     - `bandwidth`: bytes a second, at most; moves with the same `bandwidth_clock` share it
-    - `options`: for the restore over there, with the addresses that move along
+    - `options`: for the restore on `host`, with the addresses that move along
     - `before_freeze`, `address_hook`: commands of the user (`migrate.hooks`); empty: none
     - `send_files`: send files that the other host lacks
     """
@@ -74,13 +74,13 @@ class FileToSend(Struct, frozen=True):
 class MigrateResult(Struct, frozen=True):
     """The result of a migration, or of a check.
 
-    - `pid`: of the root over there, if it is known
+    - `pid`: of the root on `host`, if it is known
     - `downtime_ms`: from the freeze here until the tree ran there; None if it is not known, because the connection was
       lost in between
     - `why_stopped`: why no more rounds were made
     - `over_budget`: the downtime was longer than --max-downtime
     - `memory_bytes`, `to_send`: of a check: what would be sent, before compression
-    - `terminal_log`: over there, the file with the output of the tree's new terminal; empty if it has none
+    - `terminal_log`: on `host`, the file with the output of the tree's new terminal; empty if it has none
     """
 
     job: str

@@ -39,7 +39,7 @@ from crckpt.ops.failures import preflight_refusal
 from crckpt.store import Repository
 from crckpt.store.moves import Move, read_move
 
-# Seconds. A crckpt that has lost its connection over there notices that after its patience.
+# Seconds. A crckpt on the other host notices a lost connection only after its patience.
 _FINISH_WITHIN_S: Final = 4 * PATIENCE_S
 _BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 
@@ -47,7 +47,7 @@ _BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 def migrate(request: MigrateRequest, context: Context, report: Report) -> MigrateResult:
     """Move a tree to another host; with `check`, only check whether it would work.
 
-    Raises what a dump raises, RemoteError, PreflightRefused (the tree runs on here), MoveInDoubt.
+    Raises what a dump raises, RemoteError, PreflightRefused (the tree keeps running here), MoveInDoubt.
     """
     with ExitStack() as stack:
         target = stack.enter_context(examined(_dump_request(request), context))

@@ -343,7 +343,7 @@ def _summarise(taken: DumpResult, checkpoint: Checkpoint, sent: int, seconds: fl
     statistics = checkpoint.statistics
     written = statistics.new_bytes
     frozen_s = (taken.frozen_ms or 0.0) / 1000
-    # The next freeze is like this one; its pages are then stored, sent, and read over there.
+    # The next freeze is like this one; its pages are then stored, sent, and read there.
     estimated_s = frozen_s + statistics.commit_ms / 1000 + _RESTORE_S + statistics.raw_bytes / _BYTES_A_SECOND
     return RoundSummary(written, sent, seconds, (taken.frozen_ms or 0.0), estimated_s * 1000)
 

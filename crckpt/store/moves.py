@@ -34,7 +34,7 @@ Peer = Annotated[str, Meta(pattern=rf"\A[^\x00-\x1f\x7f]{{1,{_LONGEST_PEER}}}\Z"
 
 
 class LiveRoot(Struct, frozen=True):
-    """The root of a live tree, unique for ever: `start` is its start time in clock ticks after the boot `boot_id`.
+    """The root of a live tree, unique forever: `start` is its start time in clock ticks after the boot `boot_id`.
 
     `pid_namespace` is the inode of the PID namespace of `pid`.
     """
@@ -65,7 +65,7 @@ class Move(Struct, frozen=True):
     - `peer`: the other side
     - `checkpoint`: what is moved; None before the tree was frozen
     - `root`: at the source the tree that is moved, at the destination the one that was built; None if there is none yet
-    - `remote`: crckpt and the store over there, as the source names them, for a later connection
+    - `remote`: crckpt and the store there, as the source names them, for a later connection
     - `options`: for the restore, as the source's user chose them
     - `why`: why it was aborted
     - `is_settled`: of the source: nothing is left to report to the destination
@@ -93,9 +93,9 @@ class Move(Struct, frozen=True):
         return is_over(self.side, self.state)
 
     @property
-    def fences(self) -> bool:
+    def forbids_restore(self) -> bool:
         """Whether no checkpoint of the job may be restored here now. The move was judged (`judge`)."""
-        return find_rule(self.side, self.state).fences
+        return find_rule(self.side, self.state).forbids_restore
 
     @property
     def leaves_tree_with_peer(self) -> bool:

@@ -39,11 +39,11 @@ from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
-from crckpt.ops.restore.fence import forget_move, refuse_moved
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
+from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds, socket_outputs
