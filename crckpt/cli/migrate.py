@@ -63,7 +63,8 @@ def migrate(
         list[str] | None,
         typer.Option(
             "--move-ip",
-            help="Move this address too (10.0.0.7/24@eth0). Repeatable. With --tcp keep, clients notice only a pause.",
+            help="Move this address too (10.0.0.7/24@eth0). Repeatable. If the device has another name there: "
+            "10.0.0.7/24@eth0:ens3. With --tcp keep, clients notice only a pause.",
             metavar="ADDR",
             rich_help_panel=CONNECTIONS,
         ),

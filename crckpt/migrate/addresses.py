@@ -15,7 +15,7 @@ was killed together with its guard.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -45,10 +45,11 @@ __all__ = [
     "HostAddress",
     "check_destination",
     "check_source",
+    "find_here",
+    "find_there",
     "give_up",
     "guarded_addresses",
     "leave_source",
-    "parse_address",
 ]
 
 Findings: TypeAlias = tuple[tuple[str, str], ...]
@@ -56,6 +57,25 @@ Findings: TypeAlias = tuple[tuple[str, str], ...]
 
 
 _SSH_CONNECTION: Final = b"SSH_CONNECTION="
+
+
+def find_here(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
+    """The moving addresses as the source has them. Each is ADDR/LEN@DEV or ADDR/LEN@DEV:THERE. Raises UsageError."""
+    return tuple(_split(address)[0] for address in addresses)
+
+
+def find_there(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
+    """The moving addresses as the destination gets them. Raises UsageError."""
+    return tuple(_split(address)[1] for address in addresses)
+
+
+def _split(address: str) -> tuple[HostAddress, HostAddress]:
+    here, colon, there = address.partition("@")[2].partition(":")
+    where = address.partition("@")[0]
+    if not colon:
+        found = parse_address(address)
+        return found, found
+    return parse_address(f"{where}@{here}"), parse_address(f"{where}@{there}")
 
 
 def check_source(addresses: Sequence[HostAddress]) -> Findings:
@@ -138,7 +158,9 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
     """Check an address that this host is to take over."""
     device = devices.get(address.device)
     if device is None:
-        yield f"there is no network device {address.device}", "the device must have the same name on both hosts"
+        route = find_route(address)
+        there = route.dev if route is not None and not route.gateway else "DEV-THERE"
+        yield f"there is no network device {address.device}", _name_device(address, there)
         return
     if not device.is_up:
         yield f"{device.name} is down", f"ip link set {device.name} up"
@@ -159,8 +181,12 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
     if route is not None and not route.gateway and route.dev != device.name and not address.is_single:
         yield (
             f"this host reaches the network of {address.ip} through {route.dev}, not through {device.name}",
-            f"the device must have the same name on both hosts, and be on the network {address.prefix}",
+            _name_device(address, route.dev),
         )
+
+
+def _name_device(address: HostAddress, there: str) -> str:
+    return f"name the device of this host, too: --move-ip {address.interface}@DEV:{there}"
 
 
 def _ends_of_ssh() -> tuple[str, ...]:

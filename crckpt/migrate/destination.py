@@ -20,9 +20,9 @@ from crckpt.migrate.addresses import (
     GuardedAddresses,
     HostAddress,
     check_destination,
+    find_there,
     give_up,
     guarded_addresses,
-    parse_address,
 )
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.connection_errors import ConnectionLost, GivenUp
@@ -139,7 +139,7 @@ class Destination:
         self._drop_unpacked()
         # The helper reads the store itself.
         self._unpacked = None if questions.lazy else UnpackedFrames(questions.memory)
-        refused = check_destination(tuple(map(parse_address, questions.moved_addresses)))
+        refused = check_destination(find_there(questions.moved_addresses))
         late = find_refusal() if questions.lazy else ""
         blockers = (
             *answers.blockers,
@@ -153,7 +153,7 @@ class Destination:
         if self._guard is not None or not options.addresses:
             return
         taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
-        addresses = tuple(map(parse_address, options.addresses))
+        addresses = find_there(options.addresses)
         guard = self._claimed.enter_context(guarded_addresses(addresses, move_id, taken))
         guard.claim()
         self._guard = guard
@@ -345,7 +345,7 @@ def _refuse_busy(move: Move) -> None:
 
 def make_addresses(move: Move) -> tuple[HostAddress, ...]:
     """Return the addresses that move with the tree."""
-    return tuple(map(parse_address, convert(move.options, messages.RestoreOptions).addresses))
+    return find_there(convert(move.options, messages.RestoreOptions).addresses)
 
 
 def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:

@@ -55,7 +55,7 @@ Digests: TypeAlias = Annotated[tuple[Digest, ...], Meta(max_length=1 << 19)]
 Manifest: TypeAlias = Annotated[bytes, Meta(max_length=32 << 20)]
 """A manifest as it lies in the store."""
 
-Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}@[^\x00-\x20/]{1,15}\Z")]
+Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}@[^\x00-\x20/]{1,31}\Z")]
 """An address to move: ADDR/LEN@DEV, with the destination's name of the device."""
 
 Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=10_000)]

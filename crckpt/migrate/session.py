@@ -18,7 +18,7 @@ from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
 from crckpt.host.disk import space
 from crckpt.migrate import messages, ssh
-from crckpt.migrate.addresses import check_source, parse_address
+from crckpt.migrate.addresses import check_source, find_here
 from crckpt.migrate.bandwidth import Bandwidth
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.destination import Destination
@@ -123,7 +123,7 @@ def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeRe
 
 def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection) -> GateReport:
     """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
-    refused = check_source(tuple(map(parse_address, request.options.addresses)))
+    refused = check_source(find_here(request.options.addresses))
     if refused:
         raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
     questions, found = _ask(request, target, connection)

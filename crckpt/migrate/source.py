@@ -18,7 +18,7 @@ from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, Pre
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import leave_source, parse_address
+from crckpt.migrate.addresses import find_here, leave_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
@@ -138,7 +138,7 @@ def complete_hand_over(source: SourceMove, addresses: tuple[str, ...], run_id: s
 
     `run_id` is of the CRIU whose network lock drops packets here; empty if there is none.
     """
-    leave_source(tuple(map(parse_address, addresses)), run_id)
+    leave_source(find_here(addresses), run_id)
     source.connection.send(messages.Ended(source.move.id))
     running = source.connection.receive(messages.Running)
     source.advance("done", is_settled=True)
