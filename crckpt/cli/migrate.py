@@ -132,7 +132,7 @@ def migrate(
         bool,
         typer.Option(
             "--local-lazy",
-            help="Let it run there before its memory is filled there.",
+            help="Start the program there before its memory is complete.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,

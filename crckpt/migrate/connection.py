@@ -205,7 +205,7 @@ class Connection:
         # One that sends messages all the time must not keep us.
         while not isinstance(self.receive(Message, timeout=until - time.monotonic()), Aborted):
             if time.monotonic() >= until:
-                raise ConnectionLost(f"{self.peer} did not answer within {timeout:g} s that the move was given up")
+                raise ConnectionLost(f"{self.peer} did not confirm within {timeout:g} s that the move was aborted")
 
     def reject(self, what: str) -> ProtocolError:
         """End the connection because of what the other side has sent; return the error to raise."""

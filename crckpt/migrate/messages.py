@@ -71,7 +71,7 @@ class Hello(Message, frozen=True):
     - `version`: of crckpt; `criu_version`: empty if there is no CRIU
     - `uptime_s`, `time_s`: seconds since the boot, and since 1970
     - `highest_sequence`: the highest number of a checkpoint in its store
-    - `room`: bytes that trees may take of its memory, and of its store
+    - `free_bytes`: bytes that trees may take of its memory, and of its store
     """
 
     protocol: Count
@@ -85,7 +85,7 @@ class Hello(Message, frozen=True):
     cpu_features: Annotated[tuple[Word, ...], Meta(max_length=4096)]
     criu_version: Word
     highest_sequence: Count
-    room: Count = 0
+    free_bytes: Count = 0
 
 
 class Questions(Message, frozen=True):

@@ -74,13 +74,13 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
             return _finish(named, context, repository, doubt, report)
 
 
-def find_room(request: MigrateRequest, context: Context) -> int:
+def find_free_bytes(request: MigrateRequest, context: Context) -> int:
     """Connect to the other host once; return how many bytes trees may take there.
 
     Raises RemoteError if it cannot be reached.
     """
     with connected(request.host, request.remote_crckpt, request.remote_store, context, None) as (_, hello):
-        return hello.room
+        return hello.free_bytes
 
 
 def _finish(
@@ -233,7 +233,7 @@ def _make_hello(context: Context, repository: Repository) -> messages.Hello:
         cpu_features=host.cpu_features,
         criu_version=criu,
         highest_sequence=repository.highest_sequence(),
-        room=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
+        free_bytes=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
     )
 
 

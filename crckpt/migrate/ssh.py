@@ -223,7 +223,9 @@ def _split(crckpt: str) -> list[str]:
     with suppress(ValueError):
         if words := shlex.split(crckpt):
             return words
-    raise UsageError(f"--remote-crckpt: {crckpt!r} is no command", hint="for example: --remote-crckpt 'sudo crckpt'")
+    raise UsageError(
+        f"{crckpt!r} is not a command (--remote-crckpt)", hint="for example: --remote-crckpt 'sudo crckpt'"
+    )
 
 
 def check_host(host: str) -> str:
