@@ -3,9 +3,10 @@
 1. Both sides check (`check_source`, `check_destination`), before anything is touched.
 2. Destination, before the restore: `guarded_addresses` (it starts a process: best before the tree is frozen), then
    `claim`. The addresses are there, behind a fence: the restore binds them, the source's connections notice nothing.
-3. Source, after the commit and the end of the tree: the hook `release`, then `leave_source`. It removes the addresses,
-   then CRIU's network lock: in the other order this host would reset the connections.
+3. Source, after the commit and the end of the tree: the hook `release`, then `leave_source`: it removes the addresses.
 4. Destination: `release`, then the tree runs, then `keep`.
+5. Source: `unlock_source` removes CRIU's network lock. Before the addresses are gone this host would reset the
+   connections; it waits until the tree runs, because that does not need it.
 
 If the move is aborted after step 2, the destination ends the tree and leaves the block of `guarded_addresses`, which
 removes the addresses, and then the fence. On the source nothing has changed. `give_up` does the same for a crckpt that
@@ -50,6 +51,7 @@ __all__ = [
     "give_up",
     "guarded_addresses",
     "leave_source",
+    "unlock_source",
 ]
 
 Findings: TypeAlias = tuple[tuple[str, str], ...]
@@ -94,15 +96,21 @@ def check_destination(addresses: Sequence[HostAddress]) -> Findings:
     return tuple(finding for address in addresses for finding in _check_there(address, devices))
 
 
-def leave_source(addresses: Sequence[HostAddress], run_id: str) -> None:
-    """Remove the addresses, then the network lock of CRIU's run `run_id` (empty: none). May be called again.
+def leave_source(addresses: Sequence[HostAddress]) -> None:
+    """Remove the addresses, after the tree has ended. May be called again.
 
-    Call it after the tree has ended. Raises HostCannot: if an address is still here, the lock stays, and the
-    destination must not release it.
+    Raises HostCannot: if an address is still here, the destination must not release it.
     """
     for address in addresses:
         step("source.remove", str(address))
         remove(address)
+
+
+def unlock_source(run_id: str) -> None:
+    """Remove the network lock of CRIU's run `run_id` (empty: none), after `leave_source`. May be called again.
+
+    Raises HostCannot.
+    """
     if run_id:
         step("source.unlock", run_id)
         lift_lock(run_id)

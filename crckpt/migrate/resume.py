@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Final
 
 import msgspec
@@ -14,7 +14,7 @@ from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightR
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import give_up
+from crckpt.migrate.addresses import give_up, unlock_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.destination import make_addresses, make_restore_request
 from crckpt.migrate.source import SourceMove, complete_hand_over, make_in_doubt_error, read_manifest, report_abort
@@ -115,6 +115,7 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
             source = SourceMove(take_over(move), repository, connection, hello)
             connection.send(messages.Resume(move.id))
             if connection.receive(messages.MoveState).state == "done":
+                unlock_source(_read_run_id(source))
                 source.advance("done", is_settled=True)
                 return ResumeResult(source.move, runs_here=False)
             running = _hand_over_again(source)
@@ -140,6 +141,14 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
     source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, options))
     source.connection.receive(messages.Prepared)
     return complete_hand_over(source, options.addresses, checkpoint.run_id or "")
+
+
+def _read_run_id(source: SourceMove) -> str:
+    """Read which run of CRIU has dumped the tree; empty if its checkpoint was removed."""
+    with suppress(NoSuchCheckpoint):
+        assert source.move.checkpoint is not None
+        return source.repository.get(source.move.checkpoint).run_id or ""
+    return ""
 
 
 def _resume_destination(move: Move, repository: Repository, context: Context, *, source_is_gone: bool) -> ResumeResult:

@@ -18,7 +18,7 @@ from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, Pre
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import find_here, leave_source
+from crckpt.migrate.addresses import find_here, leave_source, unlock_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
@@ -136,11 +136,14 @@ class LiveHandOver:
 def complete_hand_over(source: SourceMove, addresses: tuple[str, ...], run_id: str) -> messages.Running:
     """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
 
+    The network lock can stay until then: nothing uses the addresses here any more.
+
     `run_id` is of the CRIU whose network lock drops packets here; empty if there is none.
     """
-    leave_source(find_here(addresses), run_id)
+    leave_source(find_here(addresses))
     source.connection.send(messages.Ended(source.move.id))
     running = source.connection.receive(messages.Running)
+    unlock_source(run_id)
     source.advance("done", is_settled=True)
     return running
 
@@ -300,6 +303,8 @@ def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy
         other_program=request.other_program,
         # Copies would be sent, too: during the freeze, more of them than of new pages. The first round makes them.
         copies=pre_copy is not None,
+        # The tree is frozen then: a search takes longer than to send a page that the other side has elsewhere.
+        searches=not stop,
     )
 
 
