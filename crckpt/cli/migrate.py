@@ -12,6 +12,7 @@ from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
 from crckpt.cli.move_marks import move_document
 from crckpt.cli.output import Output, emit
+from crckpt.cli.progress import progress_bars
 from crckpt.errors import UsageError
 from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_all_moves
@@ -292,6 +293,8 @@ def migrate(
     if everything:
         migrate_all.migrate_all(request, context, config, at_once, as_json=as_json)
         return
-    result = perform(request, context, migrate_output.ProgressLines())
+    # ssh may ask for a password first.
+    with progress_bars("copying", "storing", "sending", as_json=as_json, waits=True) as bars:
+        result = perform(request, context, migrate_output.ProgressLines(*bars))
     document, lines = migrate_output.result_document(result), migrate_output.result_lines(result, remote_crckpt)
     emit("migrate", Output(document, lines, is_answer=check), as_json=as_json)

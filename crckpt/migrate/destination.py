@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from contextlib import ExitStack, suppress
 from typing import Final
 
@@ -65,6 +66,7 @@ class Destination:
         self._source = source
         self._move: Move | None = None
         self._release_warning = ""
+        self._released_at = 0.0
         self._session: str | None = None
         self._transaction = ExitStack()
         self._claimed = ExitStack()
@@ -219,7 +221,8 @@ class Destination:
         warnings = (*result.verdict.warnings, *late, *in_session)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
-        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log))
+        ran_for_ms = (time.monotonic() - self._released_at) * 1000
+        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log, ran_for_ms))
         self._drop_unpacked()
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
@@ -277,6 +280,7 @@ class Destination:
         """Open the fence: the tree runs next."""
         if self._guard is not None:
             self._release_warning = self._guard.release()
+        self._released_at = time.monotonic()
 
     def _restore_again(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
         """Restore from the store if the source's tree has ended. Else raises: nothing runs here."""

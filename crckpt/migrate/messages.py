@@ -191,12 +191,16 @@ class Ended(Message, frozen=True):
 
 
 class Running(Message, frozen=True):
-    """The tree runs at the destination. `terminal_log`: the file with the output of its new terminal, if it has one."""
+    """The tree runs at the destination, for `ran_for_ms` already.
+
+    `terminal_log`: the file with the output of its new terminal, if it has one.
+    """
 
     pid: Pid
     restore_ms: Milliseconds
     warnings: Findings = ()
     terminal_log: Annotated[str, Meta(max_length=4096)] = ""
+    ran_for_ms: Milliseconds = 0
 
 
 class Abort(Message, frozen=True):

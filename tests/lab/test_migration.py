@@ -122,6 +122,22 @@ def test_a_round_sends_no_more_than_the_program_has_written(lab: Namespaces) -> 
         assert all(each["sent_bytes"] < 1.1 * each["raw_bytes"] + (64 << 10) for each in rounds), rounds
 
 
+def test_the_estimated_downtime_counts_a_slow_connection(lab: Namespaces) -> None:
+    """The program writes all of its memory again while it is sent: rounds do not help, and crckpt says so."""
+    with served(lab, "--memory", "8", "--rewrite", "4") as pid:
+        try:
+            lab.slow("16mbit")
+        except CannotMakeLab as error:
+            pytest.skip(str(error))
+        result = migrate(lab, pid)
+        estimated = result["rounds"][-1]["estimated_ms"]
+        assert 1 / 3 < result["downtime_ms"] / estimated < 3, result
+        assert "the program writes memory as fast as rounds copy it" in result["why_stopped"]
+        assert re.search(r"; the connection takes \d\.\d MiB per second", result["why_stopped"])
+        assert all(each["written_per_s"] > 0 for each in result["rounds"][1:])
+        assert sum(each["sent_bytes"] for each in result["rounds"]) < result["sent_bytes"]
+
+
 def test_a_check_touches_nothing(lab: Namespaces) -> None:
     with served(lab) as pid:
         done = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")

@@ -16,7 +16,7 @@ class HandOver(Protocol):
         """The lowest `sequence` that the checkpoint may have: above all of the other store."""
 
     def begin(self, tree: proc.Tree, frozen_since: float) -> None:
-        """Begin: the images are written. The tree was frozen at `frozen_since` (time.monotonic()) or a little later."""
+        """Begin: the images are written. The tree was frozen at `frozen_since` (time.monotonic())."""
 
     def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
         """Have the tree built and held on the other host. The packs are stored here, the manifest is not."""
