@@ -49,7 +49,7 @@ def test_the_first_estimate() -> None:
 
 
 def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
-    slow = replace(FIRST, store_s=4.0)
+    slow = replace(FIRST, store_s=10 + FIRST.store_s)
     difference = estimate_downtime([slow, SECOND], 0.0).fixed_s - estimate_downtime([FIRST, SECOND], 0.0).fixed_s
     assert difference > 1
 
@@ -70,6 +70,7 @@ def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
             "the program writes memory as fast as rounds copy it: 25 MiB in 1.0 s; the connection takes 11 MiB per "
             "second",
         ),
+        (REQUEST, [FIRST, SECOND, SECOND], Downtime(0.2, 0.3), "little was left to copy"),
         (
             REQUEST,
             [FIRST, SECOND, replace(SECOND, send_s=0.1)],
