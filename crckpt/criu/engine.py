@@ -18,7 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from crckpt.criu.dump_limit import DumpLimit
-from crckpt.criu.hold import GaveUp, Hold
+from crckpt.criu.hold import GaveUp, Hold, InHold
 from crckpt.errors import DumpFailed
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.process import run
@@ -106,7 +106,7 @@ class CriuRun:
     def follow(
         self,
         hold: Hold | None = None,
-        in_hold: Callable[[], None] | None = None,
+        in_hold: InHold | None = None,
         meanwhile: Aside | None = None,
     ) -> CriuResult:
         """Follow CRIU to its end, as `run_criu` does."""
@@ -164,14 +164,14 @@ class CriuRun:
                 return hold.reached in ready
             self._look_after(progress)
 
-    def _attend(self, hold: Hold | None, in_hold: Callable[[], None] | None) -> BaseException | None:
+    def _attend(self, hold: Hold | None, in_hold: InHold | None) -> BaseException | None:
         if hold is None or in_hold is None or not self._reaches(hold):
             return None
         hold.work_began = time.monotonic()
         try:
             with interrupts_allowed():
-                in_hold()
-            hold.commit()
+                after_commit = in_hold()
+            hold.commit(after_commit)
         # Of any kind, even KeyboardInterrupt: CRIU must first undo its work and end.
         except BaseException as error:
             hold.release()
@@ -184,7 +184,7 @@ def run_criu(
     log: Path,
     *,
     hold: Hold | None = None,
-    in_hold: Callable[[], None] | None = None,
+    in_hold: InHold | None = None,
     terminal: int | None = None,
     keep: Sequence[int] = (),
     meanwhile: Aside | None = None,

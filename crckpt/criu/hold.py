@@ -16,10 +16,10 @@ import fcntl
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeAlias
 
 from crckpt.errors import HostCannot
 from crckpt.host.disk.files import remove_tree
@@ -56,6 +56,13 @@ fi
 mv "$here/undecided" "$here/abort" 2>/dev/null
 [ -e "$here/commit" ]
 """
+
+
+AfterCommit: TypeAlias = Callable[[], None]
+"""Done once a hold is committed, before CRIU goes on."""
+
+InHold: TypeAlias = Callable[[], AfterCommit | None]
+"""The work of crckpt in a hold, which may return what is to be done once the hold is committed."""
 
 
 class GaveUp(HostCannot):
@@ -116,9 +123,10 @@ class Hold:
         if (self._directory / "abort").exists():
             raise GaveUp
 
-    def commit(self) -> None:
+    def commit(self, after_commit: AfterCommit | None = None) -> None:
         """Let CRIU go on: it freezes the tree, or ends the dumped one, or lets the restored one run.
 
+        `after_commit` is done before CRIU goes on, once it is decided that it will; it must not raise anything.
         Raises GaveUp if CRIU has given up, OSError if the commit cannot be recorded.
         """
         step("hold.commit", self._directory)
@@ -129,6 +137,8 @@ class Hold:
             # NFS may report this for a rename that it has done.
             if not (self._directory / "commit").exists():
                 raise
+        if after_commit is not None:
+            after_commit()
         self.release()
 
     def release(self) -> None:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import os
-import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
-from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.criu.hold import AfterCommit
+from crckpt.errors import CrckptError, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.process.session_scope import leave_session
 from crckpt.host.steps import step
-from crckpt.host.syscalls.missing_pages import find_refusal
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import (
     GuardedAddresses,
     HostAddress,
     check_destination,
-    find_there,
     give_up,
     guarded_addresses,
+    parse_address,
 )
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.connection_errors import ConnectionLost, GivenUp
@@ -34,7 +34,6 @@ from crckpt.migrate.receive_packs import Receiver
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
-from crckpt.ops.lazy.client import Filler, started_filler
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
@@ -44,7 +43,6 @@ from crckpt.store.moves import (
     Move,
     advance,
     begin_move,
-    identify_live_root,
     read_move,
     read_moves,
     store_move,
@@ -66,13 +64,11 @@ class Destination:
         self._source = source
         self._move: Move | None = None
         self._release_warning = ""
-        self._released_at = 0.0
         self._session: str | None = None
         self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
         self._unpacked: UnpackedFrames | None = None
-        self._filler: Filler | None = None
         self._receiver = self._enter_store()
 
     def _enter_store(self) -> Receiver:
@@ -139,26 +135,17 @@ class Destination:
         unfinished = (now.id, now.state) if now is not None and not now.is_over else None
         answers = answer(questions, self._context, unfinished)
         self._drop_unpacked()
-        # The helper reads the store itself.
-        self._unpacked = None if questions.lazy else UnpackedFrames(questions.memory)
-        refused = check_destination(find_there(questions.moved_addresses))
-        late = find_refusal() if questions.lazy else ""
-        blockers = (
-            *answers.blockers,
-            *(Finding("move-ip", what, remedy) for what, remedy in refused),
-            *((Finding("local-lazy", late, "leave out --local-lazy"),) if late else ()),
-        )
+        self._unpacked = UnpackedFrames(questions.memory)
+        refused = check_destination(tuple(map(parse_address, questions.moved_addresses)))
+        blockers = (*answers.blockers, *(Finding("move-ip", what, remedy) for what, remedy in refused))
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
 
     def _claim(self, move_id: str, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
         """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices."""
         if self._guard is not None or not options.addresses:
             return
-        taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
-        addresses = find_there(options.addresses)
-        guard = self._claimed.enter_context(guarded_addresses(addresses, move_id, taken))
-        guard.claim()
-        self._guard = guard
+        addresses = tuple(map(parse_address, options.addresses))
+        self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
 
     def _leave_session(self, job: str) -> None:
         """Leave the session of ssh, if that was not done yet: the tree is to outlive it."""
@@ -169,9 +156,6 @@ class Destination:
         checkpoint = self._receiver.check_checkpoint(message.manifest, message.checkpoint)
         self._leave_session(checkpoint.job)
         self._claim(message.move, message.options, checkpoint)
-        if message.options.lazy and self._filler is None:
-            taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
-            self._filler = self._claimed.enter_context(started_filler(taken))
         try:
             found = check_restore(make_restore_request(checkpoint.id, message.options), self._context, checkpoint)
         except PreflightRefused as refused:
@@ -221,8 +205,7 @@ class Destination:
         warnings = (*result.verdict.warnings, *late, *in_session)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
-        ran_for_ms = (time.monotonic() - self._released_at) * 1000
-        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log, ran_for_ms))
+        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log))
         self._drop_unpacked()
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
@@ -230,8 +213,14 @@ class Destination:
     def _begin(self, message: messages.Prepare) -> Move:
         recorded = read_move(self._repository.backend, message.job)
         before = recorded.judge() if recorded is not None else None
-        if before is not None and before.id == message.move and not before.is_over:
+        if before is not None and before.id == message.move:
             _refuse_busy(before)
+            if before.is_over:
+                # CRIU has decided since the source asked for the state.
+                raise PreflightRefused(f"the move of {message.job} is over here: {before.state}", hint="try again")
+            if addresses := make_addresses(before):
+                # Left by a crckpt that was killed together with its guard.
+                give_up(addresses, before.id)
             self._move = store_move(self._repository.backend, take_over(before))
             return self._move
         if before is not None and not before.is_over:
@@ -252,20 +241,20 @@ class Destination:
         request = make_restore_request(message.checkpoint, message.options)
         if self._unpacked is not None:
             self._unpacked.stop()
-        # After a failure the tree is restored as a whole.
-        filler, self._filler = self._filler, None
-        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked, filler=filler)
+        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked)
 
-    def _hold(self, root: int) -> None:
-        """Report that the tree is built and held, and wait until the source says that its own has ended."""
+    def _hold(self, root: int, criu: int) -> AfterCommit:
+        """Report that the tree is built and held, and wait until the source says that its own has ended.
+
+        Return what is to be done when it is decided that the tree runs.
+        """
         process = proc.read_process(root)
         if process is None or self._move is None:
             raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
-        live = identify_live_root(process)
+        live = proc.identify_live_root(process, criu)
         if self._move.state == "committed":
             self._move = store_move(self._repository.backend, replace(self._move, root=live))
-            self._release()
-            return
+            return self._expect(live)
         if self._move.state == "prepared":
             self._move = store_move(self._repository.backend, replace(self._move, root=live))
         else:
@@ -274,13 +263,17 @@ class Destination:
         # An Abort is raised: CRIU ends what it has built.
         self._connection.receive(messages.Ended)
         self._advance("committed")
-        self._release()
+        return self._expect(live)
+
+    def _expect(self, root: proc.LiveRoot) -> AfterCommit:
+        if self._guard is not None:
+            self._guard.expect(root)
+        return self._release
 
     def _release(self) -> None:
-        """Open the fence: the tree runs next."""
+        """Open the fence: the tree runs next. Raise nothing."""
         if self._guard is not None:
-            self._release_warning = self._guard.release()
-        self._released_at = time.monotonic()
+            self._release_warning = release_or_explain(self._guard)
 
     def _restore_again(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
         """Restore from the store if the source's tree has ended. Else raises: nothing runs here."""
@@ -347,9 +340,29 @@ def _refuse_busy(move: Move) -> None:
         )
 
 
+@contextmanager
+def claimed_addresses(
+    addresses: tuple[HostAddress, ...], move_id: str, checkpoint: Checkpoint
+) -> Iterator[GuardedAddresses]:
+    """Claim the addresses behind a fence for the tree of a checkpoint; give them up at the end unless kept."""
+    taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
+    with guarded_addresses(addresses, move_id, taken) as guard:
+        guard.claim()
+        yield guard
+
+
+def release_or_explain(guard: GuardedAddresses) -> str:
+    """Open the fence of a tree that runs, whatever happens; return what did not work, empty if all did."""
+    try:
+        return guard.release()
+    except HostCannot as error:
+        # To keep the addresses removes the fence, too.
+        return error.message
+
+
 def make_addresses(move: Move) -> tuple[HostAddress, ...]:
     """Return the addresses that move with the tree."""
-    return find_there(convert(move.options, messages.RestoreOptions).addresses)
+    return tuple(map(parse_address, convert(move.options, messages.RestoreOptions).addresses))
 
 
 def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:

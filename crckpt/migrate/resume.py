@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, ExitStack
 from typing import Final
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused
+from crckpt.criu.hold import AfterCommit
+from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import give_up, unlock_source
+from crckpt.migrate.addresses import GuardedAddresses, give_up
 from crckpt.migrate.connection import Connection
-from crckpt.migrate.destination import make_addresses, make_restore_request
+from crckpt.migrate.destination import claimed_addresses, make_addresses, make_restore_request, release_or_explain
 from crckpt.migrate.source import SourceMove, complete_hand_over, make_in_doubt_error, read_manifest, report_abort
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
 from crckpt.store import Repository
-from crckpt.store.moves import Move, advance, identify_live_root, read_moves, store_move, take_over
+from crckpt.store.moves import Move, advance, read_moves, store_move, take_over
 
 Connect = Callable[[Move], AbstractContextManager[tuple[Connection, messages.Hello]]]
 """Connects to the other side of a move, and says Hello."""
@@ -92,7 +93,7 @@ def _wait_for_criu(move: Move) -> Move:
     if now.root is not None and (now.state in ("committing", "committed")):
         proc.wait_until_gone((now.root.pid,), 0.5)
         until = proc.uptime_ticks() + _DECIDED_WITHIN_S * 100
-        while (found := now.root.find()) is not None and found.tracer and proc.uptime_ticks() < until:
+        while now.root.is_held() and proc.uptime_ticks() < until:
             proc.wait_until_gone((now.root.pid,), 0.1)
         now = move.judge()
     if now.state == "committing":
@@ -115,7 +116,6 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
             source = SourceMove(take_over(move), repository, connection, hello)
             connection.send(messages.Resume(move.id))
             if connection.receive(messages.MoveState).state == "done":
-                unlock_source(_read_run_id(source))
                 source.advance("done", is_settled=True)
                 return ResumeResult(source.move, runs_here=False)
             running = _hand_over_again(source)
@@ -139,16 +139,12 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
     manifest = read_manifest(source.repository, checkpoint.id)
     options = msgspec.convert(move.options, messages.RestoreOptions)
     source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, options))
-    source.connection.receive(messages.Prepared)
+    answer = source.connection.receive(messages.Prepared, messages.Running)
+    if isinstance(answer, messages.Running):
+        # The destination knew that the tree has ended here.
+        source.advance("done", is_settled=True)
+        return answer
     return complete_hand_over(source, options.addresses, checkpoint.run_id or "")
-
-
-def _read_run_id(source: SourceMove) -> str:
-    """Read which run of CRIU has dumped the tree; empty if its checkpoint was removed."""
-    with suppress(NoSuchCheckpoint):
-        assert source.move.checkpoint is not None
-        return source.repository.get(source.move.checkpoint).run_id or ""
-    return ""
 
 
 def _resume_destination(move: Move, repository: Repository, context: Context, *, source_is_gone: bool) -> ResumeResult:
@@ -168,17 +164,44 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
             )
         step("move.committed")
         move = store_move(repository.backend, advance(move, "committed"))
-    checkpoint = move.checkpoint
-    assert checkpoint is not None
-    move = store_move(repository.backend, take_over(move))
+    return _restore_here(store_move(repository.backend, take_over(move)), repository, context)
 
-    def record_root(pid: int) -> None:
-        nonlocal move
-        process = proc.read_process(pid)
-        if process is not None:
-            move = store_move(repository.backend, replace(move, root=identify_live_root(process)))
 
-    request = make_restore_request(checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
-    result = restore(request, context, before_run=record_root)
+def _restore_here(move: Move, repository: Repository, context: Context) -> ResumeResult:
+    """Restore the tree, which runs nowhere, with its addresses."""
+    with ExitStack() as stack:
+        guard = _claim(move, repository, stack)
+
+        def let_run(root: int, criu: int) -> AfterCommit:
+            nonlocal move
+            process = proc.read_process(root)
+            if process is None:
+                raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
+            live = proc.identify_live_root(process, criu)
+            move = store_move(repository.backend, replace(move, root=live))
+            if guard is not None:
+                guard.expect(live)
+            return release
+
+        def release() -> None:
+            if guard is not None:
+                release_or_explain(guard)
+
+        assert move.checkpoint is not None
+        request = make_restore_request(move.checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
+        result = restore(request, context, before_run=let_run)
+        if guard is not None:
+            guard.keep()
     move = store_move(repository.backend, advance(move, "done"))
     return ResumeResult(move, True, result.pid, result.holder.log if result.holder is not None else "")
+
+
+def _claim(move: Move, repository: Repository, stack: ExitStack) -> GuardedAddresses | None:
+    """Claim the addresses that move with the tree until the end of `stack`; None if there are none."""
+    addresses = make_addresses(move)
+    if not addresses:
+        return None
+    # Left by a crckpt that was killed together with its guard.
+    give_up(addresses, move.id)
+    assert move.checkpoint is not None
+    return stack.enter_context(claimed_addresses(addresses, move.id, repository.get(move.checkpoint)))

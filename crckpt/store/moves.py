@@ -14,8 +14,8 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.host import proc
-from crckpt.model import CheckpointId, Count, JobName, Pid
+from crckpt.host.proc import LiveRoot
+from crckpt.model import CheckpointId, JobName
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import MOVES, move_name
@@ -33,31 +33,6 @@ Peer = Annotated[str, Meta(pattern=rf"\A[^\x00-\x1f\x7f]{{1,{_LONGEST_PEER}}}\Z"
 """The other side as the user typed it, or as it names itself."""
 
 
-class LiveRoot(Struct, frozen=True):
-    """The root of a live tree, unique forever: `start` is its start time in clock ticks after the boot `boot_id`.
-
-    `pid_namespace` is the inode of the PID namespace of `pid`.
-    """
-
-    boot_id: str
-    pid_namespace: Count
-    pid: Pid
-    start: Count
-
-    def find(self) -> proc.Process | None:
-        """Find it, running, stopped or frozen; None if it has ended or is not of this host."""
-        if self.boot_id != proc.boot_id() or self.pid_namespace != proc.namespace("self", "pid"):
-            return None
-        process = proc.read_process(self.pid)
-        is_it = process is not None and process.start == self.start and process.state not in ("zombie", "dead")
-        return process if is_it else None
-
-
-def identify_live_root(root: proc.Process) -> LiveRoot:
-    """Identify the root of a live tree of our PID namespace."""
-    return LiveRoot(proc.boot_id(), proc.namespace("self", "pid"), root.pid, root.start)
-
-
 class Move(Struct, frozen=True):
     """The record of a move on one side.
 
@@ -65,7 +40,7 @@ class Move(Struct, frozen=True):
     - `peer`: the other side
     - `checkpoint`: what is moved; None before the tree was frozen
     - `root`: at the source the tree that is moved, at the destination the one that was built; None if there is none yet
-    - `remote`: crckpt and the store there, as the source names them, for a later connection
+    - `remote`: crckpt and the store over there, as the source names them, for a later connection
     - `options`: for the restore, as the source's user chose them
     - `why`: why it was aborted
     - `is_settled`: of the source: nothing is left to report to the destination
@@ -93,9 +68,9 @@ class Move(Struct, frozen=True):
         return is_over(self.side, self.state)
 
     @property
-    def forbids_restore(self) -> bool:
+    def fences(self) -> bool:
         """Whether no checkpoint of the job may be restored here now. The move was judged (`judge`)."""
-        return find_rule(self.side, self.state).forbids_restore
+        return find_rule(self.side, self.state).fences
 
     @property
     def leaves_tree_with_peer(self) -> bool:
@@ -114,10 +89,9 @@ class Move(Struct, frozen=True):
         return self
 
     def _judge_by_tree(self) -> Move:
-        found = self.root.find() if self.root is not None else None
-        if found is not None and found.tracer:
-            # CRIU still holds it: within moments it lets the tree run, or ends it.
+        if self.root is not None and self.root.is_held():
             return self
+        found = self.root.find() if self.root is not None else None
         if self.side == "source":
             return self._aborted() if found is not None else replace(self, state="ended")
         return replace(self, state="done") if found is not None else self

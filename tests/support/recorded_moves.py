@@ -11,11 +11,12 @@ from typing import Final
 from msgspec.structs import replace
 from small_programs import WAITS, program, read
 
+from crckpt.host.proc import LiveRoot, identify_live_root
 from crckpt.host.syscalls import ptrace_requests
 from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.move_states import RULES, Side, State
-from crckpt.store.moves import LiveRoot, Move, begin_move, identify_live_root, store_move
+from crckpt.store.moves import Move, begin_move, store_move
 from crckpt.store.process_identity import identify_process
 
 PEER: Final = "root@node2"

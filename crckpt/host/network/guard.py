@@ -2,7 +2,8 @@
 
 Run as `python -m crckpt.host.network.guard CONTROL MOVE ADDRESS...`: CONTROL is a descriptor, on which crckpt asks for
 the steps of `claim`. The guard runs them all, one after the other: no step of a crckpt that was killed can come after
-what undoes it. If CONTROL ends before `keep`, it gives the addresses up; in any case it ends then.
+what undoes it. If CONTROL ends before `keep`, it gives the addresses up, unless the expected tree runs. In any case it
+ends then.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.announce import Announcer
 from crckpt.host.network.claim import claim, give_up, release, settle
 from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
+from crckpt.host.proc import LiveRoot
 
 # One may get lost.
 _ANNOUNCEMENTS: Final = 3
 _GAP_S: Final = 0.04
+_LOOK_S: Final = 0.02
 # What ends crckpt (a session that is closed, a service that is stopped) must not end the guard before its work.
 _NOT_OURS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 
@@ -38,8 +41,9 @@ class _Guard:
         self._addresses = addresses
         self._unrouted: tuple[HostAddress, ...] = ()
         self._has_claimed = False
-        self._is_kept = False
+        self._is_released = self._is_kept = False
         self._left = 0
+        self._root: LiveRoot | None = None
         self._announcer: Announcer | None = None
 
     def serve(self) -> None:
@@ -50,15 +54,29 @@ class _Guard:
                 continue
             request = decode(self._read(), GuardRequest)
             if request is None:
-                if self._has_claimed:
-                    give_up(self._addresses, self._move_id)
-                return
+                self._end_without_crckpt()
+                break
             self._answer(self._perform(request))
         while self._left:
             time.sleep(_GAP_S)
             self._announce_again()
 
+    def _end_without_crckpt(self) -> None:
+        while self._root is not None and self._root.is_held():
+            time.sleep(_LOOK_S)
+        if self._root is not None and self._root.find() is not None:
+            if not self._is_released:
+                self._release()
+            self._keep()
+            return
+        self._left = 0
+        if self._has_claimed:
+            give_up(self._addresses, self._move_id)
+
     def _perform(self, request: GuardRequest) -> GuardAnswer:
+        if request.do == "expect":
+            self._root = request.root
+            return GuardAnswer()
         steps: dict[str, Callable[[], str]] = {"claim": self._claim, "release": self._release, "keep": self._keep}
         try:
             return GuardAnswer(warning=steps[request.do]())
@@ -75,6 +93,7 @@ class _Guard:
 
     def _release(self) -> str:
         release(self._addresses, self._move_id, self._unrouted)
+        self._is_released = True
         self._left = _ANNOUNCEMENTS
         try:
             self._announce()

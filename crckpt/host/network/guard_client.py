@@ -15,6 +15,7 @@ from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import give_up
 from crckpt.host.network.fence import table_name
 from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
+from crckpt.host.proc import LiveRoot
 from crckpt.host.process import run
 from crckpt.host.steps import step
 
@@ -47,9 +48,14 @@ class GuardedAddresses:
         self._is_claimed = True
         self._ask("claim")
 
-    def release(self) -> str:
-        """Open the fence and tell the neighbours, once the other host has given the addresses up.
+    def expect(self, root: LiveRoot) -> None:
+        """Let the tree with this root, which CRIU holds, have the addresses once it runs, even if we are killed."""
+        self._ask("expect", root)
 
+    def release(self) -> str:
+        """Open the fence and tell the neighbours, once the other host has given the addresses up for ever.
+
+        Nothing may end the tree that uses them any more: its end would reset its connections.
         Return what did not work and does not matter to the move; empty if all did.
         """
         return self._ask("release").warning
@@ -78,10 +84,10 @@ class GuardedAddresses:
         if self._child.wait() != 0 and self._is_claimed:
             give_up(self._addresses, self._move_id)
 
-    def _ask(self, do: Literal["claim", "release", "keep"]) -> GuardAnswer:
+    def _ask(self, do: Literal["claim", "expect", "release", "keep"], root: LiveRoot | None = None) -> GuardAnswer:
         step("guard.ask", do)
         try:
-            self._control.sendall(encode(GuardRequest(do)))
+            self._control.sendall(encode(GuardRequest(do, root)))
             step("guard.answer", do)
             data = self._control.recv(LONGEST)
         except TimeoutError:

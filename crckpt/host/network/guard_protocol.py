@@ -7,14 +7,20 @@ from typing import Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct
 
+from crckpt.host.proc.live_root import LiveRoot
+
 LONGEST: Final = 65536
 _Message = TypeVar("_Message", bound="GuardRequest | GuardAnswer")
 
 
 class GuardRequest(Struct, frozen=True):
-    """Perform one of the steps of `claim`; or `keep` the addresses: the guard then ends."""
+    """Perform one of the steps of `claim`; or `keep` the addresses: the guard then ends.
 
-    do: Literal["claim", "release", "keep"]
+    `expect` the tree with this `root` to use the addresses: CRIU holds it, and lets it run, or ends it.
+    """
+
+    do: Literal["claim", "expect", "release", "keep"]
+    root: LiveRoot | None = None
 
 
 class GuardAnswer(Struct, frozen=True):

@@ -7,6 +7,7 @@ ticks, namespaces, fdinfo or thread states, and takes 12 to 60 ms to import: so 
 from crckpt.host.proc.command import command_line, read_commands, title, working_directory
 from crckpt.host.proc.fd import Descriptor, descriptors
 from crckpt.host.proc.ids import IdUser, find_id_users
+from crckpt.host.proc.live_root import LiveRoot, identify_live_root
 from crckpt.host.proc.maps import find_deleted_mapped_files
 from crckpt.host.proc.namespaces import namespace
 from crckpt.host.proc.procfs import boot_id, uptime_ticks
@@ -30,6 +31,7 @@ from crckpt.host.proc.tree import (
 __all__ = [
     "Descriptor",
     "IdUser",
+    "LiveRoot",
     "Process",
     "Tree",
     "ancestors",
@@ -43,6 +45,7 @@ __all__ = [
     "find_ended_tasks",
     "find_id_users",
     "huge_pages",
+    "identify_live_root",
     "inner_tid",
     "is_current",
     "memory",

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.find import Criu
+from crckpt.criu.hold import AfterCommit
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
-from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.images import images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
@@ -32,16 +32,15 @@ def ignore_announcement(_result: RestoreResult) -> None:
     """Announce a restore to nobody."""
 
 
-BeforeRun = Callable[[int], None]
-"""Called with the PID of the root, as we see it, when the tree is complete: it runs if this returns."""
+BeforeRun = Callable[[int, int], AfterCommit]
+"""Called with the PIDs of the root, as we see it, and of CRIU when the tree is complete: it runs if this returns."""
 
 
 class RestoreAttempt(Struct, frozen=True):
     """One checkpoint to restore, as the user asked for it, by one CRIU.
 
     `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU. `before_run` is None if the
-    restore is none of a move. `unpacked` is memory that need not be read. With `filler` the tree runs before its memory
-    is filled.
+    restore is none of a move. `unpacked` is memory that need not be read.
     """
 
     request: RestoreRequest
@@ -53,20 +52,15 @@ class RestoreAttempt(Struct, frozen=True):
     has_new_terminal: bool = False
     before_run: BeforeRun | None = None
     unpacked: UnpackedFrames | None = None
-    filler: Filler | None = None
 
     @property
     def is_sibling(self) -> bool:
         """Whether CRIU makes the root a child of its parent. In a new PID namespace that is the namespace's init."""
         return (not self.request.detach or self.has_new_terminal) and not self.request.new_pid_namespace
 
-    def await_word(self, root: int) -> None:
-        """In the hold of a move: wait until the tree may run. Raises if it must not."""
-        if self.before_run is not None:
-            self.before_run(root)
-        if self.filler is not None:
-            # If it ended while the tree was held, the tree has ended, too.
-            self.filler.check()
+    def await_word(self, root: int, criu: int) -> AfterCommit | None:
+        """In the hold of a move: wait until the tree may run; return what to do next. Raises if it must not run."""
+        return self.before_run(root, criu) if self.before_run is not None else None
 
     def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
         """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""

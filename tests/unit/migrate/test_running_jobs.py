@@ -15,12 +15,12 @@ from recorded_moves import live_root, record_move
 from small_programs import WAITS, program, read
 
 from crckpt.host import proc
+from crckpt.host.proc import identify_live_root
 from crckpt.host.program.live import read_program
 from crckpt.migrate.running_jobs import RunningJobs, find_running_jobs
 from crckpt.model import Task
 from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.moves import identify_live_root
 
 MANY_BYTES = 64 << 20
 LARGE = f"memory = bytearray(os.urandom(1 << 20)) * {MANY_BYTES >> 20}; {WAITS}"

@@ -1,0 +1,52 @@
+"""The root of a live tree, named so that another process can tell what has become of it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from crckpt.host.proc.namespaces import namespace
+from crckpt.host.proc.procfs import boot_id
+from crckpt.host.proc.tree import Process, read_process
+from crckpt.model import Count, Pid
+
+
+class LiveRoot(Struct, frozen=True):
+    """The root of a live tree, unique for ever: `start` is its start time in clock ticks after the boot `boot_id`.
+
+    `pid_namespace` is the inode of the PID namespace of `pid`. `builder` is the CRIU that has built the tree, and ends
+    once it has let it run, and `builder_start` its start time; 0 for a tree that was not built.
+    """
+
+    boot_id: str
+    pid_namespace: Count
+    pid: Pid
+    start: Count
+    builder: Pid = 0
+    builder_start: Count = 0
+
+    def find(self) -> Process | None:
+        """Find it, running, stopped or frozen; None if it has ended or is not of this host."""
+        if self.boot_id != boot_id() or self.pid_namespace != namespace("self", "pid"):
+            return None
+        return _find(self.pid, self.start)
+
+    def is_held(self) -> bool:
+        """Return whether CRIU holds it: within moments it lets the tree run, or ends it."""
+        found = self.find()
+        # While CRIU waits in the hold of a restore, it traces nothing.
+        is_built = self.builder != 0 and _find(self.builder, self.builder_start) is not None
+        return found is not None and (found.tracer != 0 or is_built)
+
+
+def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
+    """Identify the root of a live tree of our PID namespace; in a restore `builder` is the PID of the CRIU."""
+    found = read_process(builder) if builder else None
+    return LiveRoot(
+        boot_id(), namespace("self", "pid"), root.pid, root.start, builder, found.start if found is not None else 0
+    )
+
+
+def _find(pid: int, start: int) -> Process | None:
+    process = read_process(pid)
+    is_it = process is not None and process.start == start and process.state not in ("zombie", "dead")
+    return process if is_it else None
