@@ -7,7 +7,7 @@ import shlex
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 from hosts import HOSTS, PROGRAMS, PYTHON, Process, Result, TwoHosts, wait_for
@@ -17,7 +17,7 @@ STORE: Final = "/var/lib/crckpt"
 JOB: Final = "numbers"
 PATIENCE: Final = "CRCKPT_PATIENCE_S=3"
 _FAULTY: Final = "/usr/local/sbin/crckpt-at-fault"
-_STEPS: Final = "/run/crckpt-steps"
+STEPS: Final = "/run/crckpt-steps"
 _SIDES: Final = HOSTS[:2]
 FIRST: Final = {"source": "move.handing-over", "destination": "move.receiving"}
 """The step of each side with which the hand-over begins."""
@@ -51,36 +51,18 @@ def served(lab: TwoHosts, *options: str, address: str = "0.0.0.0") -> Iterator[i
                 lab.send_signal(process, signal.SIGCONT)
             wait_for(lambda host=host: not crckpts(lab, host), f"crckpt to end on the {host}")  # type: ignore[misc]
             lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)
-            lab.run(host, "rm", "-f", _STEPS)
+            lab.run(host, "rm", "-f", STEPS)
 
 
 def crckpts(lab: TwoHosts, host: str) -> list[Process]:
-    """The live crckpts and CRIUs of a host."""
-    return [
-        process
-        for process in lab.list_processes(host)
-        if process.is_live and re.search(r"crckpt|criu", " ".join(process.command[:3])) and not process.is_of(SERVER)
-    ]
+    """The live crckpts and CRIUs of a host, and the guards of addresses."""
+    return [process for process in lab.list_processes(host) if process.is_live and _works(process)]
 
 
-def record_steps(lab: TwoHosts) -> dict[str, list[str]]:
-    """Migrate without a fault; return the steps of each side, in their order."""
-    for host in _SIDES:
-        arrange(lab, host, f"CRCKPT_STEPS_FILE={_STEPS}")
-    with served(lab) as pid:
-        lab.run("source", *migrate_words(pid))
-        return {host: lab.run(host, "cat", _STEPS).out.split() for host in _SIDES}
-
-
-def name_moments(steps: list[str], first: str) -> list[str]:
-    """Name each step after `first` as CRCKPT_KILL_AT does; with the first one itself."""
-    begin = steps.index(first)
-    counts: dict[str, int] = {}
-    names = [first]
-    for name in steps[begin + 1 :]:
-        counts[name] = counts.get(name, 0) + 1
-        names.append(f"{first}>{name}:{counts[name]}")
-    return names
+def _works(process: Process) -> bool:
+    begin = " ".join(process.command[:3])
+    is_guard = "crckpt.host.network.guard" in process.command[:4]
+    return is_guard or (re.search(r"crckpt|criu", begin) is not None and not process.is_of(SERVER))
 
 
 def migrate_with_fault(
@@ -115,8 +97,11 @@ def find_moves(lab: TwoHosts, host: str) -> list[dict[str, object]]:
     return json.loads(found.out)["result"]["moves"] if found.status == 0 else []
 
 
-def judge(lab: TwoHosts, said: str) -> str:
-    """Exactly one copy runs; or none does, and the command that crckpt names brings one back. Return the side."""
+def judge(lab: TwoHosts, said: str, version: int | None = None) -> str:
+    """Exactly one copy runs; or none does, and the command that crckpt names brings one back. Return the side.
+
+    `version`: of the service address, which must be where the copy runs.
+    """
     wait_until_settled(lab)
     running = copies(lab)
     if not running:
@@ -129,8 +114,17 @@ def judge(lab: TwoHosts, said: str) -> str:
             if running:
                 break
     assert len(running) == 1, f"{len(running)} copies run:\n{said}"
-    _check_nothing_else_can_start(lab, running[0], said)
-    return running[0].host
+    here = running[0].host
+    other = next(host for host in _SIDES if host != here)
+    # On the destination there may be no checkpoint at all.
+    tried = lab.run(other, "crckpt", "restore", JOB, "--detach", "--dry-run", status=None)
+    assert tried.status in (10, 12, 24), f"{other}: a second copy could start ({tried.status}):\n{tried}\n{said}"
+    for host in _SIDES:
+        tables = lab.run(host, "nft", "list", "tables").out
+        assert tables == "", f"{host}: {tables}\n{said}"
+        if version is not None:
+            assert lab.is_at(host, version) == (host == here), f"{host} has the address, or lacks it:\n{said}"
+    return here
 
 
 def _find_way_out(lab: TwoHosts) -> tuple[str, str]:
@@ -142,43 +136,27 @@ def _find_way_out(lab: TwoHosts) -> tuple[str, str]:
     raise AssertionError(f"nobody goes on: {[find_moves(lab, host) for host in _SIDES]}")
 
 
-def _check_nothing_else_can_start(lab: TwoHosts, running: Process, said: str) -> None:
-    """Where the tree does not run, a restore of the job is refused; no lock of CRIU's is left where it runs."""
-    other = next(host for host in _SIDES if host != running.host)
-    tried = lab.run(other, "crckpt", "restore", JOB, "--detach", "--dry-run", status=None)
-    # On the destination there may be no checkpoint at all.
-    assert tried.status in (10, 12, 24), f"{other}: a second copy could start ({tried.status}):\n{tried}\n{said}"
-    tables = lab.run(running.host, "nft", "list", "tables").out
-    assert "CRIU" not in tables, f"{running.host}: {tables}\n{said}"
-    assert "crckpt" not in tables, f"{running.host}: {tables}\n{said}"
+def end(process: subprocess.Popen[str], within_s: int = 120) -> Result:
+    """Wait for a command that was opened. Raises AssertionError, and ends it, if it takes too long."""
+    for _ in range(within_s):
+        # nsenter stops itself when its child stops, and continues the child when it is continued.
+        process.send_signal(signal.SIGCONT)
+        with suppress(subprocess.TimeoutExpired):
+            out, err = process.communicate(timeout=1)
+            return Result(process.returncode, out, err)
+    process.kill()
+    out, err = process.communicate()
+    raise AssertionError(f"crckpt took more than {within_s} s: {out}{err}")
 
 
-def end(process: subprocess.Popen[str], within_s: float = 60) -> Result:
-    """Wait for a command that was opened; end it if it takes too long."""
-    # nsenter stops itself when its child stops, and continues the child when it is continued.
-    process.send_signal(signal.SIGCONT)
-    try:
-        out, err = process.communicate(timeout=within_s)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        out, err = process.communicate()
-    return Result(process.returncode, out, err)
+def wait_until_stopped(lab: TwoHosts, side: str, process: subprocess.Popen[str] | None = None) -> list[Process]:
+    """Wait until the crckpt of a side has stopped itself; return it. Raises AssertionError if `process` ends before."""
+    stopped: list[Process] = []
 
+    def has_stopped() -> bool:
+        stopped[:] = [found for found in crckpts(lab, side) if found.state == "T"]
+        return bool(stopped) or (process is not None and process.poll() is not None)
 
-def wait_until_stopped(lab: TwoHosts, side: str) -> list[Process]:
-    """Wait until the crckpt of a side has stopped itself; return it."""
-
-    def find() -> list[Process]:
-        return [process for process in crckpts(lab, side) if process.state == "T"]
-
-    wait_for(find, f"crckpt to stop on the {side}")
-    return find()
-
-
-def continue_stopped(lab: TwoHosts, side: str) -> None:
-    """Wait until the crckpt of a side has stopped itself; once the other side has settled, let it go on."""
-    stopped = wait_until_stopped(lab, side)
-    other = next(host for host in _SIDES if host != side)
-    wait_for(lambda: not crckpts(lab, other), f"crckpt to end on the {other}")
-    for process in stopped:
-        lab.send_signal(process, signal.SIGCONT)
+    wait_for(has_stopped, f"crckpt to stop on the {side}")
+    assert stopped, f"that moment never came: {process and process.communicate()}"
+    return stopped

@@ -1,7 +1,7 @@
 """Whatever fails at whatever moment of a move: afterwards exactly one copy runs, or a command that is named brings it.
 
-The moments are the steps of crckpt's own code: each message, write, sync and rename (`crckpt.host.steps`). CI takes
-some of them; all of them with `CRCKPT_ALL_FAULTS=1 pytest tests/lab/test_migration_faults.py`.
+CI takes some moments; all of them, in parts of some minutes:
+`CRCKPT_ALL_FAULTS=1 pytest tests/lab/test_migration_faults.py -k every_moment`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,28 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hosts import CannotMakeLab, TwoHosts, talking
+from faults import (
+    FAULTS,
+    SIDES,
+    Moment,
+    can_matter,
+    check_client,
+    find_moments,
+    noted,
+    strike,
+    strike_connected,
+)
+from hosts import CannotMakeLab, Process, TwoHosts, talking, wait_for
 from migrations import (
     FIRST,
-    STORE,
-    continue_stopped,
+    copies,
+    crckpts,
     end,
+    find_moves,
     judge,
     migrate_with_fault,
-    name_moments,
-    record_steps,
     served,
+    wait_until_settled,
     wait_until_stopped,
 )
 from namespaces import Namespaces
@@ -30,49 +41,49 @@ from two_hosts import in_namespaces
 SOURCE = FIRST["source"]
 DESTINATION = FIRST["destination"]
 
-# By side: the moments at which what a fault means changes.
+# By fault: moments at which what it means changes.
 CHOSEN = {
-    "source": (
-        SOURCE,
-        f"{SOURCE}>send.Offer:1",
-        f"{SOURCE}>sent.Prepare:1",
-        f"{SOURCE}>receive.Prepared:1",
-        f"{SOURCE}>manifest.create:1",
-        f"{SOURCE}>move.committing:1",
-        f"{SOURCE}>hold.commit:1",
-        f"{SOURCE}>hold.unlink:1",
-        f"{SOURCE}>move.ended:1",
-        f"{SOURCE}>send.Ended:1",
-        f"{SOURCE}>sent.Ended:1",
-        f"{SOURCE}>move.done:1",
+    "killed": (
+        ("source", "send.Offer:1"),
+        ("source", f"{SOURCE}>sent.Prepare:1"),
+        ("source", f"{SOURCE}>move.committing:1"),
+        ("source", f"{SOURCE}>hold.commit:1"),
+        ("source", f"{SOURCE}>hold.unlink:1"),
+        ("source", f"{SOURCE}>send.Ended:1"),
+        ("source", f"{SOURCE}>sent.Ended:1"),
+        ("destination", "send.Lacking:1"),
+        ("destination", f"{DESTINATION}>move.prepared:1"),
+        ("destination", f"{DESTINATION}>receive.Ended:1"),
+        ("destination", f"{DESTINATION}>hold.commit:1"),
+        ("destination", f"{DESTINATION}>send.Running:1"),
     ),
-    "destination": (
-        DESTINATION,
-        f"{DESTINATION}>manifest.create:1",
-        f"{DESTINATION}>owner.write:1",
-        f"{DESTINATION}>move.prepared:1",
-        f"{DESTINATION}>send.Prepared:1",
-        f"{DESTINATION}>receive.Ended:1",
-        f"{DESTINATION}>move.committed:1",
-        f"{DESTINATION}>hold.commit:1",
-        f"{DESTINATION}>restored.create:1",
-        f"{DESTINATION}>move.done:1",
-        f"{DESTINATION}>send.Running:1",
+    "stopped": (
+        ("source", f"{SOURCE}>hold.commit:1"),
+        ("destination", f"{DESTINATION}>send.Prepared:1"),
     ),
+    "interrupted": (
+        ("source", f"{SOURCE}>send.Prepare:1"),
+        ("source", f"{SOURCE}>send.Ended:1"),
+        ("destination", f"{DESTINATION}>send.Prepared:1"),
+    ),
+    "criu killed": (
+        ("source", f"{SOURCE}>send.Prepare:1"),
+        ("destination", f"{DESTINATION}>send.Prepared:1"),
+        ("destination", f"{DESTINATION}>move.committed:1"),
+    ),
+    "full disk": (
+        ("source", f"{SOURCE}>pack.write:1"),
+        ("source", f"{SOURCE}>move.committing:1"),
+        ("source", f"{SOURCE}>move.ended:1"),
+        ("destination", f"{DESTINATION}>manifest.create:1"),
+        ("destination", f"{DESTINATION}>move.committed:1"),
+    ),
+    "cut both ways": (("source", f"{SOURCE}>send.Ended:1"),),
+    "cut to the destination": (("source", f"{SOURCE}>send.Prepare:1"),),
+    "cut to the source": (("destination", f"{DESTINATION}>send.Prepared:1"),),
 }
-STOPPED = [
-    ("source", f"{SOURCE}>sent.Prepare:1"),
-    ("source", f"{SOURCE}>hold.commit:1"),
-    ("source", f"{SOURCE}>send.Ended:1"),
-    ("destination", f"{DESTINATION}>move.prepared:1"),
-    ("destination", f"{DESTINATION}>receive.Ended:1"),
-    ("destination", f"{DESTINATION}>hold.commit:1"),
-]
-CUTS = {
-    "both ways": lambda lab: lab.cut(),
-    "to the destination": lambda lab: lab.cut_one_way("source", "destination"),
-    "to the source": lambda lab: lab.cut_one_way("destination", "source"),
-}
+STRUCK = [(fault, moment) for fault, moments in CHOSEN.items() for moment in moments]
+PARTS = 12
 
 
 @pytest.fixture(scope="module")
@@ -85,98 +96,31 @@ def lab() -> Iterator[Namespaces]:
         pytest.skip(str(error))
 
 
-def all_moments(lab: TwoHosts) -> list[tuple[str, str]]:
-    steps = record_steps(lab)
-    return [(side, moment) for side, first in FIRST.items() for moment in name_moments(steps[side], first)]
-
-
-def test_chosen_moments_come(lab: Namespaces) -> None:
-    """A test of a moment that never comes would test nothing."""
-    found = all_moments(lab)
-    assert [
-        (side, moment) for side, moments in CHOSEN.items() for moment in moments if (side, moment) not in found
-    ] == []
-
-
-@pytest.mark.parametrize(("side", "moment"), [(side, moment) for side, moments in CHOSEN.items() for moment in moments])
-def test_killed(lab: Namespaces, side: str, moment: str) -> None:
+@pytest.mark.parametrize(("fault", "moment"), STRUCK)
+def test_fault(lab: Namespaces, fault: str, moment: Moment) -> None:
     with served(lab) as pid:
-        done = end(migrate_with_fault(lab, pid, side, f"CRCKPT_KILL_AT={moment}"))
-        assert done.status != 0 or side == "destination"
-        judge(lab, str(done))
-
-
-@pytest.mark.parametrize(("side", "moment"), STOPPED)
-def test_stopped(lab: Namespaces, side: str, moment: str) -> None:
-    with served(lab) as pid:
-        process = migrate_with_fault(lab, pid, side, f"CRCKPT_STOP_AT={moment}")
-        continue_stopped(lab, side)
-        judge(lab, str(end(process)))
-
-
-@pytest.mark.parametrize("cut", CUTS)
-@pytest.mark.parametrize(("side", "moment"), STOPPED)
-def test_link_cut(lab: Namespaces, cut: str, side: str, moment: str) -> None:
-    with served(lab) as pid:
-        process = migrate_with_fault(lab, pid, side, f"CRCKPT_STOP_AT={moment}")
-        stopped = wait_until_stopped(lab, side)
-        CUTS[cut](lab)
-        for one in stopped:
-            lab.send_signal(one, signal.SIGCONT)
-        said = end(process)
-        assert said.status in (0, 21, 30, 31), str(said)
-        assert (said.status == 31) == ("crckpt migrate --resume" in said.err), str(said)
-        lab.heal()
-        judge(lab, str(said))
+        judge(lab, str(strike(lab, pid, fault, moment)))
 
 
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize(
-    ("side", "moment"),
+    "moment",
     [
-        ("destination", f"{DESTINATION}>send.Prepared:1"),
         ("source", f"{SOURCE}>receive.Prepared:1"),
-        ("source", f"{SOURCE}>hold.commit:1"),
-        ("source", f"{SOURCE}>move.ended:1"),
-        ("destination", f"{DESTINATION}>receive.Ended:1"),
-        ("destination", f"{DESTINATION}>hold.commit:1"),
+        ("source", f"{SOURCE}>source.unlock:1"),
+        ("destination", f"{DESTINATION}>move.committed:1"),
     ],
 )
-def test_the_client_stays_connected(lab: Namespaces, version: int, side: str, moment: str) -> None:
+def test_the_client_stays_connected(lab: Namespaces, version: int, moment: Moment) -> None:
     """Built over there or not, committed or not: its one connection goes on where the program does."""
-    net = f"{lab.services[version]}@{lab.device}"
-    try:
-        with served(lab, "--memory", "4", address=lab.service(version)) as pid, talking(lab, version) as client:
-            client.wait_for_replies()
-            options = ("--tcp", "keep", "--move-ip", net)
-            done = end(migrate_with_fault(lab, pid, side, f"CRCKPT_KILL_AT={moment}", options=options))
-            host = judge(lab, str(done))
-            report = client.wait_for_replies()
-            assert (report["wrong"], report["ended"]) == (None, None), f"{report}\n{done}"
-            assert report["hosts"][-1] == host
-            assert client.check()["memory"] == "intact"
-    finally:
-        lab.bring_service_back(version)
-
-
-@pytest.mark.parametrize("side", FIRST)
-def test_full_disk(lab: Namespaces, side: str) -> None:
-    """No space is left in the store of a side at any of its writes: the tree runs on at the source."""
-    with served(lab, "--memory", "8") as pid:
-        lab.run(side, "mount", "-t", "tmpfs", "-o", "size=2m", "store", STORE)
-        try:
-            done = end(migrate_with_fault(lab, pid, side))
-            assert done.status in (10, 21, 24, 30), str(done)
-            assert judge(lab, str(done)) == "source"
-        finally:
-            lab.run(side, "umount", "--lazy", STORE)
+    strike_connected(lab, "killed", moment, version)
 
 
 def test_restore_fails(lab: Namespaces) -> None:
     """Another process takes the PID over there after the gate: the tree runs on at the source."""
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={DESTINATION}")
-        stopped = wait_until_stopped(lab, "destination")
+        stopped = wait_until_stopped(lab, "destination", process)
         # In a lab's own PID namespace nobody else starts anything.
         lab.run(
             "destination", "sh", "-c", f"echo {pid - 1} > /proc/sys/kernel/ns_last_pid; sleep 1000 >/dev/null 2>&1 &"
@@ -191,16 +135,78 @@ def test_restore_fails(lab: Namespaces) -> None:
             lab.end("sleep", "destination")
 
 
-@pytest.mark.skipif(not os.environ.get("CRCKPT_ALL_FAULTS"), reason="takes some 15 minutes: CRCKPT_ALL_FAULTS=1")
-def test_killed_at_every_moment(lab: Namespaces) -> None:
-    found = all_moments(lab)
-    wrong = []
-    for side, moment in found:
-        with served(lab) as pid:
-            done = end(migrate_with_fault(lab, pid, side, f"CRCKPT_KILL_AT={moment}"))
-            try:
-                judge(lab, str(done))
-            except AssertionError as error:
-                wrong.append(f"{side} {moment}: {error}")
-    assert len(found) > 150
+def test_criu_decides_what_crckpt_cannot(lab: Namespaces) -> None:
+    """crckpt was killed, and CRIU still holds what it has built: the move is not done before CRIU has let it run."""
+    with served(lab) as pid:
+        moment = f"{DESTINATION}>hold.commit:1"
+        process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={moment}")
+        stopped = wait_until_stopped(lab, "destination", process)
+        (waiting,) = [found for found in crckpts(lab, "destination") if found.command[0].endswith("/hold-action")]
+        lab.send_signal(waiting, signal.SIGSTOP)
+        for each in stopped:
+            lab.send_signal(each, signal.SIGKILL)
+        wait_for(lambda: not is_alive(lab, stopped), "the end of crckpt")
+        (move,) = find_moves(lab, "destination")
+        assert move["state"] == "committed"
+        lab.send_signal(waiting, signal.SIGCONT)
+        judge(lab, str(end(process)))
+
+
+@pytest.mark.parametrize("source_is_gone", [False, True])
+@pytest.mark.parametrize("version", [4, 6])
+def test_the_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_gone: bool) -> None:
+    """It has the address and the connections again, once it knows or is told that the source has ended."""
+    options = ("--tcp", "keep", "--move-ip", f"{lab.services[version]}@{lab.device}")
+    moment = "receive.Ended:1" if source_is_gone else "hold.commit:1"
+    try:
+        with served(lab, "--memory", "1", address=lab.service(version)) as pid, talking(lab, version) as client:
+            client.wait_for_replies(5)
+            process = migrate_with_fault(
+                lab, pid, "destination", f"CRCKPT_STOP_AT={DESTINATION}>{moment}", options=options
+            )
+            for each in [*wait_until_stopped(lab, "destination", process), *crckpts(lab, "source")]:
+                lab.send_signal(each, signal.SIGKILL)
+            said = str(end(process))
+            wait_until_settled(lab)
+            assert copies(lab) == []
+            (move,) = find_moves(lab, "destination")
+            words = ("crckpt", "migrate", "--resume", str(move["id"]))
+            if source_is_gone:
+                refused = lab.run("destination", *words, status=31)
+                assert "on source: crckpt migrate --resume" in refused.err
+            said_so = ("--source-is-gone",) if source_is_gone else ()
+            lab.run("destination", *words, *said_so)
+            # Nothing is left to do.
+            lab.run("destination", *words)
+            check_client(client, judge(lab, said, version), said)
+            lab.run("source", *words)
+            assert [move["state"] for host in SIDES for move in find_moves(lab, host)] == ["done", "done"]
+    finally:
+        lab.bring_service_back(version)
+
+
+@pytest.mark.skipif(not os.environ.get("CRCKPT_ALL_FAULTS"), reason="takes an hour: CRCKPT_ALL_FAULTS=1")
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
+    """Each, with a client that is connected all the time."""
+    found = find_connected_moments(lab)
+    assert len(found) > 300
+    wrong: list[str] = []
+    for number, moment in enumerate([moment for moment in found if can_matter(fault, moment[1])][part::PARTS]):
+        with noted(wrong, f"{fault} {moment}"):
+            strike_connected(lab, fault, moment, (4, 6)[number % 2])
     assert wrong == []
+
+
+def is_alive(lab: TwoHosts, processes: list[Process]) -> bool:
+    live = [process for process in lab.list_processes(processes[0].host) if process.is_live]
+    return any(process.is_same(other) for process in processes for other in live)
+
+
+def find_connected_moments(lab: TwoHosts) -> list[Moment]:
+    try:
+        net = f"{lab.services[4]}@{lab.device}"
+        return find_moments(lab, "--tcp", "keep", "--move-ip", net, address=lab.service(4))
+    finally:
+        lab.bring_service_back(4)
