@@ -163,7 +163,7 @@ class RehearsalFailed(CrckptError):
 
 
 class RemoteError(CrckptError):
-    """The other side of a migration failed or cannot be reached. Nothing was moved: the tree runs on here."""
+    """The other side of a migration failed or cannot be reached. Nothing was moved: the tree keeps running here."""
 
     exit_code = 30
 

@@ -79,8 +79,8 @@ MOVES = (
     ),
     Cause(
         "file-of-another",
-        "{path} is there in the hands of {there}, who could replace it and so command the program ({use})",
-        "remove it there, then send it: --send-files; or check it, and allow it: --allow-weaker",
+        "{there} could replace {path} there, and so control the program ({use})",
+        "remove it there, then send it: --send-files; or check it, then add --allow-weaker",
     ),
     Cause(
         "clock-differs",

@@ -12,6 +12,7 @@ from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
 from crckpt.cli.move_marks import move_document
 from crckpt.cli.output import Output, emit
+from crckpt.cli.progress import progress_bars
 from crckpt.errors import UsageError
 from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_all_moves
@@ -63,7 +64,8 @@ def migrate(
         list[str] | None,
         typer.Option(
             "--move-ip",
-            help="Move this address too (10.0.0.7/24@eth0). Repeatable. With --tcp keep, clients notice only a pause.",
+            help="Move this address too (10.0.0.7/24@eth0). Repeatable. If the device has another name there: "
+            "10.0.0.7/24@eth0:ens3. With --tcp keep, clients notice only a pause.",
             metavar="ADDR",
             rich_help_panel=CONNECTIONS,
         ),
@@ -124,6 +126,14 @@ def migrate(
         typer.Option(
             "--abort-over",
             help="With --max-downtime: do not move the program if the estimate stays over it.",
+            rich_help_panel=DOWNTIME,
+        ),
+    ] = False,
+    local_lazy: Annotated[
+        bool,
+        typer.Option(
+            "--local-lazy",
+            help="Start the program there before its memory is complete.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,
@@ -268,6 +278,7 @@ def migrate(
             allow_weaker=allow_weaker,
             preflight=not no_preflight,
             addresses=tuple(move_ip or ()),
+            lazy=local_lazy,
         ),
         bandwidth=None if bandwidth is None else options.parse_bandwidth(bandwidth, "--bandwidth"),
         bandwidth_clock=bandwidth_clock,
@@ -282,6 +293,8 @@ def migrate(
     if everything:
         migrate_all.migrate_all(request, context, config, at_once, as_json=as_json)
         return
-    result = perform(request, context, migrate_output.ProgressLines())
+    # ssh may ask for a password first.
+    with progress_bars("copying", "storing", "sending", as_json=as_json, waits=True) as bars:
+        result = perform(request, context, migrate_output.ProgressLines(*bars))
     document, lines = migrate_output.result_document(result), migrate_output.result_lines(result, remote_crckpt)
     emit("migrate", Output(document, lines, is_answer=check), as_json=as_json)

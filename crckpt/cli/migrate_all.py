@@ -70,7 +70,7 @@ def migrate_all(
     from crckpt.migrate.bandwidth import shared_clock
     from crckpt.migrate.drain import DrainResult, MoveOutcome, drain, make_command
     from crckpt.migrate.running_jobs import find_running_jobs
-    from crckpt.migrate.session import find_room
+    from crckpt.migrate.session import find_free_bytes
     from crckpt.migrate.ssh import check_host
 
     check_host(request.host)
@@ -78,7 +78,7 @@ def migrate_all(
     found = find_running_jobs(repository)
     together = min(at_once or _AT_ONCE, max(len(found.jobs), 1))
     # Once, not for each program.
-    room = find_room(request, context) if found.jobs else 0
+    free_bytes = find_free_bytes(request, context) if found.jobs else 0
     with shared_clock() as clock:
         words = make_options(replace(request, bandwidth_clock=clock), context, config, together)
         done = drain(
@@ -86,11 +86,11 @@ def migrate_all(
             repository,
             lambda job: make_command(job, request.host, words),
             together,
-            room,
+            free_bytes,
             _Progress(request.check),
         )
     others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
-    result = DrainResult((*done.outcomes, *others), done.interrupted, room)
+    result = DrainResult((*done.outcomes, *others), done.interrupted, free_bytes)
     code = exit_code(result)
     is_answer = request.check or code != 0
     emit(
@@ -103,7 +103,7 @@ def migrate_all(
 
 
 def make_options(request: MigrateRequest, context: Context, config: Path | None, together: int) -> tuple[str, ...]:
-    """Build the options of each move. Raises UsageError if the bandwidth is too low for so many moves."""
+    """Build the options of each move. Raises UsageError if the bandwidth is too low for this many moves."""
     values: dict[str, object] = {
         "--store": context.store,
         "--criu": context.criu_option,
@@ -123,6 +123,7 @@ def make_options(request: MigrateRequest, context: Context, config: Path | None,
         "--check": request.check,
         "--send-files": request.send_files,
         "--abort-over": request.abort_over,
+        "--local-lazy": request.options.lazy,
         "--allow-weaker": request.options.allow_weaker,
         "--no-preflight": not request.preflight,
         "--job-of-another-program": request.other_program,
@@ -204,10 +205,10 @@ def summary_lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]
         yield f"  {_name(each)}: {_describe(each)}\n"
         yield from (f"    note: {warning}\n" for warning in (each.result or {}).get("warnings", ()))
     needed = sum(each.memory_bytes for each in done)
-    if request.check and len(done) > 1 and needed > result.room:
+    if request.check and len(done) > 1 and needed > result.free_bytes:
         yield (
-            f"note: together they have {size(needed)} of memory, and {request.host} has room for {size(result.room)}: "
-            "not all of them may fit\n"
+            f"note: together they have {size(needed)} of memory, and {request.host} has {size(result.free_bytes)} "
+            "free: they may not all fit\n"
         )
     if left:
         stays = "would stay" if request.check else "stayed here, or may run on neither host"

@@ -18,11 +18,14 @@ def progress_bar(doing: str, *, as_json: bool, program_follows: bool = False) ->
 
 
 @contextmanager
-def progress_bars(*steps: str, as_json: bool, program_follows: bool = False) -> Iterator[tuple[Progress, ...]]:
+def progress_bars(
+    *steps: str, as_json: bool, program_follows: bool = False, waits: bool = False
+) -> Iterator[tuple[Progress, ...]]:
     """Give a callback for each step: it draws the bar, labelled with the step that reports; at first with the first.
 
     They do nothing if stderr is no terminal, with --json and with --quiet. With `program_follows` the bar is removed as
-    soon as everything is done, else at the end of the block.
+    soon as everything is done, else at the end of the block. With `waits` it appears with the first report: until
+    then another program may ask the user something.
     """
     if as_json or is_quiet() or not sys.stderr.isatty():
         yield (ignore_progress,) * len(steps)
@@ -46,8 +49,11 @@ def progress_bars(*steps: str, as_json: bool, program_follows: bool = False) -> 
     bar = Bar(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(steps[0], total=None)
 
+    is_started = False
+
     def make_callback(step: str) -> Progress:
         def draw(done: int, total: int) -> None:
+            start()
             bar.update(task, description=step, completed=done, total=total)
             if program_follows and done >= total:
                 # Else the bar would wipe away what the program writes to this terminal.
@@ -55,14 +61,21 @@ def progress_bars(*steps: str, as_json: bool, program_follows: bool = False) -> 
 
         return draw
 
+    def start() -> None:
+        nonlocal is_started
+        if not is_started:
+            is_started = True
+            with suppress(OSError):
+                bar.start()
+
     def stop() -> None:
         # A terminal that has gone does not matter.
         with suppress(OSError):
             bar.stop()
 
     try:
-        with suppress(OSError):
-            bar.start()
+        if not waits:
+            start()
         yield tuple(map(make_callback, steps))
     finally:
         # Not earlier: a terminal that takes nothing (^S) blocks here.

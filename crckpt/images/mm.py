@@ -38,8 +38,9 @@ PROT_EXEC: Final = 4
 
 MAP_PRIVATE: Final = 0x2
 MAP_GROWSDOWN: Final = 0x100
+MAP_LOCKED: Final = 0x2000
 MAP_HUGETLB: Final = 0x40000
-"""Bits of `Vma.flags`: the mapping is private, a stack, or of reserved huge pages."""
+"""Bits of `Vma.flags`: the mapping is private, a stack, locked in memory, or of reserved huge pages."""
 
 # The bit of MADV_HUGEPAGE (madvise(2)) in a mapping's advice, as CRIU saves it.
 _HUGE_ADVICE: Final = 1 << 14

@@ -3,10 +3,11 @@
 1. Both sides check (`check_source`, `check_destination`), before anything is touched.
 2. Destination, before the restore: `guarded_addresses` (it starts a process: best before the tree is frozen), then
    `claim`. The addresses are there, behind a fence: the restore binds them, the source's connections notice nothing.
-3. Source, after the commit and the end of the tree: the hook `release`, then `leave_source`. It removes the addresses,
-   then CRIU's network lock: in the other order this host would reset the connections.
+3. Source, after the commit and the end of the tree: the hook `release`, then `leave_source`: it removes the addresses.
 4. Destination: `expect` the tree, decide that it runs (the commit of its hold), `release`, let it run, `keep`. A fence
    that was open before the decision would let out the resets of a tree that CRIU ends.
+5. Source: `unlock_source` removes CRIU's network lock. Before the addresses are gone this host would reset the
+   connections; it waits until the tree runs, because that does not need it.
 
 If the move is aborted after step 2, the destination ends the tree and leaves the block of `guarded_addresses`, which
 removes the addresses, and then the fence. On the source nothing has changed. `give_up` does the same for a crckpt that
@@ -16,7 +17,7 @@ was killed together with its guard.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -46,10 +47,12 @@ __all__ = [
     "HostAddress",
     "check_destination",
     "check_source",
+    "find_here",
+    "find_there",
     "give_up",
     "guarded_addresses",
     "leave_source",
-    "parse_address",
+    "unlock_source",
 ]
 
 Findings: TypeAlias = tuple[tuple[str, str], ...]
@@ -57,6 +60,25 @@ Findings: TypeAlias = tuple[tuple[str, str], ...]
 
 
 _SSH_CONNECTION: Final = b"SSH_CONNECTION="
+
+
+def find_here(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
+    """The moving addresses as the source has them. Each is ADDR/LEN@DEV or ADDR/LEN@DEV:THERE. Raises UsageError."""
+    return tuple(_split(address)[0] for address in addresses)
+
+
+def find_there(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
+    """The moving addresses as the destination gets them. Raises UsageError."""
+    return tuple(_split(address)[1] for address in addresses)
+
+
+def _split(address: str) -> tuple[HostAddress, HostAddress]:
+    here, colon, there = address.partition("@")[2].partition(":")
+    where = address.partition("@")[0]
+    if not colon:
+        found = parse_address(address)
+        return found, found
+    return parse_address(f"{where}@{here}"), parse_address(f"{where}@{there}")
 
 
 def check_source(addresses: Sequence[HostAddress]) -> Findings:
@@ -75,15 +97,21 @@ def check_destination(addresses: Sequence[HostAddress]) -> Findings:
     return tuple(finding for address in addresses for finding in _check_there(address, devices))
 
 
-def leave_source(addresses: Sequence[HostAddress], run_id: str) -> None:
-    """Remove the addresses, then the network lock of CRIU's run `run_id` (empty: none). May be called again.
+def leave_source(addresses: Sequence[HostAddress]) -> None:
+    """Remove the addresses, after the tree has ended. May be called again.
 
-    Call it after the tree has ended. Raises HostCannot: if an address is still here, the lock stays, and the
-    destination must not release it.
+    Raises HostCannot: if an address is still here, the destination must not release it.
     """
     for address in addresses:
         step("source.remove", str(address))
         remove(address)
+
+
+def unlock_source(run_id: str) -> None:
+    """Remove the network lock of CRIU's run `run_id` (empty: none), after `leave_source`. May be called again.
+
+    Raises HostCannot.
+    """
     if run_id:
         step("source.unlock", run_id)
         lift_lock(run_id)
@@ -139,7 +167,9 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
     """Check an address that this host is to take over."""
     device = devices.get(address.device)
     if device is None:
-        yield f"there is no network device {address.device}", "the device must have the same name on both hosts"
+        route = find_route(address)
+        there = route.dev if route is not None and not route.gateway else "DEV-THERE"
+        yield f"there is no network device {address.device}", _name_device(address, there)
         return
     if not device.is_up:
         yield f"{device.name} is down", f"ip link set {device.name} up"
@@ -160,8 +190,12 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
     if route is not None and not route.gateway and route.dev != device.name and not address.is_single:
         yield (
             f"this host reaches the network of {address.ip} through {route.dev}, not through {device.name}",
-            f"the device must have the same name on both hosts, and be on the network {address.prefix}",
+            _name_device(address, route.dev),
         )
+
+
+def _name_device(address: HostAddress, there: str) -> str:
+    return f"name the device of this host, too: --move-ip {address.interface}@DEV:{there}"
 
 
 def _ends_of_ssh() -> tuple[str, ...]:

@@ -28,7 +28,7 @@ class Bandwidth:
         self._free_at = 0.0
 
     def reserve(self, size: int) -> float:
-        """Reserve the next free time for so many bytes; return when it begins."""
+        """Reserve the next free time for this many bytes; return when it begins."""
         if self._clock is None:
             begin = self._free_at = max(self._free_at, time.monotonic())
             self._free_at += size / self.bytes_per_s

@@ -40,7 +40,7 @@ from crckpt.migrate.writer import Writer
 
 __all__ = ["Connection", "ConnectionLost", "GivenUp", "PackReceiver", "PrintedText", "ProtocolError"]
 
-# A wait of the main thread ends after so long, and begins again: a signal that comes just before a system call is
+# The main thread waits at most this long, then waits again: a signal that comes just before a system call is
 # handled only after it.
 _WAIT_S: Final = 0.5
 # Bytes that wait to be written, and keep the thread that writes busy.
@@ -205,7 +205,7 @@ class Connection:
         # One that sends messages all the time must not keep us.
         while not isinstance(self.receive(Message, timeout=until - time.monotonic()), Aborted):
             if time.monotonic() >= until:
-                raise ConnectionLost(f"{self.peer} did not answer within {timeout:g} s that the move was given up")
+                raise ConnectionLost(f"{self.peer} did not confirm within {timeout:g} s that the move was aborted")
 
     def reject(self, what: str) -> ProtocolError:
         """End the connection because of what the other side has sent; return the error to raise."""

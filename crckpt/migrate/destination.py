@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
@@ -16,14 +17,15 @@ from crckpt.errors import CrckptError, HostCannot, MoveInDoubt, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.process.session_scope import leave_session
 from crckpt.host.steps import step
+from crckpt.host.syscalls.missing_pages import find_refusal
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import (
     GuardedAddresses,
     HostAddress,
     check_destination,
+    find_there,
     give_up,
     guarded_addresses,
-    parse_address,
 )
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.connection_errors import ConnectionLost, GivenUp
@@ -34,6 +36,7 @@ from crckpt.migrate.receive_packs import Receiver
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
+from crckpt.ops.lazy.client import Filler, started_filler
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
@@ -64,11 +67,13 @@ class Destination:
         self._source = source
         self._move: Move | None = None
         self._release_warning = ""
+        self._released_at = 0.0
         self._session: str | None = None
         self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
         self._unpacked: UnpackedFrames | None = None
+        self._filler: Filler | None = None
         self._receiver = self._enter_store()
 
     def _enter_store(self) -> Receiver:
@@ -135,16 +140,22 @@ class Destination:
         unfinished = (now.id, now.state) if now is not None and not now.is_over else None
         answers = answer(questions, self._context, unfinished)
         self._drop_unpacked()
-        self._unpacked = UnpackedFrames(questions.memory)
-        refused = check_destination(tuple(map(parse_address, questions.moved_addresses)))
-        blockers = (*answers.blockers, *(Finding("move-ip", what, remedy) for what, remedy in refused))
+        # The helper reads the store itself.
+        self._unpacked = None if questions.lazy else UnpackedFrames(questions.memory)
+        refused = check_destination(find_there(questions.moved_addresses))
+        late = find_refusal() if questions.lazy else ""
+        blockers = (
+            *answers.blockers,
+            *(Finding("move-ip", what, remedy) for what, remedy in refused),
+            *((Finding("local-lazy", late, "leave out --local-lazy"),) if late else ()),
+        )
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
 
     def _claim(self, move_id: str, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
         """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices."""
         if self._guard is not None or not options.addresses:
             return
-        addresses = tuple(map(parse_address, options.addresses))
+        addresses = find_there(options.addresses)
         self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
 
     def _leave_session(self, job: str) -> None:
@@ -156,6 +167,9 @@ class Destination:
         checkpoint = self._receiver.check_checkpoint(message.manifest, message.checkpoint)
         self._leave_session(checkpoint.job)
         self._claim(message.move, message.options, checkpoint)
+        if message.options.lazy and self._filler is None:
+            taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
+            self._filler = self._claimed.enter_context(started_filler(taken))
         try:
             found = check_restore(make_restore_request(checkpoint.id, message.options), self._context, checkpoint)
         except PreflightRefused as refused:
@@ -205,7 +219,8 @@ class Destination:
         warnings = (*result.verdict.warnings, *late, *in_session)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
-        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log))
+        ran_for_ms = (time.monotonic() - self._released_at) * 1000
+        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log, ran_for_ms))
         self._drop_unpacked()
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
@@ -241,7 +256,9 @@ class Destination:
         request = make_restore_request(message.checkpoint, message.options)
         if self._unpacked is not None:
             self._unpacked.stop()
-        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked)
+        # After a failure the tree is restored as a whole.
+        filler, self._filler = self._filler, None
+        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked, filler=filler)
 
     def _hold(self, root: int, criu: int) -> AfterCommit:
         """Report that the tree is built and held, and wait until the source says that its own has ended.
@@ -274,6 +291,7 @@ class Destination:
         """Open the fence: the tree runs next. Raise nothing."""
         if self._guard is not None:
             self._release_warning = release_or_explain(self._guard)
+        self._released_at = time.monotonic()
 
     def _restore_again(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
         """Restore from the store if the source's tree has ended. Else raises: nothing runs here."""
@@ -362,7 +380,7 @@ def release_or_explain(guard: GuardedAddresses) -> str:
 
 def make_addresses(move: Move) -> tuple[HostAddress, ...]:
     """Return the addresses that move with the tree."""
-    return tuple(map(parse_address, convert(move.options, messages.RestoreOptions).addresses))
+    return find_there(convert(move.options, messages.RestoreOptions).addresses)
 
 
 def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:

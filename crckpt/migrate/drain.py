@@ -60,12 +60,12 @@ class MoveOutcome(Struct, frozen=True):
 class DrainResult(Struct, frozen=True):
     """The outcomes of all trees, in the order in which they were decided.
 
-    `room`: the bytes that trees may take on the other host, before the first move.
+    `free_bytes`: the bytes that trees may take on the other host, before the first move.
     """
 
     outcomes: tuple[MoveOutcome, ...]
     interrupted: bool
-    room: int = 0
+    free_bytes: int = 0
 
 
 class DrainReport(Protocol):
@@ -93,17 +93,17 @@ def drain(
     repository: Repository,
     command: Callable[[RunningJob], Sequence[str]],
     at_once: int,
-    room: int,
+    free_bytes: int,
     report: DrainReport,
 ) -> DrainResult:
-    """Move the jobs in their order, so many at once, by these commands; return when all have ended.
+    """Move the jobs in their order, `at_once` at a time, by these commands; return when all have ended.
 
     Each move checks for itself whether its tree fits into the other host. Two checks at once would both count the same
-    free bytes: a tree that does not fit into what is left of `room` waits until no other is being moved.
+    free bytes: a tree that does not fit into what is left of `free_bytes` waits until no other is being moved.
 
-    After an interruption no move begins. Those before their commit are given up, and the others are finished.
+    After an interruption no move begins. Those before their commit are aborted, and the others are finished.
     """
-    moves = _Moves(jobs, repository, command, room, report)
+    moves = _Moves(jobs, repository, command, free_bytes, report)
     is_interrupted = False
     with interrupts_deferred():
         while moves.waiting or moves.running:
@@ -127,7 +127,7 @@ class _Moves:
         jobs: Sequence[RunningJob],
         repository: Repository,
         command: Callable[[RunningJob], Sequence[str]],
-        room: int,
+        free_bytes: int,
         report: DrainReport,
     ) -> None:
         self.waiting = deque(jobs)
@@ -135,11 +135,11 @@ class _Moves:
         self.outcomes: list[MoveOutcome] = []
         self._repository = repository
         self._command = command
-        self._room = room
+        self._free_bytes = free_bytes
         self._report = report
 
     def start(self, at_once: int) -> None:
-        """Start moves until so many run, or the next one may not fit beside them."""
+        """Start moves until `at_once` run, or the next one may not fit next to them."""
         while self.waiting and len(self.running) < at_once and self._fits(self.waiting[0]):
             job = self.waiting.popleft()
             if not proc.is_current(job.root):
@@ -156,7 +156,7 @@ class _Moves:
             return True
         moved = sum(outcome.memory_bytes for outcome in self.outcomes if outcome.outcome == "moved")
         moving = sum(move.job.memory_bytes for move in self.running)
-        return moved + moving + job.memory_bytes <= self._room
+        return moved + moving + job.memory_bytes <= self._free_bytes
 
     def give_up(self) -> None:
         """Start no more, and have each that runs give up, or finish if it has passed its commit."""
@@ -210,7 +210,7 @@ class _Move:
         return (self.pidfd, *self._open)
 
     def give_up(self) -> None:
-        """Have it give up the move if that is before its commit; after it, it finishes the move."""
+        """Have it abort the move if that is before its commit; after it, it finishes the move."""
         self._child.terminate()
 
     def read_output(self, report: DrainReport) -> None:

@@ -14,16 +14,16 @@ class Event:
         self.descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def set(self) -> None:
-        """Let it have happened."""
+        """Set it: it has happened."""
         os.eventfd_write(self.descriptor, 1)
 
     def clear(self) -> None:
-        """Let it not have happened."""
+        """Clear it: it has not happened."""
         with suppress(BlockingIOError):
             os.eventfd_read(self.descriptor)
 
     def wait(self, seconds: float, other: int | None = None, mask: int = select.POLLIN) -> bool:
-        """Wait for it at most so long, or until `mask` holds of the descriptor `other`; return whether any does."""
+        """Wait for it at most `seconds`, or until `mask` holds of the descriptor `other`; return whether any does."""
         return bool(self._poll(other, mask).poll(max(0.0, seconds) * 1000))
 
     def is_set(self) -> bool:
@@ -31,7 +31,7 @@ class Event:
         return self.wait(0)
 
     def close(self) -> None:
-        """Nobody waits for it any more."""
+        """Close its descriptor: nobody waits for it any more."""
         os.close(self.descriptor)
 
     def _poll(self, other: int | None, mask: int) -> select.poll:

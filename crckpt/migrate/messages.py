@@ -55,7 +55,7 @@ Digests: TypeAlias = Annotated[tuple[Digest, ...], Meta(max_length=1 << 19)]
 Manifest: TypeAlias = Annotated[bytes, Meta(max_length=32 << 20)]
 """A manifest as it lies in the store."""
 
-Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}@[^\x00-\x20/]{1,15}\Z")]
+Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}@[^\x00-\x20/]{1,31}\Z")]
 """An address to move: ADDR/LEN@DEV, with the destination's name of the device."""
 
 Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=10_000)]
@@ -71,7 +71,7 @@ class Hello(Message, frozen=True):
     - `version`: of crckpt; `criu_version`: empty if there is no CRIU
     - `uptime_s`, `time_s`: seconds since the boot, and since 1970
     - `highest_sequence`: the highest number of a checkpoint in its store
-    - `room`: bytes that trees may take of its memory, and of its store
+    - `free_bytes`: bytes that trees may take of its memory, and of its store
     """
 
     protocol: Count
@@ -85,7 +85,7 @@ class Hello(Message, frozen=True):
     cpu_features: Annotated[tuple[Word, ...], Meta(max_length=4096)]
     criu_version: Word
     highest_sequence: Count
-    room: Count = 0
+    free_bytes: Count = 0
 
 
 class Questions(Message, frozen=True):
@@ -138,7 +138,10 @@ class Stored(Message, frozen=True):
 
 
 class RestoreOptions(Struct, frozen=True):
-    """The user's choices for the restore, as in `RestoreRequest`; None: as for the dump. `addresses` move along."""
+    """The user's choices for the restore, as in `RestoreRequest`; None: as for the dump. `addresses` move along.
+
+    With `lazy` the tree runs before its memory is filled from the destination's store.
+    """
 
     tcp: Literal["keep", "close"] | None = None
     grown: Literal["refuse", "keep", "rewind"] = "refuse"
@@ -146,6 +149,7 @@ class RestoreOptions(Struct, frozen=True):
     allow_weaker: bool = False
     preflight: bool = True
     addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
+    lazy: bool = False
 
 
 class Rehearse(Message, frozen=True):
@@ -187,12 +191,16 @@ class Ended(Message, frozen=True):
 
 
 class Running(Message, frozen=True):
-    """The tree runs at the destination. `terminal_log`: the file with the output of its new terminal, if it has one."""
+    """The tree runs at the destination, for `ran_for_ms` already.
+
+    `terminal_log`: the file with the output of its new terminal, if it has one.
+    """
 
     pid: Pid
     restore_ms: Milliseconds
     warnings: Findings = ()
     terminal_log: Annotated[str, Meta(max_length=4096)] = ""
+    ran_for_ms: Milliseconds = 0
 
 
 class Abort(Message, frozen=True):

@@ -154,7 +154,7 @@ class Reader:
         return re.split(rb"[\x00-\x08\x0e-\x1a]", text, maxsplit=1)[0].decode(errors="replace")
 
     def _wait(self, seconds: float) -> bool:
-        """Wait until something can be read; return whether it can, within so many seconds."""
+        """Wait until something can be read; return whether it can, within `seconds`."""
         is_ready = self._end.wait(seconds, self._descriptor)
         if self._end.is_set():
             raise _Stopped

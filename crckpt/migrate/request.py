@@ -10,19 +10,20 @@ from msgspec import Struct
 from crckpt.causes import Finding
 from crckpt.migrate.messages import RestoreOptions
 from crckpt.model import CheckpointId
+from crckpt.ops.context import Progress
 
 
 class MigrateRequest(Struct, frozen=True):
     """The user's request.
 
-    - `host`: as for ssh(1); `remote_crckpt`: the command that runs crckpt over there, `remote_store`: the
+    - `host`: as for ssh(1); `remote_crckpt`: the command that runs crckpt there, `remote_store`: the
       store there
     - `check`: only check whether it would work
-    - `max_downtime_ms`: rounds repeat until the estimated downtime is at most this; `abort_over`: give up the move if
+    - `max_downtime_ms`: rounds repeat until the estimated downtime is at most this; `abort_over`: abort the move if
       it never is
     - `max_rounds`: of copies while the tree runs
     - `bandwidth`: bytes a second, at most; moves with the same `bandwidth_clock` share it
-    - `options`: for the restore over there, with the addresses that move along
+    - `options`: for the restore on `host`, with the addresses that move along
     - `before_freeze`, `address_hook`: commands of the user (`migrate.hooks`); empty: none
     - `send_files`: send files that the other host lacks
     """
@@ -55,6 +56,7 @@ class RoundSummary(Struct, frozen=True):
     - `seconds`: copying, storing and sending
     - `frozen_ms`: how long the tree was frozen
     - `estimated_ms`: the downtime if the tree were moved now
+    - `written_per_s`: bytes of memory that the tree writes per second; null if that is not known
     """
 
     raw_bytes: int
@@ -62,6 +64,7 @@ class RoundSummary(Struct, frozen=True):
     seconds: float
     frozen_ms: float
     estimated_ms: float
+    written_per_s: float | None = None
 
 
 class FileToSend(Struct, frozen=True):
@@ -74,13 +77,15 @@ class FileToSend(Struct, frozen=True):
 class MigrateResult(Struct, frozen=True):
     """The result of a migration, or of a check.
 
-    - `pid`: of the root over there, if it is known
-    - `downtime_ms`: from the freeze here until the tree ran there; None if it is not known, because the connection was
+    - `pid`: of the root on `host`, if it is known
+    - `downtime_ms`: from CRIU's freeze here until the hold there let the tree run; a client waits as long, plus or
+      minus the way of its packets, which TCP sends again; None if it is not known, because the connection was
       lost in between
     - `why_stopped`: why no more rounds were made
+    - `sent_bytes`: all that was sent to the other host; `raw_bytes`: the size of the last images
     - `over_budget`: the downtime was longer than --max-downtime
     - `memory_bytes`, `to_send`: of a check: what would be sent, before compression
-    - `terminal_log`: over there, the file with the output of the tree's new terminal; empty if it has none
+    - `terminal_log`: on `host`, the file with the output of the tree's new terminal; empty if it has none
     """
 
     job: str
@@ -103,7 +108,19 @@ class MigrateResult(Struct, frozen=True):
 
 
 class Report(Protocol):
-    """Shows progress to the user."""
+    """Shows progress to the user; the properties show bytes done, and in all, of a step."""
+
+    @property
+    def copying(self) -> Progress:
+        """Memory is copied while the program runs."""
+
+    @property
+    def storing(self) -> Progress:
+        """What was copied is compressed and stored here."""
+
+    @property
+    def sending(self) -> Progress:
+        """What the other store lacks is sent."""
 
     def say(self, line: str) -> None:
         """Show which step begins."""

@@ -18,7 +18,7 @@ from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
 from crckpt.host.disk import space
 from crckpt.migrate import messages, ssh
-from crckpt.migrate.addresses import check_source, parse_address
+from crckpt.migrate.addresses import check_source, find_here
 from crckpt.migrate.bandwidth import Bandwidth
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.destination import Destination
@@ -39,7 +39,7 @@ from crckpt.ops.failures import preflight_refusal
 from crckpt.store import Repository
 from crckpt.store.moves import Move, read_move
 
-# Seconds. A crckpt that has lost its connection over there notices that after its patience.
+# Seconds. A crckpt on the other host notices a lost connection only after its patience.
 _FINISH_WITHIN_S: Final = 4 * PATIENCE_S
 _BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 
@@ -47,7 +47,7 @@ _BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 def migrate(request: MigrateRequest, context: Context, report: Report) -> MigrateResult:
     """Move a tree to another host; with `check`, only check whether it would work.
 
-    Raises what a dump raises, RemoteError, PreflightRefused (the tree runs on here), MoveInDoubt.
+    Raises what a dump raises, RemoteError, PreflightRefused (the tree keeps running here), MoveInDoubt.
     """
     with ExitStack() as stack:
         target = stack.enter_context(examined(_dump_request(request), context))
@@ -74,13 +74,13 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
             return _finish(named, context, repository, doubt, report)
 
 
-def find_room(request: MigrateRequest, context: Context) -> int:
+def find_free_bytes(request: MigrateRequest, context: Context) -> int:
     """Connect to the other host once; return how many bytes trees may take there.
 
     Raises RemoteError if it cannot be reached.
     """
     with connected(request.host, request.remote_crckpt, request.remote_store, context, None) as (_, hello):
-        return hello.room
+        return hello.free_bytes
 
 
 def _finish(
@@ -123,7 +123,7 @@ def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeRe
 
 def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection) -> GateReport:
     """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
-    refused = check_source(tuple(map(parse_address, request.options.addresses)))
+    refused = check_source(find_here(request.options.addresses))
     if refused:
         raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
     questions, found = _ask(request, target, connection)
@@ -233,7 +233,7 @@ def _make_hello(context: Context, repository: Repository) -> messages.Hello:
         cpu_features=host.cpu_features,
         criu_version=criu,
         highest_sequence=repository.highest_sequence(),
-        room=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
+        free_bytes=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
     )
 
 

@@ -18,15 +18,24 @@ from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, Pre
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import leave_source, parse_address
+from crckpt.migrate.addresses import find_here, leave_source, unlock_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.packs import send_packs
 from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
+from crckpt.migrate.rounds import (
+    Round,
+    check_budget,
+    estimate_downtime,
+    explain_end,
+    guess_written_per_s,
+    measure_round,
+    summarise,
+)
 from crckpt.migrate.write_back import write_back
 from crckpt.model import CheckpointId, JobName
-from crckpt.ops.context import Context
+from crckpt.ops.context import Context, Progress, ignore_progress
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.ops.dump.result import DumpResult
@@ -36,13 +45,6 @@ from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
 from crckpt.store.moves import Move, advance, begin_move, read_move, store_move, take_over
 
-# Bytes: less than this is copied during the freeze as fast as in another round.
-_LEAST_BYTES: Final = 4 << 20
-# A round that copies more than this share of what the round before copied is not worth its time.
-_LEAST_SHRINK: Final = 0.7
-# For the estimate of the downtime: what a restore takes without its memory, and how fast it fills memory.
-_RESTORE_S: Final = 0.2
-_BYTES_A_SECOND: Final = 1 << 30
 # Seconds: a killed process may have to free much memory first.
 _ENDED_WITHIN_S: Final = 60.0
 
@@ -56,28 +58,29 @@ class SourceMove:
         self.connection = connection
         self.hello = hello
         self.move = store_move(repository.backend, move)
-        self.sent_bytes = 0
 
     def advance(self, state: str, **changes: object) -> None:
         """Write that the move has come to `state`, durably."""
         step(f"move.{state}")
         self.move = store_move(self.repository.backend, advance(self.move, state, **changes))  # type: ignore[arg-type]
 
-    def send_packs_of(self, checkpoint: Checkpoint) -> int:
-        """Send the packs that the destination lacks; return their bytes."""
+    def send_packs_of(self, checkpoint: Checkpoint, progress: Progress = ignore_progress) -> None:
+        """Send the packs that the destination lacks."""
+        digests = (use.digest for use in checkpoint.packs)
         with self.repository.shared():
-            sent = send_packs(self.connection, self.repository.backend, (use.digest for use in checkpoint.packs))
-        self.sent_bytes += sent
-        return sent
+            send_packs(self.connection, self.repository.backend, digests, progress)
 
 
 class LiveHandOver:
     """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.hand_over.HandOver."""
 
-    def __init__(self, source: SourceMove, options: messages.RestoreOptions, hooked: HookedMove) -> None:
+    def __init__(
+        self, source: SourceMove, options: messages.RestoreOptions, hooked: HookedMove, report: Report
+    ) -> None:
         self._source = source
         self._options = options
         self._hooked = hooked
+        self._report = report
         self._run_id = ""
         self.at_least = source.hello.highest_sequence + 1
         self.frozen_since = 0.0
@@ -103,7 +106,7 @@ class LiveHandOver:
         source = self._source
         source.move = replace(source.move, checkpoint=checkpoint.id)
         self._run_id = checkpoint.run_id or ""
-        source.send_packs_of(checkpoint)
+        source.send_packs_of(checkpoint, self._report.sending)
         run_hook(self._hooked, "prepare")
         move = source.move
         source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
@@ -119,8 +122,9 @@ class LiveHandOver:
             self._wait_until_ended()
             self._source.advance("ended", is_settled=False)
             self.failed_hook = run_late_hook(self._hooked, "commit")
+            ended = time.monotonic()
             self.running = complete_hand_over(self._source, self._options.addresses, self._run_id)
-            self.ran_at = time.monotonic()
+            self.ran_at = max(ended, time.monotonic() - self.running.ran_for_ms / 1000)
         except (CrckptError, OSError) as error:
             self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
 
@@ -136,11 +140,14 @@ class LiveHandOver:
 def complete_hand_over(source: SourceMove, addresses: tuple[str, ...], run_id: str) -> messages.Running:
     """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
 
+    The network lock can stay until then: nothing uses the addresses here any more.
+
     `run_id` is of the CRIU whose network lock drops packets here; empty if there is none.
     """
-    leave_source(tuple(map(parse_address, addresses)), run_id)
+    leave_source(find_here(addresses))
     source.connection.send(messages.Ended(source.move.id))
     running = source.connection.receive(messages.Running)
+    unlock_source(run_id)
     source.advance("done", is_settled=True)
     return running
 
@@ -204,18 +211,19 @@ def move_tree(
     )
     source = SourceMove(move, repository, connection, hello)
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
-    hand_over = LiveHandOver(source, request.options, hooked)
+    hand_over = LiveHandOver(source, request.options, hooked, report)
     made: list[CheckpointId] = []
     with _failure_recorded(source, hooked):
         rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)
-        _check_budget(request, rounds)
         run_hook(hooked, "before-freeze")
         report.say("handing over ...")
-        last = dump(
-            _dump_request(request, job, stop=True, pre_copy=None),
-            replace(context, copy_progress=lambda _done, _all: None),
-            hand_over=hand_over,
-        )
+        # A restore that began before could bring back a copy after the tree has ended here.
+        with repository.restoring(job):
+            last = dump(
+                _dump_request(request, job, stop=True, pre_copy=None),
+                replace(context, progress=report.storing),
+                hand_over=hand_over,
+            )
     running = hand_over.running
     if running is None:
         raise make_in_doubt_error(source.move, hand_over.failure)
@@ -231,7 +239,7 @@ def move_tree(
         last.checkpoint.id,
         rounds,
         why_stopped,
-        source.sent_bytes,
+        connection.sent_bytes,
         last.checkpoint.statistics.raw_bytes,
         downtime_ms,
         time.monotonic() - began,
@@ -298,6 +306,8 @@ def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy
         other_program=request.other_program,
         # Copies would be sent, too: during the freeze, more of them than of new pages. The first round makes them.
         copies=pre_copy is not None,
+        # The tree is frozen then: a search takes longer than to send a page that the other side has elsewhere.
+        searches=not stop,
     )
 
 
@@ -310,22 +320,35 @@ def _copy_rounds(
     report: Report,
 ) -> tuple[tuple[RoundSummary, ...], str]:
     """Copy the tree in rounds while it runs; return them, and why there were no more."""
-    rounds: list[RoundSummary] = []
+    context = replace(context, progress=report.storing)
+    rounds: list[Round] = []
+    summaries: list[RoundSummary] = []
+    before: DumpResult | None = None
     while True:
         began = time.monotonic()
         # The first one copies all: rounds of CRIU's own keep its freeze short.
         pre_copy = PreCopy(2) if not rounds else None
-        taken = dump(_dump_request(request, job, stop=False, pre_copy=pre_copy), context)
+        taken = dump(
+            _dump_request(request, job, stop=False, pre_copy=pre_copy),
+            replace(context, copy_progress=report.copying) if pre_copy is not None else context,
+        )
         checkpoint = taken.checkpoint
         assert checkpoint is not None
         made.append(checkpoint.id)
-        sent = source.send_packs_of(checkpoint)
+        sending, sent = time.monotonic(), source.connection.sent_bytes
+        source.send_packs_of(checkpoint, report.sending)
+        send_s = time.monotonic() - sending
         _rehearse(request, source, checkpoint)
-        summary = _summarise(taken, checkpoint, sent, time.monotonic() - began)
-        rounds.append(summary)
-        report.end_round(len(rounds), summary)
-        if why := _explain_last_round(request, rounds):
-            return tuple(rounds), why
+        last = measure_round(taken, before, source.connection.sent_bytes - sent, send_s, time.time())
+        rounds.append(last)
+        before = taken
+        written_per_s = last.written_per_s if len(rounds) > 1 else guess_written_per_s(taken)
+        downtime = estimate_downtime(rounds, written_per_s)
+        summaries.append(summarise(last, downtime, time.monotonic() - began))
+        report.end_round(len(rounds), summaries[-1])
+        if why := explain_end(request, rounds, downtime, source.connection.bytes_per_s):
+            check_budget(request, downtime)
+            return tuple(summaries), why
 
 
 def _rehearse(request: MigrateRequest, source: SourceMove, checkpoint: Checkpoint) -> None:
@@ -335,41 +358,6 @@ def _rehearse(request: MigrateRequest, source: SourceMove, checkpoint: Checkpoin
     verdict = source.connection.receive(messages.Verdict)
     if verdict.blockers and request.preflight:
         raise preflight_refusal(verdict.blockers)
-
-
-def _summarise(taken: DumpResult, checkpoint: Checkpoint, sent: int, seconds: float) -> RoundSummary:
-    statistics = checkpoint.statistics
-    written = statistics.new_bytes
-    frozen_s = (taken.frozen_ms or 0.0) / 1000
-    # The next freeze is like this one; its pages are then stored, sent, and read over there.
-    estimated_s = frozen_s + statistics.commit_ms / 1000 + _RESTORE_S + statistics.raw_bytes / _BYTES_A_SECOND
-    return RoundSummary(written, sent, seconds, (taken.frozen_ms or 0.0), estimated_s * 1000)
-
-
-def _explain_last_round(request: MigrateRequest, rounds: list[RoundSummary]) -> str:
-    """Say why this was the last round; empty if another one is worth its time."""
-    last = rounds[-1]
-    if request.max_downtime_ms is not None and last.estimated_ms <= request.max_downtime_ms:
-        return "the estimated downtime is within --max-downtime"
-    if len(rounds) >= request.max_rounds:
-        return "--max-rounds is reached"
-    if len(rounds) < 2:
-        return ""
-    if last.raw_bytes < _LEAST_BYTES:
-        return "little was left to copy"
-    if last.raw_bytes > _LEAST_SHRINK * rounds[-2].raw_bytes and len(rounds) > 2:
-        return "the program writes memory as fast as rounds copy it"
-    return ""
-
-
-def _check_budget(request: MigrateRequest, rounds: tuple[RoundSummary, ...]) -> None:
-    budget = request.max_downtime_ms
-    if request.abort_over and budget is not None and rounds[-1].estimated_ms > budget:
-        raise PreflightRefused(
-            f"the estimated downtime is {rounds[-1].estimated_ms:.0f} ms, over the budget of {budget:.0f} ms "
-            "(--max-downtime); the program keeps running here",
-            hint="allow a longer downtime: --max-downtime TIME; or leave out --abort-over, to move it anyway",
-        )
 
 
 def _remove_rounds(source: SourceMove, made: list[CheckpointId]) -> None:

@@ -16,7 +16,7 @@ from crckpt.errors import CrckptError, HostCannot, Interrupted, RemoteError, Usa
 from crckpt.host.process.run import Child, Pipes, quote, run, start_with_pipes
 from crckpt.host.process.signals import interrupts_deferred, start_thread
 
-# The user's configuration, keys and agent are used as they are. Without a terminal over there; options of the
+# The user's configuration, keys and agent are used as they are. Without a terminal on the host; options of the
 # configuration that would use the connection otherwise do not apply, as in scp(1): with our agent or display, root over
 # there could act for us.
 _SSH: Final = (
@@ -51,9 +51,9 @@ _OF_SIGNAL: Final = 128  # a shell adds the number
 
 _MOST_OUTPUT: Final = 4 << 10
 _LINES_SHOWN: Final = 5
-# What ssh says just before it ends is a part of our error: so long its output waits until the user sees it.
+# What ssh prints just before it ends becomes part of our error: this long its output is held back from the user.
 _SHOWN_AFTER_MS: Final = 1000
-# For so long the other side may take to end after the connection was closed.
+# The time that the other side has to end after the connection was closed.
 _END_S: Final = 5.0
 _TERM_S: Final = 2.0
 # And ssh after its output has ended: a frozen tree may wait meanwhile.
@@ -100,7 +100,7 @@ class Remote:
         said = f": {words}" if words else ""
         is_silent = self._has_answered.is_set() and self._read_bytes == self._answered_after
         if status == _CANNOT_CONNECT and is_silent:
-            # ssh says why a connection ends, but nothing of a signal that ends the command over there.
+            # ssh says why a connection ends, but nothing of a signal that ends the command there.
             return self._explain_kill("was killed")
         if status == _CANNOT_CONNECT:
             verb = "lost its connection" if self._has_answered.is_set() else "cannot connect"
@@ -214,7 +214,7 @@ def limit_connect(host: str, ssh: tuple[str, ...] = _SSH) -> tuple[str, ...]:
 def make_command(host: str, crckpt: str, store: str | None, ssh: Sequence[str] = _SSH) -> tuple[str, ...]:
     """Build the command. Raises UsageError for what is no host, or no command."""
     words = [*_split(crckpt), "receive", *(["--store", store] if store is not None else [])]
-    # ssh joins words with blanks, and a shell over there parses them.
+    # ssh joins words with blanks, and a shell there parses them.
     return (*ssh, "--", check_host(host), quote(words))
 
 
@@ -223,7 +223,9 @@ def _split(crckpt: str) -> list[str]:
     with suppress(ValueError):
         if words := shlex.split(crckpt):
             return words
-    raise UsageError(f"--remote-crckpt: {crckpt!r} is no command", hint="for example: --remote-crckpt 'sudo crckpt'")
+    raise UsageError(
+        f"{crckpt!r} is not a command (--remote-crckpt)", hint="for example: --remote-crckpt 'sudo crckpt'"
+    )
 
 
 def check_host(host: str) -> str:

@@ -161,7 +161,7 @@ class Writer:
             return self._queue.popleft(), 0
 
     def _pause(self, seconds: float) -> None:
-        """Wait so long, or until there may be work."""
+        """Wait `seconds`, or until there may be work."""
         self._has_work.wait(seconds)
         self._has_work.clear()
         if self._end.is_set():

@@ -40,7 +40,7 @@ class Rule(Struct, frozen=True):
 
     - `next`: the states that may follow
     - `runs`: the tree may run on this side
-    - `fences`: no checkpoint of the job may be restored on this side
+    - `forbids_restore`: no checkpoint of the job may be restored on this side
     - `after_death`: what the state means once the crckpt that wrote it has died. `aborted`: the move is over, as if
       that were written. `tree-decides`: at the source, the move is aborted if the tree still runs, else the tree has
       ended; at the destination, the move is done if the tree runs. `unchanged`: the same as before.
@@ -48,25 +48,25 @@ class Rule(Struct, frozen=True):
 
     next: tuple[State, ...]
     runs: bool
-    fences: bool
+    forbids_restore: bool
     after_death: AfterDeath
 
 
 RULES: Final[dict[Side, dict[State, Rule]]] = {
     "source": {
-        "copying": Rule(("handing-over", "aborted"), runs=True, fences=False, after_death="aborted"),
-        "handing-over": Rule(("committing", "aborted"), runs=False, fences=True, after_death="aborted"),
-        "committing": Rule(("ended", "aborted"), runs=False, fences=True, after_death="tree-decides"),
-        "ended": Rule(("done",), runs=False, fences=True, after_death="unchanged"),
-        "done": Rule((), runs=False, fences=False, after_death="unchanged"),
-        "aborted": Rule((), runs=True, fences=False, after_death="unchanged"),
+        "copying": Rule(("handing-over", "aborted"), runs=True, forbids_restore=False, after_death="aborted"),
+        "handing-over": Rule(("committing", "aborted"), runs=False, forbids_restore=True, after_death="aborted"),
+        "committing": Rule(("ended", "aborted"), runs=False, forbids_restore=True, after_death="tree-decides"),
+        "ended": Rule(("done",), runs=False, forbids_restore=True, after_death="unchanged"),
+        "done": Rule((), runs=False, forbids_restore=False, after_death="unchanged"),
+        "aborted": Rule((), runs=True, forbids_restore=False, after_death="unchanged"),
     },
     "destination": {
-        "receiving": Rule(("prepared", "aborted"), runs=False, fences=False, after_death="aborted"),
-        "prepared": Rule(("committed", "aborted"), runs=False, fences=True, after_death="unchanged"),
-        "committed": Rule(("done",), runs=False, fences=True, after_death="tree-decides"),
-        "done": Rule((), runs=True, fences=False, after_death="unchanged"),
-        "aborted": Rule((), runs=False, fences=False, after_death="unchanged"),
+        "receiving": Rule(("prepared", "aborted"), runs=False, forbids_restore=False, after_death="aborted"),
+        "prepared": Rule(("committed", "aborted"), runs=False, forbids_restore=True, after_death="unchanged"),
+        "committed": Rule(("done",), runs=False, forbids_restore=True, after_death="tree-decides"),
+        "done": Rule((), runs=True, forbids_restore=False, after_death="unchanged"),
+        "aborted": Rule((), runs=False, forbids_restore=False, after_death="unchanged"),
     },
 }
 """The rules of each side's states."""

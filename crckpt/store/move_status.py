@@ -37,7 +37,7 @@ class MoveStatus(Struct, frozen=True):
 
         `moved` is what `find_moved` returns.
         """
-        return self.move.fences or (self.move.leaves_tree_with_peer and self.includes(checkpoint, moved))
+        return self.move.forbids_restore or (self.move.leaves_tree_with_peer and self.includes(checkpoint, moved))
 
     def includes(self, checkpoint: Checkpoint, moved: Checkpoint | None) -> bool:
         """Return whether the checkpoint was made up to the move. Later ones are of a program that ran here again."""

@@ -40,7 +40,7 @@ class Move(Struct, frozen=True):
     - `peer`: the other side
     - `checkpoint`: what is moved; None before the tree was frozen
     - `root`: at the source the tree that is moved, at the destination the one that was built; None if there is none yet
-    - `remote`: crckpt and the store over there, as the source names them, for a later connection
+    - `remote`: crckpt and the store there, as the source names them, for a later connection
     - `options`: for the restore, as the source's user chose them
     - `why`: why it was aborted
     - `is_settled`: of the source: nothing is left to report to the destination
@@ -68,9 +68,9 @@ class Move(Struct, frozen=True):
         return is_over(self.side, self.state)
 
     @property
-    def fences(self) -> bool:
+    def forbids_restore(self) -> bool:
         """Whether no checkpoint of the job may be restored here now. The move was judged (`judge`)."""
-        return find_rule(self.side, self.state).fences
+        return find_rule(self.side, self.state).forbids_restore
 
     @property
     def leaves_tree_with_peer(self) -> bool:

@@ -209,12 +209,14 @@ class Repository:
         """List a checkpoint in `pending` while the block stores it; see `pending.announced`."""
         return announced(self.backend, job, created, run_id, alone=alone)
 
-    def restoring(self, job: JobName, timeout: float = TIMEOUT_S) -> AbstractContextManager[None]:
-        """Let nobody else restore a checkpoint of `job` while the block does.
+    def restoring(
+        self, job: JobName, timeout: float = TIMEOUT_S, *, alone: bool = True
+    ) -> AbstractContextManager[None]:
+        """Let nobody else restore a checkpoint of `job` while the block does. Those that are not `alone` let others in.
 
         Raises StoreLocked if another restore has not ended after `timeout` seconds.
         """
-        return self.backend.restores_locked(check_name(job, "job"), timeout)
+        return self.backend.restores_locked(check_name(job, "job"), timeout, alone=alone)
 
     def pending(self) -> tuple[PendingCheckpoint, ...]:
         """Return what is being stored, and what was lost since the last gc; oldest first."""

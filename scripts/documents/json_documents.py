@@ -133,12 +133,12 @@ class MigrateDocument(Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: Annotated[CheckpointId | None, Meta(description="In both stores; null after a check.")]
     rounds: Annotated[tuple[RoundSummary, ...], Meta(description="Copies that were made while the program ran.")]
     why_stopped: Annotated[str, Meta(description="Why there were no more rounds.")]
-    sent_bytes: Annotated[int, Meta(description="What was sent of memory, compressed.")]
+    sent_bytes: Annotated[int, Meta(description="All that was sent to the other host.")]
     raw_bytes: Annotated[int, Meta(description="The size of CRIU's images.")]
     downtime_ms: Annotated[
         float | None,
         Meta(
-            description="From the freeze here until the program ran there; null after a check, or if the connection "
+            description="From CRIU's freeze here until the program ran there; null after a check, or if the connection "
             "was lost."
         ),
     ]

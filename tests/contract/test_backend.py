@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 
 import pytest
@@ -254,6 +254,18 @@ def test_readers_share(backend: Backend) -> None:
     with SHARED(backend, 0), SHARED(backend, 0), pytest.raises(StoreLocked), ALONE(backend, 0):
         pass
     with ALONE(backend, 0):
+        pass
+
+
+def test_restores_can_share(backend: Backend) -> None:
+    """The first to end leaves the lock to the other."""
+    with ExitStack() as first, backend.restores_locked("job", 0, alone=False):
+        first.enter_context(backend.restores_locked("job", 0, alone=False))
+        for _ in range(2):
+            with pytest.raises(StoreLocked), RESTORE(backend, 0):
+                pass
+            first.close()
+    with RESTORE(backend, 0), pytest.raises(StoreLocked), backend.restores_locked("job", 0.05, alone=False):
         pass
 
 

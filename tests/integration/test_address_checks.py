@@ -122,8 +122,11 @@ def test_a_destination_that_can_take_it(host: Machine, address: HostAddress) -> 
 
 @families
 def test_a_destination_without_the_device(host: Machine, address: HostAddress) -> None:
-    found, _ = only(check_destination([HostAddress(address.ip, address.length, "eth9")]))
+    found, remedy = only(check_destination([HostAddress(address.ip, address.length, "eth9")]))
     assert found == "there is no network device eth9"
+    assert remedy == f"name the device of this host, too: --move-ip {address.interface}@DEV:{DEVICE}"
+    elsewhere = parse_address("192.0.2.1/24@eth9")
+    assert only(check_destination([elsewhere]))[1].endswith(" --move-ip 192.0.2.1/24@DEV:DEV-THERE")
 
 
 def test_a_destination_whose_device_cannot(host: Machine) -> None:
@@ -152,7 +155,8 @@ def test_a_destination_that_has_it(host: Machine, address: HostAddress) -> None:
 
 @families
 def test_a_destination_with_the_network_elsewhere(host: Machine, address: HostAddress) -> None:
-    found, _ = only(check_destination([HostAddress(address.ip, address.length, "lo")]))
+    found, remedy = only(check_destination([HostAddress(address.ip, address.length, "lo")]))
+    assert remedy.endswith(f" --move-ip {address.interface}@DEV:{DEVICE}")
     assert f"reaches the network of {address.ip} through {DEVICE}" in found
 
 

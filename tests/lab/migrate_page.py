@@ -1,6 +1,6 @@
 """Run the commands of a page that needs two hosts; as a program, also put their output into pages.
 
-A page is typed on the source, as root. It calls the destination `node2`.
+A page is typed on the source, as root. It calls the source `node1` and the destination `node2`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class SourceShell(StepRunner):
 def run_page(lab: TwoHosts, page: str) -> tuple[list[str], str]:
     """Run a page. Return what it shows wrong, and the page with the output of this run."""
     address = lab.run("source", "getent", "hosts", "destination").out.split()[0]
-    lab.run("source", "sh", "-c", f"echo {address} node2 >>/etc/hosts")
+    lab.run("source", "sh", "-c", f"echo {address} node2 >>/etc/hosts; hostname node1")
     shell = SourceShell(lab)
     results = [shell.run(step) for step in read_steps(page)]
     return [text for text in map(difference, results) if text], refresh(page, results)

@@ -77,6 +77,26 @@ def test_a_tree_of_twenty_processes_moves_whole(lab: Namespaces) -> None:
         clean(lab, directory)
 
 
+def test_a_program_runs_before_its_memory_is_there(lab: Namespaces) -> None:
+    """With --local-lazy: its client goes on, and finds all memory as it was; it can be moved back at once."""
+    try:
+        with served(lab, "--memory", "64", "--rewrite", "0.05", address=lab.service(4)) as pid:
+            with talking(lab, 4) as client:
+                client.wait_for_replies()
+                options = ("--tcp", "keep", "--move-ip", f"{lab.services[4]}@{lab.device}", "--local-lazy")
+                migrate(lab, pid, *options)
+                report = client.wait_for_replies()
+                assert (report["wrong"], report["ended"], report["hosts"]) == (None, None, ["source", "destination"])
+                assert client.check()["memory"] == "intact"
+                migrate(lab, pid, *options, here="destination", there="source")
+                assert client.wait_for_replies()["ended"] is None
+                assert client.check()["memory"] == "intact"
+            (process,) = copies(lab)
+            assert (process.host, process.pid) == ("source", pid)
+    finally:
+        lab.bring_service_back(4)
+
+
 def test_ten_moves_to_and_fro(lab: Namespaces) -> None:
     """A move back sends little: the other store has most of it."""
     hosts = ("source", "destination")
@@ -100,6 +120,22 @@ def test_a_round_sends_no_more_than_the_program_has_written(lab: Namespaces) -> 
         _, *rounds = migrate(lab, pid, "--max-rounds", "4")["rounds"]
         assert rounds
         assert all(each["sent_bytes"] < 1.1 * each["raw_bytes"] + (64 << 10) for each in rounds), rounds
+
+
+def test_the_estimated_downtime_counts_a_slow_connection(lab: Namespaces) -> None:
+    """The program writes all of its memory again while it is sent: rounds do not help, and crckpt says so."""
+    with served(lab, "--memory", "8", "--rewrite", "4") as pid:
+        try:
+            lab.slow("16mbit")
+        except CannotMakeLab as error:
+            pytest.skip(str(error))
+        result = migrate(lab, pid)
+        estimated = result["rounds"][-1]["estimated_ms"]
+        assert 1 / 3 < result["downtime_ms"] / estimated < 3, result
+        assert "the program writes memory as fast as rounds copy it" in result["why_stopped"]
+        assert re.search(r"; the connection takes \d\.\d MiB per second", result["why_stopped"])
+        assert all(each["written_per_s"] > 0 for each in result["rounds"][1:])
+        assert sum(each["sent_bytes"] for each in result["rounds"]) < result["sent_bytes"]
 
 
 def test_a_check_touches_nothing(lab: Namespaces) -> None:

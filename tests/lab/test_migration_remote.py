@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hosts import CannotMakeLab
+from hosts import CannotMakeLab, talking
 from migrations import FIRST, JOB, copies, end, migrate_with_fault, served, wait_until_settled, wait_until_stopped
 from namespaces import Namespaces
 from two_hosts import in_namespaces
@@ -91,6 +91,37 @@ def test_a_program_that_stays_in_the_session_of_ssh(lab: Namespaces) -> None:
         done = lab.run("source", *words)
         assert "the control group of the ssh session, /session-9.scope, and systemd may end it" in done.err + done.out
         assert [copy.host for copy in copies(lab)] == ["destination"]
+
+
+def test_a_device_with_another_name_there(lab: Namespaces) -> None:
+    """The address moves, and the client's connection with it, there and back."""
+    net, device = lab.services[4], lab.device
+    rename(lab, device, "ens3")
+    try:
+        with served(lab, address=lab.service(4)) as pid, talking(lab, 4) as client:
+            client.wait_for_replies()
+            words = ("crckpt", "migrate", str(pid), "destination", JOB, "--tcp", "keep", "--move-ip")
+            refused = lab.run("source", *words, f"{net}@{device}", status=_REFUSED).err
+            assert f"there is no network device {device}" in refused
+            assert f"--move-ip {net}@DEV:ens3" in refused
+            lab.run("source", *words, f"{net}@{device}:ens3")
+            report = client.wait_for_replies()
+            assert (report["wrong"], report["ended"], report["hosts"]) == (None, None, ["source", "destination"])
+            back = ("crckpt", "migrate", str(pid), "source", JOB, "--tcp", "keep", "--move-ip")
+            lab.run("destination", *back, f"{net}@ens3:{device}")
+            report = client.wait_for_replies()
+            assert (report["wrong"], report["ended"]) == (None, None)
+            assert [copy.host for copy in copies(lab)] == ["source"]
+    finally:
+        rename(lab, "ens3", device)
+        lab.bring_service_back(4)
+
+
+def rename(lab: Namespaces, device: str, name: str) -> None:
+    """Rename the destination's device."""
+    for words in (("down",), ("name", name)):
+        lab.run("destination", "ip", "link", "set", device, *words)
+    lab.run("destination", "ip", "link", "set", name, "up")
 
 
 @pytest.mark.parametrize("moment", [FIRST["destination"], "send.Lacking"])

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
-from hosts import HOSTS, CannotMakeLab
-from migrations import FIRST, JOB, copies, crckpts, end, find_moves, migrate_with_fault, served, wait_until_settled
+from hosts import HOSTS, CannotMakeLab, wait_for
+from migrations import (
+    FIRST,
+    JOB,
+    STORE,
+    arrange,
+    copies,
+    crckpts,
+    end,
+    find_moves,
+    migrate_with_fault,
+    served,
+    wait_until_settled,
+    wait_until_stopped,
+)
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
+LOCKED = 11
 REFUSED = 24
 SIDES = HOSTS[:2]
 
@@ -23,6 +39,60 @@ def lab() -> Iterator[Namespaces]:
             yield found
     except CannotMakeLab as error:
         pytest.skip(str(error))
+
+
+@contextmanager
+def sleeping(lab: Namespaces) -> Iterator[int]:
+    """A program on the source that could run twice there, in two PID namespaces; its job has a checkpoint."""
+    try:
+        pid = lab.start("source", "sleep", "1000")
+        lab.run("source", "crckpt", "dump", str(pid), JOB)
+        yield pid
+    finally:
+        lab.end("sleep")
+        for host in SIDES:
+            wait_for(lambda host=host: not crckpts(lab, host), f"crckpt to end on the {host}")  # type: ignore[misc]
+            lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)
+
+
+NEW_PIDS = ("crckpt", "restore", JOB, "--detach", "--new-pid-namespace")
+
+
+@pytest.mark.parametrize(
+    ("moment", "status", "message"),
+    [
+        (FIRST["source"], LOCKED, f"another restore of {JOB} is in progress"),
+        ("move.committing", REFUSED, f"{JOB} is being moved to destination"),
+    ],
+)
+def test_a_restore_with_new_pids_is_refused_while_the_program_moves(
+    lab: Namespaces, moment: str, status: int, message: str
+) -> None:
+    with sleeping(lab) as pid:
+        process = migrate_with_fault(lab, pid, "source", f"CRCKPT_STOP_AT={moment}")
+        (stopped,) = wait_until_stopped(lab, "source")
+        try:
+            assert message in lab.run("source", "env", "CRCKPT_LOCK_S=1", *NEW_PIDS, status=status).err
+        finally:
+            lab.send_signal(stopped, signal.SIGCONT)
+            end(process)
+
+
+@pytest.mark.parametrize("words", [NEW_PIDS, NEW_PIDS[:-1]])
+def test_a_program_does_not_move_while_it_is_restored(lab: Namespaces, words: tuple[str, ...]) -> None:
+    """The restore has found no move; were there one afterwards, its copy could be the second."""
+    with sleeping(lab) as pid:
+        crckpt = arrange(lab, "source", "CRCKPT_STOP_AT=restore-lock.write")
+        restore = lab.open("source", crckpt, *words[1:])
+        (stopped,) = wait_until_stopped(lab, "source")
+        try:
+            migrate = ("env", "CRCKPT_LOCK_S=1", "crckpt", "migrate", str(pid), "destination", JOB)
+            refused = lab.run("source", *migrate, status=LOCKED)
+            assert f"another restore of {JOB} is in progress" in refused.err
+            assert [each.host for each in lab.find("sleep")] == ["source"]
+        finally:
+            lab.send_signal(stopped, signal.SIGCONT)
+            end(restore)
 
 
 def test_a_move_that_is_unfinished(lab: Namespaces) -> None:

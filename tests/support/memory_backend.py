@@ -149,9 +149,9 @@ class MemoryBackend:
             yield
 
     @contextmanager
-    def restores_locked(self, job: str, timeout: float) -> Iterator[None]:
+    def restores_locked(self, job: str, timeout: float, *, alone: bool = True) -> Iterator[None]:
         """See `Backend`."""
-        with self._locked(f"restore-{job}", True, timeout):
+        with self._locked(f"restore-{job}", alone, timeout):
             yield
 
     @contextmanager

@@ -91,7 +91,9 @@ class Placement:
             here = self._hold(below)
             entries.append(PathEntry(place, os.fstat(here)))
             if not stat.S_ISDIR(entries[-1].status.st_mode):
-                raise PreflightRefused(f"{place} is no directory, or a symbolic link to one", hint=_copy_hint(path))
+                raise PreflightRefused(
+                    f"{place} is not a directory, or is a symbolic link to one", hint=_copy_hint(path)
+                )
         _check_trust(entries, user, path)
         return here
 

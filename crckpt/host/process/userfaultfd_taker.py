@@ -57,7 +57,7 @@ def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoRet
     try:
         said, descriptors = TakeResult(pid, -1), []
         try:
-            descriptors = [_make_in(pid, start)] if surplus < 0 else _close_in(pid, start, surplus)
+            descriptors = [take_one(pid, start)] if surplus < 0 else _close_in(pid, start, surplus)
         except HostCannot as error:
             said = TakeResult(pid, -1, error.message, error.hint)
         except OSError as error:
@@ -67,10 +67,11 @@ def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoRet
         os._exit(0)
 
 
-def _make_in(pid: int, start: int = 0) -> int:
+def take_one(pid: int, start: int = 0, flags: int = _FLAGS) -> int:
+    """Take a userfaultfd of a process that was started then. Raises HostCannot, OSError."""
     with ptrace.stopped(pid, start=start) as thread:
         make, close = _NUMBERS[thread.is_compat]
-        theirs = thread.system_call(make, _FLAGS, within_s=ptrace.STOPS_WITHIN_S)
+        theirs = thread.system_call(make, flags, within_s=ptrace.STOPS_WITHIN_S)
         if theirs < 0:
             raise _refusal(pid, -theirs)
         try:

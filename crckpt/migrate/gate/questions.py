@@ -185,6 +185,7 @@ class Questions(Struct, frozen=True):
     - `program`: what the tree's root runs
     - `moved_addresses`: to move with the tree, as ADDR/LEN@DEV
     - `tty`: what the tree is to get instead of its terminal; None: nothing was chosen
+    - `lazy`: it is to run before its memory is filled
     """
 
     asked: float
@@ -208,6 +209,7 @@ class Questions(Struct, frozen=True):
     moved_addresses: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     allows_weaker: bool = False
     tty: Literal["new", "null"] | None = None
+    lazy: bool = False
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(Questions)

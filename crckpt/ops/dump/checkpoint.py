@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from crckpt.criu.command import Paths
 from crckpt.criu.engine import read_log
+from crckpt.criu.freeze_time import find_freeze
 from crckpt.errors import IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
@@ -191,7 +192,7 @@ def _dump_and_stop(
         with interrupts_deferred():
             preparation.load()
         if hand_over is not None:
-            hand_over.begin(target.observed.tree, began)
+            hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
         rights = tree.read_rights()
         # CRIU writes its statistics after the hold only: until then the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000

@@ -53,6 +53,7 @@ def commit_checkpoint(
         images,
         new,
         compress=context.compress,
+        searches=target.request.searches,
         copies=target.request.copies,
         progress=context.progress,
         at_least=at_least,

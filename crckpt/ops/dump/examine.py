@@ -28,6 +28,7 @@ from crckpt.ops.dump.parent_images import ParentImages
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult
 from crckpt.ops.failures import preflight_refusal
+from crckpt.ops.lazy.marks import wait_until_complete
 from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, Growth, depends_on_growth, find_risks, find_shortages
@@ -150,6 +151,7 @@ def look_at_target(request: DumpRequest, context: Context, root: PinnedProcess) 
 
     Raises UsageError, TargetNotRunning, HostCannot.
     """
+    wait_until_complete(root.pid)
     return replace(_check_space(_observe_target(request, context, root.pid)), root=root)
 
 
@@ -162,6 +164,7 @@ def examine_target(
 
     `memory` is how many bytes of it will be dumped, None to measure it. `stores`: also a checkpoint is stored.
     """
+    wait_until_complete(root.pid)
     target = replace(_observe_target(request, context, root.pid, memory), root=root)
     if request.preflight or request.dry_run:
         # The warnings of a dump are shown when it is done: then it has fitted.

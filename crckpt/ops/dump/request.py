@@ -26,7 +26,8 @@ class DumpRequest(Struct, frozen=True):
 
     `force`: end the tree even if it holds what no test has shown to come back. `other_program`: dump into the job even
     if its last checkpoint is of another program. `incremental` None: if the tree is tracked already, or with
-    `pre_copy`. `copies`: store again some known pages so that old packs die.
+    `pre_copy`. `copies`: store again some known pages so that old packs die. `searches`: find known
+    pages by their content, too, not only at their place.
     """
 
     target: str
@@ -44,6 +45,7 @@ class DumpRequest(Struct, frozen=True):
     force: bool = False
     other_program: bool = False
     copies: bool = True
+    searches: bool = True
 
     @property
     def wants_tracker(self) -> bool | None:

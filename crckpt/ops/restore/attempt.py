@@ -14,6 +14,7 @@ from crckpt.criu.hold import AfterCommit
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
+from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.images import images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
@@ -40,7 +41,8 @@ class RestoreAttempt(Struct, frozen=True):
     """One checkpoint to restore, as the user asked for it, by one CRIU.
 
     `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU. `before_run` is None if the
-    restore is none of a move. `unpacked` is memory that need not be read.
+    restore is none of a move. `unpacked` is memory that need not be read. With `filler` the tree runs before its memory
+    is filled.
     """
 
     request: RestoreRequest
@@ -52,6 +54,7 @@ class RestoreAttempt(Struct, frozen=True):
     has_new_terminal: bool = False
     before_run: BeforeRun | None = None
     unpacked: UnpackedFrames | None = None
+    filler: Filler | None = None
 
     @property
     def is_sibling(self) -> bool:
@@ -60,7 +63,11 @@ class RestoreAttempt(Struct, frozen=True):
 
     def await_word(self, root: int, criu: int) -> AfterCommit | None:
         """In the hold of a move: wait until the tree may run; return what to do next. Raises if it must not run."""
-        return self.before_run(root, criu) if self.before_run is not None else None
+        after_commit = self.before_run(root, criu) if self.before_run is not None else None
+        if self.filler is not None:
+            # If it ended while the tree was held, the tree has ended, too.
+            self.filler.check()
+        return after_commit
 
     def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
         """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""

@@ -8,6 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
 from crckpt.host import proc
 from crckpt.host.syscalls.process_vm import can_write_memory
 from crckpt.images.core import drop_parent_death_signal
@@ -15,12 +17,24 @@ from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import own_memory
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
+from crckpt.model import CheckpointId
 from crckpt.ops.context import Progress
 from crckpt.ops.inspect.images import repair_image, unpack_images
+from crckpt.ops.lazy.client import Filler
+from crckpt.ops.lazy.plan import make_plans
 from crckpt.store import Checkpoint, Repository
 
 if TYPE_CHECKING:
     from crckpt.store.read.reader import Reader
+
+
+class LateFill(Struct, frozen=True):
+    """A helper that fills memory while the tree runs, and the checkpoint that it reads."""
+
+    filler: Filler
+    store: Path
+    checkpoint: CheckpointId
+
 
 # No process has this PID.
 _NO_PID: Final = 0
@@ -72,8 +86,12 @@ class ImageStreams:
         progress: Progress,
         without_signal: frozenset[str] = frozenset(),
         terminals: TerminalFiles | None = None,
+        late: LateFill | None = None,
     ) -> None:
-        """`progress` gets (bytes read or filled, bytes in all); the others as for `write_images`."""
+        """`progress` gets (bytes read or filled, bytes in all); `late` fills what it can after the hold.
+
+        The others are as for `write_images`.
+        """
         self._reading = reading
         self._without_signal = without_signal
         self._terminals = terminals
@@ -84,11 +102,20 @@ class ImageStreams:
         # memory with one thread; crckpt unpacks and writes it with one thread for each core.
         own = own_memory(tree) if can_write_memory() and not tree.is_apart("pid") else {}
         self._owners = {pid: pagemap_name(pid) for pid in own}
-        self._memory_fill = reading.set_apart({self._owners[pid]: ranges for pid, ranges in own.items()})
+        plans = make_plans(tree, own) if late is not None else ()
+        self._memory_fill = reading.set_apart(
+            {self._owners[pid]: ranges for pid, ranges in own.items()}, {plan.pagemap: plan.ranges for plan in plans}
+        )
+        self._root = tree.root.pid
+        self._all = tuple(process.pid for process in tree.processes)
+        self._late = late
+        self._plans = tuple(plan for plan in plans if reading.is_apart(plan.pagemap))
 
     def begin(self) -> None:
         """Begin to unpack in the background, before CRIU asks for images."""
         self._progress(0, self._reading.total)
+        if self._late is not None:
+            self._late.filler.plan(self._late.store, self._late.checkpoint, self._plans)
         self._reading.begin()
         self._memory_fill.begin()
 
@@ -99,6 +126,8 @@ class ImageStreams:
         """
         pids = proc.outer_pids(self._owners, init)
         self._memory_fill.fill({name: pids.get(pid, _NO_PID) for pid, name in self._owners.items()}, self._count)
+        if self._late is not None:
+            self._late.filler.attach(self._root, proc.outer_pids(self._all, init))
         self._count(self._reading.total)  # CRIU did not ask for the rest
 
     def __call__(self, name: str) -> Iterator[memoryview] | None:

@@ -37,13 +37,14 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
+from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
-from crckpt.ops.restore.fence import forget_move, refuse_moved
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
-from crckpt.ops.restore.images import ImageStreams
+from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
+from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds, socket_outputs
@@ -74,12 +75,13 @@ def restore(
     announce: Announce = ignore_announcement,
     before_run: BeforeRun | None = None,
     unpacked: UnpackedFrames | None = None,
+    filler: Filler | None = None,
 ) -> RestoreResult:
     """Restore the checkpoint that `request.ref` names; with `or_older`, the newest one of its job that restores.
 
     In the foreground, `announce` is called with the result before the tree runs. `before_run` is of a move, which has
     a detached restore as its last step here: no other restore of the job is possible meanwhile. `unpacked` is
-    memory of the checkpoint that need not be read.
+    memory of the checkpoint that need not be read. With `filler` the tree runs before its memory is filled.
 
     After a failure nothing is left behind, and the same restore can be tried again. Raises NoSuchCheckpoint,
     IntegrityError, PreflightRefused, HostCannot, RestoreFailed, and StoreLocked if another restore of the job is in
@@ -92,11 +94,16 @@ def restore(
         stack.enter_context(repository.shared())
         # A damaged manifest may be the job's newest: without --or-older nothing older is taken in its place.
         newest = repository.get(repository.resolve(request.ref, despite_damage=request.or_older))
-        if not request.dry_run and (not request.new_pid_namespace or request.grown == "rewind"):
-            # Two restores at once would find the same PIDs free, and cut back the same files.
-            stack.enter_context(repository.restoring(newest.job))
         if before_run is None:
+            # Says more than that the job is locked.
             refuse_moved(repository, newest, request)
+        if not request.dry_run:
+            # Two restores at once would find the same PIDs free, and cut back the same files. Others only wait for a
+            # move to end, or keep it from beginning.
+            alone = not request.new_pid_namespace or request.grown == "rewind"
+            stack.enter_context(repository.restoring(newest.job, alone=alone))
+            if before_run is None:
+                refuse_moved(repository, newest, request)
         if not request.or_older:
             attempt = RestoreAttempt(
                 request,
@@ -107,6 +114,7 @@ def restore(
                 announce,
                 before_run=before_run,
                 unpacked=unpacked,
+                filler=filler,
             )
             return _restore_checkpoint(attempt)
         return _restore_newest(request, context, repository, newest, announce)
@@ -203,6 +211,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
                 attempt.context.progress,
                 attempt.images_without_signal(tree),
                 attempt.find_replaced_terminals(tree),
+                LateFill(attempt.filler, attempt.context.store, checkpoint.id) if attempt.filler else None,
             )
             streams.begin()  # other threads unpack while this one checks
         if criu is not None and criu.run.pid in find_needed_ids(tree):

@@ -60,11 +60,11 @@ def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
 
 
 @contextmanager
-def restores_locked(root: Path, job: str, timeout: float) -> Iterator[None]:
-    """Hold the lock of the restores of `job`, a file that is gone after the block; see `Backend.restores_locked`."""
+def restores_locked(root: Path, job: str, timeout: float, *, alone: bool) -> Iterator[None]:
+    """Hold the lock of the restores of `job`, a file that the last holder removes; see `Backend.restores_locked`."""
     path = root / layout.LOCKS / f"restore-{job}"
     try:
-        lock = _acquire_restores(path, job, timeout)
+        lock = _acquire_restores(path, job, timeout, alone)
     except OSError as error:
         if error.errno not in (*_UNWRITABLE, errno.ENOENT):
             raise
@@ -73,12 +73,14 @@ def restores_locked(root: Path, job: str, timeout: float) -> Iterator[None]:
         status = root.stat()
         path = runtime_directory() / "restores" / f"{status.st_dev:x}-{status.st_ino:x}-{job}"
         make_runtime_directory(path)
-        lock = _acquire_restores(path, job, timeout)
+        lock = _acquire_restores(path, job, timeout, alone)
     try:
         yield
     finally:
-        with suppress(OSError):
-            remove(path, "restore-lock")
+        # Only without other holders: who came after the file was removed would not see them.
+        if alone or _try_alone(lock):
+            with suppress(OSError):
+                remove(path, "restore-lock")
         os.close(lock)
 
 
@@ -156,13 +158,13 @@ def _try_alone(descriptor: int) -> bool:
     return True
 
 
-def _acquire_restores(path: Path, job: str, timeout: float) -> int:
+def _acquire_restores(path: Path, job: str, timeout: float, alone: bool) -> int:
     """Return a descriptor that holds the lock; the file names this process to those who wait."""
     deadline = time.monotonic() + timeout
     while True:
         descriptor = open_lock(path, "restore-lock")
         try:
-            if _wait_for_restores(descriptor, path, deadline):
+            if _wait_for_restores(descriptor, path, deadline, alone):
                 # Restoring must also work on a full disk: then the file names nobody.
                 with suppress(OSError):
                     resize(descriptor, 0, "restore-lock")
@@ -176,11 +178,11 @@ def _acquire_restores(path: Path, job: str, timeout: float) -> int:
             raise _restore_refusal(path, job)
 
 
-def _wait_for_restores(descriptor: int, path: Path, deadline: float) -> bool:
+def _wait_for_restores(descriptor: int, path: Path, deadline: float, alone: bool) -> bool:
     """Wait for the lock; False if its file is no longer there, or at the deadline."""
     while True:
         with suppress(BlockingIOError, FileNotFoundError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
             # The holder before has removed the file. Another process may already hold the lock of a new one.
             return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
         if time.monotonic() >= deadline or not path.exists():

@@ -244,9 +244,9 @@ class LocalBackend:
         """See `Backend`."""
         return flock.locked(self._root, alone=alone, timeout=timeout)
 
-    def restores_locked(self, job: str, timeout: float) -> AbstractContextManager[None]:
+    def restores_locked(self, job: str, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
         """See `Backend`."""
-        return flock.restores_locked(self._root, job, timeout)
+        return flock.restores_locked(self._root, job, timeout, alone=alone)
 
     def turn_taken(self, directory: str, timeout: float) -> AbstractContextManager[None]:
         """See `Backend`."""

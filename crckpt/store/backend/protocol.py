@@ -118,8 +118,8 @@ class Backend(Protocol):
         Raises StoreLocked, which names the holders, if others have it for `timeout` seconds.
         """
 
-    def restores_locked(self, job: str, timeout: float) -> AbstractContextManager[None]:
-        """Hold the lock of the restores of a job while the block runs.
+    def restores_locked(self, job: str, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
+        """Hold the lock of the restores of a job while the block runs; with others, unless `alone`.
 
         Raises StoreLocked if another restore has it for `timeout` seconds. Where nothing can be written, the lock holds
         on this host only.

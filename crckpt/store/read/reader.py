@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
+from types import MappingProxyType
 from typing import Final
 
 import numpy as np
@@ -93,11 +94,16 @@ class Reader:
         self._left: dict[str, StoredFile] = {}
         self._bounds: dict[str, Numbers] = {}
 
-    def set_apart(self, own: Mapping[str, Sequence[MemoryRange]]) -> MemoryFill:
+    def set_apart(
+        self,
+        own: Mapping[str, Sequence[MemoryRange]],
+        later: Mapping[str, Sequence[tuple[int, int]]] = MappingProxyType({}),
+    ) -> MemoryFill:
         """Take pages out of the images; the result fills memory with them, without CRIU.
 
-        `own` has the memory of these pages by the names of page maps. The pages of a page map that may have a page
-        twice stay in the images. Call this before reading an image.
+        `own` has the memory of these pages by the names of page maps. What lies in the ranges of addresses `later` is
+        left to the caller. The pages of a page map that may have a page twice stay in the images: see `is_apart`. Call
+        this before reading an image.
         """
         apart: dict[str, Extents] = {}
         for file in self.files:
@@ -105,9 +111,16 @@ class Reader:
                 bounds = range_edges(own[file.pagemap], file.extents["first"], file.extents["count"].astype(np.uint64))
                 self._bounds[file.pagemap] = bounds
                 apart[file.pagemap], left = split_extents(file.extents, bounds)
+                if file.pagemap in later:
+                    edges = np.array([edge // PAGE_SIZE for each in later[file.pagemap] for edge in each], np.uint64)
+                    _, apart[file.pagemap] = split_extents(apart[file.pagemap], edges)
                 self._left[file.name] = replace(file, bytes=page_count(left) * PAGE_SIZE, extents=left)
         with self._contents.named():
             return MemoryFill(self._contents, apart, self._pool, self._unpacked)
+
+    def is_apart(self, pagemap: str) -> bool:
+        """Return whether pages of this page map were taken out of the images."""
+        return pagemap in self._bounds
 
     def begin(self) -> None:
         """Begin to unpack the largest image, while the cores are idle."""

@@ -91,13 +91,14 @@ class PackOptions(Struct, frozen=True):
     """The directory in which packs are written, the zstd level, and what gets (bytes done, bytes in all).
 
     `level` None chooses one that suits the pages. Without `dedup` every page that is not zero is stored; without
-    `copies` no known page is stored again.
+    `searches` known pages are found only where the parent has them; without `copies` no known page is stored again.
     `count_uses` counts the pages of each pack that the checkpoint of another job uses that uses most of it.
     """
 
     directory: Path
     level: int | None
     dedup: bool
+    searches: bool
     copies: bool
     progress: Callable[[int, int], None]
     count_uses: Callable[[], Mapping[str, int]]
@@ -123,7 +124,7 @@ def pack_images(
     raw = size + sum(page_count(source.left) for source in found) * PAGE_SIZE
     key = read_key(backend)
     # With a base, the images have left pages to the parent: it is needed even without dedup.
-    samples = PageSamples(backend, key) if target.dedup else None
+    samples = PageSamples(backend, key) if target.dedup and target.searches else None
     known = KnownPages(backend, key, parent if target.dedup or base else None, samples)
 
     def find_used_by_others() -> Positions:
@@ -134,7 +135,7 @@ def pack_images(
     limit = pages_in_a_pack(raw)
     with workers() as pool, new_packs(target.directory, Frames(pool, target.level), limit, key) as packs:
         new_pages = FingerprintTable(min(MOST, -(-raw // PAGE_SIZE)) if target.dedup else 0)
-        packing = Packing(known, new_pages, packs, key, find)
+        packing = Packing(known, new_pages, packs, key, find, searches=target.searches)
         # The last page of each object is padded, and counts as a whole.
         files = packing.store(found, pool, lambda done: target.progress(min(done, size), size))
         known.end_search()
@@ -181,14 +182,20 @@ class Packing:
         packs: NewPacks,
         key: bytes,
         find: FindExamined = lambda _image, _start: None,
+        *,
+        searches: bool = True,
     ) -> None:
-        """`new_pages` gets the fingerprints of the pages of `packs`; `key` is the key of the store's fingerprints."""
+        """`new_pages` gets the fingerprints of the pages of `packs`; `key` is the key of the store's fingerprints.
+
+        Without `searches` known pages are found only at their place.
+        """
         self.counts = PackedPages()
         self._known = known
         self._new_pages = new_pages
         self._packs = packs
         self._key = key
         self._find = find
+        self._searches = searches
         self._first_new = _PROVISIONAL
 
     def store(
@@ -277,8 +284,9 @@ class Packing:
         differs = (self._known.fingerprints(found[there]) != prints[there]).any(axis=1)
         # Another content there: it may still lie elsewhere.
         found[there[differs]] = -1
-        missing = np.flatnonzero(found < 0)
-        found[missing] = self._known.find_by_fingerprint(prints[missing])
+        if self._searches:
+            missing = np.flatnonzero(found < 0)
+            found[missing] = self._known.find_by_fingerprint(prints[missing])
         return found
 
     def _add(self, prints: Numbers, pages: Bytes, rows: Positions) -> tuple[Positions, Positions]:

@@ -58,7 +58,7 @@ def test_nothing_runs_here(typed: CommandLine) -> None:
 
 
 def make_request(bandwidth: int | None = None) -> MigrateRequest:
-    options = RestoreOptions(tcp="close", tty="new", allow_weaker=True, preflight=False)
+    options = RestoreOptions(tcp="close", tty="new", allow_weaker=True, preflight=False, lazy=True)
     return MigrateRequest(
         "",
         "node2",
@@ -84,7 +84,7 @@ def test_each_move_gets_the_options(tmp_path: Path) -> None:
             *(f"--store={tmp_path}", "--tcp=close", "--tty=new", "--before-freeze=echo $CRCKPT_JOB; true"),
             *("--address-hook=true", "--max-downtime=300.000ms", "--max-rounds=8", "--bandwidth=51200K"),
             "--bandwidth-clock=/proc/1/fd/9",
-            *("--remote-crckpt=crckpt", "--remote-store=/srv/store", "--send-files", "--abort-over"),
+            *("--remote-crckpt=crckpt", "--remote-store=/srv/store", "--send-files", "--abort-over", "--local-lazy"),
             *("--allow-weaker", "--no-preflight", "--job-of-another-program"),
         )
     )
@@ -114,9 +114,11 @@ def make_outcome(outcome: Outcome, job: str = "app", **facts: object) -> MoveOut
     return values if is_done else replace(values, **facts)
 
 
-def lines(*outcomes: MoveOutcome, check: bool = False, room: int = 1 << 40) -> list[str]:
+def lines(*outcomes: MoveOutcome, check: bool = False, free_bytes: int = 1 << 40) -> list[str]:
     return "".join(
-        summary_lines(DrainResult(outcomes, interrupted=False, room=room), replace(make_request(), check=check))
+        summary_lines(
+            DrainResult(outcomes, interrupted=False, free_bytes=free_bytes), replace(make_request(), check=check)
+        )
     ).splitlines()
 
 
@@ -135,11 +137,9 @@ def test_what_moved_is_described() -> None:
 
 def test_a_check_says_if_not_all_fit() -> None:
     both = (make_outcome("movable", "one"), make_outcome("movable", "two"))
-    said = lines(*both, check=True, room=(2 << 20) - 1)
-    assert said[-1] == (
-        "note: together they have 2.0 MiB of memory, and node2 has room for 2.0 MiB: not all of them may fit"
-    )
-    assert not any("fit" in line for line in lines(*both, check=True, room=2 << 20))
+    said = lines(*both, check=True, free_bytes=(2 << 20) - 1)
+    assert said[-1] == ("note: together they have 2.0 MiB of memory, and node2 has 2.0 MiB free: they may not all fit")
+    assert not any("fit" in line for line in lines(*both, check=True, free_bytes=2 << 20))
 
 
 def test_what_did_not_move_is_described() -> None:

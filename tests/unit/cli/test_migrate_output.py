@@ -7,9 +7,10 @@ from documents.json_documents import MigrateDocument
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
-from crckpt.cli.migrate_output import result_document, result_lines
+from crckpt.cli.migrate_output import ProgressLines, result_document, result_lines
 from crckpt.migrate.request import FileToSend, MigrateResult, RoundSummary
 from crckpt.model import CheckpointId
+from crckpt.ops.context import ignore_progress
 
 ID = CheckpointId("ab" * 32)
 ROUND = RoundSummary(raw_bytes=4096, sent_bytes=100, seconds=1.0, frozen_ms=5.0, estimated_ms=200.0)
@@ -53,3 +54,14 @@ def test_files_that_would_be_sent() -> None:
     assert lines[0] == "would send /srv/0 (1.0 KiB)\n"
     assert lines[20] == "would send 3 more files\n"
     assert len(lines) == 22
+
+
+def test_a_round_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = ProgressLines(ignore_progress, ignore_progress, ignore_progress)
+    lines.end_round(1, ROUND)
+    lines.end_round(2, replace(ROUND, written_per_s=3e6))
+    copied = "copied 4.0 KiB, sent 100 B in 1.0 s, frozen 5 ms"
+    assert capsys.readouterr().err.splitlines() == [
+        f"round 1: {copied}; estimated downtime 200 ms",
+        f"round 2: {copied}; the program writes 2.9 MiB a second; estimated downtime 200 ms",
+    ]

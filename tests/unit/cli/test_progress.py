@@ -47,3 +47,37 @@ def test_on_a_terminal_it_shows_what_is_done(word: str, is_drawn: bool) -> None:
     os.close(terminal)
     assert (b"verifying" in drawn) == is_drawn
     assert (b"4.0/4.0 MiB" in drawn) == is_drawn
+
+
+WAITS = """
+from crckpt.cli.progress import progress_bars
+with progress_bars("copying", "sending", as_json=False, waits=True) as (_, progress):
+    input("password: ")
+    progress(1 << 20, 4 << 20)
+    progress(4 << 20, 4 << 20)
+"""
+
+
+def test_a_bar_that_waits_draws_over_no_question() -> None:
+    terminal, inside = pty.openpty()
+    pipe = subprocess.PIPE
+    environment = {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(
+        [sys.executable, "-c", WAITS], stdin=pipe, stdout=inside, stderr=inside, env=environment
+    ) as process:
+        os.close(inside)
+        assert process.stdin is not None
+        # All that comes before the answer.
+        before = b""
+        while not before.endswith(b"password: "):
+            before += os.read(terminal, 4096)
+        assert before == b"password: "
+        process.stdin.write(b"secret\n")
+        process.stdin.close()
+        drawn = b""
+        with suppress(OSError):
+            while more := os.read(terminal, 4096):
+                drawn += more
+    os.close(terminal)
+    assert process.returncode == 0
+    assert b"sending" in drawn

@@ -113,20 +113,20 @@ while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
-    ("room", "kinds"),
+    ("free_bytes", "kinds"),
     [
         (3000, "begin begin begin end end end"),
-        # What has moved keeps its part of the room.
+        # What has moved keeps its part of the space.
         (2999, "begin begin end end begin end"),
         (0, "begin end begin end begin end"),
     ],
 )
 def test_programs_that_may_not_fit_together_are_moved_one_after_the_other(
-    repository: Repository, jobs: tuple[RunningJob, ...], room: int, kinds: str
+    repository: Repository, jobs: tuple[RunningJob, ...], free_bytes: int, kinds: str
 ) -> None:
     """Each has 1,000 bytes. The last decision is that of its own check."""
     lines = Lines()
-    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, room, lines)
+    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     assert [line.split()[0] for line in lines.lines] == kinds.split()
 

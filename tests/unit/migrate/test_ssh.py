@@ -100,7 +100,7 @@ def test_words_of_the_command() -> None:
     assert make_command("there", "sudo -n crckpt", None)[-1] == "sudo -n crckpt receive"
     assert make_command("there", "sudo $(id)", None)[-1] == "sudo '$(id)' receive"
     for command in ("", " ", "'"):
-        with pytest.raises(UsageError, match="is no command"):
+        with pytest.raises(UsageError, match="is not a command"):
             make_command("there", command, None)
 
 

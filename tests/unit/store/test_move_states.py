@@ -231,7 +231,7 @@ def test_what_does_not_run_yet_cannot_be_restored(worlds: dict[World, World | No
         is_undecided = world.here == "held" or world.source == "ended" or world.destination in ("prepared", "committed")
         if is_undecided and world.source not in ("copying", "aborted") and not is_over("source", world.source):
             rule = find_rule("source", world.source)
-            assert rule.fences or rule.after_death == "aborted"
+            assert rule.forbids_restore or rule.after_death == "aborted"
 
 
 def test_every_state_is_reached(worlds: dict[World, World | None]) -> None:
@@ -243,5 +243,5 @@ def test_every_state_is_reached(worlds: dict[World, World | None]) -> None:
 def test_the_table_is_closed(side: Side) -> None:
     for state, rule in RULES[side].items():
         assert set(rule.next) <= set(RULES[side]), state
-        # From a state that fences, a resume leads on.
-        assert not (rule.fences and is_over(side, state))
+        # From a state that forbids restores, a resume leads on.
+        assert not (rule.forbids_restore and is_over(side, state))

@@ -313,7 +313,7 @@ def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_pa
         "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
         "    return real(pid, descriptor)\n"
         "userfaultfd_taker.borrow = late\n"
-        "try: userfaultfd_taker._make_in(pid)\n"
+        "try: userfaultfd_taker.take_one(pid)\n"
         "except HostCannot as error: print(error.message)"
     )
     with running(sys.executable, "-c", redirects, str(tmp_path / "told")) as process:

@@ -116,9 +116,9 @@ def test_a_file_in_the_hands_of_another_user(target: Told, there: Path, tmp_path
     os.chown(path if which == "data" else path.parent, 12345, 12345)
     answers = answer_here(questions, there)
     assert keys(answers) == ["pid-taken", "file-of-another"]
-    with pytest.raises(PreflightRefused, match="in the hands of"):
+    with pytest.raises(PreflightRefused, match="could replace"):
         report(plan, questions, answers).check(preflight=False)
-    assert f"{path} is there in the hands of user 12345" in answers.blockers[-1].what
+    assert f"user 12345 could replace {path} there" in answers.blockers[-1].what
     allowed = answer_here(replace(questions, allows_weaker=True), there)
     assert (keys(allowed), "file-of-another" in warned(allowed)) == (["pid-taken"], True)
     # Of the same user as here, or of the program's.

@@ -27,6 +27,17 @@ def test_it_is_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
         pass
 
 
+def test_the_last_of_several_removes_the_file(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    with repository.restoring(JOB, 0, alone=False):
+        with repository.restoring(JOB, 0, alone=False):
+            pass
+        assert [path.name for path in (repository.root / "locks").iterdir()] == ["restore-job"]
+        with pytest.raises(StoreLocked), repository.restoring(JOB, 0):
+            pass
+    assert not list((repository.root / "locks").iterdir())
+
+
 def test_what_a_killed_one_left_keeps_nobody_out(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     (repository.root / "locks/restore-job").write_text("1")

@@ -90,6 +90,22 @@ def test_only_what_changed_is_stored_wherever_it_moved(tmp_path: Path) -> None:
     assert restore_files(repository, moved, tmp_path)["pages-1.img"] == b"".join(map(page, changed))
 
 
+def test_without_searches_pages_are_found_at_their_place_only(tmp_path: Path) -> None:
+    repository = open_store(tmp_path)
+    store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
+
+    def store_quickly(name: str, *pages: int) -> Checkpoint:
+        images = write_set(tmp_path / name, ImageSet({"pagemap-100.img": [area(10, *pages)]}))
+        return ingest(repository, images, described(), searches=False)
+
+    # One page, and the index.
+    assert store_quickly("same", *range(1, 200), 9999).statistics.new_bytes == 2 * PAGE_SIZE
+    moved = [*range(2, 201), 1]
+    away = store_quickly("moved", *moved)
+    assert away.statistics.new_bytes > 200 * PAGE_SIZE
+    assert restore_files(repository, away, tmp_path)["pages-1.img"] == b"".join(map(page, moved))
+
+
 def test_nothing_new_depends_on_a_damaged_pack(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]})

@@ -22,7 +22,7 @@ def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: Restor
     status = find_status(move)
     if not status.prevents_restore(checkpoint, find_moved(repository, status.move)):
         return
-    if status.move.fences:
+    if status.move.forbids_restore:
         raise _refuse_unfinished(status)
     if not request.despite_move:
         raise _refuse_finished(status, request.ref)

@@ -10,7 +10,7 @@ from image_sets import described, of_pages, store
 from recorded_moves import PEER, STATES, ended_root, live_root, record_move
 
 from crckpt.errors import PreflightRefused, StoreUnusable
-from crckpt.ops.restore.fence import forget_move, refuse_moved
+from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import move_name

@@ -1,0 +1,136 @@
+"""Rounds of copying while the tree runs: what each has copied, the estimated downtime, and when there are enough."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.causes import mebibytes
+from crckpt.errors import PreflightRefused
+from crckpt.migrate.request import MigrateRequest, RoundSummary
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.dump.result import DumpResult
+
+# Seconds: a restore without its memory, and the messages around it.
+_RESTORE_S: Final = 0.2
+# The other host fills the tree with memory that it has unpacked already: in this share of the time in which this host
+# compressed and stored all of it (measured with 64 and 256 MB, on hosts of the same kind: 0.1 to 0.2).
+_FILL_SHARE: Final = 0.15
+# What would be copied while the tree is frozen takes at most this share of the rest: another round is not worth it.
+_LITTLE: Final = 0.25
+# A round that copies more than this share of what the round before copied is not worth its time.
+_LEAST_SHRINK: Final = 0.7
+_LITTLE_LEFT: Final = "little was left to copy"
+
+
+class Round(Struct, frozen=True):
+    """What is known after a round.
+
+    - `raw_bytes`: memory that was copied; `sent_bytes`: what the other store lacked of it, as it was sent
+    - `frozen_s`, `store_s`, `send_s`: of the freeze, of storing and of sending
+    - `since_last_s`: from the freeze before to this freeze; None for the first round
+    - `since_s`: from this freeze until now
+    """
+
+    raw_bytes: int
+    sent_bytes: int
+    frozen_s: float
+    store_s: float
+    send_s: float
+    since_last_s: float | None
+    since_s: float
+
+    @property
+    def written_per_s(self) -> float | None:
+        """The bytes of memory that the tree writes per second; None if that is not known yet."""
+        return self.raw_bytes / self.since_last_s if self.since_last_s else None
+
+
+def measure_round(taken: DumpResult, before: DumpResult | None, sent_bytes: int, send_s: float, now: float) -> Round:
+    """Measure a round: its dump, the dump before, what was sent and how long that took; `now` as time.time()."""
+    checkpoint = taken.checkpoint
+    assert checkpoint is not None
+    began = checkpoint.created.timestamp()
+    last = before.checkpoint.created.timestamp() if before is not None and before.checkpoint is not None else None
+    return Round(
+        checkpoint.statistics.new_bytes,
+        sent_bytes,
+        taken.frozen_ms / 1000,
+        checkpoint.statistics.commit_ms / 1000,
+        send_s,
+        max(began - last, 0) if last is not None else None,
+        max(now - began, 0),
+    )
+
+
+def guess_written_per_s(first: DumpResult) -> float | None:
+    """Guess from the first dump, which has rounds of CRIU's own, how many bytes the tree writes per second, at most."""
+    if first.pre_copy is None or not first.pre_copy.rounds or first.lineage is None:
+        return None
+    return first.lineage.written_pages * PAGE_SIZE / (first.pre_copy.rounds[-1].ms / 1000)
+
+
+class Downtime(Struct, frozen=True):
+    """The estimated downtime, in seconds: of what was written since the last freeze, and of all else."""
+
+    written_s: float
+    fixed_s: float
+
+    @property
+    def ms(self) -> float:
+        """All of it, in milliseconds."""
+        return (self.written_s + self.fixed_s) * 1000
+
+
+def estimate_downtime(rounds: list[Round], written_per_s: float | None) -> Downtime:
+    """Estimate the downtime if the tree were frozen now. `written_per_s`: None if that is not known."""
+    first, last = rounds[0], rounds[-1]
+    left = last.raw_bytes if written_per_s is None else min(written_per_s * last.since_s, first.raw_bytes)
+    share = left / last.raw_bytes if last.raw_bytes else 0
+    return Downtime((last.store_s + last.send_s) * share, last.frozen_s + _RESTORE_S + first.store_s * _FILL_SHARE)
+
+
+def summarise(last: Round, downtime: Downtime, seconds: float) -> RoundSummary:
+    """Summarise a round for the user."""
+    return RoundSummary(last.raw_bytes, last.sent_bytes, seconds, last.frozen_s * 1000, downtime.ms, last.written_per_s)
+
+
+def explain_end(request: MigrateRequest, rounds: list[Round], downtime: Downtime, bytes_per_s: float | None) -> str:
+    """Say why there are enough rounds; empty if another one is worth its time.
+
+    `bytes_per_s` is the speed of the connection, if it is known.
+    """
+    if request.max_downtime_ms is not None and downtime.ms <= request.max_downtime_ms:
+        return "the estimated downtime is within --max-downtime"
+    if len(rounds) >= request.max_rounds:
+        return "--max-rounds is reached"
+    if len(rounds) < 2:
+        return ""
+    last = rounds[-1]
+    if downtime.written_s <= _LITTLE * downtime.fixed_s:
+        return _LITTLE_LEFT
+    if len(rounds) > 2 and last.raw_bytes > _LEAST_SHRINK * rounds[-2].raw_bytes:
+        if downtime.written_s < downtime.fixed_s:
+            return _LITTLE_LEFT
+        written = f"{mebibytes(last.raw_bytes)} in {last.since_s:.1f} s"
+        return f"the program writes memory as fast as rounds copy it: {written}{_describe_link(last, bytes_per_s)}"
+    return ""
+
+
+def check_budget(request: MigrateRequest, downtime: Downtime) -> None:
+    """Raise PreflightRefused if --abort-over was given and the estimate is over the budget."""
+    budget = request.max_downtime_ms
+    if request.abort_over and budget is not None and downtime.ms > budget:
+        raise PreflightRefused(
+            f"the estimated downtime is {downtime.ms:.0f} ms, over the budget of {budget:.0f} ms "
+            "(--max-downtime); the program keeps running here",
+            hint="allow a longer downtime: --max-downtime TIME; or leave out --abort-over, to move it anyway",
+        )
+
+
+def _describe_link(last: Round, bytes_per_s: float | None) -> str:
+    """Say how fast the connection is if a round waits for it most of its time."""
+    if bytes_per_s is None or last.send_s < last.since_s / 2:
+        return ""
+    return f"; the connection takes {mebibytes(round(bytes_per_s))} per second"

@@ -1,0 +1,66 @@
+"""What a restore and the helper that fills a tree's memory say to each other: lines of JSON."""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.model import CheckpointId
+from crckpt.ops.lazy.plan import ProcessPlan
+
+
+class Plan(Struct, frozen=True, tag=True):
+    """The store, the checkpoint, and what is to be filled of its processes. Answered by Planned."""
+
+    store: str
+    checkpoint: CheckpointId
+    processes: tuple[ProcessPlan, ...]
+
+
+class Started(Struct, frozen=True, tag=True):
+    """The first message: all PIDs and TIDs of the helper."""
+
+    tids: tuple[int, ...]
+
+
+class Planned(Struct, frozen=True, tag=True):
+    """The helper knows where the pages lie."""
+
+
+class Attach(Struct, frozen=True, tag=True):
+    """The processes of the tree wait in the hold. `tasks`: PID and start time by the PID in the checkpoint.
+
+    Answered by Attached.
+    """
+
+    root: int
+    tasks: dict[int, tuple[int, int]]
+
+
+class Attached(Struct, frozen=True, tag=True):
+    """The tree may run. `whole`: PIDs of processes that were filled at once, because they could not be entered."""
+
+    whole: tuple[int, ...] = ()
+
+
+class Failed(Struct, frozen=True, tag=True):
+    """The helper ends, before the tree runs."""
+
+    message: str
+
+
+Message: TypeAlias = Started | Plan | Planned | Attach | Attached | Failed
+
+_DECODER: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message as one line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode(line: bytes) -> Message:
+    """Decode a line. Raises msgspec.MsgspecError."""
+    return _DECODER.decode(line)

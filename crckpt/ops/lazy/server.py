@@ -1,0 +1,209 @@
+"""The helper that fills the memory of a restored tree while the tree runs.
+
+Run as `python -m crckpt.ops.lazy.server DESCRIPTOR`, a socket to the restore. It goes on after the restore has ended,
+until all memory is there. Its parent guards the tree: see `guard`.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import resource
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final, NoReturn, TypeVar
+
+import numpy as np
+
+from crckpt.errors import HostCannot, error_text
+from crckpt.host.proc import procfs
+from crckpt.host.process.userfaultfd_taker import take_one
+from crckpt.host.syscalls.missing_pages import MissingPages
+from crckpt.host.syscalls.process_vm import write_memory
+from crckpt.ops.lazy.address_space import AddressSpace
+from crckpt.ops.lazy.guard import GuardedTree, fork_guarded
+from crckpt.ops.lazy.marks import open_mark, remove_mark
+from crckpt.ops.lazy.pages import ProcessPages
+from crckpt.ops.lazy.plan import ProcessPlan
+from crckpt.ops.lazy.protocol import Attach, Attached, Failed, Message, Plan, Planned, Started, decode, encode
+from crckpt.ops.lazy.segments import Segment, Segments
+from crckpt.store import Repository
+from crckpt.store.read.contents import Contents
+
+_Message = TypeVar("_Message", Plan, Attach)
+
+_FAULT_THREADS: Final = 2
+_POLL_S: Final = 0.02
+_FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class _Filling:
+    """The address spaces that are being filled. `failed` gets why that is impossible."""
+
+    def __init__(self, failed: Callable[[Exception], NoReturn]) -> None:
+        self._failed = failed
+        self._waiting = select.epoll()
+        self._by_descriptor: dict[int, AddressSpace] = {}
+        self._faults: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
+        self._batches: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
+        self._spaces: list[AddressSpace] = []
+
+    def add(self, space: AddressSpace) -> None:
+        """Fill this one, too."""
+        self._by_descriptor[space.descriptor] = space
+        self._spaces.append(space)
+        self._waiting.register(space.descriptor, select.EPOLLIN)
+        for batch in space.left:
+            self._batches.put((space, batch))
+
+    def begin(self) -> None:
+        """Begin to fill."""
+        for work in (*[self._resolve] * _FAULT_THREADS, *[self._fill] * len(os.sched_getaffinity(0))):
+            threading.Thread(target=self._run, args=(work,), daemon=True).start()
+
+    def finish(self) -> None:
+        """Pass faults on until all memory is there."""
+        while not all(space.has_ended for space in self._spaces):
+            for descriptor, _ in self._waiting.poll(_POLL_S):
+                space = self._by_descriptor[descriptor]
+                for address in space.take_faults():
+                    self._faults.put((space, address))
+
+    def _run(self, work: Callable[[], NoReturn]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._failed(error)
+
+    def _resolve(self) -> NoReturn:
+        while True:
+            space, address = self._faults.get()
+            space.resolve(address)
+
+    def _fill(self) -> NoReturn:
+        while True:
+            space, batch = self._batches.get()
+            space.fill(batch)
+
+
+class _Helper:
+    """Answers the restore, then fills."""
+
+    def __init__(self, tree: GuardedTree, connection: socket.socket) -> None:
+        self._tree = tree
+        self._connection = connection
+        self._lines = connection.makefile("rb")
+        self._mark = -1
+
+    def run(self) -> None:
+        """Do all of it; return if there is nothing to do any more."""
+        self._send(Started((os.getppid(), *procfs.threads(os.getpid()))))
+        plan = self._receive(Plan)
+        if plan is None:
+            return
+        repository = Repository.open(Path(plan.store))
+        # Until the end: nobody may remove the packs.
+        with repository.shared():
+            contents = Contents(repository.backend, repository.get(plan.checkpoint))
+            pages = [ProcessPages(contents, process.pagemap, process.ranges) for process in plan.processes]
+            self._send(Planned())
+            attach = self._receive(Attach)
+            if attach is None:
+                return
+            self._fill(attach, dict(zip(plan.processes, pages, strict=True)))
+
+    def _fill(self, attach: Attach, pages: Mapping[ProcessPlan, ProcessPages]) -> None:
+        root = attach.tasks[attach.root]
+        self._mark = open_mark(*root)
+        filling = _Filling(self._end_tree)
+        whole = []
+        for process, of_process in pages.items():
+            pid, start = attach.tasks[process.pid]
+            missing = _take(process, pid, start)
+            if missing is None:
+                _fill_whole(pid, of_process)
+                whole.append(pid)
+                continue
+            segments = Segments(Segment(first, last, first) for first, last in process.ranges)
+            filling.add(AddressSpace(pid, of_process, missing, segments, filling.add))
+        self._tree.write(tuple(attach.tasks.values()))
+        self._send(Attached(tuple(whole)))
+        filling.begin()
+        filling.finish()
+        remove_mark(*root)
+
+    def _end_tree(self, error: Exception) -> NoReturn:
+        """End without success: then the guard ends the tree. The mark says why."""
+        os.write(self._mark, f"{error_text(error) or type(error).__name__}\n".encode(errors="replace"))
+        os._exit(1)
+
+    def fail(self, error: Exception) -> None:
+        """Report why the restore fails, or end the tree."""
+        if self._tree.read():
+            self._end_tree(error)
+        with suppress(OSError):
+            self._send(Failed(error_text(error)))
+
+    def _receive(self, kind: type[_Message]) -> _Message | None:
+        """Receive a message; None if the restore has ended."""
+        with suppress(OSError):
+            if line := self._lines.readline():
+                message = decode(line)
+                if isinstance(message, kind):
+                    return message
+        return None
+
+    def _send(self, message: Message) -> None:
+        self._connection.sendall(encode(message))
+
+
+def _take(process: ProcessPlan, pid: int, start: int) -> MissingPages | None:
+    """Take a userfaultfd of a process in the hold, and register its mappings; None if that is impossible."""
+    try:
+        missing = MissingPages(take_one(pid, start, _FLAGS))
+    except (HostCannot, OSError):
+        return None
+    try:
+        for mapping in process.mappings:
+            missing.register(*mapping)
+    except OSError:
+        missing.close()
+        return None
+    return missing
+
+
+def _fill_whole(pid: int, pages: ProcessPages) -> None:
+    """Fill a process in the hold."""
+    for batch in range(pages.batches):
+        for piece in pages.unpack_batch(batch):
+            ours = np.array([[piece.content, piece.length]], np.uint64)
+            write_memory(pid, ours, np.array([[piece.origin, piece.length]], np.uint64))
+
+
+def main(descriptor: int) -> NoReturn:
+    """Run the helper. `descriptor` is a socket."""
+    tree = GuardedTree()
+    # The restore, its session and its terminal may end before us.
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("-1000")
+    fork_guarded(tree)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    helper = _Helper(tree, socket.socket(fileno=descriptor))
+    try:
+        helper.run()
+    except Exception as error:
+        helper.fail(error)
+    # Not waiting for the threads.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""Restore a checkpoint lazily, with a helper whose background waits: only what the program touches is filled.
+
+Run as `lazy_restore.py STORE REF GATE`, it prints the PIDs of the root, of the helper and of its guard as JSON. The
+background waits until the file GATE exists. Run as `lazy_restore.py GATE DESCRIPTOR`, it is that helper.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from crckpt.ops.context import Context
+from crckpt.ops.lazy import server
+from crckpt.ops.lazy.address_space import AddressSpace
+from crckpt.ops.lazy.client import Filler
+from crckpt.ops.restore.request import RestoreRequest
+from crckpt.ops.restore.restore import restore
+
+
+def restore_lazily(store: Path, ref: str, gate: str) -> None:
+    """Restore, and print who does what."""
+    filler = Filler((sys.executable, __file__, gate))
+    try:
+        done = restore(RestoreRequest(ref, detach=True), Context(store), filler=filler)
+    finally:
+        filler.close()
+    sys.stdout.write(json.dumps({"root": done.pid, "helper": sorted(filler.tids)}))
+
+
+def help_gated(gate: Path, descriptor: int) -> None:
+    """Be the helper."""
+    fill = AddressSpace.fill
+
+    def wait_and_fill(space: AddressSpace, batch: int) -> None:
+        while not gate.exists():
+            time.sleep(0.005)
+        fill(space, batch)
+
+    AddressSpace.fill = wait_and_fill  # type: ignore[assignment,method-assign]
+    server.main(descriptor)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        help_gated(Path(sys.argv[1]), int(sys.argv[2]))
+    restore_lazily(Path(sys.argv[1]), sys.argv[2], sys.argv[3])

@@ -1,0 +1,35 @@
+"""The log of a dump tells when CRIU froze the tree."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from crckpt.criu.freeze_time import find_freeze
+
+LOG = """(00.000000) CRIU run id = ded0ab22
+(00.038125) cg-prop: Parsing controller "freezer"
+(00.038447) Seized task 10002, state 1
+(00.139792) Seized task 10003, state 1
+(00.538447) Writing image inventory (version 1)
+"""
+
+
+def test_the_freeze_is_before_the_end_of_the_log(tmp_path: Path) -> None:
+    log = tmp_path / "dump.log"
+    before = time.monotonic()
+    log.write_text(LOG)
+    assert before - 0.51 < find_freeze(log, 0.0) < time.monotonic() - 0.49
+    # A clock that was set meanwhile gives no earlier time.
+    earliest = time.monotonic()
+    assert find_freeze(log, earliest) == earliest
+
+
+@pytest.mark.parametrize("text", [None, "", "no log", "(00.1) Dumping\n"])
+def test_a_log_that_does_not_tell(tmp_path: Path, text: str | None) -> None:
+    log = tmp_path / "dump.log"
+    if text is not None:
+        log.write_text(text)
+    assert find_freeze(log, 5.0) == 5.0
