@@ -56,7 +56,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
         )
         repository = context.repository(create=True)
         settle_last_move(repository, connection, target.job)
-        found = pass_gate(request, target, connection)
+        found = pass_gate(request, target, connection, report)
         if request.check:
             return MigrateResult(
                 target.job,
@@ -121,7 +121,7 @@ def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeRe
         time.sleep(_BETWEEN_TRIES_S)
 
 
-def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection) -> GateReport:
+def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection, report: Report) -> GateReport:
     """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
     refused = check_source(find_here(request.options.addresses))
     if refused:
@@ -132,7 +132,7 @@ def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connectio
         if request.check:
             # Nothing else prevents the move, and these files would be sent.
             return replace(found, blockers=(), lacking=files)
-        send_files(connection, files)
+        send_files(connection, files, report.sending)
         _, found = _ask(request, target, connection)
     found.check(preflight=request.preflight)
     return found

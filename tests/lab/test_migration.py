@@ -138,6 +138,17 @@ def test_the_estimated_downtime_counts_a_slow_connection(lab: Namespaces) -> Non
         assert sum(each["sent_bytes"] for each in result["rounds"]) < result["sent_bytes"]
 
 
+def test_a_downtime_over_the_budget_leaves_the_program_here(lab: Namespaces) -> None:
+    words = ("--max-downtime", "1ms", "--abort-over", "--max-rounds", "2")
+    with served(lab) as pid:
+        refused = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, *words, status=24)
+        assert re.search(r"the estimated downtime is \d+ ms, over the budget of 1 ms", refused.err)
+        assert re.findall(r"^round (\d): ", refused.err, re.MULTILINE) == ["1", "2"]
+        (process,) = copies(lab)
+        assert (process.host, process.is_running) == ("source", True)
+        assert migrate(lab, pid, "--max-downtime", "1ms", "--max-rounds", "1")["over_budget"] is True
+
+
 def test_a_check_touches_nothing(lab: Namespaces) -> None:
     with served(lab) as pid:
         done = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -27,19 +27,25 @@ from crckpt.migrate.frames import BadFrame
 from crckpt.migrate.gate.questions import AskedFile
 from crckpt.migrate.gate.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_files
 from crckpt.migrate.messages import Files, Lacking, Pack, Sent, Stored
+from crckpt.ops.context import Progress, ignore_progress
 
 _CHANNEL: Final = 0
 
 
-def send_files(connection: Connection, files: Sequence[AskedFile]) -> int:
-    """Send files that `find_sendable` allows; return how many bytes. Then all are there, durably.
+def send_files(connection: Connection, files: Sequence[AskedFile], progress: Progress = ignore_progress) -> None:
+    """Send files that `find_sendable` allows. Then all are there, durably.
 
     Raises what `Connection` raises; DumpFailed if a file has changed since the questions; OSError.
     """
-    sent = 0
+    done, total = 0, sum(file.size for file in files)
+
+    def add(sent: int) -> None:
+        nonlocal done
+        done += sent
+        progress(min(done, total), total)
+
     for first in range(0, len(files), AT_ONCE):
-        sent += _send(connection, files[first : first + AT_ONCE])
-    return sent
+        _send(connection, files[first : first + AT_ONCE], add)
 
 
 def receive_files(connection: Connection, message: Files) -> None:
@@ -92,7 +98,7 @@ def _describe(file: AskedFile) -> SentFile:
     return SentFile(file.path, mode, file.uid, file.gid, above, file.modified, file.size, digest)
 
 
-def _send(connection: Connection, asked: Sequence[AskedFile]) -> int:
+def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable[[int], None]) -> None:
     files = [_describe(file) for file in asked]
     questions = {file.path: file for file in asked}
     connection.send(Files(encode_files(tuple(files))))
@@ -101,13 +107,12 @@ def _send(connection: Connection, asked: Sequence[AskedFile]) -> int:
         raise connection.reject("Lacking with files that were not offered")
     for file in regular:
         connection.send(Pack(_CHANNEL, file.digest, file.size))
-        _send_content(connection, questions[file.path])
+        _send_content(connection, questions[file.path], progress)
     connection.send(Sent())
     connection.receive(Stored)
-    return sum(file.size for file in regular)
 
 
-def _send_content(connection: Connection, file: AskedFile) -> None:
+def _send_content(connection: Connection, file: AskedFile, progress: Callable[[int], None]) -> None:
     with _opened(file) as descriptor:
         left = file.size
         while left:
@@ -116,6 +121,7 @@ def _send_content(connection: Connection, file: AskedFile) -> None:
                 raise _changed(file)
             connection.send_data(_CHANNEL, content)
             left -= len(content)
+            progress(len(content))
 
 
 @contextmanager
