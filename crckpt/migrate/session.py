@@ -51,6 +51,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
     """
     with ExitStack() as stack:
         target = stack.enter_context(examined(_dump_request(request), context))
+        root = target.observed.tree.root
         connection, hello = stack.enter_context(
             connected(request.host, request.remote_crckpt, request.remote_store, context, _make_bandwidth(request))
         )
@@ -68,7 +69,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
             )
         named = replace(request, job=target.job)
         try:
-            return move_tree(named, context, repository, connection, hello, found.warnings, report)
+            return move_tree(named, root, context, repository, connection, hello, found.warnings, report)
         except MoveInDoubt as doubt:
             stack.close()
             return _finish(named, context, repository, doubt, report)

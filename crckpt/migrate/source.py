@@ -190,6 +190,7 @@ def settle_last_move(repository: Repository, connection: Connection, job: str) -
 
 def move_tree(
     request: MigrateRequest,
+    root: proc.Process,
     context: Context,
     repository: Repository,
     connection: Connection,
@@ -197,7 +198,9 @@ def move_tree(
     warnings: tuple[Finding, ...],
     report: Report,
 ) -> MigrateResult:
-    """Move the tree of `request`. The gate was passed, with these warnings, and the last move of the job is settled.
+    """Move the tree of `request`, which has this root.
+
+    The gate was passed, with these warnings, and the last move of the job is settled.
 
     Before the commit every failure lets the tree run on here, and is raised as it is. Raises MoveInDoubt if the tree
     has ended here and does not run there yet.
@@ -217,6 +220,9 @@ def move_tree(
         rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)
         run_hook(hooked, "before-freeze")
         report.say("handing over ...")
+        if shared := find_shared_file_systems():
+            # What it has written so far, so that the freeze need not wait for that.
+            write_back(proc.read_tree(root).pids, shared)
         # A restore that began before could bring back a copy after the tree has ended here.
         with repository.restoring(job):
             last = dump(

@@ -9,14 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 
 from crckpt.errors import DumpFailed
+from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.proc.writers import list_writable
 
 
 def write_back(pids: Iterable[int], devices: Container[int]) -> None:
-    """Write back what these processes, which do not run, have open for writing on the file systems `devices`.
+    """Write back what these processes have open for writing on the file systems `devices`.
 
-    Another host that opens the files afterwards has their new content and size; one that has opened them before may
-    not (nfs(5), close-to-open cache consistency). Raises DumpFailed.
+    While they run, this leaves little to their freeze; they go on writing. Another host that opens the files afterwards
+    has their new content and size; one that has opened them before may not (nfs(5), close-to-open cache consistency).
+    Raises DumpFailed.
     """
     done: set[tuple[int, int]] = set()
     for pid in pids:
@@ -32,12 +34,15 @@ def write_back(pids: Iterable[int], devices: Container[int]) -> None:
 
 def _write_back(link: str) -> None:
     try:
-        descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC)
+        # A process that runs may have put a device or a FIFO there since.
+        descriptor, _ = open_regular(link)
+        if descriptor is None:
+            return
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         raise
     except OSError as error:
         raise DumpFailed(

@@ -63,6 +63,25 @@ def test_what_was_written_is_written_back(target: Told, directory: Path, stateme
     assert count_unwritten(path) == 0
 
 
+def test_a_program_that_changes_its_files_meanwhile(target: Told, directory: Path) -> None:
+    """It puts other files and FIFOs at the same descriptor: nothing waits, nothing fails."""
+    target.do(
+        f"""
+import os, threading
+files = [os.open({str(directory)!r} + '/' + name, os.O_RDWR | os.O_CREAT) for name in 'ab']
+os.mkfifo({str(directory)!r} + '/fifo')
+files.append(os.open({str(directory)!r} + '/fifo', os.O_RDWR))
+held = os.dup(files[0])
+def change():
+    while True:
+        for each in files: os.write(each, b'x') if each != files[2] else None; os.dup2(each, held)
+threading.Thread(target=change, daemon=True).start()
+"""
+    )
+    for _ in range(200):
+        write_back([target.pid], {directory.stat().st_dev})
+
+
 def test_other_files_are_left_alone(target: Told, directory: Path) -> None:
     path = directory / "data"
     target.do(f"held = open({str(path)!r}, 'wb', 0); held.write(b'x'); import os; os.unlink({str(path)!r})")
