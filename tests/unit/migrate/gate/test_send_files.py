@@ -68,8 +68,11 @@ def _move(asked: list[AskedFile], remove: Callable[[], object]) -> BaseException
                 destination.send(make_failed(error))
 
         thread = in_thread(receive)
+        reported: list[tuple[int, int]] = []
         try:
-            send_files(source, asked)
+            send_files(source, asked, lambda *progress: reported.append(progress))
+            total = sum(file.size for file in asked)
+            assert (reported or [(0, 0)])[-1] == (total, total)
         except CrckptError:
             assert failures
         thread.join()
