@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -197,9 +198,16 @@ def test_what_a_receiver_of_packs_raises_is_raised_and_the_rest_is_thrown_away()
             with pytest.raises(RemoteError, match="No space"):
                 send_forever(source)
 
-        sending = in_thread(send)
-        with pytest.raises(OSError, match="No space"), destination.receiving(Full()):
-            destination.receive(Sent)
+        sending = threading.Thread(target=send)
+
+        def receive() -> None:
+            with destination.receiving(Full()):
+                # Not before: a pack that nobody waits for ends the connection.
+                sending.start()
+                destination.receive(Sent)
+
+        with pytest.raises(OSError, match="No space"):
+            receive()
         destination.send(Failed(10, "No space left on device"))
         sending.join()
 
