@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
 from msgspec import Struct
@@ -12,7 +13,8 @@ from crckpt.migrate.request import MigrateRequest, RoundSummary
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.result import DumpResult
 
-# Seconds: a restore without its memory, and the messages around it.
+# A restore there without its memory, and the messages around it, take as long as a round takes here without storing
+# and sending: both start CRIU, and look at the same tree. This is before the first such round, in seconds.
 _RESTORE_S: Final = 0.2
 # The other host fills the tree with memory that it has unpacked already: in this share of the time in which this host
 # compressed and stored all of it (measured with 64 and 256 MB, on hosts of the same kind: 0.1 to 0.2).
@@ -28,13 +30,15 @@ class Round(Struct, frozen=True):
     """What is known after a round.
 
     - `raw_bytes`: memory that was copied; `sent_bytes`: what the other store lacked of it, as it was sent
-    - `frozen_s`, `store_s`, `send_s`: of the freeze, of storing and of sending
+    - `dump_s`: of the whole dump; in it `frozen_s`, the freeze, and `store_s`, storing
+    - `send_s`: of sending
     - `since_last_s`: from the freeze before to this freeze; None for the first round
     - `since_s`: from this freeze until now
     """
 
     raw_bytes: int
     sent_bytes: int
+    dump_s: float
     frozen_s: float
     store_s: float
     send_s: float
@@ -47,8 +51,8 @@ class Round(Struct, frozen=True):
         return self.raw_bytes / self.since_last_s if self.since_last_s else None
 
 
-def measure_round(taken: DumpResult, before: DumpResult | None, sent_bytes: int, send_s: float, now: float) -> Round:
-    """Measure a round: its dump, the dump before, what was sent and how long that took; `now` as time.time()."""
+def measure_round(taken: DumpResult, dump_s: float, before: DumpResult | None, sent_bytes: int, send_s: float) -> Round:
+    """Measure a round: its dump, the dump before, what was sent, and how long that took."""
     checkpoint = taken.checkpoint
     assert checkpoint is not None
     began = checkpoint.created.timestamp()
@@ -56,11 +60,12 @@ def measure_round(taken: DumpResult, before: DumpResult | None, sent_bytes: int,
     return Round(
         checkpoint.statistics.new_bytes,
         sent_bytes,
+        dump_s,
         taken.frozen_ms / 1000,
         checkpoint.statistics.commit_ms / 1000,
         send_s,
         max(began - last, 0) if last is not None else None,
-        max(now - began, 0),
+        max(time.time() - began, 0),
     )
 
 
@@ -88,7 +93,8 @@ def estimate_downtime(rounds: list[Round], written_per_s: float | None) -> Downt
     first, last = rounds[0], rounds[-1]
     left = last.raw_bytes if written_per_s is None else min(written_per_s * last.since_s, first.raw_bytes)
     share = left / last.raw_bytes if last.raw_bytes else 0
-    return Downtime((last.store_s + last.send_s) * share, last.frozen_s + _RESTORE_S + first.store_s * _FILL_SHARE)
+    restore_s = last.dump_s - last.store_s if len(rounds) > 1 else last.frozen_s + _RESTORE_S
+    return Downtime((last.store_s + last.send_s) * share, last.frozen_s + restore_s + first.store_s * _FILL_SHARE)
 
 
 def summarise(last: Round, downtime: Downtime, seconds: float) -> RoundSummary:
@@ -111,7 +117,7 @@ def explain_end(request: MigrateRequest, rounds: list[Round], downtime: Downtime
     if downtime.written_s <= _LITTLE * downtime.fixed_s:
         return _LITTLE_LEFT
     if len(rounds) > 2 and last.raw_bytes > _LEAST_SHRINK * rounds[-2].raw_bytes:
-        if downtime.written_s < downtime.fixed_s:
+        if downtime.written_s < downtime.fixed_s / 2:
             return _LITTLE_LEFT
         written = f"{mebibytes(last.raw_bytes)} in {last.since_s:.1f} s"
         return f"the program writes memory as fast as rounds copy it: {written}{_describe_link(last, bytes_per_s)}"

@@ -341,11 +341,11 @@ def _copy_rounds(
         checkpoint = taken.checkpoint
         assert checkpoint is not None
         made.append(checkpoint.id)
-        sending, sent = time.monotonic(), source.connection.sent_bytes
+        dumped, sent = time.monotonic(), source.connection.sent_bytes
         source.send_packs_of(checkpoint, report.sending)
-        send_s = time.monotonic() - sending
+        send_s = time.monotonic() - dumped
         _rehearse(request, source, checkpoint)
-        last = measure_round(taken, before, source.connection.sent_bytes - sent, send_s, time.time())
+        last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
         rounds.append(last)
         before = taken
         written_per_s = last.written_per_s if len(rounds) > 1 else guess_written_per_s(taken)

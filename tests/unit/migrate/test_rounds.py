@@ -14,6 +14,7 @@ REQUEST = MigrateRequest("812", "node2")
 FIRST = Round(
     raw_bytes=256 * MIB,
     sent_bytes=100 * MIB,
+    dump_s=0.8,
     frozen_s=0.03,
     store_s=0.4,
     send_s=1.0,
@@ -21,7 +22,14 @@ FIRST = Round(
     since_s=1.5,
 )
 SECOND = Round(
-    raw_bytes=30 * MIB, sent_bytes=10 * MIB, frozen_s=0.02, store_s=0.1, send_s=0.9, since_last_s=1.5, since_s=1.0
+    raw_bytes=30 * MIB,
+    sent_bytes=10 * MIB,
+    dump_s=0.25,
+    frozen_s=0.02,
+    store_s=0.1,
+    send_s=0.9,
+    since_last_s=1.5,
+    since_s=1.0,
 )
 SHORT, LONG = Downtime(0.01, 0.3), Downtime(0.9, 0.3)
 
@@ -50,6 +58,8 @@ def test_the_first_estimate() -> None:
 
 def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
     slow = replace(FIRST, store_s=10 + FIRST.store_s)
+    busy = replace(SECOND, dump_s=5 + SECOND.dump_s)
+    assert estimate_downtime([FIRST, busy], 0.0).fixed_s > 5
     difference = estimate_downtime([slow, SECOND], 0.0).fixed_s - estimate_downtime([FIRST, SECOND], 0.0).fixed_s
     assert difference > 1
 
@@ -70,7 +80,7 @@ def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
             "the program writes memory as fast as rounds copy it: 25 MiB in 1.0 s; the connection takes 11 MiB per "
             "second",
         ),
-        (REQUEST, [FIRST, SECOND, SECOND], Downtime(0.2, 0.3), "little was left to copy"),
+        (REQUEST, [FIRST, SECOND, SECOND], Downtime(0.1, 0.3), "little was left to copy"),
         (
             REQUEST,
             [FIRST, SECOND, replace(SECOND, send_s=0.1)],
