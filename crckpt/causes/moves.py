@@ -173,6 +173,9 @@ REWORDED: Final = {
 """By key, the words of a move; empty ones are those of the restore. `{remedy}` is the remedy of a restore."""
 
 
+_ENDS_WITHOUT_COPY: Final = frozenset({"peer-of-another", "tcp-keys", "untested-kind"})
+"""Keys of what a dump with --stop refuses without --force. A move has neither option."""
+
 OF_FILES: Final = frozenset(
     {
         "file-grown",
@@ -192,6 +195,14 @@ OF_FILES: Final = frozenset(
 """Keys of findings of a restore's check of files, which a move has in other words."""
 
 _WORDED: Final = OF_FILES | {entry.key for entry in MOVES}
+
+
+def reword_dump(finding: Finding) -> Finding:
+    """Return a finding of the dump, on the source, in the words of a move."""
+    what, detached, _ = finding.what.partition("it leads to the output of crckpt restore")
+    what = what.replace("after a restore", "after the move") + ("it leads to /dev/null" if detached else "")
+    remedy = "close it in the program before the move" if finding.key in _ENDS_WITHOUT_COPY else finding.remedy
+    return replace(finding, what=what, remedy=remedy)
 
 
 def reword(finding: Finding, host: str, **values: object) -> Finding:

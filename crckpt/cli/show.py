@@ -130,7 +130,7 @@ def _describe_move(detail: CheckpointDetail) -> str:
     if detail.move is None:
         return ""
     command = detail.move.next_command
-    return describe_move(detail.move) + ("; what to type: crckpt migrate --list" if command else "")
+    return describe_move(detail.move) + ("; see crckpt migrate --list" if command else "")
 
 
 def _tree(processes: tuple[ProcessDetail, ...]) -> Tree:

@@ -59,7 +59,8 @@ def run_hook(move: HookedMove, name: MoveStep) -> None:
     end = f"exit status {done.status}" if done.status >= 0 else f"signal {-done.status}"
     # An error is one line.
     output = "; ".join(line.strip() for line in done.output.splitlines() if line.strip())
-    raise HostCannot(f"{failed} ({end}): {output or 'no output'}", hint=hint)
+    said = f": {output}" if output else ", without output"
+    raise HostCannot(f"{failed} ({end}){said}", hint=hint)
 
 
 def run_late_hook(move: HookedMove, name: Literal["commit", "abort"]) -> Finding | None:

@@ -223,9 +223,9 @@ class Failed(Message, frozen=True):
 
     def to_error(self, side: str) -> RemoteError:
         """Make the error of this side from it; `side` names the other one."""
-        # A store of the other side is named by another option here.
-        hint = self.hint.replace("--store DIR", "--remote-store DIR")
-        hint = f"on {side}: {hint}" if hint else ""
+        # Its store is named by an option of this side.
+        is_ours, hint = "--store DIR" in self.hint, self.hint.replace("--store DIR", "--remote-store DIR")
+        hint = f"on {side}: {hint}" if hint and not is_ours else hint
         return RemoteError(f"{side}: {self.message}", hint=hint, causes=self.causes)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.causes.moves import reword
+from crckpt.causes.moves import reword, reword_dump
 from crckpt.errors import IntegrityError
 from crckpt.migrate.gate.answers import Answers
 from crckpt.migrate.gate.questions import AskedFile, Questions
@@ -74,11 +74,11 @@ def make_report(
     return GateReport(
         # A move ends the tree here: what no test has shown to come back must not be lost.
         blockers=(
-            *plan.blockers,
-            *(() if target.request.force else plan.untested),
+            *map(reword_dump, plan.blockers),
+            *(() if target.request.force else map(reword_dump, plan.untested)),
             *(_reword(found, questions, answers, host) for found in answers.blockers),
         ),
-        warnings=(*plan.warnings, *there, *_compare_clocks(answers, exchange, host)),
+        warnings=(*map(reword_dump, plan.warnings), *there, *_compare_clocks(answers, exchange, host)),
         lacking=tuple(files[number] for number in answers.lacking),
     )
 

@@ -50,7 +50,7 @@ def test_the_error_has_the_output_and_the_command() -> None:
     assert caught.value.message == "--address-hook failed at step prepare (exit status 3): no such backend; really"
     assert "CRCKPT_MOVE_STEP=prepare" in caught.value.hint
     assert "exit 3" in caught.value.hint
-    with pytest.raises(HostCannot, match=r"--before-freeze failed \(signal 9\): no output"):
+    with pytest.raises(HostCannot, match=r"--before-freeze failed \(signal 9\), without output"):
         run_hook(move(before_freeze="kill -9 $$"), "before-freeze")
 
 

@@ -163,7 +163,7 @@ def test_an_error_keeps_its_message_hint_and_causes() -> None:
 
 def test_the_hint_of_the_other_side_names_the_option_of_this_side() -> None:
     unusable = StoreUnusable("/etc is not a store of crckpt", hint="name a store: --store DIR")
-    assert make_failed(unusable).to_error("there").hint == "on there: name a store: --remote-store DIR"
+    assert make_failed(unusable).to_error("there").hint == "name a store: --remote-store DIR"
 
 
 def test_a_system_error_has_its_words() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import cause
 from crckpt.causes.catalogue import CAUSE_BY_KEY
-from crckpt.causes.moves import OF_FILES, REWORDED, reword
+from crckpt.causes.moves import OF_FILES, REWORDED, reword, reword_dump
 from crckpt.migrate.gate.judge_files import JudgedFiles, judge_files
 from crckpt.migrate.gate.live_tree import plan_restore
 from crckpt.migrate.gate.local_file import LocalFile
@@ -118,3 +118,14 @@ def test_words_of_a_move_name_no_restore(key: str) -> None:
     assert "crckpt restore" not in told.remedy
     assert "--new-pid-namespace" not in told.remedy
     assert not set("{}") & set(str(told))
+
+
+@pytest.mark.parametrize("key", ["outside-pipe", "outside-pipe-read", "peer-of-another", "tcp-keys", "untested-kind"])
+def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> None:
+    """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
+    found = reword_dump(cause(key).finding(fd=3, pid=7))
+    assert found.key == key
+    for words in ("--stop", "--force", "--detach", "crckpt restore", "after a restore"):
+        assert words not in str(found)
+    if key == "outside-pipe":
+        assert found.what.endswith("; after the move it leads to /dev/null")
