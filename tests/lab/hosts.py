@@ -140,16 +140,20 @@ class TwoHosts(ABC):
         return [process for process in among if process.is_live and process.is_of(program)]
 
     def find_doubled(self, program: str) -> tuple[Process, ...]:
-        """Return the running copies of a program that moves from source to destination if there are two, else nothing.
+        """Return the running copies of a program that moves between source and destination if there are two, else ().
 
-        The hosts are looked at one after the other: only a copy that ran there before it ran here counts. A host where
-        a CRIU runs has none: what CRIU has built waits, untraced, and what it has killed may still be ending.
+        The hosts are looked at one after the other: on one of them the same copy is there before and after the other
+        host has one. A host where a CRIU runs has none: what CRIU has built waits, untraced, and what it has killed may
+        still be ending.
         """
-        before = self._find_free(program, "destination")
-        here = self._find_free(program, "source") if before else []
-        after = self.find(program, "destination") if here else []
-        there = [process for process in before if any(process.is_same(other) for other in after)]
-        return (*here, *there) if there else ()
+        return self._find_doubled(program, *HOSTS[1::-1]) or self._find_doubled(program, *HOSTS[:2])
+
+    def _find_doubled(self, program: str, one: str, other: str) -> tuple[Process, ...]:
+        before = self._find_free(program, one)
+        meanwhile = self._find_free(program, other) if before else []
+        after = self.find(program, one) if meanwhile else []
+        both = [process for process in before if any(process.is_same(live) for live in after)]
+        return tuple(sorted((*meanwhile, *both), key=lambda process: HOSTS.index(process.host))) if both else ()
 
     def _find_free(self, program: str, host: str) -> list[Process]:
         """Return the running copies of a program on a host; none as long as a CRIU runs there."""

@@ -102,11 +102,14 @@ def test_ten_moves_to_and_fro(lab: Namespaces) -> None:
     hosts = ("source", "destination")
     with served(lab, "--memory", "16") as pid:
         sent = []
-        for number in range(10):
-            here, there = hosts[number % 2], hosts[(number + 1) % 2]
-            sent.append(migrate(lab, pid, here=here, there=there)["sent_bytes"])
-            (process,) = copies(lab)
-            assert (process.host, process.pid) == (there, pid)
+        with lab.watched(SERVER) as watch:
+            for number in range(10):
+                here, there = hosts[number % 2], hosts[(number + 1) % 2]
+                sent.append(migrate(lab, pid, here=here, there=there)["sent_bytes"])
+                (process,) = copies(lab)
+                assert (process.host, process.pid) == (there, pid)
+        assert watch.doubled == ()
+        assert watch.looks > 0
         assert max(sent[1:]) < 0.3 * sent[0], sent
         # Both sides know where it runs.
         for host, side in zip(hosts, ("destination", "source"), strict=True):
