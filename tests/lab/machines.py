@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
+from pathlib import Path
 
 from hosts import ENVIRONMENT, HOSTS, PROGRAMS, PYTHON, CannotMakeLab, Process, TwoHosts
 
 _TABLE = "two_hosts"
+_MOST_STARTS = 100
+_STORE = "/var/lib/crckpt"
 
 
 class Machines(TwoHosts):
@@ -15,9 +18,13 @@ class Machines(TwoHosts):
 
     def up(self) -> None:
         """Add the addresses. Raises CannotMakeLab."""
+        for host in HOSTS[:2]:
+            if self.run(host, "find", f"{_STORE}/checkpoints", "-type", "f", status=None).out:
+                raise CannotMakeLab(f"{_STORE} on {host} has checkpoints, which these tests would remove")
         found = self._read("source", "route", "get", self._find_address("destination"))
         self.device = found["dev"]
-        self.services = {4: f"{found['prefsrc'].rpartition('.')[0]}.100/24", 6: "fd77::100/64"}
+        # VirtualBox has a DHCP server on .100, whose addresses begin with .101.
+        self.services = {4: f"{found['prefsrc'].rpartition('.')[0]}.50/24", 6: "fd77::100/64"}
         self._added = {host: net for host in HOSTS if not self._has_address(host, net := _find_net(host))}
         for host, net in self._added.items():
             self.run(host, "ip", "addr", "add", net, "dev", self.device, "nodad")
@@ -37,6 +44,16 @@ class Machines(TwoHosts):
         here = [*ENVIRONMENT, *words]
         jump = ("-J", "client") if host == "destination" else ()
         return here if host == "source" else ["ssh", *jump, host, shlex.join(here)]
+
+    def start(self, host: str, *words: str | Path) -> int:
+        """See TwoHosts. The PID is free on the other machine, too: the program may move there."""
+        other = next(each for each in HOSTS[:2] if each != host)
+        for _ in range(_MOST_STARTS):
+            pid = super().start(host, *words)
+            if self.run(other, "test", "-e", f"/proc/{pid}", status=None).status != 0:
+                return pid
+            self.run(host, "kill", "-KILL", str(pid), status=None)
+        raise CannotMakeLab(f"{other} has no PID free that {host} assigns")
 
     def list_processes(self, host: str) -> list[Process]:
         """See TwoHosts."""
