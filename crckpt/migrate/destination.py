@@ -15,6 +15,7 @@ from crckpt.causes import Finding, cause
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import CrckptError, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
+from crckpt.host.network.late_packets import deliver
 from crckpt.host.process.session_scope import leave_session
 from crckpt.host.steps import step
 from crckpt.host.syscalls.missing_pages import find_refusal
@@ -68,6 +69,7 @@ class Destination:
         self._move: Move | None = None
         self._release_warning = ""
         self._released_at = 0.0
+        self._late_packets: tuple[bytes, ...] = ()
         self._session: str | None = None
         self._transaction = ExitStack()
         self._claimed = ExitStack()
@@ -212,6 +214,7 @@ class Destination:
             raise
         except (CrckptError, OSError) as error:
             result = self._restore_again(message, error)
+        deliver(self._late_packets, find_there(message.options.addresses))
         left = self._guard.keep() if self._guard is not None else ""
         self._advance("done")
         late = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
@@ -278,7 +281,7 @@ class Destination:
             self._advance("prepared", root=live)
         self._connection.send(messages.Prepared(root))
         # An Abort is raised: CRIU ends what it has built.
-        self._connection.receive(messages.Ended)
+        self._late_packets = self._connection.receive(messages.Ended).packets
         self._advance("committed")
         return self._expect(live)
 

@@ -55,6 +55,9 @@ Digests: TypeAlias = Annotated[tuple[Digest, ...], Meta(max_length=1 << 19)]
 Manifest: TypeAlias = Annotated[bytes, Meta(max_length=32 << 20)]
 """A manifest as it lies in the store."""
 
+Packet: TypeAlias = Annotated[bytes, Meta(max_length=40 + 0xFFFF)]
+"""An IP packet."""
+
 Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1,3}@[^\x00-\x20/]{1,31}\Z")]
 """An address to move: ADDR/LEN@DEV, with the destination's name of the device."""
 
@@ -185,9 +188,13 @@ class Prepared(Message, frozen=True):
 
 
 class Ended(Message, frozen=True):
-    """The tree has ended at the source, and that is recorded there: let it run."""
+    """The tree has ended at the source, and that is recorded there: let it run.
+
+    `packets` came for it while it was frozen; once it runs, its sockets get them.
+    """
 
     move: MoveId
+    packets: Annotated[tuple[Packet, ...], Meta(max_length=256)] = ()
 
 
 class Running(Message, frozen=True):

@@ -6,7 +6,7 @@ import os
 import platform
 import select
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from crckpt.causes import Finding
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
 from crckpt.host import proc
+from crckpt.host.network.late_packets import Capture, capturing
 from crckpt.host.steps import step
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import find_here, leave_source, unlock_source
@@ -81,6 +82,7 @@ class LiveHandOver:
         self._options = options
         self._hooked = hooked
         self._report = report
+        self.capture = Capture(())
         self._run_id = ""
         self.at_least = source.hello.highest_sequence + 1
         self.frozen_since = 0.0
@@ -93,6 +95,8 @@ class LiveHandOver:
     def begin(self, tree: proc.Tree, frozen_since: float) -> None:
         """See HandOver."""
         self.frozen_since = frozen_since
+        # Before its buffer is full of what came before the freeze.
+        self.capture.take()
         if shared := find_shared_file_systems():
             # The destination opens the files next.
             write_back(tree.pids, shared)
@@ -123,7 +127,7 @@ class LiveHandOver:
             self._source.advance("ended", is_settled=False)
             self.failed_hook = run_late_hook(self._hooked, "commit")
             ended = time.monotonic()
-            self.running = complete_hand_over(self._source, self._options.addresses, self._run_id)
+            self.running = complete_hand_over(self._source, self._options.addresses, self._run_id, self.capture.take)
             self.ran_at = max(ended, time.monotonic() - self.running.ran_for_ms / 1000)
         except (CrckptError, OSError) as error:
             self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
@@ -137,15 +141,21 @@ class LiveHandOver:
                 raise DumpFailed("a process of the tree does not end", hint="find it: ps -o pid,stat,wchan -e")
 
 
-def complete_hand_over(source: SourceMove, addresses: tuple[str, ...], run_id: str) -> messages.Running:
+def complete_hand_over(
+    source: SourceMove,
+    addresses: tuple[str, ...],
+    run_id: str,
+    take_packets: Callable[[], tuple[bytes, ...]] = tuple,
+) -> messages.Running:
     """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
 
-    The network lock can stay until then: nothing uses the addresses here any more.
+    The network lock can stay until then: nothing uses the addresses here any more. `take_packets` returns what has come
+    for these.
 
     `run_id` is of the CRIU whose network lock drops packets here; empty if there is none.
     """
     leave_source(find_here(addresses))
-    source.connection.send(messages.Ended(source.move.id))
+    source.connection.send(messages.Ended(source.move.id, take_packets()))
     running = source.connection.receive(messages.Running)
     unlock_source(run_id)
     source.advance("done", is_settled=True)
@@ -224,7 +234,7 @@ def move_tree(
             # What it has written so far, so that the freeze need not wait for that.
             write_back(proc.read_tree(root).pids, shared)
         # A restore that began before could bring back a copy after the tree has ended here.
-        with repository.restoring(job):
+        with repository.restoring(job), capturing(find_here(request.options.addresses)) as hand_over.capture:
             last = dump(
                 _dump_request(request, job, stop=True, pre_copy=None),
                 replace(context, progress=report.storing),

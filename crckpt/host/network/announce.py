@@ -83,7 +83,7 @@ def _advertisement(ip: bytes, hardware: bytes, *, is_router: bool) -> bytes:
     option = struct.pack("!BB6s", _TARGET_LINK_ADDRESS, 1, hardware)
     message = struct.pack("!BBHI16s", _ADVERTISEMENT, 0, 0, flags, ip) + option
     # The pseudo-header: RFC 8200, 8.1.
-    checksum = _checksum(ip + _ALL_NODES + struct.pack("!II", len(message), _ICMPV6) + message)
+    checksum = make_checksum(ip + _ALL_NODES + struct.pack("!II", len(message), _ICMPV6) + message)
     message = message[:2] + struct.pack("!H", checksum) + message[4:]
     header = struct.pack("!IHBB16s16s", 6 << 28, len(message), _ICMPV6, _HOPS, ip, _ALL_NODES)
     return _ethernet(_ALL_NODES_ON_ETHERNET, hardware, _IPV6) + header + message
@@ -93,8 +93,8 @@ def _ethernet(target: bytes, source: bytes, protocol: int) -> bytes:
     return target + source + struct.pack("!H", protocol)
 
 
-def _checksum(data: bytes) -> int:
-    """The Internet checksum of data of an even length. Source: RFC 1071."""
+def make_checksum(data: bytes) -> int:
+    """Make the Internet checksum of data of an even length. Source: RFC 1071."""
     total: int = sum(struct.unpack(f"!{len(data) // 2}H", data))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

@@ -1,0 +1,169 @@
+"""TCP packets that come for moved addresses while the tree is frozen: the source keeps them, the destination gets them.
+
+The source's host drops them. A peer would send them again only after 0.2 s, 0.6 s, 1.4 s and so on (RFC 6298), so that
+it would notice up to twice the pause of the tree. TCP takes a packet that comes twice, or late, as a repeated one.
+All of this is best effort: without it the peer only waits for longer.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import accumulate
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.host.network.address import HostAddress
+from crckpt.host.network.announce import make_checksum
+
+_MOST_PACKETS: Final = 256
+_MOST_BYTES: Final = 256 << 10
+_LONGEST: Final = 40 + 0xFFFF
+# Of each connection, the last: a peer that waits sends again the first one that was not acknowledged.
+_MOST_OF_CONNECTION: Final = 8
+
+_SO_ATTACH_FILTER: Final = 26  # asm-generic/socket.h
+_SO_RCVBUFFORCE: Final = 33
+_BUFFER_BYTES: Final = 4 << 20
+_PROTOCOLS: Final = {4: 0x0800, 6: 0x86DD}
+_FAMILIES: Final = {4: socket.AF_INET, 6: socket.AF_INET6}
+# Where a packet names its protocol, and its destination. Source: RFC 791, RFC 8200.
+_PROTOCOL_AT: Final = {4: 9, 6: 6}
+_TARGET_AT: Final = {4: 16, 6: 24}
+_FIN, _SYN, _RST, _ACK = 0x01, 0x02, 0x04, 0x10
+
+# Instructions of a classic BPF program. Source: linux/filter.h.
+_LOAD_WORD, _LOAD_BYTE, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x30, 0x15, 0x06
+
+
+class TcpPacket(Struct, frozen=True):
+    """An IP packet with a TCP segment: `connection` is its source, the ports, and its destination."""
+
+    content: bytes
+    family: int
+    source: bytes
+    target: bytes
+    segment: bytes
+    has_data: bool
+
+    @property
+    def connection(self) -> tuple[bytes, bytes, bytes]:
+        """What packets of one connection have in common."""
+        return self.source, self.target, self.segment[:4]
+
+
+class Capture:
+    """Copies of the packets that come for addresses."""
+
+    def __init__(self, links: Sequence[socket.socket]) -> None:
+        self._links = links
+        self._packets: dict[tuple[bytes, bytes, bytes], deque[bytes]] = {}
+
+    def take(self) -> tuple[bytes, ...]:
+        """Return the last packets with data of each connection, in order: at most 256, and 256 KiB."""
+        for link in self._links:
+            with suppress(OSError):
+                while True:
+                    self._keep(link.recv(_LONGEST))
+        found = [content for packets in self._packets.values() for content in packets][:_MOST_PACKETS]
+        fits = accumulate(map(len, found))
+        return tuple(content for content, size in zip(found, fits, strict=True) if size <= _MOST_BYTES)
+
+    def _keep(self, content: bytes) -> None:
+        packet = parse_packet(content)
+        if packet is not None and packet.has_data:
+            packets = self._packets.setdefault(packet.connection, deque(maxlen=_MOST_OF_CONNECTION))
+            packets.append(packet.content)
+
+
+@contextmanager
+def capturing(addresses: Sequence[HostAddress]) -> Iterator[Capture]:
+    """Copy packets that come for `addresses` during the block, as far as that is possible."""
+    with ExitStack() as stack:
+        links = []
+        with suppress(OSError):
+            for address in addresses:
+                # Protocol 0: it receives nothing before it has its filter.
+                link = stack.enter_context(socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0))
+                link.setblocking(False)
+                link.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
+                program = array.array("B", make_filter(address))
+                count, where = len(program) // 8, program.buffer_info()[0]
+                link.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("@HP", count, where))
+                link.bind((address.device, _PROTOCOLS[address.family]))
+                links.append(link)
+        yield Capture(links)
+
+
+def deliver(packets: Sequence[bytes], addresses: Sequence[HostAddress]) -> None:
+    """Give packets to the sockets of this host that they are for, if they are for one of `addresses`."""
+    targets = {address.packed for address in addresses}
+    with ExitStack() as stack:
+        links: dict[int, socket.socket] = {}
+        for packet in filter(None, map(parse_packet, packets)):
+            if packet.target not in targets:
+                continue
+            with suppress(OSError):
+                if packet.family not in links:
+                    # With this protocol the kernel takes the packet's own header.
+                    link = socket.socket(_FAMILIES[packet.family], socket.SOCK_RAW, socket.IPPROTO_RAW)
+                    links[packet.family] = stack.enter_context(link)
+                host = socket.inet_ntop(_FAMILIES[packet.family], packet.target)
+                links[packet.family].sendto(_with_checksum(packet), (host, 0))
+
+
+def parse_packet(content: bytes) -> TcpPacket | None:
+    """Parse a whole IP packet with a TCP segment; None if it is something else."""
+    if not content or len(content) > _LONGEST:
+        return None
+    family = content[0] >> 4
+    if family == 4 and len(content) >= 20:
+        start, length = content[0] % 16 * 4, int.from_bytes(content[2:4])
+        # No fragments: neither "more fragments" nor an offset.
+        if start < 20 or content[9] != socket.IPPROTO_TCP or int.from_bytes(content[6:8]) & 0x3FFF:
+            return None
+        source, target = content[12:16], content[16:20]
+    elif family == 6 and len(content) >= 40:
+        start, length = 40, 40 + int.from_bytes(content[4:6])
+        if content[6] != socket.IPPROTO_TCP:
+            return None
+        source, target = content[8:24], content[24:40]
+    else:
+        return None
+    # The rest is padding of the link.
+    segment = content[start:length]
+    if length > len(content) or len(segment) < 20 or not 20 <= (header := segment[12] // 16 * 4) <= len(segment):
+        return None
+    flags = segment[13]
+    has_data = bool(flags & _ACK) and not flags & (_SYN | _RST) and bool(len(segment) > header or flags & _FIN)
+    return TcpPacket(content[:length], family, source, target, segment, has_data)
+
+
+def make_filter(address: HostAddress) -> bytes:
+    """Make the BPF program that takes whole TCP packets for an address, and nothing else."""
+    at = _TARGET_AT[address.family]
+    words = [int.from_bytes(address.packed[part : part + 4]) for part in range(0, len(address.packed), 4)]
+    checks = [(_LOAD_BYTE, _PROTOCOL_AT[address.family], socket.IPPROTO_TCP)]
+    checks += [(_LOAD_WORD, at + 4 * number, word) for number, word in enumerate(words)]
+    program = []
+    for number, (load, offset, wanted) in enumerate(checks):
+        # To the last instruction if it is something else.
+        away = 2 * (len(checks) - number) - 1
+        program += [(load, 0, 0, offset), (_JUMP_IF_EQUAL, 0, away, wanted)]
+    program += [(_RETURN, 0, 0, _LONGEST), (_RETURN, 0, 0, 0)]
+    return b"".join(struct.pack("@HBBI", *instruction) for instruction in program)
+
+
+def _with_checksum(packet: TcpPacket) -> bytes:
+    """Return the packet with the checksum of its segment: where a device computes it, it was not there yet."""
+    segment = bytearray(packet.segment)
+    segment[16:18] = bytes(2)
+    length = len(segment)
+    pseudo = packet.source + packet.target + struct.pack("!II", length, socket.IPPROTO_TCP)
+    segment[16:18] = make_checksum(pseudo + segment + bytes(length % 2)).to_bytes(2)
+    return packet.content[: len(packet.content) - length] + segment

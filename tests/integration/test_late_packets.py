@@ -1,0 +1,91 @@
+"""What a peer sent while the tree was frozen comes to the restored sockets, though the peer is silent by then."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from networks import DEVICE, WITHIN_S, Lan, lan
+from trees import wait_for
+
+from crckpt.host.network.address import HostAddress, parse_address
+from crckpt.host.network.late_packets import capturing, deliver
+
+PORT = 7070
+DROP = "table inet silence {{ chain {hook} {{ type filter hook {hook} priority 0; tcp dport 7070 drop; }}; }}"
+ADDRESSES = (f"10.77.0.1/24@{DEVICE}", f"fd77::1/64@{DEVICE}")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Lan]:
+    with lan() as hosts:
+        yield hosts
+
+
+@pytest.fixture(params=ADDRESSES, ids=["ipv4", "ipv6"])
+def address(request: pytest.FixtureRequest) -> HostAddress:
+    return parse_address(request.param)
+
+
+def connect(hosts: Lan, address: HostAddress) -> tuple[socket.socket, socket.socket]:
+    """The source's end of a connection, and the client's."""
+    family = socket.AF_INET6 if address.family == 6 else socket.AF_INET
+    with hosts.source.entered():
+        listener = socket.create_server((address.ip, PORT), family=family)
+    with closing(listener), hosts.client.entered():
+        ours = socket.create_connection((address.ip, PORT), timeout=WITHIN_S)
+        theirs, _ = listener.accept()
+        theirs.settimeout(WITHIN_S)
+        return theirs, ours
+
+
+def test_a_packet_that_was_dropped_is_delivered(hosts: Lan, address: HostAddress) -> None:
+    server, client = connect(hosts, address)
+    with closing(server), closing(client), hosts.source.entered():
+        hosts.source.run("nft", DROP.format(hook="input"))
+        with capturing((address,)) as capture:
+            client.sendall(b"late")
+            wait_for(lambda: bool(capture.take()), WITHIN_S, "the packet")
+            # The client will not be able to send it again.
+            with hosts.client.entered():
+                hosts.client.run("nft", DROP.format(hook="output"))
+            packets = capture.take()
+        hosts.source.run("nft", "delete table inet silence")
+        deliver(packets, (address,))
+        assert server.recv(100) == b"late"
+
+
+def test_a_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAddress) -> None:
+    """The other side of a move names the packets."""
+    server, client = connect(hosts, address)
+    other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
+    with closing(server), closing(client), hosts.source.entered():
+        hosts.source.run("nft", DROP.format(hook="input"))
+        with capturing((address,)) as capture:
+            client.sendall(b"late")
+            wait_for(lambda: bool(capture.take()), WITHIN_S, "the packet")
+            with hosts.client.entered():
+                hosts.client.run("nft", DROP.format(hook="output"))
+            packets = capture.take()
+        hosts.source.run("nft", "delete table inet silence")
+        deliver(packets, (other,))
+        # Delivery is synchronous: it would be here.
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.recv(100)
+
+
+def test_nothing_else_is_captured(hosts: Lan, address: HostAddress) -> None:
+    """Neither what the source sends, nor packets without data, nor those for its other addresses."""
+    other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
+    with hosts.source.entered(), capturing((address,)) as capture:
+        for used, expected in ((other, 0), (address, 1)):
+            server, client = connect(hosts, used)
+            with closing(server), closing(client):
+                server.sendall(b"answer")
+                assert client.recv(100) == b"answer"
+                client.sendall(b"request")
+                assert server.recv(100) == b"request"
+                assert len(capture.take()) == expected
