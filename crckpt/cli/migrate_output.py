@@ -38,7 +38,7 @@ class ProgressLines:
     def end_round(self, number: int, summary: RoundSummary) -> None:
         """Print what a round has copied."""
         rate = summary.written_per_s
-        written = f"the program writes {size(round(rate))} a second; " if rate is not None else ""
+        written = f"dirty rate {size(round(rate))}/s; " if rate is not None else ""
         print_progress(
             f"round {number}: copied {size(summary.raw_bytes)}, sent {size(summary.sent_bytes)} in "
             f"{duration(summary.seconds * 1000)}, frozen {duration(summary.frozen_ms)}; {written}"

@@ -53,7 +53,7 @@ class GuardedAddresses:
         self._ask("expect", root)
 
     def release(self) -> str:
-        """Open the fence and tell the neighbours, once the other host has given the addresses up for ever.
+        """Open the fence and tell the neighbours, once the other host has given the addresses up.
 
         Nothing may end the tree that uses them any more: its end would reset its connections.
         Return what did not work and does not matter to the move; empty if all did.

@@ -11,7 +11,7 @@ from crckpt.model import Count, Pid
 
 
 class LiveRoot(Struct, frozen=True):
-    """The root of a live tree, unique for ever: `start` is its start time in clock ticks after the boot `boot_id`.
+    """The root of a live tree, unique forever: `start` is its start time in clock ticks after the boot `boot_id`.
 
     `pid_namespace` is the inode of the PID namespace of `pid`. `builder` is the CRIU that has built the tree, and ends
     once it has let it run, and `builder_start` its start time; 0 for a tree that was not built.

@@ -63,5 +63,5 @@ def test_a_round_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     copied = "copied 4.0 KiB, sent 100 B in 1.0 s, frozen 5 ms"
     assert capsys.readouterr().err.splitlines() == [
         f"round 1: {copied}; estimated downtime 200 ms",
-        f"round 2: {copied}; the program writes 2.9 MiB a second; estimated downtime 200 ms",
+        f"round 2: {copied}; dirty rate 2.9 MiB/s; estimated downtime 200 ms",
     ]
