@@ -208,7 +208,9 @@ def reword_dump(finding: Finding) -> Finding:
 def reword(finding: Finding, host: str, **values: object) -> Finding:
     """Return a finding of the destination in the words of a move. `host` names the destination."""
     what, remedy = finding.what, finding.remedy
-    if remedy and finding.key not in _WORDED:
+    # These are typed or set on the source.
+    is_of_source = finding.key in _WORDED or "--move-ip" in remedy or "BindAddress" in remedy
+    if remedy and not is_of_source:
         remedy = f"on {host}: {remedy}"
     if (words := REWORDED.get(finding.key)) is not None:
         filled = words.finding(remedy=remedy, **values)

@@ -176,7 +176,7 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
     elif not device.has_link:
         yield f"{device.name} has no link", "connect its cable"
     if device.is_port:
-        yield f"{device.name} is part of {device.master}, which has the addresses", f"name {device.master}"
+        yield f"{device.name} is part of {device.master}, which has the addresses", _name_device(address, device.master)
     holder = find_holder(address.ip)
     if holder is not None:
         yield f"{address.ip} is already on {holder[0].name}", "remove it, if it is the source's address"
@@ -184,7 +184,7 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
     if address.ip in _ends_of_ssh():
         yield (
             f"the connection between the hosts uses {address.ip}, which moves",
-            "connect to this host from another address: BindAddress in ssh_config(5)",
+            "connect from another address: BindAddress in ssh_config(5)",
         )
     route = find_route(address)
     if route is not None and not route.gateway and route.dev != device.name and not address.is_single:
@@ -195,7 +195,7 @@ def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[t
 
 
 def _name_device(address: HostAddress, there: str) -> str:
-    return f"name the device of this host, too: --move-ip {address.interface}@DEV:{there}"
+    return f"name the other host's device, too: --move-ip {address.interface}@DEV:{there}"
 
 
 def _ends_of_ssh() -> tuple[str, ...]:

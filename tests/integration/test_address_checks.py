@@ -124,7 +124,7 @@ def test_a_destination_that_can_take_it(host: Machine, address: HostAddress) -> 
 def test_a_destination_without_the_device(host: Machine, address: HostAddress) -> None:
     found, remedy = only(check_destination([HostAddress(address.ip, address.length, "eth9")]))
     assert found == "there is no network device eth9"
-    assert remedy == f"name the device of this host, too: --move-ip {address.interface}@DEV:{DEVICE}"
+    assert remedy == f"name the other host's device, too: --move-ip {address.interface}@DEV:{DEVICE}"
     elsewhere = parse_address("192.0.2.1/24@eth9")
     assert only(check_destination([elsewhere]))[1].endswith(" --move-ip 192.0.2.1/24@DEV:DEV-THERE")
 
@@ -141,7 +141,9 @@ def test_a_destination_whose_device_cannot(host: Machine) -> None:
         assert check_destination([address]) == ()
         host.run("ip", "link", "add", "br7", "type", "bridge")
         host.run("ip", "link", "set", "dev7", "master", "br7")
-        assert only(check_destination([address])) == ("dev7 is part of br7, which has the addresses", "name br7")
+        what, remedy = only(check_destination([address]))
+        assert what == "dev7 is part of br7, which has the addresses"
+        assert remedy == f"name the other host's device, too: --move-ip {address.interface}@DEV:br7"
         host.run("ip", "link", "delete", "br7")
     finally:
         host.run("ip", "link", "delete", "dev7")

@@ -9,7 +9,7 @@ from entering import Told
 from gates import ask_about, target_at
 from msgspec.structs import replace
 
-from crckpt.causes import cause
+from crckpt.causes import Finding, cause
 from crckpt.causes.catalogue import CAUSE_BY_KEY
 from crckpt.causes.moves import OF_FILES, REWORDED, reword, reword_dump
 from crckpt.migrate.gate.judge_files import JudgedFiles, judge_files
@@ -129,3 +129,15 @@ def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> No
         assert words not in str(found)
     if key == "outside-pipe":
         assert found.what.endswith("; after the move it leads to /dev/null")
+
+
+@pytest.mark.parametrize(
+    ("remedy", "expected"),
+    [
+        ("ip link set eth0 up", "on db2: ip link set eth0 up"),
+        ("--move-ip 10.0.0.5/24@DEV:ens3", "--move-ip 10.0.0.5/24@DEV:ens3"),
+        ("connect from another address: BindAddress", "connect from another address: BindAddress"),
+    ],
+)
+def test_a_remedy_says_on_which_host(remedy: str, expected: str) -> None:
+    assert reword(Finding("move-ip", "10.0.0.5 cannot move", remedy), "db2").remedy == expected
