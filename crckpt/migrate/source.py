@@ -75,13 +75,10 @@ class SourceMove:
 class LiveHandOver:
     """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.hand_over.HandOver."""
 
-    def __init__(
-        self, source: SourceMove, options: messages.RestoreOptions, hooked: HookedMove, report: Report
-    ) -> None:
+    def __init__(self, source: SourceMove, options: messages.RestoreOptions, hooked: HookedMove) -> None:
         self._source = source
         self._options = options
         self._hooked = hooked
-        self._report = report
         self.capture = Capture(())
         self._run_id = ""
         self.at_least = source.hello.highest_sequence + 1
@@ -110,7 +107,7 @@ class LiveHandOver:
         source = self._source
         source.move = replace(source.move, checkpoint=checkpoint.id)
         self._run_id = checkpoint.run_id or ""
-        source.send_packs_of(checkpoint, self._report.sending)
+        source.send_packs_of(checkpoint)
         run_hook(self._hooked, "prepare")
         move = source.move
         source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
@@ -224,7 +221,7 @@ def move_tree(
     )
     source = SourceMove(move, repository, connection, hello)
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
-    hand_over = LiveHandOver(source, request.options, hooked, report)
+    hand_over = LiveHandOver(source, request.options, hooked)
     made: list[CheckpointId] = []
     with _failure_recorded(source, hooked):
         rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)
@@ -235,11 +232,8 @@ def move_tree(
             write_back(proc.read_tree(root).pids, shared)
         # A restore that began before could bring back a copy after the tree has ended here.
         with repository.restoring(job), capturing(find_here(request.options.addresses)) as hand_over.capture:
-            last = dump(
-                _dump_request(request, job, stop=True, pre_copy=None),
-                replace(context, progress=report.storing),
-                hand_over=hand_over,
-            )
+            # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
+            last = dump(_dump_request(request, job, stop=True, pre_copy=None), context, hand_over=hand_over)
     running = hand_over.running
     if running is None:
         raise make_in_doubt_error(source.move, hand_over.failure)
