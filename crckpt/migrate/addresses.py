@@ -3,11 +3,11 @@
 1. Both sides check (`check_source`, `check_destination`), before anything is touched.
 2. Destination, before the restore: `guarded_addresses` (it starts a process: best before the tree is frozen), then
    `claim`. The addresses are there, behind a fence: the restore binds them, the source's connections notice nothing.
-3. Source, after the commit and the end of the tree: the hook `release`, then `leave_source`: it removes the addresses.
+3. Source, after the commit and the end of the tree: the hook `release`, then `leave_source`. It removes the addresses.
+   Then `unlocked_source` begins to remove CRIU's network lock: in the other order this host would reset the
+   connections. It takes a while, and the destination need not wait for it.
 4. Destination: `expect` the tree, decide that it runs (the commit of its hold), `release`, let it run, `keep`. A fence
    that was open before the decision would let out the resets of a tree that CRIU ends.
-5. Source: `unlock_source` removes CRIU's network lock. Before the addresses are gone this host would reset the
-   connections; it waits until the tree runs, because that does not need it.
 
 If the move is aborted after step 2, the destination ends the tree and leaves the block of `guarded_addresses`, which
 removes the addresses, and then the fence. On the source nothing has changed. `give_up` does the same for a crckpt that
@@ -18,12 +18,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from crckpt.host import proc
-from crckpt.host.namespaces.network_locks import lift_lock
+from crckpt.host.namespaces.network_locks import find_removal, lock_removed
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.claim import give_up
 from crckpt.host.network.devices import (
@@ -52,7 +52,7 @@ __all__ = [
     "give_up",
     "guarded_addresses",
     "leave_source",
-    "unlock_source",
+    "unlocked_source",
 ]
 
 Findings: TypeAlias = tuple[tuple[str, str], ...]
@@ -100,21 +100,27 @@ def check_destination(addresses: Sequence[HostAddress]) -> Findings:
 def leave_source(addresses: Sequence[HostAddress]) -> None:
     """Remove the addresses, after the tree has ended. May be called again.
 
-    Raises HostCannot: if an address is still here, the destination must not release it.
+    Raises HostCannot: if an address is still here, the lock must stay, and the destination must not release it.
     """
     for address in addresses:
         step("source.remove", str(address))
         remove(address)
 
 
-def unlock_source(run_id: str) -> None:
-    """Remove the network lock of CRIU's run `run_id` (empty: none), after `leave_source`. May be called again.
+@contextmanager
+def unlocked_source(run_id: str, removal: tuple[str, ...] | None = None) -> Iterator[None]:
+    """Remove the network lock of CRIU's run `run_id` (empty: none) while the block runs, after `leave_source`.
 
-    Raises HostCannot.
+    `removal` is the command for that, if it was looked for. May be called again. Raises HostCannot.
     """
-    if run_id:
-        step("source.unlock", run_id)
-        lift_lock(run_id)
+    if removal is None and run_id:
+        removal = find_removal(run_id)
+    if removal is None:
+        yield
+        return
+    step("source.unlock", run_id)
+    with lock_removed(run_id, removal):
+        yield
 
 
 def _check_here(address: HostAddress) -> Iterator[tuple[str, str]]:

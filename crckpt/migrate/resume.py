@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack
 from typing import Final
 
 import msgspec
@@ -15,7 +15,7 @@ from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightR
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import GuardedAddresses, give_up, unlock_source
+from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.destination import claimed_addresses, make_addresses, make_restore_request, release_or_explain
 from crckpt.migrate.source import SourceMove, complete_hand_over, make_in_doubt_error, read_manifest, report_abort
@@ -116,7 +116,6 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
             source = SourceMove(take_over(move), repository, connection, hello)
             connection.send(messages.Resume(move.id))
             if connection.receive(messages.MoveState).state == "done":
-                unlock_source(_read_run_id(source))
                 source.advance("done", is_settled=True)
                 return ResumeResult(source.move, runs_here=False)
             running = _hand_over_again(source)
@@ -143,18 +142,10 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
     answer = source.connection.receive(messages.Prepared, messages.Running)
     if isinstance(answer, messages.Running):
         # The destination knew that the tree has ended here.
-        unlock_source(checkpoint.run_id or "")
-        source.advance("done", is_settled=True)
+        with unlocked_source(checkpoint.run_id or ""):
+            source.advance("done", is_settled=True)
         return answer
     return complete_hand_over(source, options.addresses, checkpoint.run_id or "")
-
-
-def _read_run_id(source: SourceMove) -> str:
-    """Read which run of CRIU has dumped the tree; empty if its checkpoint was removed."""
-    with suppress(NoSuchCheckpoint):
-        assert source.move.checkpoint is not None
-        return source.repository.get(source.move.checkpoint).run_id or ""
-    return ""
 
 
 def _resume_destination(move: Move, repository: Repository, context: Context, *, source_is_gone: bool) -> ResumeResult:

@@ -16,10 +16,11 @@ from msgspec.structs import replace
 from crckpt.causes import Finding
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
 from crckpt.host import proc
+from crckpt.host.namespaces.network_locks import find_removal
 from crckpt.host.network.late_packets import Capture, capturing
 from crckpt.host.steps import step
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import find_here, leave_source, unlock_source
+from crckpt.migrate.addresses import find_here, leave_source, unlocked_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
@@ -81,6 +82,7 @@ class LiveHandOver:
         self._hooked = hooked
         self.capture = Capture(())
         self._run_id = ""
+        self._removal: tuple[str, ...] | None = None
         self.at_least = source.hello.highest_sequence + 1
         self.frozen_since = 0.0
         self.running: messages.Running | None = None
@@ -111,6 +113,8 @@ class LiveHandOver:
         run_hook(self._hooked, "prepare")
         move = source.move
         source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
+        # While the other side is busy.
+        self._removal = find_removal(self._run_id) if self._run_id else None
         source.connection.receive(messages.Prepared)
 
     def decide(self) -> None:
@@ -124,7 +128,9 @@ class LiveHandOver:
             self._source.advance("ended", is_settled=False)
             self.failed_hook = run_late_hook(self._hooked, "commit")
             ended = time.monotonic()
-            self.running = complete_hand_over(self._source, self._options.addresses, self._run_id, self.capture.take)
+            self.running = complete_hand_over(
+                self._source, self._options.addresses, self._run_id, self._removal, self.capture.take
+            )
             self.ran_at = max(ended, time.monotonic() - self.running.ran_for_ms / 1000)
         except (CrckptError, OSError) as error:
             self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
@@ -142,19 +148,18 @@ def complete_hand_over(
     source: SourceMove,
     addresses: tuple[str, ...],
     run_id: str,
+    removal: tuple[str, ...] | None = None,
     take_packets: Callable[[], tuple[bytes, ...]] = tuple,
 ) -> messages.Running:
     """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
 
-    The network lock can stay until then: nothing uses the addresses here any more. `take_packets` returns what has come
-    for these.
-
-    `run_id` is of the CRIU whose network lock drops packets here; empty if there is none.
+    `run_id` is of the CRIU whose network lock drops packets here; empty if there is none. `removal` removes it, if
+    that was looked for. `take_packets` returns the packets that have come for the addresses.
     """
     leave_source(find_here(addresses))
-    source.connection.send(messages.Ended(source.move.id, take_packets()))
-    running = source.connection.receive(messages.Running)
-    unlock_source(run_id)
+    with unlocked_source(run_id, removal):
+        source.connection.send(messages.Ended(source.move.id, take_packets()))
+        running = source.connection.receive(messages.Running)
     source.advance("done", is_settled=True)
     return running
 

@@ -23,7 +23,7 @@ from crckpt.host.network import claim as steps
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.fence import lift_fence, raise_fence
 from crckpt.host.network.guard_client import guarded_addresses
-from crckpt.migrate.addresses import check_destination, check_source, leave_source, unlock_source
+from crckpt.migrate.addresses import check_destination, check_source, leave_source, unlocked_source
 
 IPV4 = parse_address(f"10.77.0.100/24@{DEVICE}")
 IPV6 = parse_address(f"fd77::100/64@{DEVICE}")
@@ -125,7 +125,8 @@ def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id
                     assert check_source(BOTH) == ()
                     leave_source(BOTH)
                     assert f"CRIU-{move_id}" in hosts.source.tables()
-                    unlock_source(move_id)
+                    with unlocked_source(move_id):
+                        pass
                     assert f"CRIU-{move_id}" not in hosts.source.tables()
                 assert not {each.interface for each in BOTH} & hosts.source.addresses()
                 assert guarded.release() == ""

@@ -17,7 +17,7 @@ from trees import wait_for
 
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.guard_client import guarded_addresses
-from crckpt.migrate.addresses import leave_source, unlock_source
+from crckpt.migrate.addresses import leave_source, unlocked_source
 from crckpt.store import Repository
 
 pytestmark = pytest.mark.usefixtures("adopted")
@@ -110,4 +110,5 @@ def leave(crckpt: Crckpt, hosts: Lan, address: HostAddress) -> None:
     with hosts.source.entered():
         assert "CRIU-" in hosts.source.tables()
         leave_source((address,))
-        unlock_source(run_id or "")
+        with unlocked_source(run_id or ""):
+            pass

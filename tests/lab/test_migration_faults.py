@@ -116,26 +116,6 @@ def test_the_client_stays_connected(lab: Namespaces, version: int, moment: Momen
     strike_connected(lab, "killed", moment, version)
 
 
-def test_a_resume_lifts_the_network_lock_of_the_source(lab: Namespaces) -> None:
-    """The source was killed when the tree ran on the destination: its lock drops packets for the address until then."""
-    try:
-        with served(lab, address=lab.service(4)) as pid, talking(lab, 4) as client:
-            client.wait_for_replies()
-            options = ("--tcp", "keep", "--move-ip", f"{lab.services[4]}@{lab.device}")
-            done = end(
-                migrate_with_fault(lab, pid, "source", f"CRCKPT_KILL_AT={SOURCE}>source.unlock:1", options=options)
-            )
-            wait_until_settled(lab)
-            assert [copy.host for copy in copies(lab)] == ["destination"], str(done)
-            assert "CRIU" in lab.run("source", "nft", "list", "tables").out
-            (move,) = find_moves(lab, "source")
-            lab.run("source", "crckpt", "migrate", "--resume", str(move["id"]))
-            assert judge(lab, str(done)) == "destination"
-            assert find_moves(lab, "source")[0]["state"] == "done"
-    finally:
-        lab.bring_service_back(4)
-
-
 def test_restore_fails(lab: Namespaces) -> None:
     """Another process takes the PID over there after the gate: the tree runs on at the source."""
     with served(lab) as pid:

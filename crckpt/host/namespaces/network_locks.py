@@ -39,14 +39,34 @@ def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
 
     `inside` is the path of the network namespace that has it (default: ours).
     """
-    table = _lock_of(run_id, inside)
-    if table is None:
+    argv = find_removal(run_id, inside)
+    if argv is None:
         return None
-    argv = [*_entering(inside), str(find_nft()), "delete", "table", "inet", table]
     done = run.run(argv)
     if not done.ok:
         raise HostCannot(f"cannot remove the network lock: {done.output.strip()}", hint=run.quote(argv))
-    return table
+    return argv[-1]
+
+
+def find_removal(run_id: str, inside: Path | None = None) -> tuple[str, ...] | None:
+    """Find the command that removes the network lock of a run of CRIU, with the table last; None if there is none."""
+    table = _lock_of(run_id, inside)
+    return None if table is None else (*_entering(inside), str(find_nft()), "delete", "table", "inet", table)
+
+
+@contextmanager
+def lock_removed(run_id: str, removal: tuple[str, ...]) -> Iterator[None]:
+    """Remove the network lock of a run of CRIU by this command while the block runs. Raises HostCannot.
+
+    It goes on if crckpt is killed.
+    """
+    child = run.start(removal, output=Path(os.devnull))
+    try:
+        yield
+    finally:
+        status = child.wait()
+    if status != 0:
+        lift_lock(run_id)
 
 
 @contextmanager
