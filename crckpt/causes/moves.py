@@ -118,10 +118,11 @@ MOVES = (
 )
 
 _MACHINE: Final = "move it to a machine like this one"
+_WEAKER: Final = "move it with less protection: --allow-weaker"
 
 REWORDED: Final = {
     "address-missing": Cause("", "", "{remedy}; or move the address with the tree: --move-ip ADDRESS/LENGTH@DEVICE"),
-    "cgroup-namespace-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "cgroup-namespace-lost": Cause("", "", _WEAKER),
     "clocks-jump": Cause("", "this kernel has no time namespaces: the monotonic clocks of the tree jump", "{remedy}"),
     "cpu": Cause("", "", _MACHINE),
     "console-of-another": Cause("", "", "allow it: --allow-weaker"),
@@ -136,7 +137,8 @@ REWORDED: Final = {
     ),
     "images-arch": Cause("", "", _MACHINE),
     "keys-lost": Cause("", "", "make the program request its keys again"),
-    "label-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "label-lost": Cause("", "", _WEAKER),
+    "landlock-lost": Cause("", "", _WEAKER),
     "no-cpu-left": Cause("", "", "choose other CPUs here: taskset -p"),
     "no-tcp-repair": Cause("", "", "run crckpt there with CAP_NET_ADMIN; or close the connections: --tcp close"),
     "older-criu": Cause(
@@ -144,10 +146,11 @@ REWORDED: Final = {
         "CRIU {theirs} there is older than CRIU {ours} here, and may lose parts that it does not know",
         "install a newer CRIU there: crckpt install-criu",
     ),
-    "peer-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "peer-lost": Cause("", "", _WEAKER),
     "pid-ours": Cause("", "", "run the command again: crckpt gets another PID there"),
     "pid-taken": Cause("", "", "end it there, or wait for it; or start the program again here: it gets other PIDs"),
     "pid-unreaped": Cause("", "", "end its parent there, which does not reap its children"),
+    "protection-lost": Cause("", "", _WEAKER),
     "seccomp-again": Cause(
         "", "this kernel has no seccomp filters, but the tree has some", "use a kernel with CONFIG_SECCOMP_FILTER"
     ),
@@ -168,13 +171,21 @@ REWORDED: Final = {
         "move it onto a new terminal, which crckpt attach shows there: --tty new; if it only prints: --tty null",
     ),
     "tasks-limit": Cause("", "", "raise its pids.max"),
-    "tcp-keys-lost": Cause("", "", "move it with less protection: --allow-weaker"),
+    "tcp-keys-lost": Cause("", "", _WEAKER),
+    "terminal-of-another": Cause("", "", "move it onto a new terminal: --tty new"),
+    "unasked-lost": Cause("", "", _WEAKER),
 }
 """By key, the words of a move; empty ones are those of the restore. `{remedy}` is the remedy of a restore."""
 
 
-_ENDS_WITHOUT_COPY: Final = frozenset({"peer-of-another", "tcp-keys", "untested-kind"})
-"""Keys of what a dump with --stop refuses without --force. A move has neither option."""
+_CLOSE: Final = "close it in the program before the move"
+_OF_DUMP: Final = {
+    "memory": "end another program, or put the images on a disk: staging in the configuration file",
+    "peer-of-another": _CLOSE,
+    "tcp-keys": _CLOSE,
+    "untested-kind": _CLOSE,
+}
+"""Remedies of a move for findings of the dump, whose remedies have options that a move lacks."""
 
 OF_FILES: Final = frozenset(
     {
@@ -201,8 +212,7 @@ def reword_dump(finding: Finding) -> Finding:
     """Return a finding of the dump, on the source, in the words of a move."""
     what, detached, _ = finding.what.partition("it leads to the output of crckpt restore")
     what = what.replace("after a restore", "after the move") + ("it leads to /dev/null" if detached else "")
-    remedy = "close it in the program before the move" if finding.key in _ENDS_WITHOUT_COPY else finding.remedy
-    return replace(finding, what=what, remedy=remedy)
+    return replace(finding, what=what, remedy=_OF_DUMP.get(finding.key, finding.remedy))
 
 
 def reword(finding: Finding, host: str, **values: object) -> Finding:

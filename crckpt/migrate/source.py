@@ -14,6 +14,7 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from crckpt.causes import Finding
+from crckpt.causes.moves import reword
 from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal
@@ -259,7 +260,7 @@ def move_tree(
         downtime_ms,
         time.monotonic() - began,
         request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
-        warnings=tuple(dict.fromkeys((*warnings, *running.warnings, *late))),
+        warnings=tuple(dict.fromkeys((*warnings, *_reword(running.warnings, source, context), *late))),
         terminal_log=running.terminal_log,
     )
 
@@ -353,7 +354,7 @@ def _copy_rounds(
         dumped, sent = time.monotonic(), source.connection.sent_bytes
         source.send_packs_of(checkpoint, report.sending)
         send_s = time.monotonic() - dumped
-        _rehearse(request, source, checkpoint)
+        _rehearse(request, context, source, checkpoint)
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
         rounds.append(last)
         before = taken
@@ -366,13 +367,19 @@ def _copy_rounds(
             return tuple(summaries), why
 
 
-def _rehearse(request: MigrateRequest, source: SourceMove, checkpoint: Checkpoint) -> None:
+def _reword(found: tuple[Finding, ...], source: SourceMove, context: Context) -> tuple[Finding, ...]:
+    """Return findings of the destination's restore in the words of a move."""
+    ours, theirs = context.criu().version, source.hello.criu_version
+    return tuple(reword(finding, source.move.peer, ours=ours, theirs=theirs) for finding in found)
+
+
+def _rehearse(request: MigrateRequest, context: Context, source: SourceMove, checkpoint: Checkpoint) -> None:
     """Have the destination check the restore of a round's checkpoint, and unpack its memory: the gate's last word."""
     manifest = read_manifest(source.repository, checkpoint.id)
     source.connection.send(messages.Rehearse(source.move.id, checkpoint.id, manifest, request.options))
     verdict = source.connection.receive(messages.Verdict)
     if verdict.blockers and request.preflight:
-        raise preflight_refusal(verdict.blockers)
+        raise preflight_refusal(_reword(verdict.blockers, source, context))
 
 
 def _remove_rounds(source: SourceMove, made: list[CheckpointId]) -> None:

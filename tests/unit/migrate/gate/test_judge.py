@@ -120,12 +120,14 @@ def test_words_of_a_move_name_no_restore(key: str) -> None:
     assert not set("{}") & set(str(told))
 
 
-@pytest.mark.parametrize("key", ["outside-pipe", "outside-pipe-read", "peer-of-another", "tcp-keys", "untested-kind"])
+@pytest.mark.parametrize(
+    "key", ["memory", "outside-pipe", "outside-pipe-read", "peer-of-another", "tcp-keys", "untested-kind"]
+)
 def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> None:
     """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
     found = reword_dump(cause(key).finding(fd=3, pid=7))
     assert found.key == key
-    for words in ("--stop", "--force", "--detach", "crckpt restore", "after a restore"):
+    for words in ("--stop", "--force", "--staging", "--detach", "crckpt restore", "after a restore"):
         assert words not in str(found)
     if key == "outside-pipe":
         assert found.what.endswith("; after the move it leads to /dev/null")
