@@ -124,17 +124,17 @@ def test_a_round_sends_no_more_than_the_program_has_written(lab: TwoHosts) -> No
 
 @pytest.mark.skipif(is_here(), reason="links of real machines cannot be slowed down")
 def test_the_estimated_downtime_counts_a_slow_connection(lab: TwoHosts) -> None:
-    """The program writes all of its memory again while it is sent: rounds do not help, and crckpt says so."""
+    """The program writes all of its memory again while it is sent: so much is left for the freeze."""
     with served(lab, "--memory", "8", "--rewrite", "4") as pid:
         try:
             lab.slow("16mbit")
         except CannotMakeLab as error:
             pytest.skip(str(error))
         result = migrate(lab, pid)
-        estimated = result["rounds"][-1]["estimated_ms"]
-        assert 1 / 3 < result["downtime_ms"] / estimated < 3, result
-        assert "the program writes memory as fast as rounds copy it" in result["why_stopped"]
-        assert re.search(r"; the connection takes \d\.\d MiB per second", result["why_stopped"])
+        last = result["rounds"][-1]
+        # What the connection needs for the last round, at most; the restore comes on top.
+        assert last["estimated_ms"] > 1000 * last["raw_bytes"] / (16e6 / 8) / 3
+        assert 1 / 4 < result["downtime_ms"] / last["estimated_ms"] < 4, result
         assert all(each["written_per_s"] > 0 for each in result["rounds"][1:])
         assert sum(each["sent_bytes"] for each in result["rounds"]) < result["sent_bytes"]
 

@@ -21,7 +21,8 @@ def test_the_freeze_is_before_the_end_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     before = time.monotonic()
     log.write_text(LOG)
-    assert before - 0.51 < find_freeze(log, 0.0) < time.monotonic() - 0.49
+    # Whoever is not run for a moment between two looks at clocks finds a time that is too early.
+    assert before - 60 < find_freeze(log, 0.0) < time.monotonic() - 0.49
     # A clock that was set meanwhile gives no earlier time.
     earliest = time.monotonic()
     assert find_freeze(log, earliest) == earliest
