@@ -158,6 +158,7 @@ class Connection:
         """
         self._wait(lambda: self._writer.queued < _MOST_QUEUED)
         self._raise_if_refused()
+        step("send.data")
         packed = self._compressor.compress(content, self._writer.bytes_per_s)
         frame = (frames.DATA, content) if packed is None else (frames.PACKED, packed)
         self._writer.put(*frames.make_frame(*frame, channel), is_data=True)

@@ -109,7 +109,7 @@ def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeRe
     """Try again and again to finish a move that this process began; raise the last MoveInDoubt if that fails."""
     until = time.monotonic() + _FINISH_WITHIN_S
     while True:
-        left_s = max(1.0, round(until - time.monotonic()))
+        left_s = round(until - time.monotonic())
         try:
             return resume(move_id, context, same_process=True, answer_within_s=left_s)
         except MoveInDoubt as error:
@@ -117,7 +117,7 @@ def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeRe
         except (CrckptError, OSError):
             # `doubt` says what to type.
             pass
-        if time.monotonic() + _BETWEEN_TRIES_S >= until:
+        if time.monotonic() + 2 * _BETWEEN_TRIES_S > until:
             raise doubt
         time.sleep(_BETWEEN_TRIES_S)
 

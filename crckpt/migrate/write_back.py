@@ -11,6 +11,7 @@ from pathlib import Path
 from crckpt.errors import DumpFailed
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.proc.writers import list_writable
+from crckpt.host.steps import step
 
 
 def write_back(pids: Iterable[int], devices: Container[int]) -> None:
@@ -39,6 +40,7 @@ def _write_back(link: str) -> None:
         if descriptor is None:
             return
         try:
+            step("write-back.sync", link)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import groupby
@@ -15,20 +16,26 @@ from typing import Final
 
 from hosts import HOSTS, NumberedClient, Process, Result, TwoHosts, talking, wait_for
 from migrations import (
+    FAULTY,
     FIRST,
     STEPS,
     STORE,
     arrange,
+    copies,
     crckpts,
     end,
+    find_moves,
+    is_criu,
     judge,
     migrate_with_fault,
     migrate_words,
     served,
+    wait_until_settled,
     wait_until_stopped,
 )
 
 SIDES: Final = HOSTS[:2]
+_FILLING: Final = f"{STORE}/filling"
 Fault = Callable[[TwoHosts, str, list[Process]], None]
 Moment = tuple[str, str]
 """A side, and one of its steps as CRCKPT_STOP_AT names it."""
@@ -56,19 +63,15 @@ def _keep_stopped(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
 
 
 def _kill_criu(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
-    found = [process for process in crckpts(lab, side) if re.search(r"criu$", process.command[0])]
-    _signal(lab, found, signal.SIGKILL)
+    _signal(lab, [process for process in crckpts(lab, side) if is_criu(process)], signal.SIGKILL)
     _signal(lab, stopped, signal.SIGCONT)
 
 
 def _fill_disk(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
-    def has_shrunk() -> bool:
-        # Others may write meanwhile.
-        used = int(lab.run(side, "df", "--output=used", "-k", STORE).out.split()[-1])
-        return lab.run(side, "mount", "-o", f"remount,size={max(4, used)}k", STORE, status=None).status == 0
-
-    wait_for(has_shrunk, "a full disk")
-    assert lab.run(side, "dd", "if=/dev/zero", f"of={STORE}/filling", "bs=64k", "count=1", status=None).status != 0
+    used = int(lab.run(side, "df", "--output=used", "-k", STORE).out.split()[-1])
+    lab.run(side, "mount", "-o", f"remount,size={used + 1024}k", STORE)
+    filled = lab.run(side, "dd", "if=/dev/zero", f"of={_FILLING}", "bs=4k", "count=4k", status=None)
+    assert "No space left" in filled.err
     _signal(lab, stopped, signal.SIGCONT)
 
 
@@ -123,19 +126,17 @@ def record_steps(lab: TwoHosts, *options: str, address: str = "0.0.0.0") -> dict
 def name_moments(side: str, steps: list[str]) -> list[Moment]:
     """Name the steps as CRCKPT_STOP_AT does; of many of the same name in a row only the first and the last one."""
     first = steps.index(FIRST[side])
-    names: list[Moment] = []
-    for part, prefix in ((steps[:first], ""), (steps[first:], f"{FIRST[side]}>")):
-        counts: dict[str, int] = {}
-        for name, row in groupby(part):
-            length = len(list(row))
-            begin = counts.get(name, 0)
-            counts[name] = begin + length
-            numbers = sorted({begin + 1, begin + length})
-            if name == FIRST[side]:
-                names.append((side, name))
-            else:
-                names += [(side, f"{prefix}{name}:{number}") for number in numbers]
-    return names
+    later = [f"{FIRST[side]}>{name}" for name in _name_all(steps[first + 1 :])]
+    return [(side, name) for name in (*_name_all(steps[:first]), FIRST[side], *later)]
+
+
+def _name_all(steps: list[str]) -> Iterator[str]:
+    counts: dict[str, int] = {}
+    for name, row in groupby(steps):
+        begin = counts.get(name, 0)
+        counts[name] = begin + len(list(row))
+        for number in sorted({begin + 1, counts[name]}):
+            yield f"{name}:{number}"
 
 
 def find_moments(lab: TwoHosts, *options: str, address: str = "0.0.0.0") -> list[Moment]:  # noqa: S104
@@ -149,25 +150,37 @@ def strike(lab: TwoHosts, pid: int, fault: str, moment: Moment, *options: str) -
     side, step = moment
     process = migrate_with_fault(lab, pid, side, f"CRCKPT_STOP_AT={step}", options=options)
     try:
-        FAULTS[fault](lab, side, wait_until_stopped(lab, side, process))
+        FAULTS[fault](lab, side, _wait_until_struck(lab, side, process))
         return end(process)
     finally:
         lab.heal()
         if fault == "full disk":
+            lab.run(side, "rm", "-f", _FILLING)
             lab.run(side, "mount", "-o", "remount,size=90%", STORE)
+
+
+def _wait_until_struck(lab: TwoHosts, side: str, process: subprocess.Popen[str]) -> list[Process]:
+    """Wait until the crckpt of a side has stopped itself; later ones there do not."""
+    stopped = wait_until_stopped(lab, side, process)
+    arrange(lab, side)
+    return stopped
 
 
 def strike_connected(lab: TwoHosts, fault: str, moment: Moment, version: int) -> None:
     """Migrate with a client, which must never notice more than a pause; the judge finds the copy that runs."""
-    options = ("--tcp", "keep", "--move-ip", f"{lab.services[version]}@{lab.device}")
     try:
         with served(lab, "--memory", "1", address=lab.service(version)) as pid, talking(lab, version) as client:
             client.wait_for_replies(5)
-            done = strike(lab, pid, fault, moment, *options)
+            done = strike(lab, pid, fault, moment, *move_address(lab, version))
             host = judge(lab, str(done), version)
             check_client(client, host, str(done))
     finally:
         lab.bring_service_back(version)
+
+
+def move_address(lab: TwoHosts, version: int) -> tuple[str, ...]:
+    """Return the options with which the service address of this IP version and its connections move, too."""
+    return ("--tcp", "keep", "--move-ip", f"{lab.services[version]}@{lab.device}")
 
 
 def check_client(client: NumberedClient, host: str, said: str) -> None:
@@ -185,3 +198,61 @@ def noted(wrong: list[str], what: str) -> Iterator[None]:
         yield
     except AssertionError as error:
         wrong.append(f"{what}: {error}")
+
+
+UNFINISHED: Final = {
+    "source": ("source", f"{FIRST['source']}>send.Ended:1"),
+    "destination": ("destination", f"{FIRST['destination']}>hold.commit:1"),
+}
+"""By the side that goes on: the moment at which crckpt is killed."""
+
+
+def leave_unfinished(lab: TwoHosts, pid: int, side: str, *options: str) -> str:
+    """Kill crckpt so that no copy runs, and this side goes on; return the id of the move."""
+    where, step = UNFINISHED[side]
+    process = migrate_with_fault(lab, pid, where, f"CRCKPT_STOP_AT={step}", options=options)
+    stopped = wait_until_stopped(lab, where, process)
+    # The source would finish the move. The destination ends what it has built.
+    _signal(lab, crckpts(lab, "source") + stopped, signal.SIGKILL)
+    said = str(end(process))
+    wait_until_settled(lab)
+    assert copies(lab) == [], said
+    return str(find_moves(lab, side)[0]["id"])
+
+
+def resume_words(move: str) -> tuple[str, ...]:
+    """The words that finish a move, by the commands that `arrange` made."""
+    return (FAULTY, "migrate", "--resume", move)
+
+
+def find_resume_moments(lab: TwoHosts, side: str, version: int) -> list[Moment]:
+    """Finish a move on this side; return the moments of that."""
+    options = move_address(lab, version)
+    try:
+        with served(lab, "--memory", "1", address=lab.service(version)) as pid:
+            move = leave_unfinished(lab, pid, side, *options)
+            for host in SIDES:
+                arrange(lab, host, f"CRCKPT_STEPS_FILE={STEPS}")
+            lab.run(side, *resume_words(move))
+            steps = {host: lab.run(host, "cat", STEPS, status=None).out.split() for host in SIDES}
+    finally:
+        lab.bring_service_back(version)
+    return [(host, name) for host in SIDES for name in _name_all(steps[host])]
+
+
+def kill_resume(lab: TwoHosts, side: str, moment: Moment, version: int) -> None:
+    """Leave a move unfinished, and kill what finishes it at a moment; the judge finishes it again."""
+    options = move_address(lab, version)
+    where, step = moment
+    try:
+        with served(lab, "--memory", "1", address=lab.service(version)) as pid, talking(lab, version) as client:
+            client.wait_for_replies(5)
+            move = leave_unfinished(lab, pid, side, *options)
+            for host in SIDES:
+                arrange(lab, host, *((f"CRCKPT_STOP_AT={step}",) if host == where else ()))
+            process = lab.open(side, *resume_words(move))
+            _kill(lab, where, _wait_until_struck(lab, where, process))
+            said = str(end(process))
+            check_client(client, judge(lab, said, version), said)
+    finally:
+        lab.bring_service_back(version)

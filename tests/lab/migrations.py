@@ -15,7 +15,7 @@ SERVER: Final = "numbered_server.py"
 STORE: Final = "/var/lib/crckpt"
 JOB: Final = "numbers"
 PATIENCE: Final = "CRCKPT_PATIENCE_S=3"
-_FAULTY: Final = "/usr/local/sbin/crckpt-at-fault"
+FAULTY: Final = "/usr/local/sbin/crckpt-at-fault"
 STEPS: Final = "/run/crckpt-steps"
 _SIDES: Final = HOSTS[:2]
 FIRST: Final = {"source": "move.handing-over", "destination": "move.receiving"}
@@ -26,13 +26,13 @@ def arrange(lab: TwoHosts, host: str, *environment: str) -> str:
     """Make a command on a host that is crckpt with this environment; return its path."""
     settings = " ".join(map(shlex.quote, (PATIENCE, *environment)))
     script = f'#!/bin/sh\nexec env {settings} crckpt "$@"\n'
-    lab.run(host, "sh", "-c", f"cat > {_FAULTY} && chmod 755 {_FAULTY}", stdin=script)
-    return _FAULTY
+    lab.run(host, "sh", "-c", f"cat > {FAULTY} && chmod 755 {FAULTY}", stdin=script)
+    return FAULTY
 
 
 def migrate_words(pid: int, *options: str) -> tuple[str, ...]:
     """The words of a migration from the source, by the commands that `arrange` made on both hosts."""
-    return (_FAULTY, "migrate", str(pid), "destination", JOB, "--remote-crckpt", _FAULTY, *options)
+    return (FAULTY, "migrate", str(pid), "destination", JOB, "--remote-crckpt", FAULTY, *options)
 
 
 @contextmanager
@@ -51,6 +51,7 @@ def served(lab: TwoHosts, *options: str, address: str = "0.0.0.0") -> Iterator[i
             wait_for(lambda host=host: not crckpts(lab, host), f"crckpt to end on the {host}")  # type: ignore[misc]
             lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)
             lab.run(host, "rm", "-f", STEPS)
+            lab.run(host, "nft", "flush", "ruleset")
 
 
 def crckpts(lab: TwoHosts, host: str) -> list[Process]:
@@ -58,12 +59,16 @@ def crckpts(lab: TwoHosts, host: str) -> list[Process]:
     return [process for process in lab.list_processes(host) if process.is_live and _works(process)]
 
 
+def is_criu(process: Process) -> bool:
+    """Whether it is a CRIU, or the script of a hold."""
+    return any("/crckpt/criu/" in word or word.endswith("/criu") for word in process.command[:1])
+
+
 def _works(process: Process) -> bool:
     # By whole names: these tests may lie in a directory crckpt, and run on the source.
     names = {word.rpartition("/")[2] for word in process.command[:3]}
-    is_criu = any("/crckpt/criu/" in word for word in process.command[:1])
     is_guard = "crckpt.host.network.guard" in process.command[:4]
-    return is_guard or is_criu or not names.isdisjoint({"crckpt", "criu", _FAULTY.rpartition("/")[2]})
+    return is_guard or is_criu(process) or not names.isdisjoint({"crckpt", "criu", FAULTY.rpartition("/")[2]})
 
 
 def migrate_with_fault(
@@ -121,8 +126,8 @@ def judge(lab: TwoHosts, said: str, version: int | None = None) -> str:
     tried = lab.run(other, "crckpt", "restore", JOB, "--detach", "--dry-run", status=None)
     assert tried.status in (10, 12, 24), f"{other}: a second copy could start ({tried.status}):\n{tried}\n{said}"
     for host in _SIDES:
-        tables = lab.run(host, "nft", "list", "tables").out
-        assert tables == "", f"{host}: {tables}\n{said}"
+        # What removes CRIU's lock on the source does not end with crckpt.
+        wait_for(lambda host=host: not lab.run(host, "nft", "list", "tables").out, f"no table on {host}:\n{said}")  # type: ignore[misc]
         if version is not None:
             assert lab.is_at(host, version) == (host == here), f"{host} has the address, or lacks it:\n{said}"
     return here
@@ -155,7 +160,8 @@ def wait_until_stopped(lab: TwoHosts, side: str, process: subprocess.Popen[str] 
     stopped: list[Process] = []
 
     def has_stopped() -> bool:
-        stopped[:] = [found for found in crckpts(lab, side) if found.state == "T"]
+        # CRIU stops itself for a moment before its work.
+        stopped[:] = [found for found in crckpts(lab, side) if found.state == "T" and not is_criu(found)]
         return bool(stopped) or (process is not None and process.poll() is not None)
 
     wait_for(has_stopped, f"crckpt to stop on the {side}")

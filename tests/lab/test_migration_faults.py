@@ -18,6 +18,9 @@ from faults import (
     can_matter,
     check_client,
     find_moments,
+    find_resume_moments,
+    kill_resume,
+    move_address,
     noted,
     strike,
     strike_connected,
@@ -84,6 +87,7 @@ CHOSEN = {
 }
 STRUCK = [(fault, moment) for fault, moments in CHOSEN.items() for moment in moments]
 PARTS = 12
+all_faults = pytest.mark.skipif(not os.environ.get("CRCKPT_ALL_FAULTS"), reason="takes hours: CRCKPT_ALL_FAULTS=1")
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +160,7 @@ def test_criu_decides_what_crckpt_cannot(lab: Namespaces) -> None:
 @pytest.mark.parametrize("version", [4, 6])
 def test_the_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_gone: bool) -> None:
     """It has the address and the connections again, once it knows or is told that the source has ended."""
-    options = ("--tcp", "keep", "--move-ip", f"{lab.services[version]}@{lab.device}")
+    options = move_address(lab, version)
     moment = "receive.Ended:1" if source_is_gone else "hold.commit:1"
     try:
         with served(lab, "--memory", "1", address=lab.service(version)) as pid, talking(lab, version) as client:
@@ -185,7 +189,32 @@ def test_the_destination_finishes_alone(lab: Namespaces, version: int, *, source
         lab.bring_service_back(version)
 
 
-@pytest.mark.skipif(not os.environ.get("CRCKPT_ALL_FAULTS"), reason="takes an hour: CRCKPT_ALL_FAULTS=1")
+@pytest.mark.parametrize(
+    ("side", "moment"),
+    [
+        ("source", ("source", "receive.Prepared:1")),
+        ("source", ("destination", "hold.commit:1")),
+        ("destination", ("destination", "hold.commit:1")),
+    ],
+)
+def test_resume_is_killed(lab: Namespaces, side: str, moment: Moment) -> None:
+    kill_resume(lab, side, moment, 4)
+
+
+@all_faults
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("side", SIDES)
+def test_resume_is_killed_at_every_moment(lab: Namespaces, side: str, part: int) -> None:
+    found = find_resume_moments(lab, side, 4)
+    assert len(found) > 50
+    wrong: list[str] = []
+    for number, moment in enumerate(found[part::PARTS]):
+        with noted(wrong, f"{side} {moment}"):
+            kill_resume(lab, side, moment, (4, 6)[number % 2])
+    assert wrong == []
+
+
+@all_faults
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
@@ -206,7 +235,6 @@ def is_alive(lab: TwoHosts, processes: list[Process]) -> bool:
 
 def find_connected_moments(lab: TwoHosts) -> list[Moment]:
     try:
-        net = f"{lab.services[4]}@{lab.device}"
-        return find_moments(lab, "--tcp", "keep", "--move-ip", net, address=lab.service(4))
+        return find_moments(lab, *move_address(lab, 4), address=lab.service(4))
     finally:
         lab.bring_service_back(4)
