@@ -11,7 +11,7 @@ from networks import DEVICE, Lan, Machine, lan
 
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.claim import claim, give_up, release, settle
+from crckpt.host.network.claim import claim, finish_release, give_up, release
 from crckpt.host.network.devices import remove
 from crckpt.host.network.fence import find_fences, lift_fence, raise_fence
 from crckpt.host.process import run
@@ -205,7 +205,7 @@ def test_a_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
     assert "tentative" not in shown
     release([address], MOVE, ())
     assert routes(host) == before
-    settle([address], MOVE, ())
+    finish_release([address], MOVE, ())
     assert find_fences() == frozenset()
     assert routes(host) == before
     assert "deprecated" not in host.run("ip", "address", "show", "dev", DEVICE)
@@ -222,7 +222,7 @@ def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str) -
     assert routes(host) == before
     release([address], MOVE, (address,))
     assert any(route.startswith(address.prefix) for route in routes(host) - before)
-    settle([address], MOVE, (address,))
+    finish_release([address], MOVE, (address,))
     assert find_fences() == frozenset()
     remove(address)
     assert routes(host) == before

@@ -57,7 +57,7 @@ def _announce(address: HostAddress, link: socket.socket) -> None:
     _, _, _, kind, hardware = link.getsockname()
     # Loopback and tunnels have no neighbours to tell.
     if kind == _ETHERNET:
-        for frame in make_announcements(address, hardware, is_router=_forwards(address)):
+        for frame in make_announcements(address, hardware, is_router=_is_router(address)):
             link.send(frame)
 
 
@@ -101,7 +101,7 @@ def make_checksum(data: bytes) -> int:
     return ~total & 0xFFFF
 
 
-def _forwards(address: HostAddress) -> bool:
+def _is_router(address: HostAddress) -> bool:
     """Return whether this host is an IPv6 router on the device: neighbours forget a default router that denies it."""
     with suppress(OSError):
         return Path(f"/proc/sys/net/ipv6/conf/{address.device}/forwarding").read_text().strip() != "0"

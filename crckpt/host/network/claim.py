@@ -1,8 +1,8 @@
 """Take over addresses from another host that still has them, in steps that this host's neighbours do not notice.
 
 `claim` fences the addresses off and adds them: programs here can bind them, and nobody else sees a difference.
-`release` opens the fence, then an `Announcer` tells the neighbours, `settle` removes what is not needed any more.
-`give_up` undoes all of it.
+`release` opens the fence, then an `Announcer` tells the neighbours. `finish_release` makes the addresses ordinary ones,
+and removes the fence. `give_up` undoes all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress
-from crckpt.host.network.devices import add_silently, find_holder, find_route, make_usual, remove
+from crckpt.host.network.devices import add_silently, find_holder, find_route, make_ordinary, remove
 from crckpt.host.network.fence import lift_fence, open_fence, raise_fence
 from crckpt.host.proc.net import read_inet
 
@@ -48,18 +48,18 @@ def release(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[H
     """Let packets of the claimed addresses through. `unrouted` is the result of `claim`. Raises HostCannot."""
     # A route changes how this host reaches others: not before the addresses are here for good.
     for address in unrouted:
-        make_usual(address, needs_route=True)
+        make_ordinary(address, needs_route=True)
     open_fence(addresses, move_id)
 
 
-def settle(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[HostAddress]) -> None:
-    """Do what the clients need not wait for: make the released addresses usual ones, and lift the fence.
+def finish_release(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[HostAddress]) -> None:
+    """Do what the clients need not wait for: make the released addresses ordinary ones, and lift the fence.
 
     Raises HostCannot.
     """
     for address in addresses:
         if address not in unrouted:
-            make_usual(address, needs_route=False)
+            make_ordinary(address, needs_route=False)
     lift_fence(addresses, move_id)
 
 

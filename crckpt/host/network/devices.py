@@ -108,8 +108,8 @@ def add_silently(address: HostAddress) -> None:
     _ip(_family(address), *words)
 
 
-def make_usual(address: HostAddress, *, needs_route: bool) -> None:
-    """Turn an address that was added silently into a usual one; `needs_route`: its network is on this link, too.
+def make_ordinary(address: HostAddress, *, needs_route: bool) -> None:
+    """Turn an address that was added silently into an ordinary one; `needs_route`: its network is on this link, too.
 
     Raises HostCannot.
     """

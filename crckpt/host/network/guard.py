@@ -20,7 +20,7 @@ from typing import Final
 from crckpt.errors import HostCannot, error_text
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.announce import Announcer
-from crckpt.host.network.claim import claim, give_up, release, settle
+from crckpt.host.network.claim import claim, finish_release, give_up, release
 from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
 from crckpt.host.proc import LiveRoot
 
@@ -103,7 +103,7 @@ class _Guard:
 
     def _keep(self) -> str:
         self._is_kept = True
-        settle(self._addresses, self._move_id, self._unrouted)
+        finish_release(self._addresses, self._move_id, self._unrouted)
         return ""
 
     def _announce(self) -> None:
