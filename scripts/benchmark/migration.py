@@ -16,6 +16,8 @@ from benchmark.report import Row
 from benchmark.setting import Setting
 
 WRITTEN_PER_SECOND: Final = 0.01
+# In MiB. From here on, filling memory takes most of the time.
+_LARGE: Final = 1024
 _IP_VERSION: Final = 4
 _SERVER: Final = "numbered_server.py"
 _IMAGES: Final = "/run/images"
@@ -58,16 +60,17 @@ def rows(setting: Setting) -> Iterator[Row]:
         with in_namespaces() as lab:
             for size in setting.sizes:
                 # In turns: what else the machine does meets both.
-                bare, ours = [], []
+                bare, ours, lazy = [], [], []
                 for _ in range(setting.runs):
                     bare.append(measure_bare_move(lab, setting, size))
                     ours.append(measure_move(lab, size))
-                yield from _rows_of(size, bare, ours)
+                    lazy.append(measure_move(lab, size, "--local-lazy"))
+                yield from _rows_of(size, bare, ours, lazy)
     except CannotMakeLab as error:
         raise Failed(str(error)) from error
 
 
-def _rows_of(size: int, bare: list[Move], ours: list[CrckptMove]) -> Iterator[Row]:
+def _rows_of(size: int, bare: list[Move], ours: list[CrckptMove], lazy: list[CrckptMove]) -> Iterator[Row]:
     name = f"{size} MB, {WRITTEN_PER_SECOND:.0%} written a second"
 
     def make_row(
@@ -83,18 +86,23 @@ def _rows_of(size: int, bare: list[Move], ours: list[CrckptMove]) -> Iterator[Ro
     yield make_row("downtime", "s", downtimes, "criu and tar | ssh", [move.downtime for move in bare], 0.2)
     floor = [our.frozen + move.bare_restore for our, move in zip(ours, bare, strict=True)]
     yield make_row("downtime", "s", downtimes, "frozen, then criu restore", floor, 2.0)
+    floor = [our.frozen + move.bare_restore for our, move in zip(lazy, bare, strict=True)]
+    most = 0.5 if size >= _LARGE else 2.0
+    yield make_row(
+        "downtime with --local-lazy", "s", [our.downtime for our in lazy], "frozen, then criu restore", floor, most
+    )
     sent = [our.sent for our in ours]
     yield Row("migration", f"{name}: sent", "B", tuple(sent), "resident", tuple(our.resident for our in ours))
     yield make_row("sent by a move back", "B", [our.back for our in ours], "by the first", sent, 0.3)
 
 
-def measure_move(lab: TwoHosts, size: int) -> CrckptMove:
-    """Move a server with so many MiB by `crckpt migrate`, and back.
+def measure_move(lab: TwoHosts, size: int, *more: str) -> CrckptMove:
+    """Move a server with so many MiB by `crckpt migrate` with `more` options, and back.
 
     Raises Failed if the client notices more than a gap.
     """
     with served(lab, size) as (pid, client):
-        options = ("--tcp", "keep", "--move-ip", f"{lab.services[_IP_VERSION]}@{lab.device}", "--json")
+        options = ("--tcp", "keep", "--move-ip", f"{lab.services[_IP_VERSION]}@{lab.device}", "--json", *more)
         there = _migrate(lab, "source", pid, "destination", *options)
         report = client.wait_for_replies()
         if report["wrong"] or report["ended"] or report["hosts"] != ["source", "destination"]:
