@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -116,7 +116,7 @@ def migrate(
         typer.Option(
             "--max-rounds",
             min=1,
-            help="Copy memory in at most this many rounds, then freeze the program.",
+            help="Copy memory in at most this many rounds.",
             metavar="N",
             rich_help_panel=DOWNTIME,
         ),
@@ -125,7 +125,15 @@ def migrate(
         bool,
         typer.Option(
             "--abort-over",
-            help="With --max-downtime: do not move the program if the estimate stays over it.",
+            help="With --max-downtime: do not move it if that fails.",
+            rich_help_panel=DOWNTIME,
+        ),
+    ] = False,
+    lazy: Annotated[
+        bool,
+        typer.Option(
+            "--lazy",
+            help="Start the program there, then send its memory. A connection lost before the end ends the program.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,
@@ -278,7 +286,7 @@ def migrate(
             allow_weaker=allow_weaker,
             preflight=not no_preflight,
             addresses=tuple(move_ip or ()),
-            lazy=local_lazy,
+            lazy=_choose_lazy(lazy=lazy, local_lazy=local_lazy),
         ),
         bandwidth=None if bandwidth is None else options.parse_bandwidth(bandwidth, "--bandwidth"),
         bandwidth_clock=bandwidth_clock,
@@ -298,3 +306,9 @@ def migrate(
         result = perform(request, context, migrate_output.ProgressLines(*bars))
     document, lines = migrate_output.result_document(result), migrate_output.result_lines(result, remote_crckpt)
     emit("migrate", Output(document, lines, is_answer=check), as_json=as_json)
+
+
+def _choose_lazy(*, lazy: bool, local_lazy: bool) -> Literal["source", "local"] | None:
+    if lazy and local_lazy:
+        raise UsageError("--lazy cannot be combined with --local-lazy", hint="choose one of them")
+    return "source" if lazy else "local" if local_lazy else None

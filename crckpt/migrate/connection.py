@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar, overload
+from typing import Any, Final, Protocol, Self, TypeVar, overload
 
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, RemoteError
@@ -82,7 +82,8 @@ class Connection:
         """`bandwidth` limits data. `explain_end` knows why the other side has ended, perhaps."""
         self.peer = peer
         self._explain_end = explain_end
-        self._lock, self._receiving = threading.Lock(), threading.Lock()
+        self._lock, self._receiving, self._putting = threading.Lock(), threading.Lock(), threading.Lock()
+        self._handlers: dict[type[Message], Callable[[Any], None]] = {}
         self._lost: CrckptError | None = None
         self._is_closed = False
         # Something was received or written, or the connection was lost.
@@ -144,10 +145,31 @@ class Connection:
         if len(content) > messages.MOST_BYTES:
             raise RemoteError(f"{kind} for {self.peer} has {len(content)} bytes, more than a message may have")
         step(f"send.{kind}")
-        for header, payload in frames.cut_message(content):
-            self._writer.put(header, payload, is_data=False)
+        self._put(content)
         self._wait(lambda: not self._writer.queued)
         step(f"sent.{kind}")
+
+    def post(self, message: AnyMessage) -> None:
+        """Let a message be sent, from any thread, without waiting. Raises what has ended the connection."""
+        self.check()
+        self._put(messages.encode(message))
+
+    def check(self) -> None:
+        """Raise what has ended the connection, if anything has."""
+        with self._lock:
+            lost = self._lost
+        if lost is not None:
+            raise lost
+
+    def handle(self, kind: type[A], take: Callable[[A], None]) -> None:
+        """From now on, call this in the thread that reads for each message of that kind: they are not received."""
+        self._handlers[kind] = take
+
+    def _put(self, content: bytes) -> None:
+        # The frames of a message follow each other.
+        with interrupts_deferred(), self._putting:
+            for header, payload in frames.cut_message(content):
+                self._writer.put(header, payload, is_data=False)
 
     def send_data(self, channel: int, content: memoryview | bytes) -> None:
         """Send up to `data_bytes` of what lies on a channel; `content` must not change any more.
@@ -274,6 +296,9 @@ class Connection:
     def _take_message(self, message: AnyMessage, size: int) -> None:
         if isinstance(message, Pack):
             self._with_receiver(f"Pack {message.digest[:12]}", lambda receiver: receiver.begin(message))
+            return
+        if (take := self._handlers.get(type(message))) is not None:
+            take(message)
             return
         with self._lock:
             waiting = sum(size for _, size in self._received)

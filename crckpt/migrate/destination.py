@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from typing import Final
 
-from msgspec import convert, to_builtins
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import CrckptError, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.network.late_packets import deliver
 from crckpt.host.process.session_scope import leave_session
@@ -22,23 +21,21 @@ from crckpt.host.syscalls.missing_pages import find_refusal
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import (
     GuardedAddresses,
-    HostAddress,
     check_destination,
     find_there,
     give_up,
-    guarded_addresses,
 )
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.connection_errors import ConnectionLost, GivenUp
 from crckpt.migrate.gate.answers import answer, encode_answers
 from crckpt.migrate.gate.questions import decode_questions
 from crckpt.migrate.gate.send_files import receive_files
+from crckpt.migrate.post_copy import PostCopy, wait_until_decided
 from crckpt.migrate.receive_packs import Receiver
-from crckpt.model import CheckpointId
+from crckpt.migrate.restores import claimed_addresses, make_addresses, make_restore_request, release_or_explain
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.ops.lazy.client import Filler, started_filler
-from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.store import Checkpoint, Repository
@@ -64,6 +61,8 @@ class Destination:
     def __init__(self, context: Context, repository: Repository, connection: Connection, source: str) -> None:
         self._context = context
         self._repository = repository
+        # Where the checkpoint is read from.
+        self._store = repository
         self._connection = connection
         self._source = source
         self._move: Move | None = None
@@ -76,6 +75,7 @@ class Destination:
         self._guard: GuardedAddresses | None = None
         self._unpacked: UnpackedFrames | None = None
         self._filler: Filler | None = None
+        self._post_copy: PostCopy | None = None
         self._receiver = self._enter_store()
 
     def _enter_store(self) -> Receiver:
@@ -149,7 +149,7 @@ class Destination:
         blockers = (
             *answers.blockers,
             *(Finding("move-ip", what, remedy) for what, remedy in refused),
-            *((Finding("local-lazy", late, "leave out --local-lazy"),) if late else ()),
+            *((Finding("lazy", late, "leave out --lazy and --local-lazy"),) if late else ()),
         )
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
 
@@ -166,14 +166,19 @@ class Destination:
             self._session = leave_session(f"crckpt-{job}", f"{job}, which crckpt moved from {self._source}")
 
     def _rehearse(self, message: messages.Rehearse) -> messages.Verdict:
-        checkpoint = self._receiver.check_checkpoint(message.manifest, message.checkpoint)
+        if message.options.lazy == "source":
+            self._post_copy = self._post_copy or PostCopy(self._connection, self._repository)
+            store, checkpoint = self._post_copy.open(message)
+        else:
+            store, checkpoint = self._repository, self._receiver.check_checkpoint(message.manifest, message.checkpoint)
         self._leave_session(checkpoint.job)
         self._claim(message.move, message.options, checkpoint)
         if message.options.lazy and self._filler is None:
             taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
             self._filler = self._claimed.enter_context(started_filler(taken))
         try:
-            found = check_restore(make_restore_request(checkpoint.id, message.options), self._context, checkpoint)
+            request = make_restore_request(checkpoint.id, message.options)
+            found = check_restore(request, self._context, checkpoint, store)
         except PreflightRefused as refused:
             blockers = tuple(Finding("refused", what, remedy) for what, remedy in refused.findings)
             return messages.Verdict(blockers or (Finding("refused", refused.message, refused.hint),), ())
@@ -193,6 +198,7 @@ class Destination:
         for move in read_moves(self._repository.backend):
             if move.id == message.move:
                 _refuse_busy(move)
+                wait_until_decided(move)
                 now = move.judge()
                 if now.state != move.state:
                     store_move(self._repository.backend, now)
@@ -206,7 +212,13 @@ class Destination:
         """Store the checkpoint, build its tree, hold it until the source says that its own has ended, let it run."""
         self._begin(message)
         self._leave_session(message.job)
-        checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
+        late = self._post_copy if message.options.lazy == "source" else None
+        if late is not None:
+            self._store, checkpoint = late.open(message)
+            late.serve(self._filler, message)
+        else:
+            self._store = self._repository
+            checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
         self._claim(message.move, message.options, checkpoint)
         try:
             result = self._restore(message)
@@ -216,17 +228,31 @@ class Destination:
             result = self._restore_again(message, error)
         deliver(self._late_packets, find_there(message.options.addresses))
         left = self._guard.keep() if self._guard is not None else ""
-        self._advance("done")
-        late = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
+        if late is None:
+            self._advance("done")
+        failed = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
         in_session = (cause("session-kept").finding(group=self._session),) if self._session else ()
-        warnings = (*result.verdict.warnings, *late, *in_session)
+        warnings = (*result.verdict.warnings, *failed, *in_session)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
         ran_for_ms = (time.monotonic() - self._released_at) * 1000
         self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log, ran_for_ms))
         self._drop_unpacked()
+        if late is not None:
+            self._complete(late, message)
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
+
+    def _complete(self, late: PostCopy, message: messages.Prepare) -> None:
+        """Complete the checkpoint, and the memory of the tree that runs. If that fails, the tree has ended."""
+        assert self._move is not None
+        try:
+            late.finish(self._receiver, message)
+        except (CrckptError, OSError):
+            late.end_tree(self._move)
+            raise
+        self._advance("done")
+        self._connection.send(messages.Complete())
 
     def _begin(self, message: messages.Prepare) -> Move:
         recorded = read_move(self._repository.backend, message.job)
@@ -261,7 +287,13 @@ class Destination:
             self._unpacked.stop()
         # After a failure the tree is restored as a whole.
         filler, self._filler = self._filler, None
-        return restore(request, self._context, before_run=self._hold, unpacked=self._unpacked, filler=filler)
+        return restore(
+            *(request, self._context),
+            before_run=self._hold,
+            unpacked=self._unpacked,
+            filler=filler,
+            repository=self._store,
+        )
 
     def _hold(self, root: int, criu: int) -> AfterCommit:
         """Report that the tree is built and held, and wait until the source says that its own has ended.
@@ -336,6 +368,11 @@ class Destination:
         if move.state == "receiving":
             self._give_up(error.message)
             return
+        if move.state == "committed" and self._store is not self._repository:
+            raise MoveInDoubt(
+                f"{error.message}; {move.job} was ended here, because not all of its memory had come",
+                hint=f"restore it from its checkpoint: on {move.peer}: crckpt migrate --resume {move.id}",
+            )
         if move.state == "committed":
             raise MoveInDoubt(
                 f"{error.message}; {move.job} has ended on {move.peer}, and its tree could not be restored here",
@@ -359,41 +396,3 @@ def _refuse_busy(move: Move) -> None:
         raise PreflightRefused(
             f"crckpt (PID {move.owner.pid}) is still moving {move.job}", hint="try again in a moment"
         )
-
-
-@contextmanager
-def claimed_addresses(
-    addresses: tuple[HostAddress, ...], move_id: str, checkpoint: Checkpoint
-) -> Iterator[GuardedAddresses]:
-    """Claim the addresses behind a fence for the tree of a checkpoint; give them up at the end unless kept."""
-    taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
-    with guarded_addresses(addresses, move_id, taken) as guard:
-        guard.claim()
-        yield guard
-
-
-def release_or_explain(guard: GuardedAddresses) -> str:
-    """Open the fence of a tree that runs, whatever happens; return what did not work, empty if all did."""
-    try:
-        return guard.release()
-    except HostCannot as error:
-        # To keep the addresses removes the fence, too.
-        return error.message
-
-
-def make_addresses(move: Move) -> tuple[HostAddress, ...]:
-    """Return the addresses that move with the tree."""
-    return find_there(convert(move.options, messages.RestoreOptions).addresses)
-
-
-def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOptions) -> RestoreRequest:
-    """Make the request for the restore of a moved tree."""
-    return RestoreRequest(
-        checkpoint,
-        detach=True,
-        tcp=options.tcp,
-        grown=options.grown,
-        preflight=options.preflight,
-        allow_weaker=options.allow_weaker,
-        tty=options.tty or "ours",
-    )

@@ -10,6 +10,7 @@ Source and destination say Hello at once. After that the source asks and the des
     Rehearse                            Verdict
     Prepare                             Prepared
     Ended                               Running
+    Read                                Content (asked by the destination, at any time)
     Abort                               Aborted
     Resume                              MoveState
 
@@ -35,6 +36,9 @@ PROTOCOL: Final = 1
 
 MOST_BYTES: Final = 48 << 20
 """The size of the largest message: one with a manifest of 32 MiB, or with the digests of all its packs."""
+
+MOST_READ: Final = 8 << 20
+"""Bytes of one Read."""
 
 MOST_CHANNELS: Final = 16
 """The number of packs that may be under way at once."""
@@ -62,6 +66,9 @@ Address: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Fa-f:.]{2,45}/[0-9]{1
 """An address to move: ADDR/LEN@DEV, with the destination's name of the device."""
 
 Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=10_000)]
+
+
+Lazy: TypeAlias = Literal["local", "source"]
 
 
 class Message(Struct, frozen=True, tag=True):
@@ -143,7 +150,8 @@ class Stored(Message, frozen=True):
 class RestoreOptions(Struct, frozen=True):
     """The user's choices for the restore, as in `RestoreRequest`; None: as for the dump. `addresses` move along.
 
-    With `lazy` the tree runs before its memory is filled from the destination's store.
+    `lazy`: the tree runs before its memory is filled from the destination's store (`local`), or before that has its
+    pages (`source`).
     """
 
     tcp: Literal["keep", "close"] | None = None
@@ -152,7 +160,7 @@ class RestoreOptions(Struct, frozen=True):
     allow_weaker: bool = False
     preflight: bool = True
     addresses: Annotated[tuple[Address, ...], Meta(max_length=256)] = ()
-    lazy: bool = False
+    lazy: Lazy | None = None
 
 
 class Rehearse(Message, frozen=True):
@@ -208,6 +216,31 @@ class Running(Message, frozen=True):
     warnings: Findings = ()
     terminal_log: Annotated[str, Meta(max_length=4096)] = ""
     ran_for_ms: Milliseconds = 0
+
+
+class Read(Message, frozen=True):
+    """Read `size` bytes of a pack from `offset` on, for a tree that runs before its memory is there: see `Content`.
+
+    The destination sends it at any time after Hello, and the source answers while it does other things.
+    """
+
+    number: Count
+    digest: Digest
+    offset: Count
+    size: Annotated[int, Meta(ge=0, le=MOST_READ)]
+
+
+class Content(Message, frozen=True):
+    """The answer to the Read of that number: `pack_bytes` is the size of the whole pack. `why`: it cannot be read."""
+
+    number: Count
+    pack_bytes: Count
+    content: Annotated[bytes, Meta(max_length=MOST_READ)]
+    why: Text = ""
+
+
+class Complete(Message, frozen=True):
+    """The packs are stored, and the memory of the tree is filled: the source is no longer needed."""
 
 
 class Abort(Message, frozen=True):
@@ -266,6 +299,9 @@ AnyMessage: TypeAlias = (
     | Prepared
     | Ended
     | Running
+    | Read
+    | Content
+    | Complete
     | Abort
     | Aborted
     | Failed

@@ -17,11 +17,14 @@ from crckpt.host.steps import step
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
 from crckpt.migrate.connection import Connection
-from crckpt.migrate.destination import claimed_addresses, make_addresses, make_restore_request, release_or_explain
-from crckpt.migrate.source import SourceMove, complete_hand_over, make_in_doubt_error, read_manifest, report_abort
+from crckpt.migrate.hand_over import SourceMove, complete_hand_over
+from crckpt.migrate.post_copy import wait_until_decided
+from crckpt.migrate.restores import claimed_addresses, make_addresses, make_restore_request, release_or_explain
+from crckpt.migrate.source import make_in_doubt_error, read_manifest, report_abort
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
 from crckpt.store import Repository
+from crckpt.store.layout import checkpoint_directory
 from crckpt.store.moves import Move, advance, read_moves, store_move, take_over
 
 Connect = Callable[[Move], AbstractContextManager[tuple[Connection, messages.Hello]]]
@@ -89,6 +92,7 @@ def _find_move(repository: Repository, move_id: str) -> Move:
 
 def _wait_for_criu(move: Move) -> Move:
     """Wait until CRIU has let the tree run or ended it, and judge the move."""
+    wait_until_decided(move)
     now = move.judge()
     if now.root is not None and (now.state in ("committing", "committed")):
         proc.wait_until_gone((now.root.pid,), 0.5)
@@ -137,7 +141,8 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
     checkpoint = source.repository.get(move.checkpoint)
     source.send_packs_of(checkpoint)
     manifest = read_manifest(source.repository, checkpoint.id)
-    options = msgspec.convert(move.options, messages.RestoreOptions)
+    # All packs are there now.
+    options = replace(msgspec.convert(move.options, messages.RestoreOptions), lazy=None)
     source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, options))
     answer = source.connection.receive(messages.Prepared, messages.Running)
     if isinstance(answer, messages.Running):
@@ -189,6 +194,12 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
                 release_or_explain(guard)
 
         assert move.checkpoint is not None
+        if not repository.backend.exists(checkpoint_directory(move.checkpoint)):
+            raise MoveInDoubt(
+                f"not all of the memory of {move.job} came here before the connection was lost; its checkpoint is on "
+                f"{move.peer}",
+                hint=f"on {move.peer}: crckpt migrate --resume {move.id}",
+            )
         request = make_restore_request(move.checkpoint, msgspec.convert(move.options, messages.RestoreOptions))
         result = restore(request, context, before_run=let_run)
         if guard is not None:

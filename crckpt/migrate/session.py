@@ -58,6 +58,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
         repository = context.repository(create=True)
         settle_last_move(repository, connection, target.job)
         found = pass_gate(request, target, connection, report)
+        risk = (_make_risk(target.job, request.host),) if request.options.lazy == "source" else ()
         if request.check:
             return MigrateResult(
                 target.job,
@@ -65,14 +66,25 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
                 is_check=True,
                 memory_bytes=target.observed.memory,
                 to_send=tuple(FileToSend(file.name, file.size) for file in found.lacking if request.send_files),
-                warnings=found.warnings,
+                warnings=(*found.warnings, *risk),
             )
+        for each in risk:
+            report.say(f"note: {each.what}")
         named = replace(request, job=target.job)
         try:
             return move_tree(named, root, context, repository, connection, hello, found.warnings, report)
         except MoveInDoubt as doubt:
             stack.close()
             return _finish(named, context, repository, doubt, report)
+
+
+def _make_risk(job: str, host: str) -> Finding:
+    return Finding(
+        "lazy",
+        f"with --lazy, {job} ends if the connection is lost before all of its memory is on {host}; then it is restored "
+        "there as it was when it was frozen",
+        "to avoid that: --local-lazy",
+    )
 
 
 def find_free_bytes(request: MigrateRequest, context: Context) -> int:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import select
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.causes.moves import reword
-from crckpt.errors import CrckptError, DumpFailed, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
+from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
 from crckpt.host import proc
-from crckpt.host.namespaces.network_locks import find_removal
-from crckpt.host.network.late_packets import Capture, capturing
-from crckpt.host.steps import step
+from crckpt.host.network.late_packets import capturing
 from crckpt.migrate import messages
-from crckpt.migrate.addresses import find_here, leave_source, unlocked_source
+from crckpt.migrate.addresses import find_here
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
+from crckpt.migrate.hand_over import LiveHandOver, SourceMove
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
-from crckpt.migrate.packs import send_packs
 from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
 from crckpt.migrate.rounds import (
     Round,
@@ -38,7 +33,7 @@ from crckpt.migrate.rounds import (
 )
 from crckpt.migrate.write_back import write_back
 from crckpt.model import CheckpointId, JobName
-from crckpt.ops.context import Context, Progress, ignore_progress
+from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.ops.dump.result import DumpResult
@@ -46,123 +41,7 @@ from crckpt.ops.failures import preflight_refusal
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
-from crckpt.store.moves import Move, advance, begin_move, read_move, store_move, take_over
-
-# Seconds: a killed process may have to free much memory first.
-_ENDED_WITHIN_S: Final = 60.0
-
-
-class SourceMove:
-    """One move as the source sees it: its record, and the connection to the destination."""
-
-    def __init__(self, move: Move, repository: Repository, connection: Connection, hello: messages.Hello) -> None:
-        """Store the record `move`."""
-        self.repository = repository
-        self.connection = connection
-        self.hello = hello
-        self.move = store_move(repository.backend, move)
-
-    def advance(self, state: str, **changes: object) -> None:
-        """Write that the move has come to `state`, durably."""
-        step(f"move.{state}")
-        self.move = store_move(self.repository.backend, advance(self.move, state, **changes))  # type: ignore[arg-type]
-
-    def send_packs_of(self, checkpoint: Checkpoint, progress: Progress = ignore_progress) -> None:
-        """Send the packs that the destination lacks."""
-        digests = (use.digest for use in checkpoint.packs)
-        with self.repository.shared():
-            send_packs(self.connection, self.repository.backend, digests, progress)
-
-
-class LiveHandOver:
-    """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.hand_over.HandOver."""
-
-    def __init__(self, source: SourceMove, options: messages.RestoreOptions, hooked: HookedMove) -> None:
-        self._source = source
-        self._options = options
-        self._hooked = hooked
-        self.capture = Capture(())
-        self._run_id = ""
-        self._removal: tuple[str, ...] | None = None
-        self.at_least = source.hello.highest_sequence + 1
-        self.frozen_since = 0.0
-        self.running: messages.Running | None = None
-        self.ran_at = 0.0
-        self.failure: CrckptError | None = None
-        self.failed_hook: Finding | None = None
-        self._pidfds: list[int] = []
-
-    def begin(self, tree: proc.Tree, frozen_since: float) -> None:
-        """See HandOver."""
-        self.frozen_since = frozen_since
-        # Before its buffer is full of what came before the freeze.
-        self.capture.take()
-        if shared := find_shared_file_systems():
-            # The destination opens the files next.
-            write_back(tree.pids, shared)
-        for pid in tree.pids:
-            with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
-                self._pidfds.append(os.pidfd_open(pid))
-        self._source.advance("handing-over", root=proc.identify_live_root(tree.root), is_settled=False)
-
-    def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
-        """See HandOver."""
-        source = self._source
-        source.move = replace(source.move, checkpoint=checkpoint.id)
-        self._run_id = checkpoint.run_id or ""
-        source.send_packs_of(checkpoint)
-        run_hook(self._hooked, "prepare")
-        move = source.move
-        source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
-        # While the other side is busy.
-        self._removal = find_removal(self._run_id) if self._run_id else None
-        source.connection.receive(messages.Prepared)
-
-    def decide(self) -> None:
-        """See HandOver."""
-        self._source.advance("committing")
-
-    def end(self) -> None:
-        """See HandOver."""
-        try:
-            self._wait_until_ended()
-            self._source.advance("ended", is_settled=False)
-            self.failed_hook = run_late_hook(self._hooked, "commit")
-            ended = time.monotonic()
-            self.running = complete_hand_over(
-                self._source, self._options.addresses, self._run_id, self._removal, self.capture.take
-            )
-            self.ran_at = max(ended, time.monotonic() - self.running.ran_for_ms / 1000)
-        except (CrckptError, OSError) as error:
-            self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
-
-    def _wait_until_ended(self) -> None:
-        """Wait until every process of the tree has ended, reaped or not: CRIU kills them, and does not wait."""
-        for descriptor in self._pidfds:
-            ready, _, _ = select.select([descriptor], [], [], _ENDED_WITHIN_S)
-            os.close(descriptor)
-            if not ready:
-                raise DumpFailed("a process of the tree does not end", hint="find it: ps -o pid,stat,wchan -e")
-
-
-def complete_hand_over(
-    source: SourceMove,
-    addresses: tuple[str, ...],
-    run_id: str,
-    removal: tuple[str, ...] | None = None,
-    take_packets: Callable[[], tuple[bytes, ...]] = tuple,
-) -> messages.Running:
-    """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
-
-    `run_id` is of the CRIU whose network lock drops packets here; empty if there is none. `removal` removes it, if
-    that was looked for. `take_packets` returns the packets that have come for the addresses.
-    """
-    leave_source(find_here(addresses))
-    with unlocked_source(run_id, removal):
-        source.connection.send(messages.Ended(source.move.id, take_packets()))
-        running = source.connection.receive(messages.Running)
-    source.advance("done", is_settled=True)
-    return running
+from crckpt.store.moves import Move, begin_move, read_move, store_move, take_over
 
 
 def report_abort(repository: Repository, connection: Connection, move: Move) -> Move:
@@ -225,9 +104,9 @@ def move_tree(
         remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
         options=to_builtins(request.options),
     )
-    source = SourceMove(move, repository, connection, hello)
+    source = SourceMove(move, repository, connection, hello, is_late=request.options.lazy == "source")
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
-    hand_over = LiveHandOver(source, request.options, hooked)
+    hand_over = LiveHandOver(source, request.options, hooked, report)
     made: list[CheckpointId] = []
     with _failure_recorded(source, hooked):
         rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)
@@ -242,6 +121,8 @@ def move_tree(
             last = dump(_dump_request(request, job, stop=True, pre_copy=None), context, hand_over=hand_over)
     running = hand_over.running
     if running is None:
+        if isinstance(hand_over.failure, MoveInDoubt):
+            raise hand_over.failure
         raise make_in_doubt_error(source.move, hand_over.failure)
     _remove_rounds(source, made)
     assert last.checkpoint is not None
@@ -352,7 +233,7 @@ def _copy_rounds(
         assert checkpoint is not None
         made.append(checkpoint.id)
         dumped, sent = time.monotonic(), source.connection.sent_bytes
-        source.send_packs_of(checkpoint, report.sending)
+        source.offer_packs_of(checkpoint, report.sending)
         send_s = time.monotonic() - dumped
         _rehearse(request, context, source, checkpoint)
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)

@@ -17,6 +17,7 @@ from crckpt.model import CheckpointId, JobName
 from crckpt.store.backend.access import make_write_error
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
+from crckpt.store.late_backend import Fetch, LateBackend
 from crckpt.store.layout import CHECKPOINTS, checkpoint_directory, manifest_name, pack_name
 from crckpt.store.lock import TIMEOUT_S, StoreLock
 from crckpt.store.names import ID, SHORT, check_name
@@ -68,6 +69,10 @@ class Repository:
         if create:
             repository.require_writable()
         return repository
+
+    def with_late_packs(self, checkpoint: Checkpoint, manifest: bytes, fetch: Fetch) -> Repository:
+        """Return the same store with a checkpoint that it does not have yet: `fetch` reads what its packs lack."""
+        return Repository(LateBackend(self.root, checkpoint, manifest, fetch), Description(self.id))
 
     @property
     def root(self) -> Path:

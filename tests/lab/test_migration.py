@@ -94,6 +94,26 @@ def test_a_program_runs_before_its_memory_is_there(lab: TwoHosts) -> None:
         lab.bring_service_back(4)
 
 
+def test_a_program_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
+    """With --lazy: its client goes on, and finds all memory as it was; the checkpoint is in both stores in the end."""
+    try:
+        with served(lab, "--memory", "64", "--rewrite", "0.05", address=lab.service(4)) as pid:
+            with talking(lab, 4) as client:
+                client.wait_for_replies()
+                options = ("--tcp", "keep", "--move-ip", f"{lab.services[4]}@{lab.device}", "--lazy")
+                result = migrate(lab, pid, *options)
+                report = client.wait_for_replies()
+                assert (report["wrong"], report["ended"], report["hosts"]) == (None, None, ["source", "destination"])
+                assert client.check()["memory"] == "intact"
+            for host, state in (("source", "done"), ("destination", "done")):
+                assert [move["state"] for move in find_moves(lab, host)] == [state]
+                lab.run(host, "crckpt", "verify", result["checkpoint"])
+            (process,) = copies(lab)
+            assert (process.host, process.pid) == ("destination", pid)
+    finally:
+        lab.bring_service_back(4)
+
+
 def test_ten_moves_to_and_fro(lab: TwoHosts) -> None:
     """A move back sends little: the other store has most of it."""
     hosts = ("source", "destination")

@@ -1,7 +1,7 @@
 """Restore a checkpoint lazily, with a helper whose background waits: only what the program touches is filled.
 
 Run as `lazy_restore.py STORE REF GATE`, it prints the PIDs of the root, of the helper and of its guard as JSON. The
-background waits until the file GATE exists. Run as `lazy_restore.py GATE DESCRIPTOR`, it is that helper.
+background waits until the file GATE exists. Run as `lazy_restore.py GATE DESCRIPTOR DESCRIPTOR`, it is that helper.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def restore_lazily(store: Path, ref: str, gate: str) -> None:
     sys.stdout.write(json.dumps({"root": done.pid, "helper": sorted(filler.tids)}))
 
 
-def help_gated(gate: Path, descriptor: int) -> None:
+def help_gated(gate: Path, *descriptors: int) -> None:
     """Be the helper."""
     fill = AddressSpace.fill
 
@@ -39,7 +39,7 @@ def help_gated(gate: Path, descriptor: int) -> None:
         fill(space, batch)
 
     AddressSpace.fill = wait_and_fill  # type: ignore[assignment,method-assign]
-    server.main(descriptor)
+    server.main(*descriptors)
 
 
 if __name__ == "__main__":

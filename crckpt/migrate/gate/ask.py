@@ -101,7 +101,7 @@ class _Asking:
             moved_addresses=options.addresses,
             allows_weaker=options.allow_weaker,
             tty=options.tty,
-            lazy=options.lazy,
+            lazy=options.lazy is not None,
         )
 
     def _is_in_our_time(self) -> bool:

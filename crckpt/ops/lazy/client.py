@@ -17,27 +17,44 @@ from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.process import run
 from crckpt.model import CheckpointId
+from crckpt.ops.lazy.fetch import serve_fetches
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.protocol import Attach, Attached, Failed, Message, Plan, Planned, Started, decode, encode
+from crckpt.ops.lazy.protocol import (
+    Arrived,
+    Attach,
+    Attached,
+    Failed,
+    Filled,
+    Message,
+    Plan,
+    Planned,
+    Started,
+    decode,
+    encode,
+)
+from crckpt.store.late_backend import Fetch
 
 # -P: Python takes no module from the current directory, which may be another user's.
 _HELPER: Final = (sys.executable, "-P", "-m", "crckpt.ops.lazy.server")
 _PATIENCE_S: Final = 60.0
 
-_Answer = TypeVar("_Answer", Started, Planned, Attached)
+_Answer = TypeVar("_Answer", Started, Planned, Attached, Filled)
 
 
 class Filler:
     """The helper, started before it is needed: it takes a moment to start."""
 
     def __init__(self, words: tuple[str, ...] = _HELPER) -> None:
-        """Start it: by `words`, and the number of a descriptor. Raises HostCannot, RestoreFailed."""
+        """Start it: by `words`, and the numbers of two descriptors. Raises HostCannot, RestoreFailed."""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX)
-        with theirs:
+        self._packs, their_packs = socket.socketpair(socket.AF_UNIX)
+        self._manifest = b""
+        with theirs, their_packs:
+            keep = (theirs.fileno(), their_packs.fileno())
             self._child = run.start(
-                (*words, str(theirs.fileno())),
+                (*words, *map(str, keep)),
                 output=Path(os.devnull),
-                keep=(theirs.fileno(),),
+                keep=keep,
                 python_path=Path(__file__).parents[3],
             )
         self._connection.settimeout(_PATIENCE_S)
@@ -49,14 +66,30 @@ class Filler:
         """Let it go on alone if it has a tree; otherwise it ends."""
         self._lines.close()
         self._connection.close()
+        self._packs.close()
         if self._has_tree:
             self._child.abandon()
         else:
             self._child.wait()
 
+    def serve(self, manifest: bytes, fetch: Fetch) -> None:
+        """Serve the packs of a checkpoint that come later: the helper reads them by `fetch` until `wait_until_filled`.
+
+        If we end before that, it ends the tree.
+        """
+        self._manifest = manifest
+        serve_fetches(self._packs.dup(), fetch)
+
+    def wait_until_filled(self) -> None:
+        """Report that all packs are in the store, and wait until the memory is complete. Raises RestoreFailed."""
+        if self._has_tree:
+            self._connection.settimeout(None)
+            self._send(Arrived())
+            self._receive(Filled)
+
     def plan(self, store: Path, checkpoint: CheckpointId, processes: tuple[ProcessPlan, ...]) -> None:
         """Let it find the pages of a checkpoint. It does that while CRIU builds the tree."""
-        self._send(Plan(str(store), checkpoint, processes))
+        self._send(Plan(str(store), checkpoint, processes, self._manifest))
 
     def attach(self, root: int, pids: Mapping[int, int]) -> None:
         """In the hold: let it supply the pages that the processes lack; `pids` are ours by those in the checkpoint.

@@ -30,6 +30,16 @@ def open_mark(root: int, start: int) -> int:
     return descriptor
 
 
+def wait_until_released(root: int, start: int) -> None:
+    """Wait while a helper fills the memory of this tree, or ends it."""
+    with suppress(FileNotFoundError):
+        descriptor = os.open(_directory() / f"{root}-{start}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        finally:
+            os.close(descriptor)
+
+
 def remove_mark(root: int, start: int) -> None:
     """Remove the mark of a tree whose memory is complete."""
     (_directory() / f"{root}-{start}").unlink(missing_ok=True)

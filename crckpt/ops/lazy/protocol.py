@@ -12,11 +12,16 @@ from crckpt.ops.lazy.plan import ProcessPlan
 
 
 class Plan(Struct, frozen=True, tag=True):
-    """The store, the checkpoint, and what is to be filled of its processes. Answered by Planned."""
+    """The store, the checkpoint, and what is to be filled of its processes. Answered by Planned.
+
+    With `manifest` the store does not have the checkpoint yet: until Arrived, the helper fills only what threads wait
+    for, and fetches it over its second socket. If the first one is closed before that, it ends the tree.
+    """
 
     store: str
     checkpoint: CheckpointId
     processes: tuple[ProcessPlan, ...]
+    manifest: bytes = b""
 
 
 class Started(Struct, frozen=True, tag=True):
@@ -45,13 +50,21 @@ class Attached(Struct, frozen=True, tag=True):
     whole: tuple[int, ...] = ()
 
 
+class Arrived(Struct, frozen=True, tag=True):
+    """All packs are in the store. Answered by Filled."""
+
+
+class Filled(Struct, frozen=True, tag=True):
+    """The memory of the tree is complete."""
+
+
 class Failed(Struct, frozen=True, tag=True):
     """The helper ends, before the tree runs."""
 
     message: str
 
 
-Message: TypeAlias = Started | Plan | Planned | Attach | Attached | Failed
+Message: TypeAlias = Started | Plan | Planned | Attach | Attached | Arrived | Filled | Failed
 
 _DECODER: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
 

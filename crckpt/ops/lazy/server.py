@@ -1,7 +1,7 @@
 """The helper that fills the memory of a restored tree while the tree runs.
 
-Run as `python -m crckpt.ops.lazy.server DESCRIPTOR`, a socket to the restore. It goes on after the restore has ended,
-until all memory is there. Its parent guards the tree: see `guard`.
+Run as `python -m crckpt.ops.lazy.server DESCRIPTOR [PACKS]`, sockets to the restore. It goes on after the restore has
+ended, until all memory is there. Its parent guards the tree: see `guard`.
 """
 
 from __future__ import annotations
@@ -17,30 +17,52 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 
-from crckpt.errors import HostCannot, error_text
+from crckpt.errors import HostCannot, IntegrityError, error_text
 from crckpt.host.proc import procfs
 from crckpt.host.process.userfaultfd_taker import take_one
 from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.ops.lazy.address_space import AddressSpace
+from crckpt.ops.lazy.fetch import Fetcher
 from crckpt.ops.lazy.guard import GuardedTree, fork_guarded
 from crckpt.ops.lazy.marks import open_mark, remove_mark
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.protocol import Attach, Attached, Failed, Message, Plan, Planned, Started, decode, encode
+from crckpt.ops.lazy.protocol import (
+    Arrived,
+    Attach,
+    Attached,
+    Failed,
+    Filled,
+    Message,
+    Plan,
+    Planned,
+    Started,
+    decode,
+    encode,
+)
 from crckpt.ops.lazy.segments import Segment, Segments
 from crckpt.store import Repository
+from crckpt.store.format.manifest import unseal
+from crckpt.store.late_backend import LateBackend
 from crckpt.store.read.contents import Contents
 
-_Message = TypeVar("_Message", Plan, Attach)
+_Message = TypeVar("_Message", Plan, Attach, Arrived)
 
 _FAULT_THREADS: Final = 2
 _POLL_S: Final = 0.02
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
+
+
+class Late(NamedTuple):
+    """Packs that come while the tree runs: `wait` returns once they are here; `descriptor` is readable then."""
+
+    descriptor: int
+    wait: Callable[[], None]
 
 
 class _Filling:
@@ -53,6 +75,8 @@ class _Filling:
         self._faults: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
         self._batches: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
         self._spaces: list[AddressSpace] = []
+        self._fillers = len(os.sched_getaffinity(0))
+        self._late: Late | None = None
 
     def add(self, space: AddressSpace) -> None:
         """Fill this one, too."""
@@ -62,18 +86,31 @@ class _Filling:
         for batch in space.left:
             self._batches.put((space, batch))
 
-    def begin(self) -> None:
-        """Begin to fill."""
-        for work in (*[self._resolve] * _FAULT_THREADS, *[self._fill] * len(os.sched_getaffinity(0))):
-            threading.Thread(target=self._run, args=(work,), daemon=True).start()
+    def begin(self, late: Late | None) -> None:
+        """Begin to fill what threads wait for; everything else, too, unless the packs come later."""
+        self._late = late
+        if late is not None:
+            self._waiting.register(late.descriptor, select.EPOLLIN)
+        for work in (*[self._resolve] * _FAULT_THREADS, *([self._fill] * self._fillers if late is None else [])):
+            self._start(work)
 
     def finish(self) -> None:
         """Pass faults on until all memory is there."""
-        while not all(space.has_ended for space in self._spaces):
+        while self._late is not None or not all(space.has_ended for space in self._spaces):
             for descriptor, _ in self._waiting.poll(_POLL_S):
+                if self._late is not None and descriptor == self._late.descriptor:
+                    self._late.wait()
+                    self._waiting.unregister(descriptor)
+                    self._late = None
+                    for work in [self._fill] * self._fillers:
+                        self._start(work)
+                    continue
                 space = self._by_descriptor[descriptor]
                 for address in space.take_faults():
                     self._faults.put((space, address))
+
+    def _start(self, work: Callable[[], NoReturn]) -> None:
+        threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
     def _run(self, work: Callable[[], NoReturn]) -> None:
         try:
@@ -95,8 +132,10 @@ class _Filling:
 class _Helper:
     """Answers the restore, then fills."""
 
-    def __init__(self, tree: GuardedTree, connection: socket.socket) -> None:
+    def __init__(self, tree: GuardedTree, connection: socket.socket, packs: socket.socket | None) -> None:
+        """`packs` is for parts of packs that come later."""
         self._tree = tree
+        self._packs = packs
         self._connection = connection
         self._lines = connection.makefile("rb")
         self._mark = -1
@@ -110,15 +149,21 @@ class _Helper:
         repository = Repository.open(Path(plan.store))
         # Until the end: nobody may remove the packs.
         with repository.shared():
-            contents = Contents(repository.backend, repository.get(plan.checkpoint))
+            contents = self._open(plan, repository)
             pages = [ProcessPages(contents, process.pagemap, process.ranges) for process in plan.processes]
             self._send(Planned())
             attach = self._receive(Attach)
             if attach is None:
                 return
-            self._fill(attach, dict(zip(plan.processes, pages, strict=True)))
+            self._fill(attach, dict(zip(plan.processes, pages, strict=True)), is_late=bool(plan.manifest))
 
-    def _fill(self, attach: Attach, pages: Mapping[ProcessPlan, ProcessPages]) -> None:
+    def _open(self, plan: Plan, repository: Repository) -> Contents:
+        if not plan.manifest or self._packs is None:
+            return Contents(repository.backend, repository.get(plan.checkpoint))
+        checkpoint = unseal(plan.manifest, plan.checkpoint)
+        return Contents(LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch), checkpoint)
+
+    def _fill(self, attach: Attach, pages: Mapping[ProcessPlan, ProcessPages], *, is_late: bool) -> None:
         root = attach.tasks[attach.root]
         self._mark = open_mark(*root)
         filling = _Filling(self._end_tree)
@@ -134,9 +179,15 @@ class _Helper:
             filling.add(AddressSpace(pid, of_process, missing, segments, filling.add))
         self._tree.write(tuple(attach.tasks.values()))
         self._send(Attached(tuple(whole)))
-        filling.begin()
+        filling.begin(Late(self._connection.fileno(), self._wait_for_packs) if is_late else None)
         filling.finish()
         remove_mark(*root)
+        if is_late:
+            self._send(Filled())
+
+    def _wait_for_packs(self) -> None:
+        if self._receive(Arrived) is None:
+            raise IntegrityError("the connection to the other host was lost")
 
     def _end_tree(self, error: Exception) -> NoReturn:
         """End without success: then the guard ends the tree. The mark says why."""
@@ -186,8 +237,8 @@ def _fill_whole(pid: int, pages: ProcessPages) -> None:
             write_memory(pid, ours, np.array([[piece.origin, piece.length]], np.uint64))
 
 
-def main(descriptor: int) -> NoReturn:
-    """Run the helper. `descriptor` is a socket."""
+def main(descriptor: int, packs: int | None = None) -> NoReturn:
+    """Run the helper. `descriptor` is a socket; so is `packs`, for parts of packs that come later."""
     tree = GuardedTree()
     # The restore, its session and its terminal may end before us.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -196,7 +247,7 @@ def main(descriptor: int) -> NoReturn:
     fork_guarded(tree)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    helper = _Helper(tree, socket.socket(fileno=descriptor))
+    helper = _Helper(tree, socket.socket(fileno=descriptor), socket.socket(fileno=packs) if packs is not None else None)
     try:
         helper.run()
     except Exception as error:
@@ -206,4 +257,4 @@ def main(descriptor: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    main(*map(int, sys.argv[1:]))

@@ -76,12 +76,14 @@ def restore(
     before_run: BeforeRun | None = None,
     unpacked: UnpackedFrames | None = None,
     filler: Filler | None = None,
+    repository: Repository | None = None,
 ) -> RestoreResult:
     """Restore the checkpoint that `request.ref` names; with `or_older`, the newest one of its job that restores.
 
     In the foreground, `announce` is called with the result before the tree runs. `before_run` is of a move, which has
     a detached restore as its last step here: no other restore of the job is possible meanwhile. `unpacked` is
     memory of the checkpoint that need not be read. With `filler` the tree runs before its memory is filled.
+    `repository` is the store if it is not that of the context.
 
     After a failure nothing is left behind, and the same restore can be tried again. Raises NoSuchCheckpoint,
     IntegrityError, PreflightRefused, HostCannot, RestoreFailed, and StoreLocked if another restore of the job is in
@@ -89,7 +91,7 @@ def restore(
     """
     if request.or_older and not request.preflight:
         raise UsageError("--or-older cannot be combined with --no-preflight", hint="leave one of them out")
-    repository = context.repository()
+    repository = repository or context.repository()
     with ExitStack() as stack:
         stack.enter_context(repository.shared())
         # A damaged manifest may be the job's newest: without --or-older nothing older is taken in its place.
@@ -120,12 +122,14 @@ def restore(
         return _restore_newest(request, context, repository, newest, announce)
 
 
-def check_restore(request: RestoreRequest, context: Context, checkpoint: Checkpoint) -> RestoreResult:
+def check_restore(
+    request: RestoreRequest, context: Context, checkpoint: Checkpoint, repository: Repository | None = None
+) -> RestoreResult:
     """Check whether a checkpoint whose packs are in the store could be restored; its manifest need not be there.
 
     Raises what `restore` raises.
     """
-    repository = context.repository()
+    repository = repository or context.repository()
     with repository.shared():
         wanted = replace(request, dry_run=True)
         return _restore_checkpoint(RestoreAttempt(wanted, context, repository, checkpoint, context.criu()))

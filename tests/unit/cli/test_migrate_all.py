@@ -58,7 +58,7 @@ def test_nothing_runs_here(typed: CommandLine) -> None:
 
 
 def make_request(bandwidth: int | None = None) -> MigrateRequest:
-    options = RestoreOptions(tcp="close", tty="new", allow_weaker=True, preflight=False, lazy=True)
+    options = RestoreOptions(tcp="close", tty="new", allow_weaker=True, preflight=False, lazy="local")
     return MigrateRequest(
         "",
         "node2",
@@ -94,7 +94,10 @@ def test_no_option_of_the_command_is_forgotten(tmp_path: Path) -> None:
     """Each move gets it, or it belongs to `--all` or to a command without `--all`."""
     context = Context(store=tmp_path, criu_option=Path("/criu"))
     request = replace(make_request(50 << 20), check=True, bandwidth_clock=Path("/clock"))
-    passed = {word.partition("=")[0] for word in make_options(request, context, Path("/config"), 2)}
+    # One excludes the other.
+    late = replace(request, options=replace(request.options, lazy="source"))
+    words = (*make_options(request, context, Path("/config"), 2), *make_options(late, context, Path("/config"), 2))
+    passed = {word.partition("=")[0] for word in words}
     others = {"--all", "--at-once", "--json", "--quiet", "--move-ip", "--list", "--resume", "--source-is-gone"}
     names = {name for option in make_parser("migrate").params for name in option.opts if name.startswith("--")}
     assert names == passed | others

@@ -17,6 +17,8 @@ from crckpt.migrate.messages import (
     Aborted,
     Answers,
     AnyMessage,
+    Complete,
+    Content,
     Ended,
     Failed,
     Files,
@@ -28,6 +30,7 @@ from crckpt.migrate.messages import (
     Prepare,
     Prepared,
     Questions,
+    Read,
     Rehearse,
     RestoreOptions,
     Resume,
@@ -44,7 +47,7 @@ from crckpt.model import CheckpointId, JobName
 ID = CheckpointId("ab" * 32)
 MOVE = "0123456789abcdef"
 FINDING = Finding("key", "it stands in the way", "remove it")
-OPTIONS = RestoreOptions("keep", "rewind", "null", allow_weaker=True)
+OPTIONS = RestoreOptions("keep", "rewind", "null", allow_weaker=True, lazy="source")
 ADDRESSES = ("192.0.2.1/24@eth0", "fd00::1/64@br-lan.2")
 
 EXAMPLES: tuple[AnyMessage, ...] = (
@@ -63,6 +66,9 @@ EXAMPLES: tuple[AnyMessage, ...] = (
     Prepared(4321),
     Ended(MOVE),
     Running(4321, 12.5, (FINDING,)),
+    Read(7, "cd" * 32, 1 << 30, 4096),
+    Content(7, 1 << 40, b"\x00page"),
+    Complete(),
     Abort("the user interrupted it"),
     Aborted(),
     Failed(24, "refused", "do that", ("one", "two")),
