@@ -41,12 +41,13 @@ class Move:
 class CrckptMove:
     """The seconds that a move by crckpt took, and what it sent.
 
-    `downtime` is the client's, `counted` what crckpt says; `frozen`: the freeze of its last round; `back`: what a
-    move back sends; in bytes.
+    `downtime` is the client's, `counted` what crckpt says, `estimated` what it said before; `frozen`: the freeze of its
+    last round; `sent`: all bytes on the wire; `back`: those of a move back.
     """
 
     downtime: float
     counted: float
+    estimated: float
     frozen: float
     total: float
     sent: float
@@ -80,9 +81,13 @@ def _rows_of(size: int, bare: list[Move], ours: list[CrckptMove], lazy: list[Crc
 
     for step in (field.name for field in fields(Move)):
         yield Row("migration", f"{name}, criu and tar | ssh: {step}", "s", tuple(getattr(move, step) for move in bare))
-    for step in ("counted", "frozen", "total"):
-        yield Row("migration", f"{name}, crckpt: {step}", "s", tuple(getattr(move, step) for move in ours))
     downtimes = [our.downtime for our in ours]
+    for step in ("counted", "estimated"):
+        values = tuple(getattr(move, step) for move in ours)
+        yield Row("migration", f"{name}, crckpt: {step}", "s", values, "client", tuple(downtimes))
+    yield Row("migration", f"{name}, crckpt: frozen", "s", tuple(our.frozen for our in ours))
+    totals = tuple(move.dump + move.copy + move.restore for move in bare)
+    yield Row("migration", f"{name}: total", "s", tuple(our.total for our in ours), "criu and tar | ssh", totals)
     yield make_row("downtime", "s", downtimes, "criu and tar | ssh", [move.downtime for move in bare], 0.2)
     floor = [our.frozen + move.bare_restore for our, move in zip(ours, bare, strict=True)]
     yield make_row("downtime", "s", downtimes, "frozen, then criu restore", floor, 2.0)
@@ -112,6 +117,7 @@ def measure_move(lab: TwoHosts, size: int, *more: str) -> CrckptMove:
     return CrckptMove(
         downtime=report["recent_gap_ms"] / 1000,
         counted=there["downtime_ms"] / 1000,
+        estimated=there["rounds"][-1]["estimated_ms"] / 1000,
         frozen=there["rounds"][-1]["frozen_ms"] / 1000,
         total=there["seconds"],
         sent=there["sent_bytes"],
