@@ -47,7 +47,8 @@ def migrate(
         bool,
         typer.Option(
             "--send-files",
-            help="Send the files that the program only reads or runs, if the other host lacks them.",
+            help="Send the files that the program only reads or runs, if the other host lacks them; and its logs, with "
+            "what it adds to them.",
         ),
     ] = False,
     tcp: Annotated[

@@ -30,6 +30,7 @@ from crckpt.migrate.connection_errors import ConnectionLost, GivenUp
 from crckpt.migrate.gate.answers import answer, encode_answers
 from crckpt.migrate.gate.questions import decode_questions
 from crckpt.migrate.gate.send_files import receive_files
+from crckpt.migrate.gate.send_tails import receive_tails
 from crckpt.migrate.post_copy import PostCopy, wait_until_decided
 from crckpt.migrate.receive_packs import Receiver
 from crckpt.migrate.restores import claimed_addresses, make_addresses, make_restore_request, release_or_explain
@@ -100,6 +101,7 @@ class Destination:
         message = self._connection.receive(
             messages.Questions,
             messages.Files,
+            messages.Tails,
             messages.Offer,
             messages.Rehearse,
             messages.Prepare,
@@ -123,6 +125,8 @@ class Destination:
                 self._connection.send(self._answer_questions(message))
             case messages.Files():
                 receive_files(self._connection, message)
+            case messages.Tails():
+                receive_tails(self._connection, message)
             case messages.Offer():
                 self._receiver.answer_offer(self._connection, message)
             case messages.Rehearse():
@@ -177,7 +181,7 @@ class Destination:
             taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
             self._filler = self._claimed.enter_context(started_filler(taken))
         try:
-            request = make_restore_request(checkpoint.id, message.options)
+            request = replace(make_restore_request(checkpoint.id, message.options), still_runs=True)
             found = check_restore(request, self._context, checkpoint, store)
         except PreflightRefused as refused:
             blockers = tuple(Finding("refused", what, remedy) for what, remedy in refused.findings)

@@ -21,6 +21,7 @@ from crckpt.migrate import messages
 from crckpt.migrate.addresses import find_here, leave_source, unlocked_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
+from crckpt.migrate.gate.send_tails import SentLogs
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.late_packs import serve_reads
 from crckpt.migrate.packs import send_packs
@@ -32,6 +33,7 @@ from crckpt.store.moves import Move, advance, store_move
 
 # Seconds: a killed process may have to free much memory first.
 _ENDED_WITHIN_S: Final = 60.0
+_NO_LOGS: Final = SentLogs(())
 
 
 class SourceMove:
@@ -43,6 +45,7 @@ class SourceMove:
         repository: Repository,
         connection: Connection,
         hello: messages.Hello,
+        logs: SentLogs = _NO_LOGS,
         *,
         is_late: bool = False,
     ) -> None:
@@ -51,6 +54,7 @@ class SourceMove:
         self.readable: set[str] | None = set() if is_late else None
         if self.readable is not None:
             serve_reads(connection, repository.backend, self.readable)
+        self.logs = logs
         self.repository = repository
         self.connection = connection
         self.hello = hello
@@ -117,6 +121,7 @@ class LiveHandOver:
         self._run_id = checkpoint.run_id or ""
         # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
         source.offer_packs_of(checkpoint, ignore_progress)
+        source.logs.send_gained(source.connection)
         self._checkpoint = checkpoint
         run_hook(self._hooked, "prepare")
         move = source.move

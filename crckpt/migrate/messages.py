@@ -5,6 +5,8 @@ Source and destination say Hello at once. After that the source asks and the des
     Questions                           Answers
     Files                               Lacking
     Pack, its data, Pack, ...; Sent     Stored
+    Tails                               Lacking
+    Pack, its data, Pack, ...; Sent     Stored
     Offer                               Lacking
     Pack, its data, Pack, ...; Sent     Stored
     Rehearse                            Verdict
@@ -115,6 +117,12 @@ class Files(Message, frozen=True):
 
     The gate defines the content.
     """
+
+    content: bytes
+
+
+class Tails(Message, frozen=True):
+    """What logs of the tree have gained; answered and sent as `Files` are. The gate defines the content."""
 
     content: bytes
 
@@ -288,6 +296,7 @@ AnyMessage: TypeAlias = (
     | Questions
     | Answers
     | Files
+    | Tails
     | Offer
     | Lacking
     | Pack

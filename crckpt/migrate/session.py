@@ -72,7 +72,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
             report.say(f"note: {each.what}")
         named = replace(request, job=target.job)
         try:
-            return move_tree(named, root, context, repository, connection, hello, found.warnings, report)
+            return move_tree(named, root, context, repository, connection, hello, found, report)
         except MoveInDoubt as doubt:
             stack.close()
             return _finish(named, context, repository, doubt, report)
@@ -152,7 +152,7 @@ def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connectio
 
 
 def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) -> tuple[Questions, GateReport]:
-    questions = ask(target, request.options)
+    questions = ask(target, request.options, sends_files=request.send_files)
     sent = time.time()
     connection.send(messages.Questions(encode_questions(questions)))
     answers = decode_answers(connection.receive(messages.Answers).content)

@@ -19,6 +19,8 @@ from crckpt.migrate import messages
 from crckpt.migrate.addresses import find_here
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
+from crckpt.migrate.gate.report import GateReport
+from crckpt.migrate.gate.send_tails import SentLogs
 from crckpt.migrate.hand_over import LiveHandOver, SourceMove
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
@@ -87,7 +89,7 @@ def move_tree(
     repository: Repository,
     connection: Connection,
     hello: messages.Hello,
-    warnings: tuple[Finding, ...],
+    found: GateReport,
     report: Report,
 ) -> MigrateResult:
     """Move the tree of `request`, which has this root.
@@ -104,7 +106,10 @@ def move_tree(
         remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
         options=to_builtins(request.options),
     )
-    source = SourceMove(move, repository, connection, hello, is_late=request.options.lazy == "source")
+    logs = SentLogs(found.logs)
+    # Before anything is frozen: this also compares what is there already.
+    logs.send_gained(connection)
+    source = SourceMove(move, repository, connection, hello, logs, is_late=request.options.lazy == "source")
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
     hand_over = LiveHandOver(source, request.options, hooked, report)
     made: list[CheckpointId] = []
@@ -115,6 +120,7 @@ def move_tree(
         if shared := find_shared_file_systems():
             # What it has written so far, so that the freeze need not wait for that.
             write_back(proc.read_tree(root).pids, shared)
+        source.logs.send_gained(connection)
         # A restore that began before could bring back a copy after the tree has ended here.
         with repository.restoring(job), capturing(find_here(request.options.addresses)) as hand_over.capture:
             # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
@@ -141,7 +147,7 @@ def move_tree(
         downtime_ms,
         time.monotonic() - began,
         request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
-        warnings=tuple(dict.fromkeys((*warnings, *_reword(running.warnings, source, context), *late))),
+        warnings=tuple(dict.fromkeys((*found.warnings, *_reword(running.warnings, source, context), *late))),
         terminal_log=running.terminal_log,
     )
 
@@ -234,6 +240,8 @@ def _copy_rounds(
         made.append(checkpoint.id)
         dumped, sent = time.monotonic(), source.connection.sent_bytes
         source.offer_packs_of(checkpoint, report.sending)
+        # Each is at least as long there as the checkpoint says.
+        source.logs.send_gained(source.connection)
         send_s = time.monotonic() - dumped
         _rehearse(request, context, source, checkpoint)
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)

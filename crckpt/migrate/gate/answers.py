@@ -51,6 +51,7 @@ class Answers(Struct, frozen=True):
 
     - `received`, `sent`: when the questions came and the answers went, in seconds since 1970 by this host's clock
     - `lacking`: the ids of files that are not there
+    - `logs`: of those that the source completes, the ids and the sizes that they have there
     """
 
     host: Host
@@ -59,6 +60,7 @@ class Answers(Struct, frozen=True):
     blockers: Findings = ()
     warnings: Findings = ()
     lacking: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
+    logs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=1 << 20)] = ()
 
 
 def answer(questions: Questions, context: Context, move: tuple[str, str] | None = None) -> Answers:
@@ -78,6 +80,7 @@ def answer(questions: Questions, context: Context, move: tuple[str, str] | None 
         _to_answers(found.blockers),
         _to_answers(found.warnings),
         found.lacking,
+        found.logs,
     )
 
 

@@ -44,12 +44,12 @@ _MOST_TEXT: Final = 1000
 _BY_DEFAULT: Final = RestoreOptions()
 
 
-def ask(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT) -> Questions:
+def ask(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT, *, sends_files: bool = False) -> Questions:
     """Ask about the tree of an examined target, which is to be restored with these options.
 
     It may go on changing: the preflight of its checkpoint looks again.
     """
-    return _Asking(target).questions(options)
+    return _Asking(target).questions(options, sends_files)
 
 
 class _Asking:
@@ -63,7 +63,7 @@ class _Asking:
         self._terminals: dict[tuple[str, int], AskedTerminal] = {}
         self._pipes: dict[tuple[int, int], AskedPipe] = {}
 
-    def questions(self, options: RestoreOptions) -> Questions:
+    def questions(self, options: RestoreOptions, sends_files: bool) -> Questions:
         target, observed = self._target, self._observed
         module = _security_module()
         opened: dict[int, list[Descriptor]] = {}
@@ -101,6 +101,7 @@ class _Asking:
             moved_addresses=options.addresses,
             allows_weaker=options.allow_weaker,
             tty=options.tty,
+            sends_files=sends_files,
             lazy=options.lazy is not None,
         )
 

@@ -4,7 +4,7 @@
   checkpoint after which something changed.
 - The content of a file without a build-id is compared by a digest. Of a large file, or one that cannot be read, only
   size and time are, and a finding says so.
-- Of a log (opened only to append) only the size counts, as in a restore.
+- Of a log (opened only to append) only the size counts, as in a restore. With --send-files it may be shorter.
 - A file on a network file system that both hosts have mounted is the same file.
 """
 
@@ -30,6 +30,7 @@ _MOST_IN_USE: Final = 3
 _WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
 _SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
 _SHARE: Final = "keep it on storage that both hosts mount"
+_COMPLETE: Final = f"send it, and what the program adds to it: --send-files; or {_SHARE}"
 # shm_open(3). Its content is not in the images, because it has a name.
 _NAMED_MEMORY: Final = b"/dev/shm/"
 _ANONYMOUS: Final = "let the program share memory without a name (of postgres: dynamic_shared_memory_type = sysv)"
@@ -80,7 +81,7 @@ def _judge_all(
             unasked += 1
         elif here.problem:
             yield cause(_PROBLEMS[here.problem]).finding(**values)
-        elif not _is_shared(question, here):
+        elif not _is_shared(question, here) and not _is_completed(questions, question, here):
             found = {finding.key for finding, _ in check_file(planned, file, host, use, facts)}
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:
@@ -114,6 +115,22 @@ def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: 
             yield cause("lock-everywhere").finding(path=file.name, use=uses.get(number, "opened"))
 
 
+def find_completed(
+    questions: Questions, planned: PlannedRestore, files: dict[int, LocalFile]
+) -> Iterator[tuple[int, int]]:
+    """Find the logs to which the source appends what they lack: the id and the size here of each."""
+    for asked in questions.files if not planned.tree.is_apart("mnt") else ():
+        here = files.get(asked.id)
+        if here is not None and here.state is not None and _is_completed(questions, asked, here):
+            yield asked.id, here.state.size
+
+
+def _is_completed(questions: Questions, asked: AskedFile, here: LocalFile) -> bool:
+    """Return whether the source appends to this log what it lacks; then both compare its begin and its owner."""
+    is_shorter = here.state is not None and stat.S_ISREG(here.state.mode) and here.state.size <= asked.size
+    return questions.sends_files and asked.is_log and is_shorter
+
+
 def _is_shared(asked: AskedFile, here: LocalFile) -> bool:
     # The paths and the numbers of inodes could agree by chance on two such file systems: improbable.
     return bool(asked.shared_by) and (asked.shared_by, asked.inode) == (here.shared_by, here.inode)
@@ -136,7 +153,9 @@ def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, 
 
 def _keep(asked: AskedFile) -> str:
     """Advise how a file that the program writes can be at both hosts."""
-    return _ANONYMOUS if asked.path.startswith(_NAMED_MEMORY) else _SHARE
+    if asked.path.startswith(_NAMED_MEMORY):
+        return _ANONYMOUS
+    return _COMPLETE if asked.is_log else _SHARE
 
 
 def _difference(key: str, asked: AskedFile, here: FileState) -> str:
@@ -156,7 +175,8 @@ def _compare(
     """Compare a file whose kind, mode, size and build agree."""
     if stat.S_ISREG(asked.mode):
         if asked.is_written and (is_log or asked.digest == here.digest):
-            yield cause("file-in-use").finding(**{**values, "same": "size" if is_log else "content"})
+            found = cause("file-in-use").finding(**{**values, "same": "size" if is_log else "content"})
+            yield replace(found, remedy=_keep(asked))
         elif not is_log and not asked.build_id:
             yield from _compare_content(asked, here, values)
     if (asked.uid, asked.gid) != (state.owner, here.gid):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal
 
@@ -72,6 +73,12 @@ class AskedFile(Struct, frozen=True):
     def name(self) -> str:
         """Its path as Python has it."""
         return os.fsdecode(self.path)
+
+    @property
+    def is_log(self) -> bool:
+        """Whether the tree only appends to it, on a file system of its host."""
+        is_appended = self.flags & os.O_ACCMODE == os.O_WRONLY and bool(self.flags & os.O_APPEND)
+        return is_appended and stat.S_ISREG(self.mode) and not self.removed and not self.shared_by
 
 
 class AskedSocket(Struct, frozen=True):
@@ -184,6 +191,7 @@ class Questions(Struct, frozen=True):
     - `security_module`: as in images/inventory.proto
     - `program`: what the tree's root runs
     - `moved_addresses`: to move with the tree, as ADDR/LEN@DEV
+    - `sends_files`: files that are missing, and what logs gain, will be sent
     - `tty`: what the tree is to get instead of its terminal; None: nothing was chosen
     - `lazy`: it is to run before its memory is filled
     """
@@ -209,6 +217,7 @@ class Questions(Struct, frozen=True):
     moved_addresses: Annotated[tuple[Address, ...], Meta(max_length=64)] = ()
     allows_weaker: bool = False
     tty: Literal["new", "null"] | None = None
+    sends_files: bool = False
     lazy: bool = False
 
 

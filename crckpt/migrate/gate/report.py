@@ -42,11 +42,15 @@ class Exchange(Struct, frozen=True):
 
 
 class GateReport(Struct, frozen=True):
-    """What prevents the move of a tree, and what it may lose. `lacking`: files that the destination has not."""
+    """What prevents the move of a tree, and what it may lose.
+
+    `lacking`: files that the destination does not have. `logs`: to complete there, with their sizes there.
+    """
 
     blockers: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
     lacking: tuple[AskedFile, ...] = ()
+    logs: tuple[tuple[AskedFile, int], ...] = ()
 
     def check(self, *, preflight: bool = True) -> None:
         """Raise PreflightRefused, with all blockers, if there are any.
@@ -67,7 +71,7 @@ def make_report(
     Raises IntegrityError if the answers do not belong to the questions.
     """
     files = {file.id: file for file in questions.files}
-    if not files.keys() >= set(answers.lacking):
+    if not files.keys() >= {*answers.lacking, *(number for number, _ in answers.logs)}:
         raise IntegrityError("the answers of the other host name files that it was not asked about")
     plan = target.plan
     there = tuple(_reword(found, questions, answers, host) for found in answers.warnings)
@@ -80,6 +84,7 @@ def make_report(
         ),
         warnings=(*map(reword_dump, plan.warnings), *there, *_compare_clocks(answers, exchange, host)),
         lacking=tuple(files[number] for number in answers.lacking),
+        logs=tuple((files[number], size) for number, size in answers.logs),
     )
 
 

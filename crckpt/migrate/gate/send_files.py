@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from crckpt.causes import mebibytes
 from crckpt.errors import DumpFailed, HostCannot, IntegrityError
@@ -30,6 +30,7 @@ from crckpt.migrate.messages import Files, Lacking, Pack, Sent, Stored
 from crckpt.ops.context import Progress, ignore_progress
 
 _CHANNEL: Final = 0
+_NOTHING: Final = hashlib.sha256().hexdigest()
 
 
 def send_files(connection: Connection, files: Sequence[AskedFile], progress: Progress = ignore_progress) -> None:
@@ -90,8 +91,9 @@ def _describe(file: AskedFile) -> SentFile:
     above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(path))
     if stat.S_ISDIR(file.mode):
         return SentFile(file.path, file.mode, file.uid, file.gid, above)
-    with _opened(file) as descriptor:
-        digest = read_digest(descriptor, file.size)
+    with opened(file) as descriptor:
+        # A log grows: all of it follows as what it has gained.
+        digest = _NOTHING if file.is_log else read_digest(descriptor, file.size)
         mode = stat.S_IFREG | find_permissions(file.mode, descriptor)
     if not digest:
         raise _changed(file)
@@ -99,6 +101,7 @@ def _describe(file: AskedFile) -> SentFile:
 
 
 def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable[[int], None]) -> None:
+    asked = [replace(file, size=0) if file.is_log else file for file in asked]
     files = [_describe(file) for file in asked]
     questions = {file.path: file for file in asked}
     connection.send(Files(encode_files(tuple(files))))
@@ -113,7 +116,7 @@ def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable
 
 
 def _send_content(connection: Connection, file: AskedFile, progress: Callable[[int], None]) -> None:
-    with _opened(file) as descriptor:
+    with opened(file) as descriptor:
         left = file.size
         while left:
             content = os.read(descriptor, min(left, connection.data_bytes))
@@ -125,7 +128,7 @@ def _send_content(connection: Connection, file: AskedFile, progress: Callable[[i
 
 
 @contextmanager
-def _opened(file: AskedFile) -> Iterator[int]:
+def opened(file: AskedFile) -> Iterator[int]:
     """Open the file that the tree uses, by its name. Raises DumpFailed if that leads to another file by now.
 
     The user of the tree may have put a link to a file there that only root may read.

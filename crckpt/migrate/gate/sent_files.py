@@ -1,7 +1,7 @@
 """Files that a move sends (`--send-files`), as they travel, and which may be sent. Pure.
 
 Only what the tree does not write is sent: regular files that it reads, maps or runs; and its working directories,
-empty.
+empty. Logs are sent empty: `send_tails` sends what they have gained since then, which is all.
 """
 
 from __future__ import annotations
@@ -72,14 +72,19 @@ def decode_files(content: bytes) -> tuple[SentFile, ...]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the list of sent files cannot be read: {error}") from error
     for file in files:
-        parts = file.path.split(b"/")
-        is_plain = parts[0] == b"" and len(parts) > 1 and not {b"", b".", b".."} & set(parts[1:])
-        if not is_plain or b"\0" in file.path or len(file.above) != len(parts) - 2:
-            raise IntegrityError("the list of sent files has a path that is not absolute, or not plain")
-        is_regular = stat.S_ISREG(file.mode) and not file.mode & _SPECIAL and file.digest
-        if not (is_regular or (file.is_directory and not file.size)):
-            raise IntegrityError("the list of sent files has a file that may not be sent")
+        check_sent_file(file)
     return files
+
+
+def check_sent_file(file: SentFile) -> None:
+    """Raise IntegrityError unless it may be sent, and its path is absolute and plain."""
+    parts = file.path.split(b"/")
+    is_plain = parts[0] == b"" and len(parts) > 1 and not {b"", b".", b".."} & set(parts[1:])
+    if not is_plain or b"\0" in file.path or len(file.above) != len(parts) - 2:
+        raise IntegrityError("the list of sent files has a path that is not absolute, or not plain")
+    is_regular = stat.S_ISREG(file.mode) and not file.mode & _SPECIAL and file.digest
+    if not (is_regular or (file.is_directory and not file.size)):
+        raise IntegrityError("the list of sent files has a file that may not be sent")
 
 
 def find_sendable(
@@ -105,7 +110,7 @@ def _find_refusal(file: AskedFile, *, is_working_directory: bool) -> str:
         return "" if is_working_directory else "the program has the directory open, and may read what is in it"
     if not stat.S_ISREG(file.mode):
         return "it is not a regular file"
-    if file.is_written:
+    if file.is_written and not file.is_log:
         return "the program writes to it"
     if file.flags & os.O_PATH:
         # For this it needed no right to read it.

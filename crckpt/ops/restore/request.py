@@ -18,6 +18,7 @@ class RestoreRequest(Struct, frozen=True):
     - `terminal`: our descriptor of the terminal that crckpt runs on, if any
     - `tty`: what the tree gets instead of its terminal; `tty_file` is the path for `file`
     - `despite_move`: the program was moved to another host, and no longer runs there
+    - `still_runs`: of a dry run: the tree runs on, and goes on writing its files
     - `output`: our descriptor for what the tree writes into pipes whose other end is not in the tree (foreground only)
     """
 
@@ -35,6 +36,7 @@ class RestoreRequest(Struct, frozen=True):
     tty: TerminalChoice = "ours"
     tty_file: Path | None = None
     despite_move: bool = False
+    still_runs: bool = False
 
 
 class RehearsalRequest(Struct, frozen=True):

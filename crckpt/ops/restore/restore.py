@@ -296,6 +296,7 @@ def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ..
         terminal_owner=_terminal_owner(request),
         may_have_consoles=request.allow_weaker,
         tty=request.tty,
+        still_runs=request.still_runs,
     )
     place = find_work_place(attempt.context, attempt.repository)
     return judge_restore(planned, survey(planned, files, place))

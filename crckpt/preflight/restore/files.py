@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections.abc import Iterator
 from datetime import datetime
@@ -172,7 +173,7 @@ def check_file(
     if not stat.S_ISREG(now.mode):
         return
     size = file.size if file.size is not None else _find_appended_size(planned, path, facts.ends)
-    is_resized = size is not None and size != now.size
+    is_resized = _is_resized(planned, file, size, now.size)
     # Compare the build before the size: a longer build of a library must not be cut back.
     if file.build_id and file.build_id != now.build_id and (now.build_id or is_resized):
         yield finding("file-replaced", build_id=file.build_id), None
@@ -191,6 +192,12 @@ def _local_time(when: datetime) -> str:
 
 def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "file of another kind")
+
+
+def _is_resized(planned: PlannedRestore, file: RegularFile, size: int | None, now: int) -> bool:
+    is_written = file.flags & os.O_ACCMODE != os.O_RDONLY
+    # What a tree that runs on writes is no reason.
+    return size is not None and size != now and not (planned.still_runs and is_written and size < now)
 
 
 def _find_appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]) -> int | None:

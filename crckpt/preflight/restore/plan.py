@@ -28,6 +28,7 @@ class PlannedRestore(Struct, frozen=True):
     - `sockets`: which of our descriptors for the tree's output, 1 and 2, are sockets
     - `terminal_owner`: the user who owns the terminal that the tree gets; None if the owner does not matter
     - `tty`: what the tree gets in the place of its terminal
+    - `still_runs`: the tree runs on, and goes on writing its files: this only checks
     - `may_have_consoles`: the owner of a console that the tree had open does not matter
     """
 
@@ -46,3 +47,4 @@ class PlannedRestore(Struct, frozen=True):
     terminal_owner: int | None = None
     may_have_consoles: bool = False
     tty: TerminalChoice = "ours"
+    still_runs: bool = False

@@ -133,6 +133,21 @@ def test_files_that_grew(
     assert "?" not in str(finding)
 
 
+def test_what_a_program_that_still_runs_writes_is_no_reason(planned: PlannedRestore, host: HostState) -> None:
+    """Of a move that is rehearsed, on storage that both hosts have. A file that is too short is one."""
+    planned = replace(planned, still_runs=True)
+    assert judge_restore(planned, with_changed(host, LOG, size=500)).blockers == ()
+    assert only_blocker(judge_restore(planned, with_changed(host, LOG, size=10))).startswith("file-shrunk")
+    for flags, keys in ((os.O_RDWR, []), (os.O_RDONLY, ["file-grown"])):
+        files = tuple(
+            replace(file, flags=flags) if isinstance(file, RegularFile) and file.path == PLAIN else file
+            for file in planned.tree.files
+        )
+        wanted = replace(planned, tree=replace(planned.tree, files=files))
+        verdict = judge_restore(wanted, with_changed(host, PLAIN, size=500))
+        assert [finding.key for finding in verdict.blockers] == keys
+
+
 def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: HostState) -> None:
     """It may be the program itself, whose PID is no blocker in a new PID namespace."""
     chosen = replace(planned, grown="rewind", new_pid_namespace=True)
