@@ -205,6 +205,9 @@ OF_FILES: Final = frozenset(
 )
 """Keys of findings of a restore's check of files, which a move has in other words."""
 
+_OF_SOURCE: Final = ("--lazy", "--move-ip", "BindAddress")
+"""Words of remedies that are typed or set on the source."""
+
 _WORDED: Final = OF_FILES | {entry.key for entry in MOVES}
 
 
@@ -218,8 +221,7 @@ def reword_dump(finding: Finding) -> Finding:
 def reword(finding: Finding, host: str, **values: object) -> Finding:
     """Return a finding of the destination in the words of a move. `host` names the destination."""
     what, remedy = finding.what, finding.remedy
-    # These are typed or set on the source.
-    is_of_source = finding.key in _WORDED or "--move-ip" in remedy or "BindAddress" in remedy
+    is_of_source = finding.key in _WORDED or any(words in remedy for words in _OF_SOURCE)
     if remedy and not is_of_source:
         remedy = f"on {host}: {remedy}"
     if (words := REWORDED.get(finding.key)) is not None:

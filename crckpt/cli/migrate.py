@@ -134,7 +134,8 @@ def migrate(
         bool,
         typer.Option(
             "--lazy",
-            help="Start the program there, then send its memory. A connection lost before the end ends the program.",
+            help="Post-copy: start the program there, then send its memory. If the connection is lost meanwhile, the "
+            "program ends.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,

@@ -374,7 +374,7 @@ class Destination:
             return
         if move.state == "committed" and self._store is not self._repository:
             raise MoveInDoubt(
-                f"{error.message}; {move.job} was ended here, because not all of its memory had come",
+                f"{error.message}; {move.job} was ended here, because not all of its memory had arrived",
                 hint=f"restore it from its checkpoint: on {move.peer}: crckpt migrate --resume {move.id}",
             )
         if move.state == "committed":

@@ -49,7 +49,7 @@ class SourceMove:
         *,
         is_late: bool = False,
     ) -> None:
-        """Store the record `move`. `is_late`: packs are sent when the tree runs over there."""
+        """Store the record `move`. `is_late`: packs are sent when the tree runs there."""
         # Packs that the destination may read before that.
         self.readable: set[str] | None = set() if is_late else None
         if self.readable is not None:
@@ -152,7 +152,7 @@ class LiveHandOver:
             self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
 
     def _complete(self) -> None:
-        """Send the packs while the tree runs over there."""
+        """Send the packs while the tree runs there."""
         assert self._checkpoint is not None
         source = self._source
         try:
@@ -161,8 +161,8 @@ class LiveHandOver:
         except CrckptError as error:
             self.running = None
             raise MoveInDoubt(
-                f"{error.message}; {source.move.peer} ended {source.move.job}, because not all of its memory had come. "
-                "What it did there is lost; its checkpoint is safe here",
+                f"{error.message}; {source.move.peer} ended {source.move.job}, because not all of its memory had "
+                "arrived. What it did there is lost; its checkpoint is safe here",
                 hint=f"restore it there: crckpt migrate --resume {source.move.id}",
             ) from error
         source.advance("done", is_settled=True)

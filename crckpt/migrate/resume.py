@@ -196,7 +196,7 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
         assert move.checkpoint is not None
         if not repository.backend.exists(checkpoint_directory(move.checkpoint)):
             raise MoveInDoubt(
-                f"not all of the memory of {move.job} came here before the connection was lost; its checkpoint is on "
+                f"not all of the memory of {move.job} arrived before the connection was lost; its checkpoint is on "
                 f"{move.peer}",
                 hint=f"on {move.peer}: crckpt migrate --resume {move.id}",
             )

@@ -138,6 +138,7 @@ def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> No
     [
         ("ip link set eth0 up", "on db2: ip link set eth0 up"),
         ("--move-ip 10.0.0.5/24@DEV:ens3", "--move-ip 10.0.0.5/24@DEV:ens3"),
+        ("leave out --lazy", "leave out --lazy"),
         ("connect from another address: BindAddress", "connect from another address: BindAddress"),
     ],
 )
