@@ -61,7 +61,7 @@ class RestoreAttempt(Struct, frozen=True):
         """Whether CRIU makes the root a child of its parent. In a new PID namespace that is the namespace's init."""
         return (not self.request.detach or self.has_new_terminal) and not self.request.new_pid_namespace
 
-    def await_word(self, root: int, criu: int) -> AfterCommit | None:
+    def wait_before_run(self, root: int, criu: int) -> AfterCommit | None:
         """In the hold of a move: wait until the tree may run; return what to do next. Raises if it must not run."""
         after_commit = self.before_run(root, criu) if self.before_run is not None else None
         if self.filler is not None:

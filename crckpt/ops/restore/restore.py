@@ -360,7 +360,7 @@ def _follow(
         lost.extend(attributes.set_all(criu.init))
         if holder is not None:
             lost.extend(give_terminal(holder, tree, criu.init))
-        after_commit = attempt.await_word(proc.outer_pids((root,), criu.init).get(root, root), criu.run.pid)
+        after_commit = attempt.wait_before_run(proc.outer_pids((root,), criu.init).get(root, root), criu.run.pid)
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
             modes.extend(announce_on_terminal(announce, terminal))
