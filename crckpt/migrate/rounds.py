@@ -88,13 +88,17 @@ class Downtime(Struct, frozen=True):
         return (self.written_s + self.fixed_s) * 1000
 
 
-def estimate_downtime(rounds: list[Round], written_per_s: float | None) -> Downtime:
-    """Estimate the downtime if the tree were frozen now. `written_per_s`: None if that is not known."""
+def estimate_downtime(rounds: list[Round], written_per_s: float | None, *, is_lazy: bool = False) -> Downtime:
+    """Estimate the downtime if the tree were frozen now. `written_per_s`: None if that is not known.
+
+    If the move `is_lazy`, the tree runs before its memory is filled.
+    """
     first, last = rounds[0], rounds[-1]
     left = last.raw_bytes if written_per_s is None else min(written_per_s * last.since_s, first.raw_bytes)
     share = left / last.raw_bytes if last.raw_bytes else 0
     restore_s = last.dump_s - last.store_s if len(rounds) > 1 else last.frozen_s + _RESTORE_S
-    return Downtime((last.store_s + last.send_s) * share, last.frozen_s + restore_s + first.store_s * _FILL_SHARE)
+    fill_s = 0 if is_lazy else first.store_s * _FILL_SHARE
+    return Downtime((last.store_s + last.send_s) * share, last.frozen_s + restore_s + fill_s)
 
 
 def summarise(last: Round, downtime: Downtime, seconds: float) -> RoundSummary:

@@ -248,7 +248,7 @@ def _copy_rounds(
         rounds.append(last)
         before = taken
         written_per_s = last.written_per_s if len(rounds) > 1 else guess_written_per_s(taken)
-        downtime = estimate_downtime(rounds, written_per_s)
+        downtime = estimate_downtime(rounds, written_per_s, is_lazy=request.options.lazy is not None)
         summaries.append(summarise(last, downtime, time.monotonic() - began))
         report.end_round(len(rounds), summaries[-1])
         if why := explain_end(request, rounds, downtime, source.connection.bytes_per_s):

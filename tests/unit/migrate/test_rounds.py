@@ -62,6 +62,8 @@ def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
     assert estimate_downtime([FIRST, busy], 0.0).fixed_s > 5
     difference = estimate_downtime([slow, SECOND], 0.0).fixed_s - estimate_downtime([FIRST, SECOND], 0.0).fixed_s
     assert difference > 1
+    lazy = [estimate_downtime([first, SECOND], 0.0, is_lazy=True) for first in (slow, FIRST)]
+    assert lazy[0] == lazy[1]
 
 
 @pytest.mark.parametrize(
