@@ -47,8 +47,7 @@ def migrate(
         bool,
         typer.Option(
             "--send-files",
-            help="Send the files that the program only reads or runs, if the other host lacks them; and its logs, with "
-            "what it adds to them.",
+            help="Send files that the program only reads or runs, and its logs, if the other host lacks them.",
         ),
     ] = False,
     tcp: Annotated[

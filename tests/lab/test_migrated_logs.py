@@ -84,7 +84,7 @@ def test_another_log_there_is_left_alone(lab: TwoHosts) -> None:
         lab.run("destination", "sh", "-c", f"echo another >{LOG} && chmod 640 {LOG}")
         words = ("crckpt", "migrate", str(pid), "destination", JOB, "--send-files")
         refused = lab.run("source", *words, status=FAILED_THERE).err
-        assert f"{LOG} is not the same log there: it has other content" in refused
+        assert f"{LOG} is not the same log there: its content differs" in refused
         assert read_lines(lab, "destination") == ["another"]
         (process,) = lab.find(LOGGER)
         assert (process.host, process.is_running) == ("source", True)

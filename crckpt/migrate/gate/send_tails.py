@@ -39,7 +39,7 @@ class SentLogs:
         """Send what they have gained since the last time; then the destination has it, durably.
 
         Raises what `Connection` raises; DumpFailed if a log is not the same file any more, or has become shorter;
-        PreflightRefused if it has other content there.
+        PreflightRefused if its content differs there.
         """
         tails = [(log, tail) for log in self._logs if (tail := log.describe()) is not None]
         for first in range(0, len(tails), AT_ONCE):
@@ -132,7 +132,7 @@ def _open_log(placement: Placement, tail: SentTail) -> int:
         os.close(found)
     if tail.before and _read_digest(log, 0, tail.start) != tail.before:
         os.close(log)
-        raise _differs(path, "it has other content")
+        raise _differs(path, "its content differs")
     return log
 
 

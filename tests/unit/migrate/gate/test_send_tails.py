@@ -118,7 +118,7 @@ def test_what_is_there_is_compared_even_if_nothing_was_gained(logs: Logs) -> Non
     logs.there.write_bytes(_FIRST[::-1])
     failure = answered(SentLogs([(logs.asked(), len(_FIRST))]).send_gained)
     assert isinstance(failure, PreflightRefused)
-    assert failure.message == f"{logs.there} is not the same log there: it has other content"
+    assert failure.message == f"{logs.there} is not the same log there: its content differs"
     assert logs.there.read_bytes() == _FIRST[::-1]
 
 
