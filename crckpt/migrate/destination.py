@@ -10,12 +10,11 @@ from typing import Final
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause
+from crckpt.causes import Finding
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.network.late_packets import deliver
-from crckpt.host.process.session_scope import leave_session
 from crckpt.host.steps import step
 from crckpt.host.syscalls.missing_pages import find_refusal
 from crckpt.migrate import messages
@@ -34,6 +33,7 @@ from crckpt.migrate.gate.send_tails import receive_tails
 from crckpt.migrate.post_copy import PostCopy, wait_until_decided
 from crckpt.migrate.receive_packs import Receiver
 from crckpt.migrate.restores import claimed_addresses, make_addresses, make_restore_request, release_or_explain
+from crckpt.migrate.ssh_session import SshSession
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.ops.lazy.client import Filler, started_filler
@@ -70,7 +70,7 @@ class Destination:
         self._release_warning = ""
         self._released_at = 0.0
         self._late_packets: tuple[bytes, ...] = ()
-        self._session: str | None = None
+        self._session = SshSession(source)
         self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
@@ -164,18 +164,13 @@ class Destination:
         addresses = find_there(options.addresses)
         self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
 
-    def _leave_session(self, job: str) -> None:
-        """Leave the session of ssh, if that was not done yet: the tree is to outlive it."""
-        if self._session is None:
-            self._session = leave_session(f"crckpt-{job}", f"{job}, which crckpt moved from {self._source}")
-
     def _rehearse(self, message: messages.Rehearse) -> messages.Verdict:
         if message.options.lazy == "source":
             self._post_copy = self._post_copy or PostCopy(self._connection, self._repository)
             store, checkpoint = self._post_copy.open(message)
         else:
             store, checkpoint = self._repository, self._receiver.check_checkpoint(message.manifest, message.checkpoint)
-        self._leave_session(checkpoint.job)
+        self._session.leave(checkpoint.job)
         self._claim(message.move, message.options, checkpoint)
         if message.options.lazy and self._filler is None:
             taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
@@ -215,7 +210,7 @@ class Destination:
     def _build(self, message: messages.Prepare) -> None:
         """Store the checkpoint, build its tree, hold it until the source says that its own has ended, let it run."""
         self._begin(message)
-        self._leave_session(message.job)
+        self._session.leave(message.job)
         late = self._post_copy if message.options.lazy == "source" else None
         if late is not None:
             self._store, checkpoint = late.open(message)
@@ -235,8 +230,7 @@ class Destination:
         if late is None:
             self._advance("done")
         failed = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
-        in_session = (cause("session-kept").finding(group=self._session),) if self._session else ()
-        warnings = (*result.verdict.warnings, *failed, *in_session)
+        warnings = (*result.verdict.warnings, *failed, *self._session.warnings)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""
         ran_for_ms = (time.monotonic() - self._released_at) * 1000
