@@ -85,6 +85,8 @@ class Connection:
         self._lock, self._receiving, self._putting = threading.Lock(), threading.Lock(), threading.Lock()
         self._handlers: dict[type[Message], Callable[[Any], None]] = {}
         self._lost: CrckptError | None = None
+        self._deadline: float | None = None
+        self._limit_s = 0.0
         self._is_closed = False
         # Something was received or written, or the connection was lost.
         self._changed = Event()
@@ -250,6 +252,18 @@ class Connection:
             with interrupts_deferred(), self._receiving:
                 self._pack_receiver = after
 
+    @contextmanager
+    def limited(self, seconds: float) -> Iterator[None]:
+        """Let all that the block sends and receives take so long at most, all together; then raise ConnectionLost.
+
+        A peer can give signs of life, and do nothing, for ever. The connection can still be used after the block.
+        """
+        self._limit_s, self._deadline = seconds, time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._deadline = None
+
     def _wait(self, is_met: Callable[[], bool], timeout: float | None = None) -> bool:
         """Wait until this is met; return whether it is. Raises what has ended the connection."""
         until = None if timeout is None else time.monotonic() + timeout
@@ -263,8 +277,14 @@ class Connection:
                 self._raise_if_refused()
                 # Not of a silent one: ssh may try for hours to reach it, and a frozen tree waits here.
                 raise (self._explain_end() if isinstance(lost, ConnectionEnded) else None) or lost
-            if until is not None and time.monotonic() >= until:
+            now = time.monotonic()
+            if until is not None and now >= until:
                 return False
+            if self._deadline is not None and now >= self._deadline:
+                raise ConnectionLost(
+                    f"{self.peer} did not finish its part within {self._limit_s:.0f} s",
+                    hint=f"look for what keeps it busy on {self.peer}",
+                )
             # No lock is held here: an interruption is raised at once.
             self._changed.wait(_WAIT_S)
 

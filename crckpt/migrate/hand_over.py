@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import select
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
 
 from crckpt.causes import Finding
-from crckpt.errors import CrckptError, DumpFailed, MoveInDoubt
+from crckpt.errors import CrckptError, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal
 from crckpt.host.network.late_packets import Capture
@@ -21,18 +18,19 @@ from crckpt.migrate import messages
 from crckpt.migrate.addresses import find_here, leave_source, unlocked_source
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
+from crckpt.migrate.gate.rights import Right, refuse_new_rights
 from crckpt.migrate.gate.send_tails import SentLogs
 from crckpt.migrate.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.late_packs import serve_reads
+from crckpt.migrate.limits import limit_restore, limit_sending
 from crckpt.migrate.packs import send_packs
 from crckpt.migrate.request import Report
+from crckpt.migrate.tree_end import TreeEnd
 from crckpt.migrate.write_back import write_back
 from crckpt.ops.context import Progress, ignore_progress
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.moves import Move, advance, store_move
 
-# Seconds: a killed process may have to free much memory first.
-_ENDED_WITHIN_S: Final = 60.0
 _NO_LOGS: Final = SentLogs(())
 
 
@@ -75,7 +73,8 @@ class SourceMove:
     def send_packs_of(self, checkpoint: Checkpoint, progress: Progress = ignore_progress) -> None:
         """Send the packs that the destination lacks."""
         digests = (use.digest for use in checkpoint.packs)
-        with self.repository.shared():
+        within_s = limit_sending(checkpoint, self.connection.bytes_per_s or 0)
+        with self.repository.shared(), self.connection.limited(within_s):
             send_packs(self.connection, self.repository.backend, digests, progress)
 
 
@@ -83,8 +82,15 @@ class LiveHandOver:
     """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.hand_over.HandOver."""
 
     def __init__(
-        self, source: SourceMove, options: messages.RestoreOptions, hooked: HookedMove, report: Report
+        self,
+        source: SourceMove,
+        options: messages.RestoreOptions,
+        hooked: HookedMove,
+        report: Report,
+        rights: frozenset[Right],
     ) -> None:
+        """`rights`: the users and groups that both hosts have alike."""
+        self._rights = rights
         self._source = source
         self._options = options
         self._hooked = hooked
@@ -98,7 +104,7 @@ class LiveHandOver:
         self.ran_at = 0.0
         self.failure: CrckptError | None = None
         self.failed_hook: Finding | None = None
-        self._pidfds: list[int] = []
+        self._tree_end: TreeEnd | None = None
         self._checkpoint: Checkpoint | None = None
 
     def begin(self, tree: proc.Tree, frozen_since: float) -> None:
@@ -106,12 +112,12 @@ class LiveHandOver:
         self.frozen_since = frozen_since
         # Before its buffer is full of what came before the freeze.
         self.capture.take()
+        if not self._options.allow_weaker:
+            refuse_new_rights(tree.root.pid, self._rights)
         if shared := find_shared_file_systems():
             # The destination opens the files next.
             write_back(tree.pids, shared)
-        for pid in tree.pids:
-            with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
-                self._pidfds.append(os.pidfd_open(pid))
+        self._tree_end = TreeEnd(tree)
         self._source.advance("handing-over", root=proc.identify_live_root(tree.root), is_settled=False)
 
     def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
@@ -125,10 +131,11 @@ class LiveHandOver:
         self._checkpoint = checkpoint
         run_hook(self._hooked, "prepare")
         move = source.move
-        source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
-        # While the other side is busy.
-        self._removal = find_removal(self._run_id) if self._run_id else None
-        source.connection.receive(messages.Prepared)
+        with source.connection.limited(limit_restore(checkpoint)):
+            source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
+            # While the other side is busy.
+            self._removal = find_removal(self._run_id) if self._run_id else None
+            source.connection.receive(messages.Prepared)
 
     def decide(self) -> None:
         """See HandOver."""
@@ -137,12 +144,14 @@ class LiveHandOver:
     def end(self) -> None:
         """See HandOver."""
         try:
-            self._wait_until_ended()
+            assert self._tree_end is not None
+            assert self._checkpoint is not None
+            self._tree_end.wait()
             self._source.advance("ended", is_settled=False)
             self.failed_hook = run_late_hook(self._hooked, "commit")
             ended = time.monotonic()
             self.running = complete_hand_over(
-                self._source, self._options.addresses, self._run_id, self._removal, self.capture.take
+                self._source, self._options.addresses, self._checkpoint, self._removal, self.capture.take
             )
             self.ran_at = max(ended, time.monotonic() - self.running.ran_for_ms / 1000)
             if self._source.readable is not None:
@@ -167,29 +176,22 @@ class LiveHandOver:
             ) from error
         source.advance("done", is_settled=True)
 
-    def _wait_until_ended(self) -> None:
-        """Wait until every process of the tree has ended, reaped or not: CRIU kills them, and does not wait."""
-        for descriptor in self._pidfds:
-            ready, _, _ = select.select([descriptor], [], [], _ENDED_WITHIN_S)
-            os.close(descriptor)
-            if not ready:
-                raise DumpFailed("a process of the tree does not end", hint="find it: ps -o pid,stat,wchan -e")
-
 
 def complete_hand_over(
     source: SourceMove,
     addresses: tuple[str, ...],
-    run_id: str,
+    checkpoint: Checkpoint,
     removal: tuple[str, ...] | None = None,
     take_packets: Callable[[], tuple[bytes, ...]] = tuple,
 ) -> messages.Running:
     """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
 
-    `run_id` is of the CRIU whose network lock drops packets here; empty if there is none. `removal` removes it, if
-    that was looked for. `take_packets` returns the packets that have come for the addresses.
+    The network lock of the `checkpoint`'s CRIU drops packets here. `removal` removes it, if that was looked for.
+    `take_packets` returns the packets that have come for the addresses.
     """
     leave_source(find_here(addresses))
-    with unlocked_source(run_id, removal):
+    within_s = limit_restore(checkpoint)
+    with unlocked_source(checkpoint.run_id or "", removal), source.connection.limited(within_s):
         source.connection.send(messages.Ended(source.move.id, take_packets()))
         running = source.connection.receive(messages.Running)
     if source.readable is None:

@@ -150,7 +150,7 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
         with unlocked_source(checkpoint.run_id or ""):
             source.advance("done", is_settled=True)
         return answer
-    return complete_hand_over(source, options.addresses, checkpoint.run_id or "")
+    return complete_hand_over(source, options.addresses, checkpoint)
 
 
 def _resume_destination(move: Move, repository: Repository, context: Context, *, source_is_gone: bool) -> ResumeResult:

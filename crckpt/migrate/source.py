@@ -94,7 +94,7 @@ def move_tree(
 ) -> MigrateResult:
     """Move the tree of `request`, which has this root.
 
-    The gate was passed, with these warnings, and the last move of the job is settled.
+    The gate was passed, with this report, and the last move of the job is settled.
 
     Before the commit every failure lets the tree run on here, and is raised as it is. Raises MoveInDoubt if the tree
     has ended here and does not run there yet.
@@ -111,7 +111,7 @@ def move_tree(
     logs.send_gained(connection)
     source = SourceMove(move, repository, connection, hello, logs, is_late=request.options.lazy == "source")
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
-    hand_over = LiveHandOver(source, request.options, hooked, report)
+    hand_over = LiveHandOver(source, request.options, hooked, report, found.rights)
     made: list[CheckpointId] = []
     with _failure_recorded(source, hooked):
         rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)

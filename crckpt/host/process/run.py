@@ -73,7 +73,12 @@ class Child:
 
     def ends_within(self, seconds: float) -> bool:
         """Wait at most that long for its end; return whether it has ended. It still has to be waited for."""
-        return self.pidfd < 0 or bool(select.select([self.pidfd], [], [], seconds)[0])
+        if self.pidfd < 0:
+            return True
+        # Not select(2): it takes no descriptor above 1023.
+        poll = select.poll()
+        poll.register(self.pidfd, select.POLLIN)
+        return bool(poll.poll(max(seconds, 0) * 1000))
 
     def kill(self) -> None:
         """SIGKILL it, unless it was waited for."""

@@ -31,6 +31,7 @@ from crckpt.migrate.gate.questions import (
     Questions,
     TerminalKind,
 )
+from crckpt.migrate.gate.rights import Right, read_rights
 from crckpt.migrate.messages import RestoreOptions
 from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget
@@ -90,7 +91,7 @@ class _Asking:
             terminals=tuple(self._terminals.values()),
             pipes=tuple(self._pipes.values()),
             locks=tuple(dict.fromkeys(locks)),
-            names=tuple(_names(observed.tree.processes, processes, files)),
+            names=tuple(_names(read_rights(observed.tree.pids), processes, files)),
             closed_pipes=tuple(sorted(observed.closed_pipes)),
             attributes=self._attributes(),
             security_module=module,
@@ -247,22 +248,17 @@ def _terminal_kind(found: Descriptor) -> TerminalKind | None:
 
 
 def _names(
-    live: Iterable[Process], processes: Iterable[AskedProcess], files: Iterable[AskedFile]
+    rights: frozenset[Right], processes: Iterable[AskedProcess], files: Iterable[AskedFile]
 ) -> Iterator[AskedName]:
-    users, groups, users_of_rights, groups_of_rights = set[int](), set[int](), set[int](), set[int]()
-    for process, asked in zip(live, processes, strict=True):
-        # Real, effective, saved, and that of the file system: a process may take on each of the first three.
-        users.update(process.uids)
-        groups.update(process.gids, asked.groups)
-        if any(process.uids):
-            users_of_rights.update(process.uids)
-            groups_of_rights.update(process.gids, asked.groups)
-    users.update(file.uid for file in files)
-    groups.update(file.gid for file in files)
+    users = {number for kind, number in rights if kind == "user"} | {file.uid for file in files}
+    groups = {number for kind, number in rights if kind == "group"} | {file.gid for file in files}
+    for process in processes:
+        users |= {process.uid, process.euid}
+        groups |= {process.gid, process.egid, *process.groups}
     for number in sorted(users):
-        yield AskedName("user", number, _text(find_user_name(number)), number in users_of_rights)
+        yield AskedName("user", number, _text(find_user_name(number)), ("user", number) in rights)
     for number in sorted(groups):
-        yield AskedName("group", number, _text(find_group_name(number)), number in groups_of_rights)
+        yield AskedName("group", number, _text(find_group_name(number)), ("group", number) in rights)
 
 
 def _program(program: Program) -> AskedProgram:

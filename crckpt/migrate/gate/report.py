@@ -11,6 +11,7 @@ from crckpt.causes.moves import reword, reword_dump
 from crckpt.errors import IntegrityError
 from crckpt.migrate.gate.answers import Answers
 from crckpt.migrate.gate.questions import AskedFile, Questions
+from crckpt.migrate.gate.rights import Right
 from crckpt.migrate.gate.sent_files import find_sendable
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.failures import preflight_refusal
@@ -45,12 +46,14 @@ class GateReport(Struct, frozen=True):
     """What prevents the move of a tree, and what it may lose.
 
     `lacking`: files that the destination does not have. `logs`: to complete there, with their sizes there.
+    `rights`: the users and groups whose names it has compared.
     """
 
     blockers: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
     lacking: tuple[AskedFile, ...] = ()
     logs: tuple[tuple[AskedFile, int], ...] = ()
+    rights: frozenset[Right] = frozenset()
 
     def check(self, *, preflight: bool = True) -> None:
         """Raise PreflightRefused, with all blockers, if there are any.
@@ -85,6 +88,7 @@ def make_report(
         warnings=(*map(reword_dump, plan.warnings), *there, *_compare_clocks(answers, exchange, host)),
         lacking=tuple(files[number] for number in answers.lacking),
         logs=tuple((files[number], size) for number, size in answers.logs),
+        rights=frozenset((name.kind, name.number) for name in questions.names if name.gives_rights),
     )
 
 

@@ -17,11 +17,12 @@ from typing import Final
 from msgspec.structs import asdict, replace
 
 from crckpt.causes import mebibytes
-from crckpt.errors import DumpFailed, HostCannot, IntegrityError
+from crckpt.errors import DumpFailed, HostCannot, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
+from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.frames import BadFrame
 from crckpt.migrate.gate.questions import AskedFile
@@ -56,6 +57,7 @@ def receive_files(connection: Connection, message: Files) -> None:
     IntegrityError if the content is not what was announced; OSError. Then nothing of them is left here.
     """
     files = decode_files(message.content)
+    _check_owners(files)
     regular = [file for file in files if not file.is_directory]
     with _placement() as placement:
         directories = [_open_above(placement, file) for file in files]
@@ -89,15 +91,18 @@ def _describe(file: AskedFile) -> SentFile:
     """Describe a file as it is now, with its digest. Raises DumpFailed if it is another one than the tree uses."""
     path = Path(file.name)
     above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(path))
+    user, group = find_user_name(file.uid), find_group_name(file.gid)
     if stat.S_ISDIR(file.mode):
-        return SentFile(file.path, file.mode, file.uid, file.gid, above)
+        return SentFile(file.path, file.mode, file.uid, file.gid, above, user=user, group=group)
     with opened(file) as descriptor:
         # A log grows: all of it follows as what it has gained.
         digest = _NOTHING if file.is_log else read_digest(descriptor, file.size)
         mode = stat.S_IFREG | find_permissions(file.mode, descriptor)
     if not digest:
         raise _changed(file)
-    return SentFile(file.path, mode, file.uid, file.gid, above, file.modified, file.size, digest)
+    return SentFile(
+        file.path, mode, file.uid, file.gid, above, file.modified, file.size, digest, user=user, group=group
+    )
 
 
 def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable[[int], None]) -> None:
@@ -154,6 +159,19 @@ def _changed(file: AskedFile) -> DumpFailed:
     return DumpFailed(
         f"{file.name} has changed since the check; the program keeps running here", hint="run the command again"
     )
+
+
+def _check_owners(files: Sequence[SentFile]) -> None:
+    """Raise PreflightRefused if a file would belong to somebody else here: it may be what only its owner may read."""
+    for file in files:
+        here = (("user", find_user_name(file.uid), file.user), ("group", find_group_name(file.gid), file.group))
+        for kind, name, there in here:
+            if name not in ("", there):
+                raise PreflightRefused(
+                    f"{os.fsdecode(file.path)} belongs to the {kind} {there or 'without a name'} on the source, whose "
+                    f"number is that of {name} here",
+                    hint="copy it there yourself: rsync -t",
+                )
 
 
 def _open_above(placement: Placement, file: SentFile) -> int:

@@ -16,7 +16,7 @@ from msgspec import Meta, Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import IntegrityError
-from crckpt.migrate.gate.questions import AskedFile, FilePath, Identifier, Nanoseconds, Questions
+from crckpt.migrate.gate.questions import AskedFile, FilePath, Identifier, Nanoseconds, Questions, Text
 from crckpt.model import MEBIBYTE, Count
 
 AT_ONCE: Final = 256
@@ -38,7 +38,10 @@ class SentDirectory(Struct, frozen=True):
 
 
 class SentFile(Struct, frozen=True):
-    """A file or directory that is sent. `above`: the directories of its path, from the one in the root on."""
+    """A file or directory that is sent. `above`: the directories of its path, from the one in the root on.
+
+    `user` and `group`: the names of its owner at the source; empty if there are none.
+    """
 
     path: FilePath
     mode: Identifier
@@ -48,6 +51,8 @@ class SentFile(Struct, frozen=True):
     modified: Nanoseconds = 0
     size: Count = 0
     digest: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    user: Text = ""
+    group: Text = ""
 
     @property
     def is_directory(self) -> bool:

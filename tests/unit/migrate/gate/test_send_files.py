@@ -276,6 +276,17 @@ def test_content_that_changes_on_the_way(elsewhere: Path) -> None:
     assert not any(elsewhere.iterdir())
 
 
+def test_a_file_that_would_be_another_users_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number belongs to another user there."""
+    asked = _prepare(elsewhere, "one")
+    names = iter(("ada", "bob"))
+    monkeypatch.setattr(module, "find_user_name", lambda _uid: next(names))
+    failure = _move(asked, (elsewhere / "one").unlink)
+    assert isinstance(failure, PreflightRefused)
+    assert "belongs to the user ada on the source, whose number is that of bob here" in failure.message
+    assert not any(elsewhere.iterdir())
+
+
 def _sent(path: bytes, **more: object) -> SentFile:
     above = (SentDirectory(0o755, 0, 0),) * (len(path.split(b"/")) - 2)
     file = SentFile(path, stat.S_IFREG | 0o644, 0, 0, above, size=1, digest=hashlib.sha256(b"x").hexdigest())
