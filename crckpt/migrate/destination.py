@@ -238,6 +238,9 @@ class Destination:
         self._drop_unpacked()
         if late is not None:
             self._complete(late, message)
+        if self._move is not None:
+            # The helper needs the processors first.
+            wait_until_decided(self._move)
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
 
@@ -358,7 +361,7 @@ class Destination:
 
     def _release_claim(self) -> None:
         """Give up the addresses, then lift their fence."""
-        self._guard = None
+        self._guard = self._filler = None
         self._claimed.close()
 
     def _end_without_source(self, move: Move, error: ConnectionLost) -> None:
