@@ -238,9 +238,7 @@ class Destination:
         self._drop_unpacked()
         if late is not None:
             self._complete(late, message)
-        if self._move is not None:
-            # The helper needs the processors first.
-            wait_until_decided(self._move)
+        wait_until_decided(self._move)  # the helper needs the processors first
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
 

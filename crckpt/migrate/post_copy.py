@@ -55,7 +55,7 @@ class PostCopy:
         wait_until_decided(move)
 
 
-def wait_until_decided(move: Move) -> None:
+def wait_until_decided(move: Move | None) -> None:
     """Wait while a helper fills the memory of the tree of a move, or ends the tree."""
-    if move.root is not None:
+    if move is not None and move.root is not None:
         wait_until_released(move.root.pid, move.root.start)

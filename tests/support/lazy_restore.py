@@ -1,7 +1,7 @@
 """Restore a checkpoint lazily, with a helper whose background waits: only what the program touches is filled.
 
 Run as `lazy_restore.py STORE REF GATE`, it prints the PIDs of the root, of the helper and of its guard as JSON. The
-background waits until the file GATE exists. Run as `lazy_restore.py GATE DESCRIPTOR DESCRIPTOR`, it is that helper.
+background waits until the file GATE exists. Run as `lazy_restore.py helper GATE DESCRIPTORS`, it is that helper.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from crckpt.ops.restore.restore import restore
 
 def restore_lazily(store: Path, ref: str, gate: str) -> None:
     """Restore, and print who does what."""
-    filler = Filler((sys.executable, __file__, gate))
+    filler = Filler((sys.executable, __file__, "helper", gate))
     try:
         done = restore(RestoreRequest(ref, detach=True), Context(store), filler=filler)
     finally:
@@ -43,6 +43,7 @@ def help_gated(gate: Path, *descriptors: int) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        help_gated(Path(sys.argv[1]), int(sys.argv[2]))
-    restore_lazily(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    if sys.argv[1] == "helper":
+        help_gated(Path(sys.argv[2]), *map(int, sys.argv[3:]))
+    else:
+        restore_lazily(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
