@@ -141,9 +141,9 @@ def pack_images(
         known.end_search()
         counts, new = _add_inherited(packing.counts, left), packs.pages
         # Once it is known how much is new: that limits what is copied.
-        used = _find_known_pages_in_use(files, left, known)
-        chosen = np.zeros(len(used), np.bool_)
+        chosen = np.zeros(0, np.bool_)
         if target.copies:
+            used = _find_known_pages_in_use(files, left, known)
             chosen = choose_pages(used, known.starts, new, known.inherited, find_used_by_others)
         files = [packing.copy(*parts, chosen) for parts in zip(found, files, left, strict=True)]
         copied = packs.pages - new
@@ -236,6 +236,8 @@ class Packing:
 
     def _store_again(self, name: str, extents: Extents, chosen: Mask, contents: Contents) -> Extents:
         """Store again the known pages that are `chosen`; `contents` gives them."""
+        if not chosen.any():
+            return extents
         ends = extent_ends(extents)
         total = int(ends[-1]) if len(ends) else 0
         parts = []
