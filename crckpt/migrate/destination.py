@@ -103,7 +103,7 @@ class Destination:
             messages.Files,
             messages.Tails,
             messages.Offer,
-            messages.Rehearse,
+            messages.CheckRestore,
             messages.Prepare,
             messages.Resume,
             messages.Abort,
@@ -129,8 +129,8 @@ class Destination:
                 receive_tails(self._connection, message)
             case messages.Offer():
                 self._receiver.answer_offer(self._connection, message)
-            case messages.Rehearse():
-                self._connection.send(self._rehearse(message))
+            case messages.CheckRestore():
+                self._connection.send(self._check_restore(message))
             case messages.Prepare():
                 self._build(message)
             case messages.Resume():
@@ -164,7 +164,7 @@ class Destination:
         addresses = find_there(options.addresses)
         self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
 
-    def _rehearse(self, message: messages.Rehearse) -> messages.Verdict:
+    def _check_restore(self, message: messages.CheckRestore) -> messages.Verdict:
         if message.options.lazy == "source":
             self._post_copy = self._post_copy or PostCopy(self._connection, self._repository)
             store, checkpoint = self._post_copy.open(message)

@@ -9,7 +9,7 @@ Source and destination say Hello at once. After that the source asks and the des
     Pack, its data, Pack, ...; Sent     Stored
     Offer                               Lacking
     Pack, its data, Pack, ...; Sent     Stored
-    Rehearse                            Verdict
+    CheckRestore                        Verdict
     Prepare                             Prepared
     Ended                               Running
     Read                                Content (asked by the destination, at any time)
@@ -171,7 +171,7 @@ class RestoreOptions(Struct, frozen=True):
     lazy: Lazy | None = None
 
 
-class Rehearse(Message, frozen=True):
+class CheckRestore(Message, frozen=True):
     """Check whether this checkpoint can be restored; claim the addresses; unpack its memory. Its packs are stored."""
 
     move: MoveId
@@ -302,7 +302,7 @@ AnyMessage: TypeAlias = (
     | Pack
     | Sent
     | Stored
-    | Rehearse
+    | CheckRestore
     | Verdict
     | Prepare
     | Prepared

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.late_packs import SourcePacks
-from crckpt.migrate.messages import Offer, Prepare, Rehearse
+from crckpt.migrate.messages import CheckRestore, Offer, Prepare
 from crckpt.migrate.receive_packs import Receiver
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.lazy.marks import wait_until_released
@@ -27,7 +27,7 @@ class PostCopy:
         self._packs = SourcePacks(connection)
         self._filler: Filler | None = None
 
-    def open(self, message: Rehearse | Prepare) -> tuple[Repository, Checkpoint]:
+    def open(self, message: CheckRestore | Prepare) -> tuple[Repository, Checkpoint]:
         """Open the store as if it had the checkpoint of a message. Raises IntegrityError."""
         checkpoint = unseal(message.manifest, message.checkpoint)
         return self._repository.with_late_packs(checkpoint, message.manifest, self._packs.fetch), checkpoint

@@ -243,7 +243,7 @@ def _copy_rounds(
         # Each is at least as long there as the checkpoint says.
         source.logs.send_gained(source.connection)
         send_s = time.monotonic() - dumped
-        _rehearse(request, context, source, checkpoint)
+        _check_restore(request, context, source, checkpoint)
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
         rounds.append(last)
         before = taken
@@ -262,10 +262,10 @@ def _reword(found: tuple[Finding, ...], source: SourceMove, context: Context) ->
     return tuple(reword(finding, source.move.peer, ours=ours, theirs=theirs) for finding in found)
 
 
-def _rehearse(request: MigrateRequest, context: Context, source: SourceMove, checkpoint: Checkpoint) -> None:
+def _check_restore(request: MigrateRequest, context: Context, source: SourceMove, checkpoint: Checkpoint) -> None:
     """Have the destination check the restore of a round's checkpoint, and unpack its memory: the gate's last word."""
     manifest = read_manifest(source.repository, checkpoint.id)
-    source.connection.send(messages.Rehearse(source.move.id, checkpoint.id, manifest, request.options))
+    source.connection.send(messages.CheckRestore(source.move.id, checkpoint.id, manifest, request.options))
     verdict = source.connection.receive(messages.Verdict)
     if verdict.blockers and request.preflight:
         raise preflight_refusal(_reword(verdict.blockers, source, context))

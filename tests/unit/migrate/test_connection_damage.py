@@ -22,7 +22,7 @@ from crckpt.migrate import messages
 from crckpt.migrate.connection import Connection, ConnectionLost, GivenUp
 from crckpt.migrate.connection_errors import ConnectionEnded
 from crckpt.migrate.frames import HEADER_BYTES, MESSAGE, MOST_PAYLOAD, make_frame, read_header
-from crckpt.migrate.messages import Abort, Hello, Lacking, Offer, Rehearse, RestoreOptions
+from crckpt.migrate.messages import Abort, CheckRestore, Hello, Lacking, Offer, RestoreOptions
 from crckpt.migrate.packs import send_packs
 from crckpt.migrate.receive_packs import Receiver
 from crckpt.model import CheckpointId
@@ -65,7 +65,7 @@ class Conversation:
             source.send(HELLO)
             source.receive(Hello)
             send_packs(source, self.source.backend, digests)
-            source.send(Rehearse("0123456789abcdef", made, manifest, RestoreOptions()))
+            source.send(CheckRestore("0123456789abcdef", made, manifest, RestoreOptions()))
             source.receive(messages.Verdict)
             source.send(Abort("the end"))
         serving.join()
@@ -133,7 +133,7 @@ def serve(repository: Repository, connection: Connection) -> BaseException | Non
             connection.send(HELLO)
             connection.receive(Hello)
             while True:
-                message = connection.receive(Offer, Rehearse)
+                message = connection.receive(Offer, CheckRestore)
                 if isinstance(message, Offer):
                     receiver.answer_offer(connection, message)
                 else:
