@@ -112,6 +112,11 @@ class Connection:
         return self._writer.written
 
     @property
+    def queued(self) -> tuple[int, int]:
+        """The frames that wait to be sent, and their bytes."""
+        return self._writer.queued_frames, self._writer.queued
+
+    @property
     def bytes_per_s(self) -> float | None:
         """How fast data goes out; None if that is not known yet."""
         return self._writer.bytes_per_s

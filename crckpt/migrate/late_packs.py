@@ -12,7 +12,7 @@ from typing import Final
 
 from crckpt.errors import IntegrityError, RemoteError, error_text
 from crckpt.migrate.connection import Connection
-from crckpt.migrate.messages import Content, Read
+from crckpt.migrate.messages import MOST_READ, Content, Read
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.late_backend import Fetched
 from crckpt.store.layout import pack_name
@@ -21,6 +21,9 @@ from crckpt.store.names import SHORT
 _POLL_S: Final = 0.2
 # Bytes. What was read while the tree ran at the source is read again while it is frozen: tables of packs, above all.
 _MOST_KEPT: Final = 64 << 20
+# Bytes of answers: each thread of the other side waits for its own.
+_MOST_UNREAD: Final = 32 * MOST_READ
+_MOST_FRAMES: Final = 4096
 
 
 def serve_reads(connection: Connection, backend: Backend, allowed: AbstractSet[str]) -> None:
@@ -29,6 +32,11 @@ def serve_reads(connection: Connection, backend: Backend, allowed: AbstractSet[s
     def answer(read: Read) -> None:
         if read.digest not in allowed:
             connection.reject(f"Read of pack {read.digest[:SHORT]}, which was not offered")
+            return
+        # This thread cannot wait until the other side has read the answers.
+        frames, size = connection.queued
+        if frames > _MOST_FRAMES or size > _MOST_UNREAD:
+            connection.reject("more messages Read without reading the answers")
             return
         try:
             with backend.open(pack_name(read.digest)) as file:

@@ -73,6 +73,11 @@ class Writer:
         self._thread: threading.Thread | None = None
 
     @property
+    def queued_frames(self) -> int:
+        """The frames that wait to be written."""
+        return len(self._queue)
+
+    @property
     def bytes_per_s(self) -> float | None:
         """The speed of the connection, and of the bandwidth; None if it is not known yet."""
         measured = self._speed.bytes_per_s
