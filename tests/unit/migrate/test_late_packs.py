@@ -26,14 +26,14 @@ def test_one_that_reads_no_answers_takes_no_memory(tmp_path: Path, size: int) ->
         def ask() -> None:
             # Nobody reads any more once the connection is over.
             with suppress(OSError):
-                for _ in range(10_000):
+                while True:
                     writes.write(wanted)
 
         thread = in_thread(ask)
         with pytest.raises(ProtocolError, match="more messages Read without reading the answers"):
             source.receive(Stored)
         frames, queued = source.queued
-        assert frames <= 8192
+        assert frames <= 4097
         assert queued <= 33 * MOST_READ
     thread.join()
 
