@@ -67,9 +67,10 @@ def restored_lazily(crckpt: Crckpt, directory: Path) -> Iterator[LazyTree]:
         done = subprocess.run(script, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
-        helper = max(found["helper"], key=lambda pid: proc.read_process(pid).ppid in found["helper"])  # type: ignore
-        (guard,) = set(found["helper"]) - {helper}
-        yield LazyTree(directory, found["root"], helper, guard)
+        # Others are threads.
+        processes = [process for tid in found["helper"] if (process := proc.read_process(tid)) is not None]
+        (helper,) = [process for process in processes if process.ppid in found["helper"]]
+        yield LazyTree(directory, found["root"], helper.pid, helper.ppid)
     finally:
         (directory / "gate").touch()
         with suppress(ProcessLookupError):
