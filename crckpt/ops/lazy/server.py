@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -55,6 +56,11 @@ _Message = TypeVar("_Message", Plan, Attach, Arrived)
 
 _FAULT_THREADS: Final = 2
 _POLL_S: Final = 0.02
+# The background waits until no fault came for so long; at most so long before each batch.
+_QUIET_S: Final = 0.003
+_YIELDS_S: Final = 0.03
+# A thread that resolves a fault waits at most so long for one that fills (Python's own: 5 ms).
+_SWITCH_S: Final = 0.0005
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -77,6 +83,7 @@ class _Filling:
         self._spaces: list[AddressSpace] = []
         self._fillers = len(os.sched_getaffinity(0))
         self._late: Late | None = None
+        self._last_fault = 0.0
 
     def add(self, space: AddressSpace) -> None:
         """Fill this one, too."""
@@ -121,11 +128,16 @@ class _Filling:
     def _resolve(self) -> NoReturn:
         while True:
             space, address = self._faults.get()
+            self._last_fault = time.monotonic()
             space.resolve(address)
 
     def _fill(self) -> NoReturn:
         while True:
             space, batch = self._batches.get()
+            # The program waits for faults: leave them the processors, but not for ever.
+            until = time.monotonic() + _YIELDS_S
+            while time.monotonic() < min(self._last_fault + _QUIET_S, until):
+                time.sleep(_QUIET_S / 3)
             space.fill(batch)
 
 
@@ -245,6 +257,7 @@ def main(descriptor: int, packs: int | None = None) -> NoReturn:
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("-1000")
     fork_guarded(tree)
+    sys.setswitchinterval(_SWITCH_S)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     helper = _Helper(tree, socket.socket(fileno=descriptor), socket.socket(fileno=packs) if packs is not None else None)
