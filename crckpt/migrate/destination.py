@@ -319,12 +319,12 @@ class Destination:
     def _expect(self, root: proc.LiveRoot) -> AfterCommit:
         if self._guard is not None:
             self._guard.expect(root)
-        return self._release
+        return lambda: self._release(root)
 
-    def _release(self) -> None:
-        """Open the fence: the tree runs next. Raise nothing."""
+    def _release(self, root: proc.LiveRoot) -> None:
+        """Open the fence: the tree with this root runs next. Raise nothing."""
         if self._guard is not None:
-            self._release_warning = release_or_explain(self._guard)
+            self._release_warning = release_or_explain(self._guard, root)
         self._released_at = time.monotonic()
 
     def _restore_again(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:

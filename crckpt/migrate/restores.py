@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from msgspec import convert
 
 from crckpt.errors import HostCannot
+from crckpt.host.proc import LiveRoot
 from crckpt.migrate import messages
 from crckpt.migrate.addresses import GuardedAddresses, HostAddress, find_there, guarded_addresses
 from crckpt.model import CheckpointId
@@ -27,8 +28,11 @@ def claimed_addresses(
         yield guard
 
 
-def release_or_explain(guard: GuardedAddresses) -> str:
+def release_or_explain(guard: GuardedAddresses, root: LiveRoot) -> str:
     """Open the fence of a tree that runs, whatever happens; return what did not work, empty if all did."""
+    if not root.is_held():
+        # CRIU was killed: the tree that it has built ends, and the fence must not let out its resets.
+        return ""
     try:
         return guard.release()
     except HostCannot as error:

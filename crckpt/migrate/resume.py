@@ -187,11 +187,11 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
             move = store_move(repository.backend, replace(move, root=live))
             if guard is not None:
                 guard.expect(live)
-            return release
+            return lambda: release(live)
 
-        def release() -> None:
+        def release(root: proc.LiveRoot) -> None:
             if guard is not None:
-                release_or_explain(guard)
+                release_or_explain(guard, root)
 
         assert move.checkpoint is not None
         if not repository.backend.exists(checkpoint_directory(move.checkpoint)):
