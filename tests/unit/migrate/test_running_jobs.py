@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +166,9 @@ def test_a_part_of_a_tree_moves_with_it(stored: Store) -> None:
         assert [(each.job, each.pid, each.outcome) for each in found.excluded] == [("part", child, "included")]
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), os.getppid()])
-def test_the_tree_of_crckpt_itself_stays(stored: Store, waiting: int, pid: int) -> None:
-    stored.record("own", pid)
+@pytest.mark.parametrize("find_pid", [os.getpid, os.getppid])
+def test_the_tree_of_crckpt_itself_stays(stored: Store, waiting: int, find_pid: Callable[[], int]) -> None:
+    stored.record("own", find_pid())
     # A child of ours: only what crckpt runs in stays.
     stored.record("other", waiting)
     found = stored.find()
