@@ -117,8 +117,11 @@ def identify(executable: str, words: Sequence[str], directory: str = "", *, comm
     family = find_family(name)
     if not family:
         # The kernel takes the comm from the file that was executed: a forged first word differs from it.
-        is_honest = is_many_named or _encode(comm) == _encode(started_as)[:_COMM_BYTES]
-        called = started_as if started_as and is_honest else own
+        # A program that gives itself a title makes it one word: "redis-server *:6379".
+        titled = posixpath.basename(words[0].partition(" ")[0]) if words else ""
+        names = (started_as,) if is_many_named else (started_as, titled)
+        honest = (each for each in names if is_many_named or _encode(comm) == _encode(each)[:_COMM_BYTES])
+        called = next(honest, "") or own
         return Program(executable, called, started_as if own in _MANY_NAMED else "", unit)
     if find_family(started_as) == family:
         return Program(executable, started_as, _locate(find_script(name, words[1:]), directory), unit)

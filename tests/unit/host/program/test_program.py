@@ -66,6 +66,13 @@ def test_names(executable: str, line: str, name: str) -> None:
     assert identify(executable, words, "/home/a", comm=comm).name == name
 
 
+@pytest.mark.parametrize(("title", "name"), [("redis-server *:6379", "redis-server"), ("other *:1", "redis-check-rdb")])
+@pytest.mark.parametrize("more", ["", " unixsocket:/run/x"])
+def test_a_title_begins_with_the_name(title: str, more: str, name: str) -> None:
+    """redis-server is a link to another program; what the kernel does not confirm counts for nothing."""
+    assert identify("/usr/bin/redis-check-rdb", [title + more], comm="redis-server").name == name
+
+
 def test_a_service_has_the_name_of_its_unit() -> None:
     for unit, name in (("nginx.service", "nginx"), ("getty@tty1.service", "getty-tty1"), (r"a\x2db.service", "a-b")):
         assert identify(PYTHON, ["python3", "x.py"], unit=f"/system.slice/{unit}").name == name
