@@ -16,6 +16,7 @@ _COPY: Final = "copy it there, with its time: rsync -t"
 _SHARE: Final = "keep it on storage that both hosts mount"
 
 MOVES = (
+    Cause("same-host", "it is this host, where the program runs", "name the host to which the program is to move"),
     Cause("file-differs", "{path} is not the same file there: {why} ({use})", f"{_COPY}; or {_SHARE}"),
     Cause(
         "file-in-use",
@@ -121,7 +122,9 @@ _MACHINE: Final = "move it to a machine like this one"
 _WEAKER: Final = "move it with less protection: --allow-weaker"
 
 REWORDED: Final = {
-    "address-missing": Cause("", "", "{remedy}; or move the address with the tree: --move-ip ADDRESS/LENGTH@DEVICE"),
+    "address-missing": Cause(
+        "", "", "move the address with the program: --move-ip {address|ADDRESS/LENGTH@DEVICE}; or {remedy}"
+    ),
     "cgroup-namespace-lost": Cause("", "", _WEAKER),
     "clocks-jump": Cause("", "this kernel has no time namespaces: the monotonic clocks of the tree jump", "{remedy}"),
     "cpu": Cause("", "", _MACHINE),
@@ -208,6 +211,9 @@ OF_FILES: Final = frozenset(
 _OF_SOURCE: Final = ("--lazy", "--move-ip", "BindAddress")
 """Words of remedies that are typed or set on the source."""
 
+_SOURCE_KEYS: Final = frozenset({"connection-stays", "removed-name", "stopped-job", "terminal"})
+"""Keys of what the destination finds, but only the source has."""
+
 _WORDED: Final = OF_FILES | {entry.key for entry in MOVES}
 
 
@@ -227,4 +233,9 @@ def reword(finding: Finding, host: str, **values: object) -> Finding:
     if (words := REWORDED.get(finding.key)) is not None:
         filled = words.finding(remedy=remedy, **values)
         what, remedy = filled.what or what, filled.remedy
+    if finding.key in _SOURCE_KEYS:
+        return replace(finding, what=what, remedy=remedy)
+    if finding.key not in _WORDED:
+        # There, "this host" is that one.
+        what = what.replace("this host", "it" if what.startswith("this host") else "that host")
     return replace(finding, what=f"{host}: {what}", remedy=remedy)

@@ -53,7 +53,7 @@ NEEDS = (
     ),
     Cause(
         "address-missing",
-        "this host does not have the {protocol} address {address}, but the tree uses them",
+        "this host does not have the {protocol} address {address}, which the tree uses",
         "ip addr add {host} dev INTERFACE",
     ),
     Cause(

@@ -251,7 +251,7 @@ TASKS = (
     Cause(
         "ancestor",
         "crckpt runs in the tree of process {pid} ({comm}) and would freeze itself",
-        "start crckpt from another terminal, or with: setsid --fork crckpt dump {pid} ...",
+        "start crckpt from another terminal, or put this before the command: setsid --fork",
     ),
     Cause(
         "kernel-thread",

@@ -57,20 +57,21 @@ _MOST_RESTORES: Final = 3
 
 
 class Destination:
-    """The destination of moves over one connection. `source` is what the other side calls itself."""
+    """The destination of moves over one connection. `hello` is of the source."""
 
-    def __init__(self, context: Context, repository: Repository, connection: Connection, source: str) -> None:
+    def __init__(self, context: Context, repository: Repository, connection: Connection, hello: messages.Hello) -> None:
         self._context = context
         self._repository = repository
         # Where the checkpoint is read from.
         self._store = repository
         self._connection = connection
-        self._source = source
+        self._source = hello.hostname
+        self._shares_kernel = hello.boot_id == proc.boot_id()
         self._move: Move | None = None
         self._release_warning = ""
         self._released_at = 0.0
         self._late_packets: tuple[bytes, ...] = ()
-        self._session = SshSession(source)
+        self._session = SshSession(hello.hostname)
         self._transaction = ExitStack()
         self._claimed = ExitStack()
         self._guard: GuardedAddresses | None = None
@@ -144,7 +145,7 @@ class Destination:
         recorded = read_move(self._repository.backend, questions.job)
         now = recorded.judge() if recorded is not None else None
         unfinished = (now.id, now.state) if now is not None and not now.is_over else None
-        answers = answer(questions, self._context, unfinished)
+        answers = answer(questions, self._context, unfinished, shares_kernel=self._shares_kernel)
         self._drop_unpacked()
         # The helper reads the store itself.
         self._unpacked = None if questions.lazy else UnpackedFrames(questions.memory)
@@ -161,8 +162,7 @@ class Destination:
         """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices."""
         if self._guard is not None or not options.addresses:
             return
-        addresses = find_there(options.addresses)
-        self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
+        self._guard = self._claimed.enter_context(claimed_addresses(find_there(options.addresses), move_id, checkpoint))
 
     def _check_restore(self, message: messages.CheckRestore) -> messages.Verdict:
         if message.options.lazy == "source":

@@ -197,7 +197,7 @@ def serve(context: Context) -> None:
             connection.send(messages.make_failed(error))
             raise
         hello = connection.receive(messages.Hello)
-        Destination(context, repository, connection, hello.hostname).serve()
+        Destination(context, repository, connection, hello).serve()
 
 
 @contextmanager

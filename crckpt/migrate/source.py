@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.causes.moves import reword
-from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
+from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
 from crckpt.host import proc
 from crckpt.host.network.late_packets import capturing
 from crckpt.migrate import messages
+from crckpt.migrate.aborted import say_where_it_runs
 from crckpt.migrate.addresses import find_here
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.gate.asked_files import find_shared_file_systems
@@ -105,6 +106,7 @@ def move_tree(
         begin_move("source", job, request.host),
         remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
         options=to_builtins(request.options),
+        root=proc.identify_live_root(root),
     )
     logs = SentLogs(found.logs)
     # Before anything is frozen: this also compares what is there already.
@@ -113,13 +115,12 @@ def move_tree(
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
     hand_over = LiveHandOver(source, request.options, hooked, report, found.rights)
     made: list[CheckpointId] = []
-    with _failure_recorded(source, hooked):
-        rounds, why_stopped = _copy_rounds(request, context, source, job, made, report)
+    with _failure_recorded(source, root, hooked):
+        rounds, why_stopped = _copy_rounds(request, root, context, source, job, made, report)
         run_hook(hooked, "before-freeze")
         report.say("handing over ...")
-        if shared := find_shared_file_systems():
-            # What it has written so far, so that the freeze need not wait for that.
-            write_back(proc.read_tree(root).pids, shared)
+        # What it has written so far, so that the freeze need not wait for that.
+        _write_back_shared(root)
         source.logs.send_gained(connection)
         # A restore that began before could bring back a copy after the tree has ended here.
         with repository.restoring(job), capturing(find_here(request.options.addresses)) as hand_over.capture:
@@ -163,7 +164,7 @@ def make_in_doubt_error(move: Move, error: CrckptError | None) -> MoveInDoubt:
 
 
 @contextmanager
-def _failure_recorded(source: SourceMove, hooked: HookedMove) -> Iterator[None]:
+def _failure_recorded(source: SourceMove, root: proc.Process, hooked: HookedMove) -> Iterator[None]:
     """If the block fails, record how the move ended, tell the destination, and run the user's hook."""
     try:
         yield
@@ -171,8 +172,8 @@ def _failure_recorded(source: SourceMove, hooked: HookedMove) -> Iterator[None]:
         why = error.message if isinstance(error, CrckptError) else str(error) or type(error).__name__
         _record_failure(source, why)
         failed_hook = run_late_hook(hooked, "abort")
-        if failed_hook is not None and isinstance(error, CrckptError):
-            raise error.reword(f"{error.message}; {failed_hook.what}", hint=error.hint) from error
+        if isinstance(error, CommandFailure):
+            raise say_where_it_runs(error, source.move.job, root.pid, failed_hook) from error
         raise
 
 
@@ -216,6 +217,7 @@ def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy
 
 def _copy_rounds(
     request: MigrateRequest,
+    root: proc.Process,
     context: Context,
     source: SourceMove,
     job: JobName,
@@ -243,6 +245,8 @@ def _copy_rounds(
         # Each is at least as long there as the checkpoint says.
         source.logs.send_gained(source.connection)
         send_s = time.monotonic() - dumped
+        # Else the other host sees the files as they were.
+        _write_back_shared(root)
         _check_restore(request, context, source, checkpoint)
         last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
         rounds.append(last)
@@ -254,6 +258,11 @@ def _copy_rounds(
         if why := explain_end(request, rounds, downtime, source.connection.bytes_per_s):
             check_budget(request, downtime)
             return tuple(summaries), why
+
+
+def _write_back_shared(root: proc.Process) -> None:
+    if shared := find_shared_file_systems():
+        write_back(proc.read_tree(root).pids, shared)
 
 
 def _reword(found: tuple[Finding, ...], source: SourceMove, context: Context) -> tuple[Finding, ...]:

@@ -116,6 +116,48 @@ def test_a_program_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
 
 
 @takes_long
+@pytest.mark.parametrize("mode", ["w", "a"])
+def test_a_program_writes_on_while_it_moves(lab: TwoHosts, mode: str) -> None:
+    """To a file that both hosts have: at each look it is longer. No line is lost, and none comes twice."""
+    path = f"/srv/shared/counted-{mode}"
+    pid = lab.start("source", PYTHON, PROGRAMS / "writes_on.py", path, mode)
+
+    def lines() -> list[list[str]]:
+        # The last one may not be whole yet.
+        return [line.split() for line in lab.run("source", "cat", path, status=None).out.splitlines()[:-1]]
+
+    try:
+        wait_for(lambda: len(lines()) > 1, "the first lines")
+        migrate(lab, pid)
+        wait_for(lambda: lines()[-1][1] == "destination", "lines of the destination")
+        migrate(lab, pid, here="destination", there="source")
+        before = len(lines())
+        wait_for(lambda: len(lines()) > before, "lines of the source")
+        found = lines()
+        assert [int(number) for number, _ in found] == list(range(1, len(found) + 1))
+        assert found[-1][1] == "source"
+    finally:
+        lab.end("writes_on.py")
+        clean(lab, path)
+
+
+def test_a_host_is_not_moved_to_itself(lab: TwoHosts) -> None:
+    """All that the program has would be in use there, and crckpt would advise to end it."""
+    with served(lab) as pid:
+        refused = lab.run("source", "crckpt", "migrate", str(pid), "source", JOB, status=24)
+        assert refused.err.startswith("crckpt: source: it is this host, where the program runs\n")
+        (process,) = copies(lab)
+        assert (process.host, process.is_running) == ("source", True)
+
+
+def test_a_program_that_ends_while_it_is_moved(lab: TwoHosts) -> None:
+    with served(lab) as pid:
+        words = ("migrate", str(pid), "destination", JOB, "--before-freeze", f"kill -9 {pid}")
+        ended = lab.run("source", "crckpt", *words, status=14)
+        assert f"{JOB} (PID {pid}) ended while it was being moved; it was not moved\n" in ended.err
+        assert f"it ran here as PID {pid}, which has ended" in lab.run("source", "crckpt", "migrate", "--list").out
+
+
 def test_ten_moves_to_and_fro(lab: TwoHosts) -> None:
     """A move back sends little: the other store has most of it."""
     hosts = ("source", "destination")
@@ -229,6 +271,7 @@ def test_a_hook_that_fails_leaves_the_program_here(lab: TwoHosts) -> None:
         )
         assert done.status == 20
         assert "--address-hook failed at step prepare (exit status 3)" in done.err
+        assert re.search("runs on|keeps running here", done.err)
         (process,) = copies(lab)
         assert process.host == "source"
 

@@ -16,16 +16,17 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from crckpt.causes import Finding
+from crckpt.causes import Finding, cause
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host import machine
 from crckpt.host.disk import space
 from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.host.proc.locks import read_held_locks
+from crckpt.host.proc.namespaces import namespace
 from crckpt.host.process.terminal_numbers import read_used_numbers
 from crckpt.host.program.program import Program, is_same_program
 from crckpt.images.tree import ImageTree
-from crckpt.migrate.gate.judge import Survey, judge
+from crckpt.migrate.gate.judge import Judgement, Survey, judge
 from crckpt.migrate.gate.live_tree import list_image_sizes, plan_restore
 from crckpt.migrate.gate.local_file import LocalFile
 from crckpt.migrate.gate.look import look_for_files
@@ -63,16 +64,23 @@ class Answers(Struct, frozen=True):
     logs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=1 << 20)] = ()
 
 
-def answer(questions: Questions, context: Context, move: tuple[str, str] | None = None) -> Answers:
+def answer(
+    questions: Questions, context: Context, move: tuple[str, str] | None = None, *, shares_kernel: bool = False
+) -> Answers:
     """Survey this host, and judge whether it can take the tree.
 
-    `move` are id and state of another move of the job that the store has a record of. Raises StoreUnusable.
+    `move` are id and state of another move of the job that the store has a record of. `shares_kernel`: the source is
+    on the same kernel, in containers of its own. Raises StoreUnusable.
     """
     received = time.time()
     version, digest, failure = _find_criu(context)
     planned = plan_restore(questions, version)
-    survey = _survey(questions, planned, context, failure, move)
-    found = judge(questions, planned, survey)
+    if shares_kernel and namespace("self", "pid") == dict(questions.namespaces).get("pid"):
+        # All that the tree has is in use: by the tree.
+        found = Judgement((cause("same-host").finding(),), ())
+    else:
+        survey = _survey(questions, planned, context, failure, move, shares_kernel=shares_kernel)
+        found = judge(questions, planned, survey)
     return Answers(
         machine.describe_host(version, digest),
         received,
@@ -122,9 +130,15 @@ def _find_criu(context: Context) -> tuple[str, str, str]:
 
 
 def _survey(
-    questions: Questions, planned: PlannedRestore, context: Context, failure: str, move: tuple[str, str] | None
+    questions: Questions,
+    planned: PlannedRestore,
+    context: Context,
+    failure: str,
+    move: tuple[str, str] | None,
+    *,
+    shares_kernel: bool,
 ) -> Survey:
-    files = look_for_files([file for file in questions.files if not file.removed])
+    files = look_for_files([file for file in questions.files if not file.removed], shares_kernel=shares_kernel)
     place = space.nearest_existing(context.store)
     return Survey(
         host=_host_state(questions, planned, files, place),

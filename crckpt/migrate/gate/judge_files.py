@@ -5,7 +5,8 @@
 - The content of a file without a build-id is compared by a digest. Of a large file, or one that cannot be read, only
   size and time are, and a finding says so.
 - Of a log (opened only to append) only the size counts, as in a restore. With --send-files it may be shorter.
-- A file on a network file system that both hosts have mounted is the same file.
+- A file on a network file system that both hosts have mounted is the same file, and so is one that two containers on
+  one kernel share.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def _judge_all(
             unasked += 1
         elif here.problem:
             yield cause(_PROBLEMS[here.problem]).finding(**values)
-        elif not _is_shared(question, here) and not _is_completed(questions, question, here):
+        elif not (here.is_same or _is_shared(question, here) or _is_completed(questions, question, here)):
             found = {finding.key for finding, _ in check_file(planned, file, host, use, facts)}
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:

@@ -18,7 +18,7 @@ class LocalFile(Struct, frozen=True):
     - `state`: None if there is no file, or a problem
     - `digest`: empty if the content was not read
     - `modified`: nanoseconds since 1970
-    - `shared_by`: the kind of its network file system
+    - `shared_by`: the kind of its network file system; `is_same`: it is the source's, on the same kernel
     - `owners`: the users who own the file, or a directory or link of its path, by their numbers; a name may be empty
     - `local_locks`: the kinds of locks on it that hold on this host only
     """
@@ -30,6 +30,7 @@ class LocalFile(Struct, frozen=True):
     gid: int = 0
     inode: int = 0
     shared_by: str = ""
+    is_same: bool = False
     owners: dict[int, str] = {}
     local_locks: frozenset[LockKind] = frozenset()
     why: str = ""

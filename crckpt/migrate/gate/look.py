@@ -39,9 +39,14 @@ ANSWERS_WITHIN_S: Final = limit("CRCKPT_FILES_ANSWER_S", 10)
 _LOOK_S: Final = 0.1
 
 
-def look_for_files(asked: Sequence[AskedFile], within_s: float = ANSWERS_WITHIN_S) -> dict[int, LocalFile]:
-    """Look for each of these files; the result has the ids of the questions. Waits for silent file systems."""
-    look = _Look(asked)
+def look_for_files(
+    asked: Sequence[AskedFile], within_s: float = ANSWERS_WITHIN_S, *, shares_kernel: bool = False
+) -> dict[int, LocalFile]:
+    """Look for each of these files; the result has the ids of the questions. Waits for silent file systems.
+
+    `shares_kernel`: with the host that asks, so that numbers of devices and inodes mean the same.
+    """
+    look = _Look(asked, shares_kernel=shares_kernel)
     start_thread(look.run)
     waited, before = 0.0, -1
     while not look.is_done.wait(_LOOK_S):
@@ -54,8 +59,9 @@ def look_for_files(asked: Sequence[AskedFile], within_s: float = ANSWERS_WITHIN_
 
 
 class _Look:
-    def __init__(self, asked: Sequence[AskedFile]) -> None:
+    def __init__(self, asked: Sequence[AskedFile], *, shares_kernel: bool) -> None:
         self._asked = asked
+        self._shares_kernel = shares_kernel
         self._shared = find_shared_file_systems()
         self._local_locks = find_local_locks()
         self._automounts = find_automounts()
@@ -117,6 +123,7 @@ class _Look:
             modified=limit_time(status.st_mtime_ns),
             gid=status.st_gid,
             inode=status.st_ino,
+            is_same=self._shares_kernel and (status.st_dev, status.st_ino) == (file.device, file.inode),
             shared_by=self._shared.get(status.st_dev, ""),
             owners={uid: find_user_name(uid) for uid in here.owners},
             local_locks=self._local_locks.get(status.st_dev, frozenset()),

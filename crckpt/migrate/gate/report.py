@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.causes.moves import reword, reword_dump
-from crckpt.errors import IntegrityError
+from crckpt.errors import HostCannot, IntegrityError
+from crckpt.host.network.devices import read_devices
 from crckpt.migrate.gate.answers import Answers
 from crckpt.migrate.gate.questions import AskedFile, Questions
 from crckpt.migrate.gate.rights import Right
@@ -106,7 +109,20 @@ def plan_sending(questions: Questions, report: GateReport) -> tuple[AskedFile, .
 
 
 def _reword(found: Finding, questions: Questions, answers: Answers, host: str) -> Finding:
-    return reword(found, host, ours=questions.host.criu_version, theirs=answers.host.criu_version)
+    values = {"ours": questions.host.criu_version, "theirs": answers.host.criu_version}
+    if found.key == "address-missing" and (address := _find_own_address(found.what)):
+        values["address"] = address
+    return reword(found, host, **values)
+
+
+def _find_own_address(text: str) -> str:
+    """Find the address of this host that a text names, in the form of --move-ip; empty if there is none."""
+    with suppress(HostCannot):
+        for device in read_devices():
+            for each in device.addresses:
+                if each.ip and re.search(rf"(?<![\w.:]){re.escape(each.ip)}(?![\w.])", text):
+                    return f"{each.ip}/{each.length}@{device.name}"
+    return ""
 
 
 def _compare_clocks(answers: Answers, exchange: Exchange, host: str) -> tuple[Finding, ...]:

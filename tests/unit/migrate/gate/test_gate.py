@@ -18,8 +18,10 @@ from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused
 from crckpt.host.observe.sockets import find_port_release
+from crckpt.migrate.gate.answers import answer
 from crckpt.migrate.gate.questions import AskedName
 from crckpt.migrate.messages import RestoreOptions
+from crckpt.ops.context import Context
 from crckpt.store import Repository
 
 _CONTENT: Final = b"0123456789"
@@ -290,9 +292,20 @@ def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
     answers = answer_in(NEW_PIDS, elsewhere, there)
     assert keys(answers) == ["address-missing"]
     told = report(asked, elsewhere, answers).blockers[0].remedy
-    assert told.startswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE; or ")
-    assert "--move-ip" in told
+    assert told.startswith("move the address with the program: --move-ip ADDRESS/LENGTH@DEVICE; or ")
+    assert told.endswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE")
+    blocker = report(asked, elsewhere, answers).blockers[0]
+    assert blocker.what.startswith(f"{HOST}: it does not have the TCP address 192.0.2.7:")
+    ours = replace(answers, blockers=tuple(replace(each, what="no 127.0.0.1:80") for each in answers.blockers))
+    assert "--move-ip 127.0.0.1/8@lo; or " in report(asked, elsewhere, ours).blockers[0].remedy
     assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7/24@eth0",)), there)) == []
+
+
+def test_a_host_that_is_the_source(target: Told, there: Path) -> None:
+    """All that the tree has is in use there: no other finding says anything."""
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer(questions, Context(there), shares_kernel=True)) == ["same-host"]
+    assert "same-host" not in keys(answer(questions, Context(there)))
 
 
 def test_a_connection_with_a_program_that_stays(target: Told, there: Path) -> None:

@@ -62,6 +62,16 @@ def test_a_file_on_storage_that_both_have_is_the_same(asked: Questions) -> None:
     assert "storage that both hosts mount" in other.blockers[0].remedy
 
 
+def test_a_file_that_two_containers_share(asked: Questions) -> None:
+    """On one kernel the numbers of device and inode name a file."""
+    (number,) = (file.id for file in asked.files if file.shared_by)
+    assert not look_for_files(asked.files)[number].is_same
+    assert look_for_files(asked.files, shares_kernel=True)[number].is_same
+    files = tuple(replace(file, inode=file.inode + 1) if file.id == number else file for file in asked.files)
+    assert not look_for_files(files, shares_kernel=True)[number].is_same
+    assert _keys(_judge(asked, is_same=True, digest="", modified=1)) == []
+
+
 @pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
 def test_a_lock_that_holds_on_all_hosts(target: Told, asked: Questions, there: Path, call: str, kind: str) -> None:
     """The restore would wait for it, as long as the tree is frozen here."""
