@@ -137,6 +137,8 @@ def _describe(status: MoveStatus) -> str:
     if status.runs_on is None:
         return _UNDECIDED.get(move.state, "it may run on neither host").format(peer=move.peer)
     place = "it runs here" if status.runs_on == move.side else f"it runs on {move.peer}"
+    if status.has_ended and move.root is not None:
+        place = f"it ran here as PID {move.root.pid}, which has ended"
     return f"{place}; the move was aborted: {move.why}" if move.why else place
 
 

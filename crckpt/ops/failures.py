@@ -75,7 +75,7 @@ def to_crckpt_error(error: CommandFailure | OSError, kind: type[CrckptError], wh
         return error
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in _FULL:
-        hint = "free space (crckpt rm, crckpt gc), or use --store on a larger disk"
+        hint = "free space (crckpt rm, crckpt gc), or use a store on a larger disk: --store DIR"
         return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="check this host: crckpt doctor")
 

@@ -21,7 +21,7 @@ class MoveStatus(Struct, frozen=True):
 
     - `move`: its record, judged
     - `runs_on`: the side that has the tree; None if neither runs it, or if this side does not know. The tree may have
-      ended since.
+      ended since; `has_ended`: it surely has, on this side
     - `at_work`: the PID of the crckpt of this side that works on the move; None if none does
     - `next_on`, `next_command`: what to type, and on which side; None and empty if there is nothing to do
     """
@@ -31,6 +31,7 @@ class MoveStatus(Struct, frozen=True):
     at_work: Pid | None
     next_on: Side | None
     next_command: str
+    has_ended: bool = False
 
     def prevents_restore(self, checkpoint: Checkpoint, moved: Checkpoint | None) -> bool:
         """Return whether a restore of this checkpoint of the job could be a second copy of the tree.
@@ -75,12 +76,14 @@ def find_status(move: Move) -> MoveStatus:
     if now.state == "aborted" and not now.is_settled:
         # The destination still keeps what it received.
         next_on = "source"
+    runs_on = _RUNS_ON[now.side].get(now.state)
     return MoveStatus(
         move=now,
-        runs_on=_RUNS_ON[now.side].get(now.state),
+        runs_on=runs_on,
         at_work=at_work,
         next_on=next_on,
         next_command=f"crckpt migrate --resume {now.id}" if next_on is not None else "",
+        has_ended=runs_on == now.side and now.root is not None and now.root.has_ended(),
     )
 
 

@@ -30,6 +30,12 @@ class LiveRoot(Struct, frozen=True):
             return None
         return _find(self.pid, self.start)
 
+    def has_ended(self) -> bool:
+        """Return whether it has surely ended: it is not in another PID namespace."""
+        if self.boot_id != boot_id():
+            return True
+        return self.pid_namespace == namespace("self", "pid") and self.find() is None
+
     def is_held(self) -> bool:
         """Return whether CRIU holds it: within moments it lets the tree run, or ends it."""
         found = self.find()

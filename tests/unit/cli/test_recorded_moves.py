@@ -44,7 +44,8 @@ MOVED_AWAY = {("source", "done"), ("destination", "aborted"), ("destination", "r
 def test_a_script_learns_where_it_runs_and_what_to_type(
     typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
 ) -> None:
-    move = record_move(repository, side, state, checkpoints[1], root=ended_root())
+    ended = ended_root()
+    move = record_move(repository, side, state, checkpoints[1], root=ended)
     runs_on, next_on = STATUS[side, state]
     (found,) = typed.result("migrate", "--list")["moves"]
     command = f"crckpt migrate --resume {move.id}" if next_on else ""
@@ -55,7 +56,8 @@ def test_a_script_learns_where_it_runs_and_what_to_type(
     text = typed.say("migrate", "--list")
     assert text.startswith(f"{move.id}  ")
     undecided = {"ended": "has ended here", "prepared": f"only {PEER} knows"}.get(state, "")
-    assert {None: undecided, side: "it runs here"}.get(runs_on, f"it runs on {PEER}") in text
+    here = f"it ran here as PID {ended.pid}, which has ended"
+    assert {None: undecided, side: here}.get(runs_on, f"it runs on {PEER}") in text
     if next_on:
         there = "" if next_on == side else f" on {PEER}"
         assert text.endswith(f"\n  hint: finish the move{there}: {command}\n")
