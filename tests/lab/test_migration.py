@@ -115,7 +115,6 @@ def test_a_program_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
         lab.bring_service_back(4)
 
 
-@takes_long
 @pytest.mark.parametrize("mode", ["w", "a"])
 def test_a_program_writes_on_while_it_moves(lab: TwoHosts, mode: str) -> None:
     """To a file that both hosts have: at each look it is longer. No line is lost, and none comes twice."""
@@ -158,6 +157,7 @@ def test_a_program_that_ends_while_it_is_moved(lab: TwoHosts) -> None:
         assert f"it ran here as PID {pid}, which has ended" in lab.run("source", "crckpt", "migrate", "--list").out
 
 
+@takes_long
 def test_ten_moves_to_and_fro(lab: TwoHosts) -> None:
     """A move back sends little: the other store has most of it."""
     hosts = ("source", "destination")
