@@ -12,7 +12,7 @@ from pathlib import Path
 from image_sets import ImageSet, area, described, flip, manifest_path, open_store, pack_path, store, write_set
 
 from crckpt.store import Checkpoint, Repository, collect_garbage, verify
-from crckpt.store.layout import FINGERPRINT_KEY, job_details_name, restored_name
+from crckpt.store.layout import FINGERPRINT_KEY, job_details_name, move_name, restored_name
 
 ONE = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
 TWO = ImageSet({"pagemap-100.img": [area(10, *range(1, 90), *range(200, 210))]}, {"core-100.img": b"changed" * 99})
@@ -45,6 +45,7 @@ ACTS = (
     Act("gc", "gc"),
     Act("mark a checkpoint as restored, and remove the mark", "mark restored", ("job",)),
     Act("cache what the next dump checks", "cache details", ("job",)),
+    Act("record a move, and remove the record", "record move", ("job",)),
     Act("announce what is to be stored", "announce", ("job",)),
 )
 
@@ -155,6 +156,7 @@ def superfluous(repository: Repository) -> set[str]:
         *(str(path.relative_to(root)) for path in root.glob("cache/samples/[0-9]*")),
         *(job_details_name(checkpoint.job) for checkpoint in found),
         *(restored_name(checkpoint.id) for checkpoint in found),
+        *(move_name(checkpoint.job) for checkpoint in found),
     }
     files = {str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir()}
     directories = {str(path.relative_to(root)) for path in (*root.glob("tmp/*"), *root.glob("checkpoints/*"))}

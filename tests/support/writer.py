@@ -23,6 +23,7 @@ from image_sets import described
 from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, collect_garbage, ingest, materialise, repair
+from crckpt.store.moves import begin_move, remove_move, store_move
 from crckpt.store.read.details import cache_details
 from crckpt.store.restored import mark_restored, remove_mark
 
@@ -130,6 +131,11 @@ def _cache_details(repository: Repository, ref: str) -> None:
         cache_details(repository, checkpoint, b"{}", begun.path)
 
 
+def _record_move(repository: Repository, job: str) -> None:
+    store_move(repository.backend, begin_move("source", JobName(job), "another-host"))
+    remove_move(repository.backend, job)
+
+
 def _rm(repository: Repository, *refs: str) -> None:
     repository.remove([repository.resolve(ref) for ref in refs])
 
@@ -170,6 +176,7 @@ _ACTS: dict[str, Callable[..., object]] = {
     "untag": Repository.untag,
     "mark restored": _mark_restored,
     "cache details": _cache_details,
+    "record move": _record_move,
     "rm": _rm,
     "gc": collect_garbage,
     "materialise": _restore,
