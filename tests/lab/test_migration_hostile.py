@@ -54,11 +54,11 @@ def migrate_to_hostile(lab: Namespaces, pid: int, change: str, *environment: str
     "change",
     [
         "Destination._build = lambda self, message: for_ever.wait()",
-        "check = Destination._rehearse\n"
+        "check = Destination._check_restore\n"
         "def rehearse(self, message):\n"
         "    Receiver.answer_offer = lambda *_: for_ever.wait()\n"
         "    return check(self, message)\n"
-        "Destination._rehearse = rehearse",
+        "Destination._check_restore = rehearse",
     ],
     ids=["builds nothing", "takes no packs"],
 )

@@ -25,7 +25,7 @@ LEADER = ("setsid", "--ctty", "sh", "-c", 'trap : INT; "$@"; exec sleep 1000', "
 
 CONNECT = """
 import sys
-from crckpt.errors import CrckptError
+from crckpt.errors import CommandFailure
 from crckpt.host.process.signals import handle_interrupts
 from crckpt.migrate.connection import Connection
 from crckpt.migrate.messages import Hello
@@ -38,7 +38,7 @@ try:
     ):
         print("hello from", connection.receive(Hello).hostname, flush=True)
         remote.note_answer()
-except CrckptError as error:
+except CommandFailure as error:
     print("error:", error.message, flush=True)
 """
 
