@@ -268,9 +268,9 @@ def migrate(
         # $(pgrep NAME) may find several PIDs.
         raise UsageError(f"{host} is a PID, not a host", hint=f"name one process; see both: ps -fp {target},{host}")
 
-    from crckpt.migrate.messages import RestoreOptions
     from crckpt.migrate.request import MigrateRequest
     from crckpt.migrate.session import migrate as perform
+    from crckpt.migrate.wire.messages import RestoreOptions
 
     request = MigrateRequest(
         target=target,

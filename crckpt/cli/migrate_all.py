@@ -15,9 +15,9 @@ from crckpt.cli.output import Output, emit, is_quiet, print_progress
 from crckpt.errors import Interrupted, MoveInDoubt, PartlyDone, UsageError
 
 if TYPE_CHECKING:
-    from crckpt.migrate.drain import DrainResult, MoveOutcome
+    from crckpt.migrate.drain.drain import DrainResult, MoveOutcome
+    from crckpt.migrate.drain.running_jobs import RunningJob
     from crckpt.migrate.request import MigrateRequest
-    from crckpt.migrate.running_jobs import RunningJob
     from crckpt.ops.context import Context
 
 Everything = Annotated[
@@ -67,11 +67,11 @@ def migrate_all(
     Raises UsageError, StoreUnusable, RemoteError if the other host cannot be reached.
     """
     # Not needed for the help.
-    from crckpt.migrate.bandwidth import shared_clock
-    from crckpt.migrate.drain import DrainResult, MoveOutcome, drain, make_command
-    from crckpt.migrate.running_jobs import find_running_jobs
+    from crckpt.migrate.drain.drain import DrainResult, MoveOutcome, drain, make_command
+    from crckpt.migrate.drain.running_jobs import find_running_jobs
     from crckpt.migrate.session import find_free_bytes
-    from crckpt.migrate.ssh import check_host
+    from crckpt.migrate.wire.bandwidth import shared_clock
+    from crckpt.migrate.wire.ssh import check_host
 
     check_host(request.host)
     repository = context.repository()

@@ -132,8 +132,8 @@ def move_lines(moves: tuple[MoveStatus, ...], unreadable: tuple[UnreadableMove, 
 def _describe(status: MoveStatus) -> str:
     """Say where the program runs."""
     move = status.move
-    if status.at_work is not None:
-        return f"crckpt (PID {status.at_work}) is moving it"
+    if status.crckpt_pid is not None:
+        return f"crckpt (PID {status.crckpt_pid}) is moving it"
     if status.runs_on is None:
         return _UNDECIDED.get(move.state, "it may run on neither host").format(peer=move.peer)
     place = "it runs here" if status.runs_on == move.side else f"it runs on {move.peer}"

@@ -11,7 +11,7 @@ def describe_move(status: MoveStatus) -> str:
     if move.is_over:
         return f"moved to {move.peer}" if move.side == "source" else f"runs on {move.peer}"
     direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
-    return f"being moved {direction}" if status.at_work is not None else f"unfinished move {direction}"
+    return f"being moved {direction}" if status.crckpt_pid is not None else f"unfinished move {direction}"
 
 
 def move_document(status: MoveStatus) -> dict[str, object]:
@@ -25,7 +25,7 @@ def move_document(status: MoveStatus) -> dict[str, object]:
         "state": move.state,
         "is_over": move.is_over,
         "runs_on": status.runs_on,
-        "at_work": status.at_work,
+        "crckpt_pid": status.crckpt_pid,
         "next_on": status.next_on,
         "next_command": status.next_command,
         "checkpoint": move.checkpoint,

@@ -47,11 +47,11 @@ __all__ = [
     "HostAddress",
     "check_destination",
     "check_source",
-    "find_here",
-    "find_there",
     "give_up",
     "guarded_addresses",
     "leave_source",
+    "list_destination_addresses",
+    "list_source_addresses",
     "unlocked_source",
 ]
 
@@ -62,12 +62,12 @@ Findings: TypeAlias = tuple[tuple[str, str], ...]
 _SSH_CONNECTION: Final = b"SSH_CONNECTION="
 
 
-def find_here(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
+def list_source_addresses(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
     """The moving addresses as the source has them. Each is ADDR/LEN@DEV or ADDR/LEN@DEV:THERE. Raises UsageError."""
     return tuple(_split(address)[0] for address in addresses)
 
 
-def find_there(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
+def list_destination_addresses(addresses: Iterable[str]) -> tuple[HostAddress, ...]:
     """The moving addresses as the destination gets them. Raises UsageError."""
     return tuple(_split(address)[1] for address in addresses)
 

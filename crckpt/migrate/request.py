@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from crckpt.causes import Finding
-from crckpt.migrate.messages import RestoreOptions
+from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Progress
 

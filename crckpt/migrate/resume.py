@@ -14,13 +14,18 @@ from crckpt.criu.hold import AfterCommit
 from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.steps import step
-from crckpt.migrate import messages
 from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
-from crckpt.migrate.connection import Connection
-from crckpt.migrate.hand_over import SourceMove, complete_hand_over
-from crckpt.migrate.post_copy import wait_until_decided
-from crckpt.migrate.restores import claimed_addresses, make_addresses, make_restore_request, release_or_explain
-from crckpt.migrate.source import make_in_doubt_error, read_manifest, report_abort
+from crckpt.migrate.destination.post_copy import wait_until_decided
+from crckpt.migrate.destination.restores import (
+    claimed_addresses,
+    make_addresses,
+    make_restore_request,
+    release_or_explain,
+)
+from crckpt.migrate.source.hand_over import SourceMove, complete_hand_over
+from crckpt.migrate.source.move import make_in_doubt_error, read_manifest, report_abort
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection import Connection
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
 from crckpt.store import Repository

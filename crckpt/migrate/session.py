@@ -17,20 +17,20 @@ from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
 from crckpt.host.disk import space
-from crckpt.migrate import messages, ssh
-from crckpt.migrate.addresses import check_source, find_here
-from crckpt.migrate.bandwidth import Bandwidth
-from crckpt.migrate.connection import Connection
-from crckpt.migrate.destination import Destination
-from crckpt.migrate.gate.answers import decode_answers
-from crckpt.migrate.gate.ask import ask
-from crckpt.migrate.gate.questions import Questions, encode_questions
-from crckpt.migrate.gate.report import Exchange, GateReport, make_report, plan_sending
-from crckpt.migrate.gate.send_files import send_files
+from crckpt.migrate.addresses import check_source, list_source_addresses
+from crckpt.migrate.destination.receive import Destination
+from crckpt.migrate.preflight.answers import decode_answers
+from crckpt.migrate.preflight.ask import ask
+from crckpt.migrate.preflight.questions import Questions, encode_questions
+from crckpt.migrate.preflight.report import Exchange, GateReport, make_report, plan_sending
 from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, Report
 from crckpt.migrate.resume import ResumeResult
 from crckpt.migrate.resume import resume as finish_move
-from crckpt.migrate.source import move_tree, settle_last_move
+from crckpt.migrate.source.move import move_tree, settle_last_move
+from crckpt.migrate.transfer.send_files import send_files
+from crckpt.migrate.wire import messages, ssh
+from crckpt.migrate.wire.bandwidth import Bandwidth
+from crckpt.migrate.wire.connection import Connection
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import examined
 from crckpt.ops.dump.examine import DumpTarget
@@ -136,7 +136,7 @@ def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeRe
 
 def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection, report: Report) -> GateReport:
     """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
-    refused = check_source(find_here(request.options.addresses))
+    refused = check_source(list_source_addresses(request.options.addresses))
     if refused:
         raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
     questions, found = _ask(request, target, connection)

@@ -126,8 +126,8 @@ def _needs(status: MoveStatus, identity: CheckpointId, checkpoint: Checkpoint | 
 def _refusal(status: MoveStatus, identity: CheckpointId) -> PreflightRefused:
     move = status.move
     direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
-    if status.at_work is not None:
-        hint = f"wait until crckpt (PID {status.at_work}) has moved it"
+    if status.crckpt_pid is not None:
+        hint = f"wait until crckpt (PID {status.crckpt_pid}) has moved it"
     else:
         there = f", on {move.peer}" if status.next_on not in (None, move.side) else ""
         hint = f"finish the move first{there}: {status.next_command}"

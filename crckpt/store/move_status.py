@@ -22,13 +22,13 @@ class MoveStatus(Struct, frozen=True):
     - `move`: its record, judged
     - `runs_on`: the side that has the tree; None if neither runs it, or if this side does not know. The tree may have
       ended since; `has_ended`: it surely has, on this side
-    - `at_work`: the PID of the crckpt of this side that works on the move; None if none does
+    - `crckpt_pid`: the PID of the crckpt of this side that works on the move; None if none does
     - `next_on`, `next_command`: what to type, and on which side; None and empty if there is nothing to do
     """
 
     move: Move
     runs_on: Side | None
-    at_work: Pid | None
+    crckpt_pid: Pid | None
     next_on: Side | None
     next_command: str
     has_ended: bool = False
@@ -71,8 +71,8 @@ def find_marks(repository: Repository, checkpoints: Iterable[Checkpoint]) -> dic
 def find_status(move: Move) -> MoveStatus:
     """Judge a move by its record and by the processes of this host."""
     now = move.judge()
-    at_work = now.owner.pid if not now.is_over and now.owner.is_alive else None
-    next_on = None if at_work is not None else _NEXT_ON[now.side].get(now.state)
+    crckpt_pid = now.owner.pid if not now.is_over and now.owner.is_alive else None
+    next_on = None if crckpt_pid is not None else _NEXT_ON[now.side].get(now.state)
     if now.state == "aborted" and not now.is_settled:
         # The destination still keeps what it received.
         next_on = "source"
@@ -80,7 +80,7 @@ def find_status(move: Move) -> MoveStatus:
     return MoveStatus(
         move=now,
         runs_on=runs_on,
-        at_work=at_work,
+        crckpt_pid=crckpt_pid,
         next_on=next_on,
         next_command=f"crckpt migrate --resume {now.id}" if next_on is not None else "",
         has_ended=runs_on == now.side and now.root is not None and now.root.has_ended(),

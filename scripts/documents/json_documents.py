@@ -20,7 +20,7 @@ from crckpt.cli.config import Setting
 from crckpt.criu.failure_location import FailureLocation
 from crckpt.host.probes.outcome import Fact
 from crckpt.host.usage import ProcessUsage
-from crckpt.migrate.drain import Outcome
+from crckpt.migrate.drain.drain import Outcome
 from crckpt.migrate.request import RoundSummary
 from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
 from crckpt.ops.doctor import Fix
@@ -168,7 +168,7 @@ class MoveDocument(Struct, frozen=True, forbid_unknown_fields=True):
     runs_on: Annotated[
         Side | None, Meta(description="Which side has the program; null if neither runs it, or this side cannot know.")
     ]
-    at_work: Annotated[int | None, Meta(description="The PID of the crckpt on this host that is moving it.")]
+    crckpt_pid: Annotated[int | None, Meta(description="The PID of the crckpt on this host that is moving it.")]
     next_on: Annotated[Side | None, Meta(description="The side on which `next_command` is to be typed.")]
     next_command: Annotated[str, Meta(description="What finishes the move; empty if there is nothing to do.")]
     checkpoint: CheckpointId | None

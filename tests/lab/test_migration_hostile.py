@@ -17,8 +17,8 @@ import sys
 import threading
 sys.path.insert(0, {str(PROJECT)!r})
 from crckpt.__main__ import main
-from crckpt.migrate.destination import Destination
-from crckpt.migrate.receive_packs import Receiver
+from crckpt.migrate.destination.receive import Destination
+from crckpt.migrate.transfer.receive_packs import Receiver
 for_ever = threading.Event()
 """
 

@@ -27,9 +27,9 @@ CONNECT = """
 import sys
 from crckpt.errors import CommandFailure
 from crckpt.host.process.signals import handle_interrupts
-from crckpt.migrate.connection import Connection
-from crckpt.migrate.messages import Hello
-from crckpt.migrate.ssh import started
+from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.messages import Hello
+from crckpt.migrate.wire.ssh import started
 handle_interrupts()
 try:
     with (
@@ -44,8 +44,8 @@ except CommandFailure as error:
 
 RECEIVE = f"""#!{sys.executable}
 import socket
-from crckpt.migrate.connection import Connection
-from crckpt.migrate.messages import Hello, Sent
+from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.messages import Hello, Sent
 with Connection(0, 1, "source") as connection:
     connection.send(Hello(1, "0", socket.gethostname(), "", 1, 2, "x86_64", "6", (), "", 7))
     connection.receive(Sent)

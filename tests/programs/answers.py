@@ -3,8 +3,8 @@
 import sys
 from pathlib import Path
 
-from crckpt.migrate.gate.answers import answer, encode_answers
-from crckpt.migrate.gate.questions import decode_questions
+from crckpt.migrate.preflight.answers import answer, encode_answers
+from crckpt.migrate.preflight.questions import decode_questions
 from crckpt.ops.context import Context
 
 

@@ -14,11 +14,11 @@ from msgspec.structs import replace
 from small_programs import read
 
 from crckpt.host.program.live import read_program
-from crckpt.migrate.gate.answers import Answers, answer, decode_answers
-from crckpt.migrate.gate.ask import ask
-from crckpt.migrate.gate.questions import Questions, decode_questions, encode_questions
-from crckpt.migrate.gate.report import Exchange, GateReport, make_report
-from crckpt.migrate.messages import RestoreOptions
+from crckpt.migrate.preflight.answers import Answers, answer, decode_answers
+from crckpt.migrate.preflight.ask import ask
+from crckpt.migrate.preflight.questions import Questions, decode_questions, encode_questions
+from crckpt.migrate.preflight.report import Exchange, GateReport, make_report
+from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest

@@ -152,9 +152,9 @@ def _receive(repository: Repository, source: str) -> None:
     """Receive the newest checkpoint of `job` from another store."""
     from connected import connected, in_thread
 
-    from crckpt.migrate.messages import Offer
-    from crckpt.migrate.packs import send_packs
-    from crckpt.migrate.receive_packs import Receiver
+    from crckpt.migrate.transfer.receive_packs import Receiver
+    from crckpt.migrate.transfer.send_packs import send_packs
+    from crckpt.migrate.wire.messages import Offer
     from crckpt.store.layout import manifest_name
 
     other = Repository.open(Path(source))

@@ -37,13 +37,13 @@ def forget_move(repository: Repository, checkpoint: Checkpoint) -> None:
 def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
     move = status.move
     direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
-    if status.at_work is not None:
-        hint = f"wait until crckpt (PID {status.at_work}) has moved it"
+    if status.crckpt_pid is not None:
+        hint = f"wait until crckpt (PID {status.crckpt_pid}) has moved it"
     elif status.next_on in (None, move.side):
         hint = f"finish the move: {status.next_command}"
     else:
         hint = f"finish the move, on {move.peer}: {status.next_command}"
-    state = "is being moved" if status.at_work is not None else "has an unfinished move"
+    state = "is being moved" if status.crckpt_pid is not None else "has an unfinished move"
     return PreflightRefused(
         f"{move.job} {state} {direction}: a restore could start a second copy", hint=hint, is_in_use=True
     )

@@ -15,9 +15,9 @@ from small_programs import WAITS, program, read
 from crckpt.cli.app import make_parser, run
 from crckpt.cli.migrate_all import exit_code, make_options, summary_lines
 from crckpt.errors import UsageError
-from crckpt.migrate.drain import DrainResult, MoveOutcome, Outcome
-from crckpt.migrate.messages import RestoreOptions
+from crckpt.migrate.drain.drain import DrainResult, MoveOutcome, Outcome
 from crckpt.migrate.request import MigrateRequest
+from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.model import JobName
 from crckpt.ops.context import Context
 from crckpt.ops.dump.tracked_before import identify_root

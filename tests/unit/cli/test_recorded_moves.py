@@ -51,7 +51,7 @@ def test_a_script_learns_where_it_runs_and_what_to_type(
     command = f"crckpt migrate --resume {move.id}" if next_on else ""
     assert (found["runs_on"], found["next_on"], found["next_command"]) == (runs_on, next_on, command)
     assert (found["id"], found["job"], found["side"], found["peer"]) == (move.id, "job", side, PEER)
-    assert (found["at_work"], found["checkpoint"]) == (None, checkpoints[1].id)
+    assert (found["crckpt_pid"], found["checkpoint"]) == (None, checkpoints[1].id)
     assert found["is_over"] == (runs_on is not None)
     text = typed.say("migrate", "--list")
     assert text.startswith(f"{move.id}  ")
@@ -66,7 +66,7 @@ def test_a_script_learns_where_it_runs_and_what_to_type(
 def test_a_move_that_is_going_on(typed: CommandLine, repository: Repository) -> None:
     record_move(repository, "source", "handing-over", alive=True)
     (found,) = typed.result("migrate", "--list")["moves"]
-    assert (found["runs_on"], found["at_work"], found["next_command"]) == (None, os.getpid(), "")
+    assert (found["runs_on"], found["crckpt_pid"], found["next_command"]) == (None, os.getpid(), "")
     assert f"crckpt (PID {os.getpid()}) is moving it" in typed.say("migrate", "--list")
 
 

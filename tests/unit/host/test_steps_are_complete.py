@@ -14,9 +14,9 @@ OF_OS: Final = frozenset(
 ) | {"link", "truncate", "ftruncate"}
 OF_PATH: Final = frozenset(("rename", "unlink", "mkdir", "rmdir", "write_bytes", "write_text", "touch", "symlink_to"))
 OTHERS: Final = {
-    "migrate/bandwidth.py shared_clock": "no file of the store: an unnamed one, which ends with crckpt",
-    "migrate/bandwidth.py reserve": "the same",
-    "migrate/writer.py _write": "messages: Connection.send has their steps",
+    "migrate/wire/bandwidth.py shared_clock": "no file of the store: an unnamed one, which ends with crckpt",
+    "migrate/wire/bandwidth.py reserve": "the same",
+    "migrate/wire/writer.py _write": "messages: Connection.send has their steps",
     "host/disk/fuse.py _write": "a file of FUSE's own",
     "host/disk/runtime_directory.py make_runtime_directory": "of /run",
     "host/disk/own_files.py write_private": "of /run",

@@ -1,0 +1,403 @@
+"""The destination's side of a move: answer the source, and restore the tree in a hold that the source releases."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, suppress
+from typing import Final
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from crckpt.causes import Finding
+from crckpt.criu.hold import AfterCommit
+from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.host import proc
+from crckpt.host.network.late_packets import deliver
+from crckpt.host.steps import step
+from crckpt.host.syscalls.missing_pages import find_refusal
+from crckpt.migrate.addresses import (
+    GuardedAddresses,
+    check_destination,
+    give_up,
+    list_destination_addresses,
+)
+from crckpt.migrate.destination.post_copy import PostCopy, wait_until_decided
+from crckpt.migrate.destination.restores import (
+    claimed_addresses,
+    make_addresses,
+    make_restore_request,
+    release_or_explain,
+)
+from crckpt.migrate.destination.ssh_session import SshSession
+from crckpt.migrate.preflight.answers import answer, encode_answers
+from crckpt.migrate.preflight.questions import decode_questions
+from crckpt.migrate.transfer.receive_packs import Receiver
+from crckpt.migrate.transfer.send_files import receive_files
+from crckpt.migrate.transfer.send_tails import receive_tails
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.connection_errors import AbortReceived, ConnectionLost
+from crckpt.ops.context import Context
+from crckpt.ops.failures import to_crckpt_error
+from crckpt.ops.lazy.client import Filler, started_filler
+from crckpt.ops.restore.restore import check_restore, restore
+from crckpt.ops.restore.result import RestoreResult
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.move_states import State
+from crckpt.store.moves import (
+    Move,
+    advance,
+    begin_move,
+    read_move,
+    read_moves,
+    store_move,
+    take_over,
+)
+from crckpt.store.read.contents import contents_of
+from crckpt.store.read.unpacked_frames import UnpackedFrames
+
+_MOST_RESTORES: Final = 3
+
+
+class Destination:
+    """The destination of moves over one connection. `hello` is of the source."""
+
+    def __init__(self, context: Context, repository: Repository, connection: Connection, hello: messages.Hello) -> None:
+        self._context = context
+        self._repository = repository
+        # Where the checkpoint is read from.
+        self._store = repository
+        self._connection = connection
+        self._source = hello.hostname
+        self._shares_kernel = hello.boot_id == proc.boot_id()
+        self._move: Move | None = None
+        self._release_warning = ""
+        self._released_at = 0.0
+        self._late_packets: tuple[bytes, ...] = ()
+        self._session = SshSession(hello.hostname)
+        self._transaction = ExitStack()
+        self._claimed = ExitStack()
+        self._guard: GuardedAddresses | None = None
+        self._unpacked: UnpackedFrames | None = None
+        self._filler: Filler | None = None
+        self._post_copy: PostCopy | None = None
+        self._receiver = self._enter_store()
+
+    def _enter_store(self) -> Receiver:
+        """Begin to receive. Packs that no manifest names yet are not removed as long as this lasts."""
+        return Receiver(self._repository, self._transaction.enter_context(self._repository.transaction()).path)
+
+    def serve(self) -> None:
+        """Answer the source until it ends the connection. Raises MoveInDoubt if a move is unfinished then."""
+        try:
+            while True:
+                self._serve_next()
+        except ConnectionLost as error:
+            move = self._move
+            if move is not None and not move.is_over:
+                self._end_without_source(move, error)
+        finally:
+            self._drop_unpacked()
+            self._claimed.close()
+            self._transaction.close()
+
+    def _serve_next(self) -> None:
+        message = self._connection.receive(
+            messages.Questions,
+            messages.Files,
+            messages.Tails,
+            messages.Offer,
+            messages.CheckRestore,
+            messages.Prepare,
+            messages.Resume,
+            messages.Abort,
+        )
+        try:
+            self._answer(message)
+        except (ConnectionLost, MoveInDoubt):
+            raise
+        except AbortReceived as abort:
+            # It came while packs or files were received.
+            self._give_up(abort.why)
+            self._connection.send(messages.Aborted())
+        except (CrckptError, OSError) as error:
+            self._connection.send(messages.make_failed(to_crckpt_error(error, RestoreFailed, "the move")))
+
+    def _answer(self, message: messages.Message) -> None:
+        match message:
+            case messages.Questions():
+                self._connection.send(self._answer_questions(message))
+            case messages.Files():
+                receive_files(self._connection, message)
+            case messages.Tails():
+                receive_tails(self._connection, message)
+            case messages.Offer():
+                self._receiver.answer_offer(self._connection, message)
+            case messages.CheckRestore():
+                self._connection.send(self._check_restore(message))
+            case messages.Prepare():
+                self._build(message)
+            case messages.Resume():
+                self._connection.send(self._read_state(message))
+            case messages.Abort():
+                self._give_up(message.why)
+                self._connection.send(messages.Aborted())
+
+    def _answer_questions(self, message: messages.Questions) -> messages.Answers:
+        questions = decode_questions(message.content)
+        recorded = read_move(self._repository.backend, questions.job)
+        now = recorded.judge() if recorded is not None else None
+        unfinished = (now.id, now.state) if now is not None and not now.is_over else None
+        answers = answer(questions, self._context, unfinished, shares_kernel=self._shares_kernel)
+        self._drop_unpacked()
+        # The helper reads the store itself.
+        self._unpacked = None if questions.lazy else UnpackedFrames(questions.memory)
+        refused = check_destination(list_destination_addresses(questions.moved_addresses))
+        late = find_refusal() if questions.lazy else ""
+        blockers = (
+            *answers.blockers,
+            *(Finding("move-ip", what, remedy) for what, remedy in refused),
+            *((Finding("lazy", late, "leave out --lazy and --local-lazy"),) if late else ()),
+        )
+        return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
+
+    def _claim(self, move_id: str, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
+        """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices."""
+        if self._guard is not None or not options.addresses:
+            return
+        addresses = list_destination_addresses(options.addresses)
+        self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
+
+    def _check_restore(self, message: messages.CheckRestore) -> messages.Verdict:
+        if message.options.lazy == "source":
+            self._post_copy = self._post_copy or PostCopy(self._connection, self._repository)
+            store, checkpoint = self._post_copy.open(message)
+        else:
+            store, checkpoint = self._repository, self._receiver.check_checkpoint(message.manifest, message.checkpoint)
+        self._session.leave(checkpoint.job)
+        self._claim(message.move, message.options, checkpoint)
+        if message.options.lazy and self._filler is None:
+            taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
+            self._filler = self._claimed.enter_context(started_filler(taken))
+        try:
+            request = replace(make_restore_request(checkpoint.id, message.options), still_runs=True)
+            found = check_restore(request, self._context, checkpoint, store)
+        except PreflightRefused as refused:
+            blockers = tuple(Finding("refused", what, remedy) for what, remedy in refused.findings)
+            return messages.Verdict(blockers or (Finding("refused", refused.message, refused.hint),), ())
+        if self._unpacked is not None:
+            # The restore of the last checkpoint then only reads what was written since.
+            self._unpacked.begin(contents_of(self._repository, checkpoint))
+        return messages.Verdict((), found.verdict.warnings)
+
+    def _drop_unpacked(self) -> None:
+        """Free the memory that was unpacked before its restore."""
+        unpacked, self._unpacked = self._unpacked, None
+        if unpacked is not None:
+            unpacked.stop()
+
+    def _read_state(self, message: messages.Resume) -> messages.MoveState:
+        """Read the state of a move from its record."""
+        for move in read_moves(self._repository.backend):
+            if move.id == message.move:
+                _refuse_busy(move)
+                wait_until_decided(move)
+                now = move.judge()
+                if now.state != move.state:
+                    store_move(self._repository.backend, now)
+                self._move = now
+                return messages.MoveState(move.id, now.state, now.checkpoint)
+        return messages.MoveState(message.move, None)
+
+    # The hand-over
+
+    def _build(self, message: messages.Prepare) -> None:
+        """Store the checkpoint, build its tree, hold it until the source says that its own has ended, let it run."""
+        self._begin(message)
+        self._session.leave(message.job)
+        late = self._post_copy if message.options.lazy == "source" else None
+        if late is not None:
+            self._store, checkpoint = late.open(message)
+            late.serve(self._filler, message)
+        else:
+            self._store = self._repository
+            checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
+        self._claim(message.move, message.options, checkpoint)
+        try:
+            result = self._restore(message)
+        except AbortReceived:
+            raise
+        except (CrckptError, OSError) as error:
+            result = self._restore_again(message, error)
+        deliver(self._late_packets, list_destination_addresses(message.options.addresses))
+        left = self._guard.keep() if self._guard is not None else ""
+        if late is None:
+            self._advance("done")
+        failed = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
+        warnings = (*result.verdict.warnings, *failed, *self._session.warnings)
+        assert result.pid is not None
+        log = result.holder.log if result.holder is not None else ""
+        ran_for_ms = (time.monotonic() - self._released_at) * 1000
+        self._connection.send(messages.Running(result.pid, result.restore_ms, warnings, log, ran_for_ms))
+        self._drop_unpacked()
+        if late is not None:
+            self._complete(late, message)
+        wait_until_decided(self._move)  # the helper needs the processors first
+        # Only now: the next checkpoint of the tree needs them.
+        self._receiver.cache_fingerprints()
+
+    def _complete(self, late: PostCopy, message: messages.Prepare) -> None:
+        """Complete the checkpoint, and the memory of the tree that runs. If that fails, the tree has ended."""
+        assert self._move is not None
+        try:
+            late.finish(self._receiver, message)
+        except (CrckptError, OSError):
+            late.end_tree(self._move)
+            raise
+        self._advance("done")
+        self._connection.send(messages.Complete())
+
+    def _begin(self, message: messages.Prepare) -> Move:
+        recorded = read_move(self._repository.backend, message.job)
+        before = recorded.judge() if recorded is not None else None
+        if before is not None and before.id == message.move:
+            _refuse_busy(before)
+            if before.is_over:
+                # CRIU has decided since the source asked for the state.
+                raise PreflightRefused(f"the move of {message.job} is over here: {before.state}", hint="try again")
+            if addresses := make_addresses(before):
+                # Left by a crckpt that was killed together with its guard.
+                give_up(addresses, before.id)
+            self._move = store_move(self._repository.backend, take_over(before))
+            return self._move
+        if before is not None and not before.is_over:
+            raise PreflightRefused(
+                f"another move of {message.job} is unfinished here",
+                hint=f"finish it first: crckpt migrate --resume {before.id}",
+            )
+        move = replace(
+            begin_move("destination", message.job, self._source, message.move),
+            checkpoint=message.checkpoint,
+            options=to_builtins(message.options),
+        )
+        step("move.receiving")
+        self._move = store_move(self._repository.backend, move)
+        return self._move
+
+    def _restore(self, message: messages.Prepare) -> RestoreResult:
+        request = make_restore_request(message.checkpoint, message.options)
+        if self._unpacked is not None:
+            self._unpacked.stop()
+        # After a failure the tree is restored as a whole.
+        filler, self._filler = self._filler, None
+        return restore(
+            *(request, self._context),
+            before_run=self._hold,
+            unpacked=self._unpacked,
+            filler=filler,
+            repository=self._store,
+        )
+
+    def _hold(self, root: int, criu: int) -> AfterCommit:
+        """Report that the tree is built and held, and wait until the source says that its own has ended.
+
+        Return what is to be done when it is decided that the tree runs.
+        """
+        process = proc.read_process(root)
+        if process is None or self._move is None:
+            raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
+        live = proc.identify_live_root(process, criu)
+        if self._move.state == "committed":
+            self._move = store_move(self._repository.backend, replace(self._move, root=live))
+            return self._expect(live)
+        if self._move.state == "prepared":
+            self._move = store_move(self._repository.backend, replace(self._move, root=live))
+        else:
+            self._advance("prepared", root=live)
+        self._connection.send(messages.Prepared(root))
+        # An Abort is raised: CRIU ends what it has built.
+        self._late_packets = self._connection.receive(messages.Ended).packets
+        self._advance("committed")
+        return self._expect(live)
+
+    def _expect(self, root: proc.LiveRoot) -> AfterCommit:
+        if self._guard is not None:
+            self._guard.expect(root)
+        return lambda: self._release(root)
+
+    def _release(self, root: proc.LiveRoot) -> None:
+        """Open the fence: the tree with this root runs next. Raise nothing."""
+        if self._guard is not None:
+            self._release_warning = release_or_explain(self._guard, root)
+        self._released_at = time.monotonic()
+
+    def _restore_again(self, message: messages.Prepare, error: CrckptError | OSError) -> RestoreResult:
+        """Restore from the store if the source's tree has ended. Else raises: nothing runs here."""
+        move = self._move
+        assert move is not None
+        if move.state == "committed":
+            for _ in range(_MOST_RESTORES - 1):
+                with suppress(CrckptError, OSError):
+                    return self._restore(message)
+            raise error
+        if move.state == "receiving":
+            self._give_up(str(error))
+        raise error
+
+    def _give_up(self, why: str) -> None:
+        """Abort the move: the tree runs on at the source, and its checkpoint must never be restored here."""
+        move = self._move
+        if move is None or move.is_over:
+            return
+        self._advance("aborted", why=why)
+        self._release_claim()
+        # Left by a crckpt that was killed together with its guard.
+        if addresses := make_addresses(move):
+            give_up(addresses, move.id)
+        # `remove` locks the store for itself alone, so our own share must end first.
+        self._transaction.close()
+        with suppress(CrckptError, OSError):
+            if move.checkpoint is not None:
+                self._repository.remove((move.checkpoint,))
+        self._receiver = self._enter_store()
+
+    def _release_claim(self) -> None:
+        """Give up the addresses, then lift their fence."""
+        self._guard = self._filler = None
+        self._claimed.close()
+
+    def _end_without_source(self, move: Move, error: ConnectionLost) -> None:
+        """End after the connection is lost: abort what is not prepared; keep what is prepared."""
+        if move.state == "receiving":
+            self._give_up(error.message)
+            return
+        if move.state == "committed" and self._store is not self._repository:
+            raise MoveInDoubt(
+                f"{error.message}; {move.job} was ended here, because not all of its memory had arrived",
+                hint=f"restore it from its checkpoint: on {move.peer}: crckpt migrate --resume {move.id}",
+            )
+        if move.state == "committed":
+            raise MoveInDoubt(
+                f"{error.message}; {move.job} has ended on {move.peer}, and its tree could not be restored here",
+                hint=f"restore it from its checkpoint here: crckpt migrate --resume {move.id}",
+            )
+        raise MoveInDoubt(
+            f"{error.message}; the checkpoint of {move.job} is safe here, and only {move.peer} knows whether its tree "
+            "has ended there",
+            hint=f"on {move.peer}: crckpt migrate --resume {move.id}",
+        )
+
+    def _advance(self, state: State, **changes: object) -> None:
+        assert self._move is not None
+        step(f"move.{state}")
+        self._move = store_move(self._repository.backend, advance(self._move, state, **changes))
+
+
+def _refuse_busy(move: Move) -> None:
+    """Raise PreflightRefused if another crckpt still works on the move: soon it notices that its connection is lost."""
+    if not move.is_over and move.owner.is_alive and move.owner.pid != os.getpid():
+        raise PreflightRefused(
+            f"crckpt (PID {move.owner.pid}) is still moving {move.job}", hint="try again in a moment"
+        )

@@ -1,0 +1,1 @@
+"""Move all jobs of a host."""

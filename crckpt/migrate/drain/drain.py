@@ -1,0 +1,300 @@
+"""Move several trees to another host, some of them at once, each by a crckpt of its own.
+
+Signals, holds and the deferral of interruptions belong to the main thread of a process, so a move is a process, not a
+thread. One that fails does not stop the others.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final, Literal, Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, TargetNotRunning
+from crckpt.host import proc
+from crckpt.host.process.run import start_with_pipes
+from crckpt.host.process.signals import ignore_interrupts, interrupt_is_waiting, interrupts_deferred
+from crckpt.migrate.drain.running_jobs import RunningJob
+from crckpt.model import JobName, Pid
+from crckpt.store import Repository
+from crckpt.store.move_status import find_status
+from crckpt.store.moves import read_move
+
+Outcome: TypeAlias = Literal["moved", "movable", "stayed", "in-doubt", "ended", "included", "unknown"]
+
+# A signal that comes just before the wait begins is noticed after it.
+_LOOK_MS: Final = 200
+_MOST_READ: Final = 1 << 16
+_INTERRUPTED: Final = "crckpt was interrupted"
+_ENDED: Final = "the program has ended"
+
+
+class MoveOutcome(Struct, frozen=True):
+    """The outcome of one tree.
+
+    - `moved`: it runs on the other host; `movable`: with --check, it could
+    - `stayed`: it runs here, and `why`
+    - `in-doubt`: it may run nowhere; `hint` is the command that finishes the move
+    - `ended`: the program has ended by itself
+    - `included`: it moves with the tree of another job; `unknown`: crckpt does not know whether it runs here
+    - `causes`: all reasons, if there are several; `result`: the document of the move
+    """
+
+    job: JobName
+    pid: Pid | None
+    memory_bytes: int
+    outcome: Outcome
+    why: str = ""
+    hint: str = ""
+    causes: tuple[str, ...] = ()
+    result: dict[str, Any] | None = None
+
+
+class DrainResult(Struct, frozen=True):
+    """The outcomes of all trees, in the order in which they were decided.
+
+    `free_bytes`: the bytes that trees may take on the other host, before the first move.
+    """
+
+    outcomes: tuple[MoveOutcome, ...]
+    interrupted: bool
+    free_bytes: int = 0
+
+
+class DrainReport(Protocol):
+    """Shows progress to the user."""
+
+    def begin(self, job: RunningJob) -> None:
+        """Show that the move of a job begins."""
+
+    def say(self, job: RunningJob, line: str) -> None:
+        """Show a line of the move of a job."""
+
+    def end(self, outcome: MoveOutcome) -> None:
+        """Show the outcome of a job."""
+
+
+def make_command(job: RunningJob, host: str, options: Sequence[str]) -> tuple[str, ...]:
+    """Build the command that moves one job."""
+    # -P: Python takes no module from the current directory, which may be another user's.
+    module = (sys.executable, "-P", "-m", "crckpt")
+    return (*module, "migrate", "--json", *options, "--", str(job.root.pid), host, job.job)
+
+
+def drain(
+    jobs: Sequence[RunningJob],
+    repository: Repository,
+    command: Callable[[RunningJob], Sequence[str]],
+    at_once: int,
+    free_bytes: int,
+    report: DrainReport,
+) -> DrainResult:
+    """Move the jobs in their order, `at_once` at a time, by these commands; return when all have ended.
+
+    Each move checks for itself whether its tree fits into the other host. Two checks at once would both count the same
+    free bytes: a tree that does not fit into what is left of `free_bytes` waits until no other is being moved.
+
+    After an interruption no move begins. Those before their commit are aborted, and the others are finished.
+    """
+    moves = _Moves(jobs, repository, command, free_bytes, report)
+    is_interrupted = False
+    with interrupts_deferred():
+        while moves.waiting or moves.running:
+            if interrupt_is_waiting() and not is_interrupted:
+                is_interrupted = True
+                moves.give_up()
+            moves.start(at_once)
+            moves.wait()
+        if interrupt_is_waiting():
+            is_interrupted = True
+            # The result says what it has stopped.
+            ignore_interrupts()
+    return DrainResult(tuple(moves.outcomes), is_interrupted)
+
+
+class _Moves:
+    """All the moves: those that wait, those that run, and the outcomes of the others."""
+
+    def __init__(
+        self,
+        jobs: Sequence[RunningJob],
+        repository: Repository,
+        command: Callable[[RunningJob], Sequence[str]],
+        free_bytes: int,
+        report: DrainReport,
+    ) -> None:
+        self.waiting = deque(jobs)
+        self.running: list[_Move] = []
+        self.outcomes: list[MoveOutcome] = []
+        self._repository = repository
+        self._command = command
+        self._free_bytes = free_bytes
+        self._report = report
+
+    def start(self, at_once: int) -> None:
+        """Start moves until `at_once` run, or the next one may not fit next to them."""
+        while self.waiting and len(self.running) < at_once and self._fits(self.waiting[0]):
+            job = self.waiting.popleft()
+            if not proc.is_current(job.root):
+                self._end(_make_outcome(job, "ended", _ENDED))
+                continue
+            self._report.begin(job)
+            try:
+                self.running.append(_Move(job, self._command(job)))
+            except CrckptError as error:
+                self._end(_make_outcome(job, "stayed", error.message, error.hint))
+
+    def _fits(self, job: RunningJob) -> bool:
+        if not self.running:
+            return True
+        moved = sum(outcome.memory_bytes for outcome in self.outcomes if outcome.outcome == "moved")
+        moving = sum(move.job.memory_bytes for move in self.running)
+        return moved + moving + job.memory_bytes <= self._free_bytes
+
+    def give_up(self) -> None:
+        """Start no more, and have each that runs give up, or finish if it has passed its commit."""
+        for move in self.running:
+            move.give_up()
+        for job in self.waiting:
+            self._end(_make_outcome(job, "stayed", _INTERRUPTED))
+        self.waiting.clear()
+
+    def wait(self) -> None:
+        """Wait a moment for what the moves write, and for their ends."""
+        poll = select.poll()
+        for move in self.running:
+            for descriptor in move.descriptors:
+                poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(_LOOK_MS)} if self.running else set()
+        ended = [move for move in self.running if move.pidfd in ready]
+        for move in self.running:
+            move.read_output(self._report)
+        for move in ended:
+            self.running.remove(move)
+            move.end()
+            self._end(move.read_outcome(self._repository))
+
+    def _end(self, outcome: MoveOutcome) -> None:
+        self.outcomes.append(outcome)
+        self._report.end(outcome)
+
+
+class _Move:
+    """A crckpt that moves one job."""
+
+    def __init__(self, job: RunningJob, command: Sequence[str]) -> None:
+        """Start it. Raises HostCannot."""
+        self.job = job
+        # All of the environment: ssh takes the agent, the home and more from it.
+        self._child, pipes = start_with_pipes(command, os.environ)
+        os.close(pipes.stdin)
+        self.pidfd = self._child.pidfd
+        self._content = {pipes.stdout: bytearray(), pipes.stderr: bytearray()}
+        self._stdout, self._stderr = pipes.stdout, pipes.stderr
+        self._open = {pipes.stdout, pipes.stderr}
+        for descriptor in self._open:
+            os.set_blocking(descriptor, False)
+        self._last_line = ""
+        self._status = 0
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """What to wait for."""
+        return (self.pidfd, *self._open)
+
+    def give_up(self) -> None:
+        """Have it abort the move if that is before its commit; after it, it finishes the move."""
+        self._child.terminate()
+
+    def read_output(self, report: DrainReport) -> None:
+        """Read what it has written, and show whole lines of its stderr."""
+        for descriptor in tuple(self._open):
+            # Until nothing is left: the end of the process may have been seen already.
+            with suppress(BlockingIOError):
+                while content := os.read(descriptor, _MOST_READ):
+                    self._content[descriptor] += content
+                self._close(descriptor)
+        *lines, rest = self._content[self._stderr].split(b"\n")
+        self._content[self._stderr] = rest
+        for line in lines:
+            self._last_line = line.decode(errors="replace").rstrip()
+            report.say(self.job, self._last_line)
+
+    def end(self) -> None:
+        """Reap it; it has ended, and its output was read."""
+        self._status = self._child.wait()
+        for descriptor in tuple(self._open):
+            self._close(descriptor)
+
+    def read_outcome(self, repository: Repository) -> MoveOutcome:
+        """Read how the move has ended: what crckpt says, or if it says nothing what is recorded."""
+        try:
+            document = msgspec.json.decode(bytes(self._content[self._stdout]), type=_Document)
+        except msgspec.MsgspecError:
+            return self._look_up(repository)
+        if document.result is not None:
+            is_check = bool(document.result.get("check"))
+            return _make_outcome(self.job, "movable" if is_check else "moved", result=document.result)
+        error = document.error
+        if error is None:
+            return self._look_up(repository)
+        outcome = _BY_CODE.get(error.code, "stayed")
+        why = _INTERRUPTED if error.code == Interrupted.exit_code else error.message
+        return _make_outcome(self.job, outcome, why, error.hint, error.causes)
+
+    def _look_up(self, repository: Repository) -> MoveOutcome:
+        """Find where the tree of a crckpt that was killed is."""
+        ended = f"was ended by signal {-self._status}" if self._status < 0 else f"ended with status {self._status}"
+        words = f": {self._last_line}" if self._last_line else ""
+        why = f"the crckpt that moved it {ended}{words}"
+        try:
+            move = read_move(repository.backend, self.job.job)
+        except CrckptError as error:
+            return _make_outcome(self.job, "in-doubt", f"{why}; {error.message}", error.hint)
+        status = find_status(move) if move is not None else None
+        if status is None or (status.runs_on == "source") == (status.move.side == "source"):
+            # Of no move, or of one that brought it here or left it here.
+            return _make_outcome(self.job, "stayed" if proc.is_current(self.job.root) else "ended", why)
+        if status.runs_on is not None:
+            return _make_outcome(self.job, "moved", why)
+        return _make_outcome(self.job, "in-doubt", why, status.next_command or "crckpt migrate --list")
+
+    def _close(self, descriptor: int) -> None:
+        self._open.remove(descriptor)
+        os.close(descriptor)
+
+
+class _Error(Struct, frozen=True):
+    code: int
+    message: str
+    hint: str
+    causes: tuple[str, ...]
+
+
+class _Document(Struct, frozen=True):
+    """What crckpt prints with --json."""
+
+    result: dict[str, Any] | None = None
+    error: _Error | None = None
+
+
+_BY_CODE: Final[dict[int, Outcome]] = {MoveInDoubt.exit_code: "in-doubt", TargetNotRunning.exit_code: "ended"}
+
+
+def _make_outcome(
+    job: RunningJob,
+    outcome: Outcome,
+    why: str = "",
+    hint: str = "",
+    causes: tuple[str, ...] = (),
+    *,
+    result: dict[str, Any] | None = None,
+) -> MoveOutcome:
+    return MoveOutcome(job.job, job.root.pid, job.memory_bytes, outcome, why, hint, causes, result)

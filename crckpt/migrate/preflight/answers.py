@@ -1,0 +1,193 @@
+"""The answers of a move's destination: survey this host for another host's live tree, and judge.
+
+Nothing is made or changed here, except that the trial of a CRIU that crckpt does not know yet dumps and restores a
+process of its own, as `crckpt doctor` does.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import asdict, replace
+
+from crckpt.causes import Finding, cause
+from crckpt.errors import HostCannot, IntegrityError
+from crckpt.host import machine
+from crckpt.host.disk import space
+from crckpt.host.disk.users import find_group_name, find_user_name
+from crckpt.host.proc.locks import read_held_locks
+from crckpt.host.proc.namespaces import namespace
+from crckpt.host.process.terminal_numbers import read_used_numbers
+from crckpt.host.program.program import Program, is_same_program
+from crckpt.images.tree import ImageTree
+from crckpt.migrate.preflight.judge import Judgement, Survey, judge
+from crckpt.migrate.preflight.live_tree import list_image_sizes, plan_restore
+from crckpt.migrate.preflight.local_file import LocalFile
+from crckpt.migrate.preflight.look import look_for_files
+from crckpt.migrate.preflight.questions import Questions
+from crckpt.migrate.wire.messages import Findings, encode_any
+from crckpt.model import MEBIBYTE, Count, Host
+from crckpt.ops.context import Context
+from crckpt.ops.dump.check_job import read_program
+from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
+from crckpt.ops.restore.attributes import plan_attributes
+from crckpt.ops.restore.survey import MemoryNeed, find_bind_refusals, find_id_users, find_releases, read_resources
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.locks import find_needed_locks
+from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.store import is_blank
+
+_MOST_BYTES: Final = 32 * MEBIBYTE
+_MOST_FINDINGS: Final = 10_000
+
+
+class Answers(Struct, frozen=True):
+    """The destination's answers.
+
+    - `received`, `sent`: when the questions came and the answers went, in seconds since 1970 by this host's clock
+    - `lacking`: the ids of files that are not there
+    - `logs`: of those that the source completes, the ids and the sizes that they have there
+    """
+
+    host: Host
+    received: float
+    sent: float
+    blockers: Findings = ()
+    warnings: Findings = ()
+    lacking: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
+    logs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=1 << 20)] = ()
+
+
+def answer(
+    questions: Questions, context: Context, move: tuple[str, str] | None = None, *, shares_kernel: bool = False
+) -> Answers:
+    """Survey this host, and judge whether it can take the tree.
+
+    `move` are id and state of another move of the job that the store has a record of. `shares_kernel`: the source is
+    on the same kernel, in containers of its own. Raises StoreUnusable.
+    """
+    received = time.time()
+    version, digest, failure = _find_criu(context)
+    planned = plan_restore(questions, version)
+    if shares_kernel and namespace("self", "pid") == dict(questions.namespaces).get("pid"):
+        # All that the tree has is in use: by the tree.
+        found = Judgement((cause("same-host").finding(),), ())
+    else:
+        survey = _survey(questions, planned, context, failure, move, shares_kernel=shares_kernel)
+        found = judge(questions, planned, survey)
+    return Answers(
+        machine.describe_host(version, digest),
+        received,
+        time.time(),
+        _to_answers(found.blockers),
+        _to_answers(found.warnings),
+        found.lacking,
+        found.logs,
+    )
+
+
+def encode_answers(answers: Answers) -> bytes:
+    """Encode answers, as msgpack."""
+    return encode_any(answers)
+
+
+def decode_answers(content: bytes) -> Answers:
+    """Decode the answers of another host. Raises IntegrityError."""
+    if len(content) > _MOST_BYTES:
+        raise IntegrityError(
+            f"the answers of the other host have {len(content)} bytes; at most {_MOST_BYTES} are allowed"
+        )
+    try:
+        return msgspec.msgpack.decode(content, type=Answers)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"the answers of the other host cannot be read: {error}") from error
+
+
+def _to_answers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Make the findings fit into a message: a name of a file may be no valid text, and there may be very many."""
+    return tuple(
+        replace(found, what=_to_text(found.what), remedy=_to_text(found.remedy)) for found in findings[:_MOST_FINDINGS]
+    )
+
+
+def _to_text(text: str) -> str:
+    return text.encode(errors="replace").decode()
+
+
+def _find_criu(context: Context) -> tuple[str, str, str]:
+    """Version and digest of the CRIU that works here, and why none does."""
+    try:
+        criu = context.criu()
+    except HostCannot as error:
+        return "", "", error.message
+    return criu.version, criu.digest, ""
+
+
+def _survey(
+    questions: Questions,
+    planned: PlannedRestore,
+    context: Context,
+    failure: str,
+    move: tuple[str, str] | None,
+    *,
+    shares_kernel: bool,
+) -> Survey:
+    files = look_for_files([file for file in questions.files if not file.removed], shares_kernel=shares_kernel)
+    place = space.nearest_existing(context.store)
+    return Survey(
+        host=_host_state(questions, planned, files, place),
+        attributes=plan_attributes(questions.attributes, planned.tree, allow_weaker=questions.allows_weaker).verdict,
+        files=files,
+        names=tuple(
+            find_user_name(asked.number) if asked.kind == "user" else find_group_name(asked.number)
+            for asked in questions.names
+        ),
+        interfaces=frozenset(name for _, name in socket.if_nameindex()),
+        store=str(context.store),
+        store_free=space.free_disk(place),
+        criu_failure=failure,
+        job_program=_find_other_program(questions, context),
+        move=move,
+    )
+
+
+def _host_state(questions: Questions, planned: PlannedRestore, files: dict[int, LocalFile], store: Path) -> HostState:
+    states = {file.name: files[file.id].state for file in questions.files if file.id in files}
+    locked = {path for _, path, _ in find_needed_locks(planned.tree) if states.get(path) is not None}
+    # Where deleted files are made again: these paths were not looked at.
+    named = replace(planned, tree=_without_deleted(planned.tree))
+    needed = MemoryNeed(questions.memory, lambda: questions.memory)
+    refused = find_bind_refusals(planned)
+    return HostState(
+        owners=find_id_users(planned.tree),
+        files=states,
+        refused=refused,
+        released=find_releases(planned, refused),
+        resources=read_resources(named, list_image_sizes(questions), needed, store),
+        us=os.getpid(),
+        terminals=read_used_numbers(),
+        locks=read_held_locks(locked),
+    )
+
+
+def _without_deleted(tree: ImageTree) -> ImageTree:
+    deleted = {file.id for file in tree.regular_files if file.is_deleted}
+    return replace(tree, files=tuple(file for file in tree.files if file.id not in deleted))
+
+
+def _find_other_program(questions: Questions, context: Context) -> str:
+    """The program of which the store has checkpoints under the name of the job, if it is another one."""
+    if is_blank(context.store):
+        return ""
+    newest = read_last_checkpoint(context.repository(), questions.job)
+    if newest is None or newest.details is None:
+        return ""
+    program = read_program(newest.repository, newest.checkpoint, newest.details)
+    asked = Program(**asdict(questions.program))
+    return "" if is_same_program(program, asked) else program.title

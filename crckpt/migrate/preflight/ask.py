@@ -1,0 +1,271 @@
+"""Ask about a live tree: read what it needs of another host. Nothing is stopped or changed."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final
+
+import msgspec
+
+from crckpt.host import machine, proc
+from crckpt.host.disk.users import find_group_name, find_user_name
+from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
+from crckpt.host.probes import kernel
+from crckpt.host.proc import Descriptor, Process, procfs
+from crckpt.host.proc.locks import parse_locks
+from crckpt.host.proc.status import read_status
+from crckpt.host.program.program import Program
+from crckpt.images.core import ALIVE, STOPPED, ZOMBIE
+from crckpt.migrate.preflight.asked_files import FileAsker
+from crckpt.migrate.preflight.asked_sockets import SocketAsker
+from crckpt.migrate.preflight.questions import (
+    AskedFile,
+    AskedName,
+    AskedPipe,
+    AskedProcess,
+    AskedProgram,
+    AskedTerminal,
+    Questions,
+    TerminalKind,
+)
+from crckpt.migrate.preflight.rights import Right, read_rights
+from crckpt.migrate.wire.messages import RestoreOptions
+from crckpt.ops.dump import attributes
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.preflight.attribute_record import AttributeRecord
+
+_MASTERS: Final = ("/dev/ptmx", "/dev/pts/ptmx")
+_DELETED: Final = " (deleted)"
+_SELINUX, _APPARMOR = 1, 2  # images/inventory.proto
+_SECCOMP_FILTER: Final = 2
+_MOST_TEXT: Final = 1000
+_BY_DEFAULT: Final = RestoreOptions()
+
+
+def ask(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT, *, sends_files: bool = False) -> Questions:
+    """Ask about the tree of an examined target, which is to be restored with these options.
+
+    It may go on changing: the preflight of its checkpoint looks again.
+    """
+    return _Asking(target).questions(options, sends_files)
+
+
+class _Asking:
+    def __init__(self, target: DumpTarget) -> None:
+        self._target = target
+        self._observed = target.observed
+        self._pids = {process.pid: process.ns_pids[-1] for process in self._observed.tree.processes}
+        self._ids = iter(range(1, 1 << 62))
+        self._files = FileAsker(self._ids)
+        self._sockets = SocketAsker(self._ids, _unix_sockets(), self._observed.sockets)
+        self._terminals: dict[tuple[str, int], AskedTerminal] = {}
+        self._pipes: dict[tuple[int, int], AskedPipe] = {}
+
+    def questions(self, options: RestoreOptions, sends_files: bool) -> Questions:
+        target, observed = self._target, self._observed
+        module = _security_module()
+        opened: dict[int, list[Descriptor]] = {}
+        for found in observed.descriptors:
+            opened.setdefault(found.pid, []).append(found)
+        processes = tuple(
+            self._process(process, opened.get(process.pid, []), module) for process in observed.tree.processes
+        )
+        locks = tuple(
+            lock
+            for found in observed.descriptors
+            for lock in parse_locks(found.info, self._pids.get(found.pid, 0), found.fd)
+        )
+        files = self._files.list()
+        return Questions(
+            asked=time.time(),
+            host=machine.describe_host(target.criu.version, target.criu.digest),
+            job=target.job,
+            processes=processes,
+            namespaces=observed.own_namespaces,
+            memory=observed.memory,
+            files=files,
+            sockets=self._sockets.list(),
+            terminals=tuple(self._terminals.values()),
+            pipes=tuple(self._pipes.values()),
+            locks=tuple(dict.fromkeys(locks)),
+            names=tuple(_names(read_rights(observed.tree.pids), processes, files)),
+            closed_pipes=tuple(sorted(observed.closed_pipes)),
+            attributes=self._attributes(),
+            security_module=module,
+            # Of a tree in another time namespace CRIU saves no clocks.
+            has_clocks=kernel.has_clocks() and self._is_in_our_time(),
+            program=_program(target.program),
+            tcp=target.request.tcp,
+            moved_addresses=options.addresses,
+            allows_weaker=options.allow_weaker,
+            tty=options.tty,
+            sends_files=sends_files,
+            lazy=options.lazy is not None,
+        )
+
+    def _is_in_our_time(self) -> bool:
+        own, root = dict(self._observed.own_namespaces), dict(self._observed.tree.root.namespaces)
+        return own.get("time") == root.get("time")
+
+    def _attributes(self) -> AttributeRecord:
+        """Record the attributes that can be read from outside. Asking the processes would stop them for a moment."""
+        found = msgspec.convert(
+            attributes.record(self._observed.tree.root, {}), AttributeRecord, strict=False, str_keys=True
+        )
+        return msgspec.structs.replace(found, asked=None)
+
+    def _process(self, process: Process, descriptors: list[Descriptor], module: int) -> AskedProcess:
+        status = _status(process.pid)
+        opened = [(found.fd, number) for found in descriptors if (number := self._descriptor(found, process))]
+        is_zombie = process.state == ZOMBIE
+        files = self._files.of_process(process.pid) if not is_zombie else None
+        return AskedProcess(
+            pid=process.ns_pids[-1],
+            ppid=self._pids.get(process.ppid, 0),
+            pgid=self._inner(process, process.pgid),
+            sid=self._inner(process, process.sid),
+            comm=process.comm,
+            state=ZOMBIE if is_zombie else STOPPED if process.state == "stopped" else ALIVE,
+            threads=tuple(self._threads(process)),
+            uid=process.uids[0],
+            euid=process.uids[1],
+            gid=process.gids[0],
+            egid=process.gids[1],
+            groups=tuple(int(word) for word in status.get("Groups", "").split()),
+            has_seccomp_filter=process.seccomp == _SECCOMP_FILTER,
+            has_shadow_stack="shstk" in status.get("x86_Thread_features", ""),
+            no_new_privs=status.get("NoNewPrivs", "0") != "0",
+            profile=_profile(process.pid) if module else "",
+            namespaces=process.namespaces,
+            descriptors=tuple(opened),
+            mapped=files.mapped if files else (),
+            exe=files.exe if files else None,
+            cwd=files.cwd if files else None,
+            root=files.root if files else None,
+        )
+
+    def _inner(self, process: Process, number: int) -> int:
+        """The number of a group or session in the process's own PID namespace; 0 if it is outside of that."""
+        if len(process.ns_pids) == 1:
+            return number
+        return self._pids.get(number, 0)
+
+    def _threads(self, process: Process) -> Iterator[int]:
+        yield process.ns_pids[-1]
+        for tid in process.threads:
+            if tid != process.pid:
+                with suppress(OSError):
+                    yield tid if len(process.ns_pids) == 1 else proc.inner_tid(process.pid, tid)
+
+    def _descriptor(self, found: Descriptor, process: Process) -> int:
+        """The id of what is open at a descriptor; 0 for a kind that needs nothing of the host."""
+        if found.socket_inode:
+            return self._sockets.ask(found)
+        if found.target.startswith("pipe:["):
+            key = int(found.target[6:-1]), found.flags & os.O_ACCMODE
+            if key not in self._pipes:
+                self._pipes[key] = AskedPipe(next(self._ids), key[0], found.flags & os.O_ACCMODE)
+            return self._pipes[key].id
+        if (kind := _terminal_kind(found)) is not None:
+            return self._terminal(found, process, kind)
+        return self._files.ask_descriptor(found)
+
+    def _terminal(
+        self,
+        found: Descriptor,
+        process: Process,
+        kind: TerminalKind,
+    ) -> int:
+        path = found.target.removesuffix(_DELETED)
+        master = _master_number(found)
+        number = path.rpartition("/")[2]
+        index = master if master is not None else int(number) if kind == "pty" and number.isdecimal() else None
+        key = (path, index if index is not None else -1)
+        if key not in self._terminals:
+            has_leader = process.sid in self._pids
+            self._terminals[key] = AskedTerminal(
+                next(self._ids),
+                os.fsencode(path),
+                kind,
+                index,
+                is_master=master is not None,
+                is_hung_up=found.target.endswith(_DELETED),
+                session=self._pids[process.sid] if has_leader and kind != "pty" else 0,
+                flags=found.flags,
+                file=self._files.ask_descriptor(found) or None if not path.startswith("/dev/pts/") else None,
+            )
+        return self._terminals[key].id
+
+
+def _unix_sockets() -> dict[int, LiveUnixSocket]:
+    """Read the unix sockets of our network namespace; none on a kernel without unix_diag."""
+    with suppress(OSError):
+        return read_unix_sockets()
+    return {}
+
+
+def _status(pid: int) -> dict[str, str]:
+    with suppress(OSError):
+        return read_status(pid)
+    return {}
+
+
+def _security_module() -> int:
+    if kernel.has_security_module("apparmor"):
+        return _APPARMOR
+    return _SELINUX if kernel.has_security_module("selinux") else 0
+
+
+def _profile(pid: int) -> str:
+    """The profile of a security module that confines a process; empty if none does."""
+    with suppress(OSError):
+        found = procfs.text(f"/proc/{pid}/attr/current").strip("\0\n")
+        return "" if found == "unconfined" else _text(found)
+    return ""
+
+
+def _master_number(found: Descriptor) -> int | None:
+    """The number of the terminal of which this is the master; None if it is none."""
+    if found.target not in _MASTERS:
+        return None
+    return next((int(line.split()[1]) for line in found.info.splitlines() if line.startswith("tty-index:")), None)
+
+
+def _terminal_kind(found: Descriptor) -> TerminalKind | None:
+    path = found.target.removesuffix(_DELETED)
+    if path.startswith("/dev/pts/") or path in _MASTERS:
+        return "pty"
+    if path == "/dev/tty":
+        return "current"
+    if path == "/dev/console":
+        return "console"
+    if path.startswith("/dev/ttyS"):
+        return "serial"
+    return "virtual console" if path.startswith("/dev/tty") else None
+
+
+def _names(
+    rights: frozenset[Right], processes: Iterable[AskedProcess], files: Iterable[AskedFile]
+) -> Iterator[AskedName]:
+    users = {number for kind, number in rights if kind == "user"} | {file.uid for file in files}
+    groups = {number for kind, number in rights if kind == "group"} | {file.gid for file in files}
+    for process in processes:
+        users |= {process.uid, process.euid}
+        groups |= {process.gid, process.egid, *process.groups}
+    for number in sorted(users):
+        yield AskedName("user", number, _text(find_user_name(number)), ("user", number) in rights)
+    for number in sorted(groups):
+        yield AskedName("group", number, _text(find_group_name(number)), ("group", number) in rights)
+
+
+def _program(program: Program) -> AskedProgram:
+    script = _text(program.script) if program.script is not None else None
+    return AskedProgram(_text(program.executable), _text(program.called), script, _text(program.unit))
+
+
+def _text(value: str) -> str:
+    """Text that can travel: a name of a file may be no valid text."""
+    return value.encode(errors="replace").decode()[:_MOST_TEXT]

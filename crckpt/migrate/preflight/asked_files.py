@@ -1,0 +1,225 @@
+"""Ask about the files of a live tree: what it has open, mapped, runs, or works in."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.host.disk.build_id import read_build_id
+from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.proc import Descriptor
+from crckpt.host.proc.fd import read_link
+from crckpt.host.proc.maps import Map, read_maps
+from crckpt.host.proc.mountinfo import Mount, read_mounts
+from crckpt.images.filelocks import LockKind
+from crckpt.migrate.preflight.questions import AskedFile
+from crckpt.model import MEBIBYTE
+
+LARGEST_READ: Final = 64 * MEBIBYTE
+"""Larger files are compared by size and time: to read them takes longer than a user waits for a check."""
+
+MOST_READ: Final = 1024 * MEBIBYTE
+"""The content of all files together that either side reads for a check."""
+
+_LARGEST_TIME: Final = (1 << 63) - 1
+_DELETED: Final = " (deleted)"
+# Files that are on no disk, or that come back with the tree.
+_NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero (deleted)", "/SYSV", "/[aio]", "/proc/", "/secretmem")
+_SHARED: Final = re.compile(
+    r"9p|afs|beegfs|ceph|cifs|fuse\.(ceph|glusterfs|juicefs|sshfs)|gfs2|gpfs|lustre|nfs4?|ocfs2|orangefs|smb3|virtiofs"
+)
+
+
+class ProcessFiles(Struct, frozen=True):
+    """The ids of the files of a process, besides those of its descriptors."""
+
+    mapped: tuple[int, ...] = ()
+    exe: int | None = None
+    cwd: int | None = None
+    root: int | None = None
+
+
+def find_shared_file_systems() -> dict[int, str]:
+    """Find the network file systems of our mount namespace: device -> kind."""
+    return {mount.device: mount.kind for mount in read_mounts() if _SHARED.fullmatch(mount.kind)}
+
+
+def find_local_locks() -> dict[int, frozenset[LockKind]]:
+    """Find the network file systems with file locks that hold on this host only: device -> kinds of these locks."""
+    found = {mount.device: _local_locks(mount) for mount in read_mounts() if _SHARED.fullmatch(mount.kind)}
+    return {device: kinds for device, kinds in found.items() if kinds}
+
+
+def _local_locks(mount: Mount) -> frozenset[LockKind]:
+    every: frozenset[LockKind] = frozenset({"flock", "POSIX", "OFD"})
+    # Of local_lock: nfs(5).
+    if mount.kind in {"9p", "fuse.sshfs", "virtiofs"} or "local_lock=all" in mount.of_all:
+        return every
+    if "local_lock=flock" in mount.of_all:
+        return frozenset({"flock"})
+    return every - {"flock"} if "local_lock=posix" in mount.of_all else frozenset()
+
+
+class FileAsker:
+    """Collects the files of a tree: each path once, and a log apart from other uses of its path."""
+
+    def __init__(self, ids: Iterator[int]) -> None:
+        self._ids = ids
+        self._asked: dict[tuple[bytes, str, bool], AskedFile] = {}
+        self._keys: dict[int, tuple[bytes, str, bool]] = {}
+        self._links: dict[int, str] = {}
+        self._opened: dict[tuple[tuple[int, int], str, int], int] = {}
+        self._maps: dict[tuple[str, str, str], int] = {}
+        self._shared = find_shared_file_systems()
+
+    def ask_descriptor(self, found: Descriptor) -> int:
+        """Return the id of the file at a descriptor; 0 if nothing must be there for it."""
+        if found.is_namespace:
+            return 0
+        # Processes inherit descriptors: a tree may have the same file open many thousand times.
+        key = (found.identity, found.target, found.flags)
+        number = self._opened.get(key)
+        if number is None:
+            number = self._ask(f"/proc/{found.pid}/fd/{found.fd}", flags=found.flags, position=found.pos)
+            if found.identity != (0, 0):
+                self._opened[key] = number
+        elif found.is_append_only and number:
+            self._change(number, position=found.pos)
+        return number
+
+    def of_process(self, pid: int) -> ProcessFiles:
+        """Return the files that a process runs, has mapped, and is in. None if it ends now."""
+        places = [self._ask(f"/proc/{pid}/{name}") or None for name in ("exe", "cwd", "root")]
+        mapped: dict[int, None] = {}
+        with suppress(OSError):
+            for each in read_maps(pid):
+                if each.has_file and each.path.startswith("/") and not each.path.startswith(_NAMELESS):
+                    mapped[self._ask_map(each, pid)] = None
+        mapped.pop(0, None)
+        if places[0] is not None:
+            self._change(places[0], is_executed=True)
+        return ProcessFiles(tuple(mapped), *places)
+
+    def list(self) -> tuple[AskedFile, ...]:
+        """Return all files, with the digests of those that the tree only reads."""
+        left = MOST_READ
+        found = []
+        for asked in self._asked.values():
+            if is_compared_by_content(asked) and asked.size <= left:
+                left -= asked.size
+                found.append(replace(asked, digest=_read_digest(self._links[asked.id], asked.size)))
+            else:
+                found.append(asked)
+        return tuple(found)
+
+    def _ask_map(self, each: Map, pid: int) -> int:
+        file = each.device, each.inode, each.path
+        is_written = each.is_shared and each.is_writable
+        is_executed = each.rights[2] == "x"
+        if file not in self._maps:
+            self._maps[file] = self._ask(each.link(pid))
+        number = self._maps[file]
+        if number and (is_written or is_executed):
+            self._change(number, is_written=is_written, is_executed=is_executed)
+        return number
+
+    def _ask(self, link: str, *, flags: int = 0, position: int = 0) -> int:
+        # What was just closed is not asked about, nor a file whose file system does not answer: the preflight of the
+        # checkpoint looks for it.
+        target, status = read_link(link) or ("", None)
+        if status is None or not target.startswith("/") or target.startswith(_NAMELESS):
+            return 0
+        is_log = flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
+        removed = _removed(target, status.st_nlink)
+        key = (os.fsencode(target.removesuffix(_DELETED)), removed, is_log)
+        is_regular = stat.S_ISREG(status.st_mode)
+        is_written = is_regular and flags & os.O_ACCMODE != os.O_RDONLY
+        before = self._asked.get(key)
+        if before is not None:
+            self._change(before.id, flags=flags, is_written=is_written, position=position)
+            return before.id
+        number = next(self._ids)
+        self._links[number], self._keys[number] = link, key
+        self._asked[key] = AskedFile(
+            id=number,
+            path=key[0],
+            mode=status.st_mode,
+            size=status.st_size if is_regular else 0,
+            flags=flags,
+            position=max(position, 0),
+            build_id=_read_build_id(link) if is_regular and not is_written else "",
+            modified=limit_time(status.st_mtime_ns),
+            uid=status.st_uid,
+            gid=status.st_gid,
+            inode=status.st_ino,
+            device=status.st_dev,
+            is_written=is_written,
+            removed=removed,
+            shared_by=self._shared.get(status.st_dev, ""),
+        )
+        return number
+
+    def _change(
+        self,
+        number: int,
+        *,
+        flags: int = os.O_PATH,
+        is_written: bool = False,
+        is_executed: bool = False,
+        position: int = 0,
+    ) -> None:
+        key = self._keys[number]
+        asked = self._asked[key]
+        self._asked[key] = replace(
+            asked,
+            # A use that can read the file counts more than one that only has its path.
+            flags=flags if asked.flags & os.O_PATH and not flags & os.O_PATH else asked.flags,
+            is_written=asked.is_written or is_written,
+            is_executed=asked.is_executed or is_executed,
+            position=max(asked.position, position),
+        )
+
+
+def limit_time(nanoseconds: int) -> int:
+    """Return the time of a file as messages can have it."""
+    # A user can set any year, on tmpfs up to 64 bits of seconds.
+    return max(-_LARGEST_TIME, min(nanoseconds, _LARGEST_TIME))
+
+
+def _removed(target: str, links: int) -> Literal["", "gone", "linked"]:
+    if not target.endswith(_DELETED):
+        return ""
+    return "linked" if links else "gone"
+
+
+def is_compared_by_content(asked: AskedFile) -> bool:
+    """Return whether source and destination compare a digest of this file, if they read it."""
+    # A build-id tells builds apart. What is on shared storage is the same file.
+    is_regular = stat.S_ISREG(asked.mode)
+    return is_regular and not (asked.removed or asked.build_id or asked.shared_by) and asked.size <= LARGEST_READ
+
+
+def _read_build_id(link: str) -> str:
+    with suppress(OSError):
+        return (read_build_id(link) or b"").hex()
+    return ""
+
+
+def _read_digest(link: str, size: int) -> str:
+    with suppress(OSError):
+        # The program may have put a device or a FIFO there since.
+        file, _ = open_regular(link)
+        if file is not None:
+            try:
+                return read_digest(file, size)
+            finally:
+                os.close(file)
+    return ""

@@ -1,0 +1,125 @@
+"""Ask about the sockets of a live tree."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+from crckpt.host import proc
+from crckpt.host.observe.socket_kinds import SocketKind
+from crckpt.host.observe.unix_sockets import LiveUnixSocket
+from crckpt.host.proc import Descriptor
+from crckpt.host.proc.net import InetRow, InetTable, read_inet
+from crckpt.host.syscalls.pidfd_getfd import borrow_each
+from crckpt.images import sockets
+from crckpt.migrate.preflight.questions import AskedSocket
+
+_TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6", "udp", "udp6")
+_TYPES: Final[dict[int, str]] = {
+    socket.SOCK_STREAM: sockets.STREAM,
+    socket.SOCK_DGRAM: sockets.DATAGRAM,
+    socket.SOCK_RAW: sockets.RAW,
+    socket.SOCK_SEQPACKET: sockets.SEQPACKET,
+}
+_PROTOCOLS: Final[dict[int, str]] = {socket.IPPROTO_TCP: "tcp", socket.IPPROTO_UDP: "udp"}
+_ASKED: Final = (socket.AF_INET, socket.AF_INET6, socket.AF_UNIX, socket.AF_PACKET, socket.AF_NETLINK)
+_ANY: Final[dict[int, str]] = {socket.AF_INET: "0.0.0.0", socket.AF_INET6: "::"}  # noqa: S104
+_LONGEST_INTERFACE: Final = 16  # IFNAMSIZ, linux/if.h
+
+
+class SocketAsker:
+    """Collects the sockets of a tree, each inode once.
+
+    `kinds` are those of the tree, `known` the unix sockets of the host.
+    """
+
+    def __init__(self, ids: Iterator[int], known: Mapping[int, LiveUnixSocket], kinds: Iterable[SocketKind]) -> None:
+        self._ids = ids
+        self._known = known
+        self._kinds = {(kind.pid, kind.fd): kind for kind in kinds}
+        self._by_inode: dict[int, int] = {}
+        self._asked: dict[int, AskedSocket] = {}
+        self._rows: dict[int, dict[int, InetRow]] = {}
+
+    def ask(self, found: Descriptor) -> int:
+        """Return the id of a socket; 0 for one of a kind that needs nothing of the host."""
+        inode = found.socket_inode
+        kind = self._kinds.get((found.pid, found.fd))
+        if inode not in self._by_inode and kind is not None and kind.family in _ASKED:
+            self._by_inode[inode] = next(self._ids)
+            self._asked[inode] = self._describe(self._by_inode[inode], inode, kind)
+        return self._by_inode.get(inode, 0)
+
+    def list(self) -> tuple[AskedSocket, ...]:
+        """Return all sockets that were asked about."""
+        return tuple(self._asked.values())
+
+    def _describe(self, number: int, inode: int, kind: SocketKind) -> AskedSocket:
+        if kind.family == socket.AF_UNIX:
+            return self._unix(number, inode, kind)
+        row = self._row(kind.pid, inode) if kind.family in _ANY else None
+        nowhere = (_ANY.get(kind.family, ""), 0)
+        host, port = _split(row.local) if row else nowhere
+        peer_host, peer_port = _split(row.remote) if row else nowhere
+        return AskedSocket(
+            id=number,
+            inode=inode,
+            family=kind.family,
+            kind=_TYPES.get(kind.kind, str(kind.kind)),
+            protocol=_PROTOCOLS.get(kind.protocol, str(kind.protocol)),
+            state=_state(row.state) if row else sockets.CLOSE,
+            host=host,
+            port=port,
+            peer_host=peer_host,
+            peer_port=peer_port,
+            interface=_interface(kind),
+        )
+
+    def _unix(self, number: int, inode: int, kind: SocketKind) -> AskedSocket:
+        live = self._known.get(inode)
+        return AskedSocket(
+            id=number,
+            inode=inode,
+            family=kind.family,
+            kind=_TYPES.get(kind.kind, str(kind.kind)),
+            state=sockets.ESTABLISHED if live and live.peer else sockets.CLOSE,
+            peer=live.peer if live else 0,
+            name=os.fsencode(live.name) if live and live.name else None,
+        )
+
+    def _row(self, pid: int, inode: int) -> InetRow | None:
+        with suppress(OSError):
+            space = proc.namespace(pid, "net")
+            if space not in self._rows:
+                self._rows[space] = {row.inode: row for table in _TABLES for row in read_inet(pid, table)}
+            return self._rows[space].get(inode)
+        return None
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _state(name: str) -> str:
+    """The word of `crckpt.images.sockets` for a state of the kernel's table."""
+    return name.lower().replace("_", "-").replace("wait1", "wait-1").replace("wait2", "wait-2")
+
+
+def _interface(kind: SocketKind) -> str:
+    """The interface that an internet socket is bound to; empty if it is bound to none."""
+    if kind.family not in (socket.AF_INET, socket.AF_INET6):
+        return ""
+    for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
+        found = socket.socket(kind.family, kind.kind, fileno=borrowed)
+        try:
+            name = found.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LONGEST_INTERFACE)
+            return name.partition(b"\0")[0].decode(errors="replace")
+        except OSError:
+            return ""
+        finally:
+            found.detach()
+    return ""

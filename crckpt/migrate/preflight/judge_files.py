@@ -1,0 +1,203 @@
+"""Judge the files of a live tree: compare each with the file that the other host has at its path. Pure.
+
+- What a restore checks (kind, mode, size, build) is judged by its own check. The words are others: there is no
+  checkpoint after which something changed.
+- The content of a file without a build-id is compared by a digest. Of a large file, or one that cannot be read, only
+  size and time are, and a finding says so.
+- Of a log (opened only to append) only the size counts, as in a restore. With --send-files it may be shorter.
+- A file on a network file system that both hosts have mounted is the same file, and so is one that two containers on
+  one kernel share.
+"""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from crckpt.causes import Finding, cause
+from crckpt.migrate.preflight.local_file import LocalFile
+from crckpt.migrate.preflight.questions import AskedFile, Questions
+from crckpt.preflight.restore.files import check_file, file_uses, find_needed_files, read_file_facts
+from crckpt.preflight.restore.host import FileState, HostState
+from crckpt.preflight.restore.plan import PlannedRestore
+
+_PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "refused": "file-refused"}
+_OF_ANOTHER: Final = "file-of-another"
+_MOST_IN_USE: Final = 3
+_WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
+_SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
+_SHARE: Final = "keep it on storage that both hosts mount"
+_COMPLETE: Final = f"send it, and what the program adds to it: --send-files; or {_SHARE}"
+# shm_open(3). Its content is not in the images, because it has a name.
+_NAMED_MEMORY: Final = b"/dev/shm/"
+_ANONYMOUS: Final = "let the program share memory without a name (of postgres: dynamic_shared_memory_type = sysv)"
+
+
+class JudgedFiles(Struct, frozen=True):
+    """What files prevent, what the tree may lose with them, and where another user there could command it."""
+
+    blockers: tuple[Finding, ...] = ()
+    warnings: tuple[Finding, ...] = ()
+    weaker: tuple[Finding, ...] = ()
+
+
+def judge_files(
+    questions: Questions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
+) -> JudgedFiles:
+    """Compare all files that the tree needs. `files` are those of the host, by the id in the questions."""
+    # A tree with its own mounts brings them: there, the paths lead elsewhere.
+    found = () if planned.tree.is_apart("mnt") else tuple(_judge_all(questions, planned, host, files))
+    return JudgedFiles(
+        tuple(finding for finding in found if finding.key not in (*_WARNINGS, _OF_ANOTHER)),
+        tuple(_shorten(tuple(finding for finding in found if finding.key in _WARNINGS))),
+        tuple(finding for finding in found if finding.key == _OF_ANOTHER),
+    )
+
+
+def _shorten(found: tuple[Finding, ...]) -> Iterator[Finding]:
+    """Count the files in use after the first few: a database has hundreds open."""
+    in_use = [finding for finding in found if finding.key == "file-in-use"]
+    counted = in_use[_MOST_IN_USE:]
+    yield from (finding for finding in found if finding not in counted)
+    if counted:
+        yield cause("files-in-use").finding(count=len(counted))
+
+
+def _judge_all(
+    questions: Questions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
+) -> Iterator[Finding]:
+    uses, facts = file_uses(planned.tree), read_file_facts(planned.tree)
+    asked = {file.id: file for file in questions.files}
+    own = {0, *(uid for process in questions.processes for uid in (process.uid, process.euid))}
+    unasked = 0
+    for file in find_needed_files(planned.tree):
+        question, here = asked[file.id], files.get(file.id, LocalFile(problem="unasked"))
+        use = uses.get(file.id, "opened")
+        values = {"path": question.name, "use": use, "why": here.why}
+        if here.problem == "unasked":
+            unasked += 1
+        elif here.problem:
+            yield cause(_PROBLEMS[here.problem]).finding(**values)
+        elif not (here.is_same or _is_shared(question, here) or _is_completed(questions, question, here)):
+            found = {finding.key for finding, _ in check_file(planned, file, host, use, facts)}
+            yield from (_word(key, question, here.state, values) for key in sorted(found))
+            if not found and here.state is not None:
+                yield from _find_other_owners(question, here, own, values)
+                yield from _compare(question, here, here.state, values, is_log=file.is_append_only)
+    yield from _find_shared_locks(questions, files, uses)
+    if unasked:
+        yield cause("files-unasked").finding(count=unasked)
+    for question in questions.files:
+        if question.removed == "linked":
+            yield cause("removed-name").finding(path=question.name, use=uses.get(question.id, "opened"))
+
+
+def _find_other_owners(asked: AskedFile, here: LocalFile, own: set[int], values: dict[str, str]) -> Iterator[Finding]:
+    """Find users of the destination who own the file, or a directory of its path, and had no say in it at the source.
+
+    Such a user can give the file any content, also after it was compared, and of a program any build-id.
+    """
+    for uid in sorted(here.owners.keys() - own - {asked.uid}):
+        yield cause(_OF_ANOTHER).finding(**values, there=f"user {here.owners[uid] or uid}")
+
+
+def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: dict[int, str]) -> Iterator[Finding]:
+    """Find locks for which the restore would wait: it takes them while the tree still has them on its own host."""
+    opened = {(process.pid, fd): number for process in questions.processes for fd, number in process.descriptors}
+    asked = {file.id: file for file in questions.files}
+    for lock in questions.locks:
+        number = opened.get((lock.pid, lock.fd), 0)
+        file, here = asked.get(number), files.get(number)
+        if file is not None and here is not None and _is_shared(file, here) and lock.kind not in here.local_locks:
+            yield cause("lock-everywhere").finding(path=file.name, use=uses.get(number, "opened"))
+
+
+def find_completed(
+    questions: Questions, planned: PlannedRestore, files: dict[int, LocalFile]
+) -> Iterator[tuple[int, int]]:
+    """Find the logs to which the source appends what they lack: the id and the size here of each."""
+    for asked in questions.files if not planned.tree.is_apart("mnt") else ():
+        here = files.get(asked.id)
+        if here is not None and here.state is not None and _is_completed(questions, asked, here):
+            yield asked.id, here.state.size
+
+
+def _is_completed(questions: Questions, asked: AskedFile, here: LocalFile) -> bool:
+    """Return whether the source appends to this log what it lacks; then both compare its begin and its owner."""
+    is_shorter = here.state is not None and stat.S_ISREG(here.state.mode) and here.state.size <= asked.size
+    return questions.sends_files and asked.is_log and is_shorter
+
+
+def _is_shared(asked: AskedFile, here: LocalFile) -> bool:
+    # The paths and the numbers of inodes could agree by chance on two such file systems: improbable.
+    return bool(asked.shared_by) and (asked.shared_by, asked.inode) == (here.shared_by, here.inode)
+
+
+def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, str]) -> Finding:
+    """A finding of the restore's check in the words of a move."""
+    if here is None:
+        return replace(cause("file-missing").finding(**values), remedy=_keep(asked) if asked.is_written else _SEND)
+    finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
+    remedy = finding.remedy
+    if key == "file-mode":
+        remedy = f"change it there: chmod {asked.mode & 0o7777:04o} {asked.name}"
+    elif asked.is_written:
+        remedy = _keep(asked)
+    elif asked.is_executed:
+        remedy = "install the same version there"
+    return replace(finding, key=key, remedy=remedy)
+
+
+def _keep(asked: AskedFile) -> str:
+    """Advise how a file that the program writes can be at both hosts."""
+    if asked.path.startswith(_NAMED_MEMORY):
+        return _ANONYMOUS
+    return _COMPLETE if asked.is_log else _SHARE
+
+
+def _difference(key: str, asked: AskedFile, here: FileState) -> str:
+    match key:
+        case "file-kind":
+            return f"it is a {_kind(here.mode)}, but here a {_kind(asked.mode)}"
+        case "file-mode":
+            return f"its mode is {here.mode & 0o7777:04o}, but here {asked.mode & 0o7777:04o}"
+        case "file-replaced":
+            return f"it is another build than {asked.build_id}"
+    return f"it has {here.size} bytes, but here {asked.size}"
+
+
+def _compare(
+    asked: AskedFile, here: LocalFile, state: FileState, values: dict[str, str], *, is_log: bool
+) -> Iterator[Finding]:
+    """Compare a file whose kind, mode, size and build agree."""
+    if stat.S_ISREG(asked.mode):
+        if asked.is_written and (is_log or asked.digest == here.digest):
+            found = cause("file-in-use").finding(**{**values, "same": "size" if is_log else "content"})
+            yield replace(found, remedy=_keep(asked))
+        elif not is_log and not asked.build_id:
+            yield from _compare_content(asked, here, values)
+    if (asked.uid, asked.gid) != (state.owner, here.gid):
+        owners = {"here": f"{asked.uid}:{asked.gid}", "there": f"{state.owner}:{here.gid}"}
+        yield cause("owner-differs").finding(**values, **owners)
+
+
+def _compare_content(asked: AskedFile, here: LocalFile, values: dict[str, str]) -> Iterator[Finding]:
+    if asked.digest and here.digest:
+        if asked.digest != here.digest:
+            yield cause("file-differs").finding(**{**values, "why": "its content differs"})
+        return
+    why = "it cannot be read there" if asked.digest else "it cannot be read, or is too large to be read for a check"
+    if asked.modified == here.modified:
+        yield cause("file-size-only").finding(**{**values, "why": why})
+        return
+    yield cause("file-differs").finding(**{**values, "why": f"its time of last change differs, and {why}"})
+
+
+def _kind(mode: int) -> str:
+    return {stat.S_IFREG: "regular file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symbolic link"}.get(
+        stat.S_IFMT(mode), "device, socket or named pipe"
+    )

@@ -1,0 +1,136 @@
+"""The report of the gate, on the source: everything that prevents a move, and what it may lose, each by name."""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.causes import Finding, cause
+from crckpt.causes.moves import reword, reword_dump
+from crckpt.errors import HostCannot, IntegrityError
+from crckpt.host.network.devices import read_devices
+from crckpt.migrate.preflight.answers import Answers
+from crckpt.migrate.preflight.questions import AskedFile, Questions
+from crckpt.migrate.preflight.rights import Right
+from crckpt.migrate.preflight.sendable import find_sendable
+from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.failures import preflight_refusal
+
+# Programs that exchange times within a second notice less than that; NTP keeps clocks within milliseconds.
+_MOST_CLOCK_DIFFERENCE_S: Final = 2.0
+# What the destination has may be free in a moment.
+_IN_USE: Final = frozenset(
+    {
+        "lock-taken",
+        "move-in-progress",
+        "pid-ours",
+        "pid-taken",
+        "pid-unreaped",
+        "port-closing",
+        "port-taken",
+        "terminal-taken",
+    }
+)
+# Only --allow-weaker allows these.
+_OF_RIGHTS: Final = frozenset({"file-of-another", "rights-of-another"})
+
+
+class Exchange(Struct, frozen=True):
+    """When the source sent its questions and received the answers, in seconds since 1970 by its own clock."""
+
+    sent: float
+    received: float
+
+
+class GateReport(Struct, frozen=True):
+    """What prevents the move of a tree, and what it may lose.
+
+    `lacking`: files that the destination does not have. `logs`: to complete there, with their sizes there.
+    `rights`: the users and groups whose names it has compared.
+    """
+
+    blockers: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    lacking: tuple[AskedFile, ...] = ()
+    logs: tuple[tuple[AskedFile, int], ...] = ()
+    rights: frozenset[Right] = frozenset()
+
+    def check(self, *, preflight: bool = True) -> None:
+        """Raise PreflightRefused, with all blockers, if there are any.
+
+        Without `preflight` only those count that give another user power over the program, or the program more rights.
+        """
+        blockers = self.blockers if preflight else tuple(found for found in self.blockers if found.key in _OF_RIGHTS)
+        if blockers:
+            is_in_use = any(found.key in _IN_USE for found in blockers)
+            raise preflight_refusal(blockers, is_in_use=is_in_use)
+
+
+def make_report(
+    target: DumpTarget, questions: Questions, answers: Answers, exchange: Exchange, host: str
+) -> GateReport:
+    """Report what prevents a move of the target to `host`, as the user typed it: here, and there.
+
+    Raises IntegrityError if the answers do not belong to the questions.
+    """
+    files = {file.id: file for file in questions.files}
+    if not files.keys() >= {*answers.lacking, *(number for number, _ in answers.logs)}:
+        raise IntegrityError("the answers of the other host name files that it was not asked about")
+    plan = target.plan
+    there = tuple(_reword(found, questions, answers, host) for found in answers.warnings)
+    return GateReport(
+        # A move ends the tree here: what no test has shown to come back must not be lost.
+        blockers=(
+            *map(reword_dump, plan.blockers),
+            *(() if target.request.force else map(reword_dump, plan.untested)),
+            *(_reword(found, questions, answers, host) for found in answers.blockers),
+        ),
+        warnings=(*map(reword_dump, plan.warnings), *there, *_compare_clocks(answers, exchange, host)),
+        lacking=tuple(files[number] for number in answers.lacking),
+        logs=tuple((files[number], size) for number, size in answers.logs),
+        rights=frozenset((name.kind, name.number) for name in questions.names if name.gives_rights),
+    )
+
+
+def plan_sending(questions: Questions, report: GateReport) -> tuple[AskedFile, ...]:
+    """Return the files to send so that the move is possible. Then ask again.
+
+    Nothing is sent if anything else prevents the move: raises PreflightRefused with all of that, and with the files
+    that may not be sent.
+    """
+    sendable, refused = find_sendable(questions, report.lacking)
+    others = tuple(found for found in report.blockers if found.key != "file-missing")
+    if others or refused:
+        raise preflight_refusal((*others, *refused))
+    return sendable
+
+
+def _reword(found: Finding, questions: Questions, answers: Answers, host: str) -> Finding:
+    values = {"ours": questions.host.criu_version, "theirs": answers.host.criu_version}
+    if found.key == "address-missing" and (address := _find_own_address(found.what)):
+        values["address"] = address
+    return reword(found, host, **values)
+
+
+def _find_own_address(text: str) -> str:
+    """Find the address of this host that a text names, in the form of --move-ip; empty if there is none."""
+    with suppress(HostCannot):
+        for device in read_devices():
+            for each in device.addresses:
+                if each.ip and re.search(rf"(?<![\w.:]){re.escape(each.ip)}(?![\w.])", text):
+                    return f"{each.ip}/{each.length}@{device.name}"
+    return ""
+
+
+def _compare_clocks(answers: Answers, exchange: Exchange, host: str) -> tuple[Finding, ...]:
+    # As NTP does (RFC 5905, section 8): the way there and the way back may differ by the round trip.
+    ahead = (answers.received - exchange.sent + answers.sent - exchange.received) / 2
+    trip = max((exchange.received - exchange.sent) - (answers.sent - answers.received), 0.0)
+    if abs(ahead) - trip / 2 <= _MOST_CLOCK_DIFFERENCE_S:
+        return ()
+    direction = "ahead of" if ahead > 0 else "behind"
+    found = cause("clock-differs").finding(seconds=f"{abs(ahead):,.0f}", direction=direction)
+    return (reword(found, host),)

@@ -1,0 +1,1 @@
+"""The source of a move: rounds, hand-over, the end of the tree here."""

@@ -1,0 +1,199 @@
+"""The hand-over at the source, in the hold of the last dump."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from msgspec.structs import replace
+
+from crckpt.causes import Finding
+from crckpt.errors import CrckptError, MoveInDoubt
+from crckpt.host import proc
+from crckpt.host.namespaces.network_locks import find_removal
+from crckpt.host.network.late_packets import Capture
+from crckpt.host.steps import step
+from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
+from crckpt.migrate.preflight.asked_files import find_shared_file_systems
+from crckpt.migrate.preflight.rights import Right, refuse_new_rights
+from crckpt.migrate.request import Report
+from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
+from crckpt.migrate.source.limits import limit_restore, limit_sending
+from crckpt.migrate.source.tree_end import TreeEnd
+from crckpt.migrate.transfer.late_packs import serve_reads
+from crckpt.migrate.transfer.send_packs import send_packs
+from crckpt.migrate.transfer.send_tails import SentLogs
+from crckpt.migrate.transfer.write_back import write_back
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection import Connection
+from crckpt.ops.context import Progress, ignore_progress
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.moves import Move, advance, store_move
+
+_NO_LOGS: Final = SentLogs(())
+
+
+class SourceMove:
+    """One move as the source sees it: its record, and the connection to the destination."""
+
+    def __init__(
+        self,
+        move: Move,
+        repository: Repository,
+        connection: Connection,
+        hello: messages.Hello,
+        logs: SentLogs = _NO_LOGS,
+        *,
+        is_late: bool = False,
+    ) -> None:
+        """Store the record `move`. `is_late`: packs are sent when the tree runs there."""
+        # Packs that the destination may read before that.
+        self.readable: set[str] | None = set() if is_late else None
+        if self.readable is not None:
+            serve_reads(connection, repository.backend, self.readable)
+        self.logs = logs
+        self.repository = repository
+        self.connection = connection
+        self.hello = hello
+        self.move = store_move(repository.backend, move)
+
+    def advance(self, state: str, **changes: object) -> None:
+        """Write that the move has come to `state`, durably."""
+        step(f"move.{state}")
+        self.move = store_move(self.repository.backend, advance(self.move, state, **changes))  # type: ignore[arg-type]
+
+    def offer_packs_of(self, checkpoint: Checkpoint, progress: Progress) -> None:
+        """Send the packs that the destination lacks; or, for post-copy, let it read them."""
+        if self.readable is None:
+            self.send_packs_of(checkpoint, progress)
+        else:
+            self.readable.update(use.digest for use in checkpoint.packs)
+
+    def send_packs_of(self, checkpoint: Checkpoint, progress: Progress = ignore_progress) -> None:
+        """Send the packs that the destination lacks."""
+        digests = (use.digest for use in checkpoint.packs)
+        within_s = limit_sending(checkpoint, self.connection.bytes_per_s or 0)
+        with self.repository.shared(), self.connection.limited(within_s):
+            send_packs(self.connection, self.repository.backend, digests, progress)
+
+
+class LiveHandOver:
+    """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.hand_over.HandOver."""
+
+    def __init__(
+        self,
+        source: SourceMove,
+        options: messages.RestoreOptions,
+        hooked: HookedMove,
+        report: Report,
+        rights: frozenset[Right],
+    ) -> None:
+        """`rights`: the users and groups that both hosts have alike."""
+        self._rights = rights
+        self._source = source
+        self._options = options
+        self._hooked = hooked
+        self._report = report
+        self.capture = Capture(())
+        self._run_id = ""
+        self._removal: tuple[str, ...] | None = None
+        self.at_least = source.hello.highest_sequence + 1
+        self.frozen_since = 0.0
+        self.running: messages.Running | None = None
+        self.ran_at = 0.0
+        self.failure: CrckptError | None = None
+        self.failed_hook: Finding | None = None
+        self._tree_end: TreeEnd | None = None
+        self._checkpoint: Checkpoint | None = None
+
+    def begin(self, tree: proc.Tree, frozen_since: float) -> None:
+        """See HandOver."""
+        self.frozen_since = frozen_since
+        # Before its buffer is full of what came before the freeze.
+        self.capture.take()
+        if not self._options.allow_weaker:
+            refuse_new_rights(tree.root.pid, self._rights)
+        if shared := find_shared_file_systems():
+            # The destination opens the files next.
+            write_back(tree.pids, shared)
+        self._tree_end = TreeEnd(tree)
+        self._source.advance("handing-over", root=proc.identify_live_root(tree.root), is_settled=False)
+
+    def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
+        """See HandOver."""
+        source = self._source
+        source.move = replace(source.move, checkpoint=checkpoint.id)
+        self._run_id = checkpoint.run_id or ""
+        # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
+        source.offer_packs_of(checkpoint, ignore_progress)
+        source.logs.send_gained(source.connection)
+        self._checkpoint = checkpoint
+        run_hook(self._hooked, "prepare")
+        move = source.move
+        with source.connection.limited(limit_restore(checkpoint)):
+            source.connection.send(messages.Prepare(move.id, move.job, checkpoint.id, manifest, self._options))
+            # While the other side is busy.
+            self._removal = find_removal(self._run_id) if self._run_id else None
+            source.connection.receive(messages.Prepared)
+
+    def decide(self) -> None:
+        """See HandOver."""
+        self._source.advance("committing")
+
+    def end(self) -> None:
+        """See HandOver."""
+        try:
+            assert self._tree_end is not None
+            assert self._checkpoint is not None
+            self._tree_end.wait()
+            self._source.advance("ended", is_settled=False)
+            self.failed_hook = run_late_hook(self._hooked, "commit")
+            ended = time.monotonic()
+            self.running = complete_hand_over(
+                self._source, self._options.addresses, self._checkpoint, self._removal, self.capture.take
+            )
+            self.ran_at = max(ended, time.monotonic() - self.running.ran_for_ms / 1000)
+            if self._source.readable is not None:
+                self._report.say("it runs there; sending its memory ...")
+                self._complete()
+        except (CrckptError, OSError) as error:
+            self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
+
+    def _complete(self) -> None:
+        """Send the packs while the tree runs there."""
+        assert self._checkpoint is not None
+        source = self._source
+        try:
+            source.send_packs_of(self._checkpoint, self._report.sending)
+            source.connection.receive(messages.Complete)
+        except CrckptError as error:
+            self.running = None
+            raise MoveInDoubt(
+                f"{error.message}; {source.move.peer} ended {source.move.job}, because not all of its memory had "
+                "arrived. What it did there is lost; its checkpoint is safe here",
+                hint=f"restore it there: crckpt migrate --resume {source.move.id}",
+            ) from error
+        source.advance("done", is_settled=True)
+
+
+def complete_hand_over(
+    source: SourceMove,
+    addresses: tuple[str, ...],
+    checkpoint: Checkpoint,
+    removal: tuple[str, ...] | None = None,
+    take_packets: Callable[[], tuple[bytes, ...]] = tuple,
+) -> messages.Running:
+    """Remove the addresses here, let the destination run the tree that it holds, and record that it does.
+
+    The network lock of the `checkpoint`'s CRIU drops packets here. `removal` removes it, if that was looked for.
+    `take_packets` returns the packets that have come for the addresses.
+    """
+    leave_source(list_source_addresses(addresses))
+    within_s = limit_restore(checkpoint)
+    with unlocked_source(checkpoint.run_id or "", removal), source.connection.limited(within_s):
+        source.connection.send(messages.Ended(source.move.id, take_packets()))
+        running = source.connection.receive(messages.Running)
+    if source.readable is None:
+        source.advance("done", is_settled=True)
+    return running

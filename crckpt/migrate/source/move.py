@@ -1,0 +1,289 @@
+"""The source's side of a move: rounds while the tree runs, then the hand-over in the hold of the last dump."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from crckpt.causes import Finding
+from crckpt.causes.moves import reword
+from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
+from crckpt.host import proc
+from crckpt.host.network.late_packets import capturing
+from crckpt.migrate.addresses import list_source_addresses
+from crckpt.migrate.preflight.asked_files import find_shared_file_systems
+from crckpt.migrate.preflight.report import GateReport
+from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
+from crckpt.migrate.source.aborted import say_where_it_runs
+from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
+from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
+from crckpt.migrate.source.rounds import (
+    Round,
+    check_budget,
+    estimate_downtime,
+    explain_end,
+    guess_written_per_s,
+    measure_round,
+    summarise,
+)
+from crckpt.migrate.transfer.send_tails import SentLogs
+from crckpt.migrate.transfer.write_back import write_back
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection import Connection
+from crckpt.model import CheckpointId, JobName
+from crckpt.ops.context import Context
+from crckpt.ops.dump.dump import dump
+from crckpt.ops.dump.request import DumpRequest, PreCopy
+from crckpt.ops.dump.result import DumpResult
+from crckpt.ops.failures import preflight_refusal
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.format.manifest import MOST_BYTES
+from crckpt.store.layout import manifest_name
+from crckpt.store.moves import Move, begin_move, read_move, store_move, take_over
+
+
+def report_abort(repository: Repository, connection: Connection, move: Move) -> Move:
+    """Report to the destination that the tree of a move runs on here; return the record of that."""
+    connection.send(messages.Resume(move.id))
+    if connection.receive(messages.MoveState).state not in (None, "aborted"):
+        connection.send(messages.Abort(move.why))
+        connection.receive(messages.Aborted)
+    return store_move(repository.backend, replace(take_over(move), is_settled=True))
+
+
+def read_manifest(repository: Repository, checkpoint: CheckpointId) -> bytes:
+    """Read a manifest as it is stored. Raises OSError, IntegrityError."""
+    return repository.backend.read(manifest_name(checkpoint), MOST_BYTES)
+
+
+def settle_last_move(repository: Repository, connection: Connection, job: str) -> None:
+    """Report to the destination that the last move of the job was aborted, if it does not know.
+
+    Raises PreflightRefused if the job is being moved. Raises StoreUnusable if nobody can know.
+    """
+    move = read_move(repository.backend, job)
+    if move is None:
+        return
+    now = move.judge()
+    if now.side == "source" and now.state == "aborted" and not now.is_settled:
+        # On another host: only `crckpt migrate --resume` reaches that.
+        report_abort(repository, connection, now)
+    if not now.is_over:
+        direction = f"to {now.peer}" if now.side == "source" else f"here from {now.peer}"
+        if now.owner.is_alive:
+            message, hint = f"crckpt (PID {now.owner.pid}) is moving {job} {direction}", "wait until it ends"
+        else:
+            message = f"an earlier move of {job} {direction} is unfinished"
+            hint = f"finish it first: crckpt migrate --resume {now.id}"
+        raise PreflightRefused(message, hint=hint, is_in_use=True)
+
+
+def move_tree(
+    request: MigrateRequest,
+    root: proc.Process,
+    context: Context,
+    repository: Repository,
+    connection: Connection,
+    hello: messages.Hello,
+    found: GateReport,
+    report: Report,
+) -> MigrateResult:
+    """Move the tree of `request`, which has this root.
+
+    The gate was passed, with this report, and the last move of the job is settled.
+
+    Before the commit every failure lets the tree run on here, and is raised as it is. Raises MoveInDoubt if the tree
+    has ended here and does not run there yet.
+    """
+    began = time.monotonic()
+    job = JobName(request.job or "")
+    move = replace(
+        begin_move("source", job, request.host),
+        remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
+        options=to_builtins(request.options),
+        root=proc.identify_live_root(root),
+    )
+    logs = SentLogs(found.logs)
+    # Before anything is frozen: this also compares what is there already.
+    logs.send_gained(connection)
+    source = SourceMove(move, repository, connection, hello, logs, is_late=request.options.lazy == "source")
+    hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
+    hand_over = LiveHandOver(source, request.options, hooked, report, found.rights)
+    made: list[CheckpointId] = []
+    with _failure_recorded(source, root, hooked):
+        rounds, why_stopped = _copy_rounds(request, root, context, source, job, made, report)
+        run_hook(hooked, "before-freeze")
+        report.say("handing over ...")
+        # What it has written so far, so that the freeze need not wait for that.
+        _write_back_shared(root)
+        source.logs.send_gained(connection)
+        # A restore that began before could bring back a copy after the tree has ended here.
+        with (
+            repository.restoring(job),
+            capturing(list_source_addresses(request.options.addresses)) as hand_over.capture,
+        ):
+            # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
+            last = dump(_dump_request(request, job, stop=True, pre_copy=None), context, hand_over=hand_over)
+    running = hand_over.running
+    if running is None:
+        if isinstance(hand_over.failure, MoveInDoubt):
+            raise hand_over.failure
+        raise make_in_doubt_error(source.move, hand_over.failure)
+    _remove_rounds(source, made)
+    assert last.checkpoint is not None
+    late = (hand_over.failed_hook,) if hand_over.failed_hook is not None else ()
+    downtime_ms = (hand_over.ran_at - hand_over.frozen_since) * 1000
+    return MigrateResult(
+        job,
+        request.host,
+        source.move.id,
+        running.pid,
+        last.checkpoint.id,
+        rounds,
+        why_stopped,
+        connection.sent_bytes,
+        last.checkpoint.statistics.raw_bytes,
+        downtime_ms,
+        time.monotonic() - began,
+        request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
+        warnings=tuple(dict.fromkeys((*found.warnings, *_reword(running.warnings, source, context), *late))),
+        terminal_log=running.terminal_log,
+    )
+
+
+def make_in_doubt_error(move: Move, error: CrckptError | None) -> MoveInDoubt:
+    """Make the error of a move whose tree has ended here, and may not run on the destination yet."""
+    why = f": {error.message}" if error is not None else ""
+    return MoveInDoubt(
+        f"{move.job} has ended here, and {move.peer} has not confirmed that it runs there{why}; its checkpoint is safe "
+        "on both hosts",
+        hint=f"finish the move: crckpt migrate --resume {move.id}",
+    )
+
+
+@contextmanager
+def _failure_recorded(source: SourceMove, root: proc.Process, hooked: HookedMove) -> Iterator[None]:
+    """If the block fails, record how the move ended, tell the destination, and run the user's hook."""
+    try:
+        yield
+    except BaseException as error:
+        why = error.message if isinstance(error, CrckptError) else str(error) or type(error).__name__
+        _record_failure(source, why)
+        failed_hook = run_late_hook(hooked, "abort")
+        if isinstance(error, CommandFailure):
+            raise say_where_it_runs(error, source.move.job, root.pid, failed_hook) from error
+        raise
+
+
+def _record_failure(source: SourceMove, why: str) -> None:
+    """Record what became of a move whose dump has failed. Raises MoveInDoubt if the tree has ended all the same."""
+    if source.move.state == "committing":
+        # It is not known whether the hold took the commit: the tree decides.
+        root = source.move.root
+        while root is not None and root.is_held():
+            proc.wait_until_gone((root.pid,), 0.1)
+        if root is not None and root.find() is None:
+            source.advance("ended", is_settled=False)
+    if source.move.state == "ended":
+        raise make_in_doubt_error(source.move, None)
+    if source.move.is_over:
+        return
+    with suppress(CrckptError, OSError):
+        source.advance("aborted", why=why, is_settled=False)
+    # The destination gives up by itself once the connection ends. With an Abort it also removes what it received.
+    with suppress(CrckptError, OSError, Interrupted):
+        source.connection.abort(why, timeout=10)
+        source.move = store_move(source.repository.backend, replace(source.move, is_settled=True))
+
+
+def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy: PreCopy | None) -> DumpRequest:
+    return DumpRequest(
+        target=request.target,
+        job=job,
+        stop=stop,
+        tcp=request.tcp,
+        preflight=request.preflight,
+        incremental=True,
+        pre_copy=pre_copy,
+        other_program=request.other_program,
+        # Copies would be sent, too: during the freeze, more of them than of new pages. The first round makes them.
+        copies=pre_copy is not None,
+        # The tree is frozen then: a search takes longer than to send a page that the other side has elsewhere.
+        searches=not stop,
+    )
+
+
+def _copy_rounds(
+    request: MigrateRequest,
+    root: proc.Process,
+    context: Context,
+    source: SourceMove,
+    job: JobName,
+    made: list[CheckpointId],
+    report: Report,
+) -> tuple[tuple[RoundSummary, ...], str]:
+    """Copy the tree in rounds while it runs; return them, and why there were no more."""
+    context = replace(context, progress=report.storing)
+    rounds: list[Round] = []
+    summaries: list[RoundSummary] = []
+    before: DumpResult | None = None
+    while True:
+        began = time.monotonic()
+        # The first one copies all: rounds of CRIU's own keep its freeze short.
+        pre_copy = PreCopy(2) if not rounds else None
+        taken = dump(
+            _dump_request(request, job, stop=False, pre_copy=pre_copy),
+            replace(context, copy_progress=report.copying) if pre_copy is not None else context,
+        )
+        checkpoint = taken.checkpoint
+        assert checkpoint is not None
+        made.append(checkpoint.id)
+        dumped, sent = time.monotonic(), source.connection.sent_bytes
+        source.offer_packs_of(checkpoint, report.sending)
+        # Each is at least as long there as the checkpoint says.
+        source.logs.send_gained(source.connection)
+        send_s = time.monotonic() - dumped
+        # Else the other host sees the files as they were.
+        _write_back_shared(root)
+        _check_restore(request, context, source, checkpoint)
+        last = measure_round(taken, dumped - began, before, source.connection.sent_bytes - sent, send_s)
+        rounds.append(last)
+        before = taken
+        written_per_s = last.written_per_s if len(rounds) > 1 else guess_written_per_s(taken)
+        downtime = estimate_downtime(rounds, written_per_s, is_lazy=request.options.lazy is not None)
+        summaries.append(summarise(last, downtime, time.monotonic() - began))
+        report.end_round(len(rounds), summaries[-1])
+        if why := explain_end(request, rounds, downtime, source.connection.bytes_per_s):
+            check_budget(request, downtime)
+            return tuple(summaries), why
+
+
+def _write_back_shared(root: proc.Process) -> None:
+    if shared := find_shared_file_systems():
+        write_back(proc.read_tree(root).pids, shared)
+
+
+def _reword(found: tuple[Finding, ...], source: SourceMove, context: Context) -> tuple[Finding, ...]:
+    """Return findings of the destination's restore in the words of a move."""
+    ours, theirs = context.criu().version, source.hello.criu_version
+    return tuple(reword(finding, source.move.peer, ours=ours, theirs=theirs) for finding in found)
+
+
+def _check_restore(request: MigrateRequest, context: Context, source: SourceMove, checkpoint: Checkpoint) -> None:
+    """Have the destination check the restore of a round's checkpoint, and unpack its memory: the gate's last word."""
+    manifest = read_manifest(source.repository, checkpoint.id)
+    source.connection.send(messages.CheckRestore(source.move.id, checkpoint.id, manifest, request.options))
+    verdict = source.connection.receive(messages.Verdict)
+    if verdict.blockers and request.preflight:
+        raise preflight_refusal(_reword(verdict.blockers, source, context))
+
+
+def _remove_rounds(source: SourceMove, made: list[CheckpointId]) -> None:
+    """Remove the checkpoints of the rounds: the last one has all of them. A store in use keeps them."""
+    with suppress(StoreLocked, CrckptError, OSError):
+        source.repository.remove(made)

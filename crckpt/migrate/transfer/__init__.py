@@ -1,0 +1,1 @@
+"""Send what the other host lacks: packs of pages, files, and what logs have gained."""

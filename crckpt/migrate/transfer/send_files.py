@@ -1,0 +1,245 @@
+"""Send files that the destination lacks, and receive them (`--send-files`).
+
+They travel as packs do: a message names them, the destination asks for them by their digests, and then comes the
+content of each, in their order, on one channel. Nothing has a name at the destination before all is there and verified.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import asdict, replace
+
+from crckpt.causes import mebibytes
+from crckpt.errors import DumpFailed, HostCannot, IntegrityError, PreflightRefused
+from crckpt.host.disk import placed_files
+from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
+from crckpt.host.disk.users import find_group_name, find_user_name
+from crckpt.migrate.preflight.questions import AskedFile
+from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_files
+from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.frames import BadFrame
+from crckpt.migrate.wire.messages import Files, Lacking, Pack, Sent, Stored
+from crckpt.ops.context import Progress, ignore_progress
+
+_CHANNEL: Final = 0
+_NOTHING: Final = hashlib.sha256().hexdigest()
+
+
+def send_files(connection: Connection, files: Sequence[AskedFile], progress: Progress = ignore_progress) -> None:
+    """Send files that `find_sendable` allows. Then all are there, durably.
+
+    Raises what `Connection` raises; DumpFailed if a file has changed since the questions; OSError.
+    """
+    done, total = 0, sum(file.size for file in files)
+
+    def add(sent: int) -> None:
+        nonlocal done
+        done += sent
+        progress(min(done, total), total)
+
+    for first in range(0, len(files), AT_ONCE):
+        _send(connection, files[first : first + AT_ONCE], add)
+
+
+def receive_files(connection: Connection, message: Files) -> None:
+    """Receive files, put them where they belong, and say so.
+
+    Raises what `Connection` raises; PreflightRefused if one cannot be put there; HostCannot if a disk has no space;
+    IntegrityError if the content is not what was announced; OSError. Then nothing of them is left here.
+    """
+    files = decode_files(message.content)
+    _check_owners(files)
+    regular = [file for file in files if not file.is_directory]
+    with _placement() as placement:
+        directories = [_open_above(placement, file) for file in files]
+        incoming = _Incoming(placement, [(file, above) for file, above in zip(files, directories, strict=True)])
+        try:
+            with connection.receiving(incoming):
+                connection.send(Lacking(tuple(file.digest for file in regular)))
+                connection.receive(Sent)
+            incoming.finish()
+        finally:
+            incoming.close()
+        placement.remove_temporary_names()
+        placement.sync_directories()
+    connection.send(Stored())
+
+
+@contextmanager
+def _placement() -> Iterator[Placement]:
+    """Give a placement that is undone if the block fails."""
+    placement = Placement()
+    try:
+        yield placement
+    except BaseException:
+        placement.undo()
+        raise
+    finally:
+        placement.close()
+
+
+def _describe(file: AskedFile) -> SentFile:
+    """Describe a file as it is now, with its digest. Raises DumpFailed if it is another one than the tree uses."""
+    path = Path(file.name)
+    above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(path))
+    user, group = find_user_name(file.uid), find_group_name(file.gid)
+    if stat.S_ISDIR(file.mode):
+        return SentFile(file.path, file.mode, file.uid, file.gid, above, user=user, group=group)
+    with opened(file) as descriptor:
+        # A log grows: all of it follows as what it has gained.
+        digest = _NOTHING if file.is_log else read_digest(descriptor, file.size)
+        mode = stat.S_IFREG | find_permissions(file.mode, descriptor)
+    if not digest:
+        raise _changed(file)
+    return SentFile(
+        file.path, mode, file.uid, file.gid, above, file.modified, file.size, digest, user=user, group=group
+    )
+
+
+def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable[[int], None]) -> None:
+    asked = [replace(file, size=0) if file.is_log else file for file in asked]
+    files = [_describe(file) for file in asked]
+    questions = {file.path: file for file in asked}
+    connection.send(Files(encode_files(tuple(files))))
+    regular = [file for file in files if not file.is_directory]
+    if connection.receive(Lacking).digests != tuple(file.digest for file in regular):
+        raise connection.reject("Lacking with files that were not offered")
+    for file in regular:
+        connection.send(Pack(_CHANNEL, file.digest, file.size))
+        _send_content(connection, questions[file.path], progress)
+    connection.send(Sent())
+    connection.receive(Stored)
+
+
+def _send_content(connection: Connection, file: AskedFile, progress: Callable[[int], None]) -> None:
+    with opened(file) as descriptor:
+        left = file.size
+        while left:
+            content = os.read(descriptor, min(left, connection.data_bytes))
+            if not content:
+                raise _changed(file)
+            connection.send_data(_CHANNEL, content)
+            left -= len(content)
+            progress(len(content))
+
+
+@contextmanager
+def opened(file: AskedFile) -> Iterator[int]:
+    """Open the file that the tree uses, by its name. Raises DumpFailed if that leads to another file by now.
+
+    The user of the tree may have put a link to a file there that only root may read.
+    """
+    descriptor, _ = open_regular(file.name)
+    if descriptor is None:
+        raise _changed(file)
+    try:
+        found = os.fstat(descriptor)
+        # The user chooses the number of an inode (FUSE, tmpfs): only with its file system it names one file.
+        if (found.st_dev, found.st_ino) != (file.device, file.inode) or (found.st_mode, found.st_uid, found.st_gid) != (
+            file.mode,
+            file.uid,
+            file.gid,
+        ):
+            raise _changed(file)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _changed(file: AskedFile) -> DumpFailed:
+    return DumpFailed(
+        f"{file.name} has changed since the check; the program keeps running here", hint="run the command again"
+    )
+
+
+def _check_owners(files: Sequence[SentFile]) -> None:
+    """Raise PreflightRefused if a file would belong to somebody else here: it may be what only its owner may read."""
+    for file in files:
+        here = (("user", find_user_name(file.uid), file.user), ("group", find_group_name(file.gid), file.group))
+        for kind, name, there in here:
+            if name not in ("", there):
+                raise PreflightRefused(
+                    f"{os.fsdecode(file.path)} belongs to the {kind} {there or 'without a name'} on the source, whose "
+                    f"number is that of {name} here",
+                    hint="copy it there yourself: rsync -t",
+                )
+
+
+def _open_above(placement: Placement, file: SentFile) -> int:
+    """Open the directory of a file; make what is missing of its path."""
+    owners = [Ownership(each.mode, each.uid, each.gid) for each in file.above]
+    path = Path(os.fsdecode(file.path))
+    if file.is_directory:
+        return placement.open_directory(path, [*owners, Ownership(file.mode, file.uid, file.gid)], file.uid)
+    return placement.open_directory(path.parent, owners, file.uid)
+
+
+class _Incoming:
+    """Files that are being received. `begin` and `add` are called by the thread that reads the connection."""
+
+    def __init__(self, placement: Placement, files: list[tuple[SentFile, int]]) -> None:
+        """`files` come with descriptors of their directories."""
+        self._placement = placement
+        self._left = [(file, directory) for file, directory in reversed(files) if not file.is_directory]
+        self._begun: list[tuple[SentFile, int, int]] = []
+        self._current = hashlib.sha256()
+        self._received = 0
+
+    def begin(self, pack: Pack) -> None:
+        """See `PackReceiver`."""
+        self._check_last()
+        if not self._left or (pack.channel, pack.digest, pack.size) != (
+            _CHANNEL,
+            self._left[-1][0].digest,
+            self._left[-1][0].size,
+        ):
+            raise BadFrame(f"file {pack.digest[:12]}, which was not asked for now")
+        file, directory = self._left.pop()
+        if file.size > placed_files.free_bytes(directory):
+            raise HostCannot(
+                f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, more than its disk has free",
+                hint="free space there",
+            )
+        self._begun.append((file, directory, self._placement.open_unnamed(directory)))
+        self._current, self._received = hashlib.sha256(), 0
+
+    def add(self, channel: int, content: memoryview) -> None:
+        """See `PackReceiver`."""
+        if channel != _CHANNEL or not self._begun:
+            raise BadFrame(f"data on channel {channel}, where no file has begun")
+        file, _, descriptor = self._begun[-1]
+        if self._received + len(content) > file.size:
+            raise BadFrame(f"more data of file {file.digest[:12]} than it has bytes")
+        placed_files.write_content(descriptor, content)
+        self._current.update(content)
+        self._received += len(content)
+
+    def finish(self) -> None:
+        """Give all files their names. Raises IntegrityError if one is not what was announced."""
+        self._check_last()
+        if self._left:
+            raise IntegrityError(f"{os.fsdecode(self._left[-1][0].path)} was not sent")
+        for file, _, descriptor in self._begun:
+            placed_files.finish(descriptor, Ownership(file.mode, file.uid, file.gid), file.modified)
+        for file, directory, descriptor in self._begun:
+            self._placement.put(directory, os.fsdecode(file.path.rpartition(b"/")[2]), descriptor)
+
+    def close(self) -> None:
+        """Close all files: those without a name are gone."""
+        for _, _, descriptor in self._begun:
+            os.close(descriptor)
+        self._begun.clear()
+
+    def _check_last(self) -> None:
+        """Raise IntegrityError if the last file did not come whole."""
+        if self._begun and self._current.hexdigest() != (file := self._begun[-1][0]).digest:
+            raise IntegrityError(f"{os.fsdecode(file.path)} was changed on the way, or while it was read")

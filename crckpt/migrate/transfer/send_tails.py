@@ -1,0 +1,222 @@
+"""Send what the logs of a tree have gained, and append it to those of the destination (`--send-files`)."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import asdict
+
+from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
+from crckpt.host.disk import placed_files
+from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
+from crckpt.host.steps import step
+from crckpt.migrate.preflight.questions import AskedFile
+from crckpt.migrate.transfer.send_files import opened
+from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile
+from crckpt.migrate.transfer.sent_tails import SentTail, decode_tails, encode_tails
+from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.frames import BadFrame
+from crckpt.migrate.wire.messages import Lacking, Pack, Sent, Stored, Tails
+
+_CHANNEL: Final = 0
+_WHAT: Final = "sent-tail"
+_AT_ONCE: Final = 1 << 20
+
+
+class SentLogs:
+    """The logs of a tree, each with the number of bytes that the destination has of it."""
+
+    def __init__(self, logs: Sequence[tuple[AskedFile, int]]) -> None:
+        self._logs = [_Log(file, size) for file, size in logs]
+
+    def send_gained(self, connection: Connection) -> None:
+        """Send what they have gained since the last time; then the destination has it, durably.
+
+        Raises what `Connection` raises; DumpFailed if a log is not the same file any more, or has become shorter;
+        PreflightRefused if its content differs there.
+        """
+        tails = [(log, tail) for log in self._logs if (tail := log.describe()) is not None]
+        for first in range(0, len(tails), AT_ONCE):
+            _send(connection, tails[first : first + AT_ONCE])
+
+
+class _Log:
+    def __init__(self, file: AskedFile, start: int) -> None:
+        self.file = file
+        self.start = start
+        self.is_compared = start == 0
+
+    def describe(self) -> SentTail | None:
+        """Describe what it has gained; None if that is nothing."""
+        file = self.file
+        with opened(file) as descriptor:
+            status = os.fstat(descriptor)
+            end = status.st_size
+            if end < self.start:
+                raise DumpFailed(
+                    f"{file.name} has become shorter during the move; the program keeps running here",
+                    hint="run the command again; do not rotate the log meanwhile",
+                )
+            if end == self.start and self.is_compared:
+                return None
+            before = "" if self.is_compared else _read_digest(descriptor, 0, self.start)
+            digest = _read_digest(descriptor, self.start, end)
+            mode = stat.S_IFREG | find_permissions(file.mode, descriptor)
+        above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(Path(file.name)))
+        sent = SentFile(file.path, mode, file.uid, file.gid, above, status.st_mtime_ns, end - self.start, digest)
+        return SentTail(sent, self.start, before)
+
+
+def _send(connection: Connection, tails: Sequence[tuple[_Log, SentTail]]) -> None:
+    connection.send(Tails(encode_tails(tuple(tail for _, tail in tails))))
+    if connection.receive(Lacking).digests != tuple(tail.file.digest for _, tail in tails):
+        raise connection.reject("Lacking with logs that were not offered")
+    for log, tail in tails:
+        connection.send(Pack(_CHANNEL, tail.file.digest, tail.file.size))
+        with opened(log.file) as descriptor:
+            for content in _read(descriptor, tail.start, tail.start + tail.file.size, connection.data_bytes):
+                connection.send_data(_CHANNEL, content)
+    connection.send(Sent())
+    connection.receive(Stored)
+    for log, tail in tails:
+        log.start, log.is_compared = tail.start + tail.file.size, True
+
+
+def receive_tails(connection: Connection, message: Tails) -> None:
+    """Append what logs have gained, and say so.
+
+    Raises what `Connection` raises; PreflightRefused if a log here is not the same; IntegrityError if the content is
+    not what was announced; OSError. Then nothing of it is left here.
+    """
+    tails = decode_tails(message.content)
+    placement = Placement()
+    incoming = _Incoming()
+    try:
+        for tail in tails:
+            incoming.add_log(tail, _open_log(placement, tail))
+        with connection.receiving(incoming):
+            connection.send(Lacking(tuple(tail.file.digest for tail in tails)))
+            connection.receive(Sent)
+        incoming.finish()
+    except BaseException:
+        incoming.cut_back()
+        placement.undo()
+        raise
+    finally:
+        incoming.close()
+        placement.close()
+    connection.send(Stored())
+
+
+def _open_log(placement: Placement, tail: SentTail) -> int:
+    """Open a log for appending if it is the same as the source's: owner, mode, and content before the tail."""
+    file = tail.file
+    path = Path(os.fsdecode(file.path))
+    owners = [Ownership(each.mode, each.uid, each.gid) for each in file.above]
+    directory = placement.open_directory(path.parent, owners, file.uid)
+    found = os.open(path.name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        status = os.fstat(found)
+        # Whoever may write it on the source must be able to write this one, too.
+        same = (file.mode, file.uid, file.gid, 1) == (status.st_mode, status.st_uid, status.st_gid, status.st_nlink)
+        if not (stat.S_ISREG(status.st_mode) and same and status.st_size == tail.start):
+            raise _differs(path, f"it has {status.st_size} bytes, another owner or mode, or several names")
+        log = os.open(f"/proc/self/fd/{found}", os.O_RDWR | os.O_APPEND | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(found)
+    if tail.before and _read_digest(log, 0, tail.start) != tail.before:
+        os.close(log)
+        raise _differs(path, "its content differs")
+    return log
+
+
+def _differs(path: Path, why: str) -> PreflightRefused:
+    return PreflightRefused(
+        f"{path} is not the same log there: {why}", hint="remove it there, if nobody needs it; then it is sent whole"
+    )
+
+
+class _Incoming:
+    """Tails that are being received. `begin` and `add` are called by the thread that reads the connection."""
+
+    def __init__(self) -> None:
+        self._logs: list[tuple[SentTail, int]] = []
+        self._begun = 0
+        self._current = hashlib.sha256()
+        self._received = 0
+
+    def add_log(self, tail: SentTail, descriptor: int) -> None:
+        """Expect a tail for this log."""
+        self._logs.append((tail, descriptor))
+
+    def begin(self, pack: Pack) -> None:
+        """See `PackReceiver`."""
+        self._check_last()
+        file = self._logs[self._begun][0].file if self._begun < len(self._logs) else None
+        if file is None or (pack.channel, pack.digest, pack.size) != (_CHANNEL, file.digest, file.size):
+            raise BadFrame(f"log {pack.digest[:12]}, which was not asked for now")
+        self._begun += 1
+        self._current, self._received = hashlib.sha256(), 0
+
+    def add(self, channel: int, content: memoryview) -> None:
+        """See `PackReceiver`."""
+        if channel != _CHANNEL or not self._begun:
+            raise BadFrame(f"data on channel {channel}, where no log has begun")
+        tail, descriptor = self._logs[self._begun - 1]
+        if self._received + len(content) > tail.file.size:
+            raise BadFrame(f"more data of log {tail.file.digest[:12]} than it has bytes")
+        placed_files.write_content(descriptor, content)
+        self._current.update(content)
+        self._received += len(content)
+
+    def finish(self) -> None:
+        """Make all durable. Raises IntegrityError if one is not what was announced."""
+        self._check_last()
+        for tail, descriptor in self._logs:
+            if self._begun < len(self._logs) or os.fstat(descriptor).st_size != tail.start + tail.file.size:
+                raise IntegrityError(f"{os.fsdecode(tail.file.path)} was changed while it was received")
+            # Else the restore would report that it was written after the checkpoint.
+            os.utime(descriptor, ns=(tail.file.modified, tail.file.modified))
+            step(f"{_WHAT}.sync", descriptor)
+            os.fsync(descriptor)
+
+    def cut_back(self) -> None:
+        """Remove what was appended."""
+        for tail, descriptor in self._logs:
+            with suppress(OSError):
+                step(f"{_WHAT}.truncate", descriptor)
+                os.ftruncate(descriptor, tail.start)
+
+    def close(self) -> None:
+        """Close all logs."""
+        for _, descriptor in self._logs:
+            os.close(descriptor)
+        self._logs.clear()
+
+    def _check_last(self) -> None:
+        """Raise IntegrityError if the last tail did not come whole."""
+        if self._begun and self._current.hexdigest() != (file := self._logs[self._begun - 1][0].file).digest:
+            raise IntegrityError(f"{os.fsdecode(file.path)} was changed on the way, or while it was read")
+
+
+def _read(descriptor: int, start: int, end: int, at_once: int = _AT_ONCE) -> Iterator[bytes]:
+    """Read a part of a file. Raises DumpFailed if it does not have it."""
+    while start < end:
+        content = os.pread(descriptor, min(at_once, end - start), start)
+        if not content:
+            raise DumpFailed("a log has become shorter while it was read", hint="run the command again")
+        yield content
+        start += len(content)
+
+
+def _read_digest(descriptor: int, start: int, end: int) -> str:
+    found = hashlib.sha256()
+    for content in _read(descriptor, start, end):
+        found.update(content)
+    return found.hexdigest()

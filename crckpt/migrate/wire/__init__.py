@@ -1,0 +1,1 @@
+"""The connection of two hosts: frames, messages, ssh, bandwidth and compression."""

@@ -1,0 +1,60 @@
+"""Why the two sides of a migration cannot go on."""
+
+from __future__ import annotations
+
+from crckpt.errors import RemoteError
+
+
+class ConnectionLost(RemoteError):
+    """The connection to the other side has ended, is silent, or carried what crckpt does not send."""
+
+
+class ConnectionEnded(ConnectionLost):
+    """The other side has closed the connection, or has ended; what has started it may know why."""
+
+
+class AbortReceived(RemoteError):
+    """The other side has sent Abort, and waits for Aborted; the connection can still be used. `why` is its reason."""
+
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer} aborted the move: {why}")
+        self.why = why
+
+
+class ProtocolError(ConnectionLost):
+    """The other side sent what crckpt does not send, or does not send now."""
+
+    def __init__(self, peer: str, what: str) -> None:
+        super().__init__(
+            f"{peer} sent {what}",
+            hint="install the same version of crckpt on both hosts; if they have it, please report this as a bug",
+        )
+
+
+class PrintedText(ConnectionLost):
+    """The other side printed text where messages should begin; perhaps a shell's greeting, or an error message."""
+
+    def __init__(self, peer: str, text: str) -> None:
+        shown = " ".join(text.split())[:500]
+        super().__init__(
+            f"{peer} printed text before crckpt's first message: {shown}",
+            hint=f"edit the startup file of the shell on {peer} (.bashrc): print nothing if there is no terminal",
+        )
+
+
+def make_broken_error(peer: str, error: OSError) -> ConnectionEnded:
+    """Make the error for a descriptor that cannot be read or written any more."""
+    return ConnectionEnded(f"the connection to {peer} broke: {error.strerror}", hint=f"check the network to {peer}")
+
+
+def make_end_error(peer: str) -> ConnectionEnded:
+    """Make the error for a connection that was closed by the other side."""
+    return ConnectionEnded(f"the connection to {peer} has ended", hint=f"check that crckpt and ssh run on {peer}")
+
+
+def make_silence_error(peer: str, seconds: float) -> ConnectionLost:
+    """Make the error for another side whose heartbeats stopped."""
+    return ConnectionLost(
+        f"nothing was received from {peer} for {seconds:g} s",
+        hint=f"check the network, and whether crckpt is stopped on {peer}",
+    )

@@ -1,0 +1,96 @@
+"""The frames of a connection: what is sent is cut into frames, and each is checked before it is used. Pure.
+
+Numbers are little endian, without padding::
+
+    length of the payload u32, kind u8, channel u16, CRC-32 of these and of the payload u32, payload
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.migrate.wire.messages import MOST_CHANNELS
+
+MESSAGE: Final = 1
+"""A message, or its last part."""
+DATA: Final = 2
+"""Bytes of what a message has announced for this channel."""
+PART: Final = 3
+"""The beginning of a message that is larger than a frame; more parts, then MESSAGE follow."""
+BEAT: Final = 4
+"""A heartbeat, without payload."""
+PACKED: Final = 5
+"""DATA that is compressed (`compression`)."""
+
+MOST_DATA: Final = 1 << 20
+MOST_PAYLOAD: Final = MOST_DATA + 64
+
+_BEGIN: Final = struct.Struct("<IBH")
+_HEADER: Final = struct.Struct("<IBHI")
+HEADER_BYTES: Final = _HEADER.size
+
+_NAMES: Final = {
+    MESSAGE: "a message",
+    DATA: "data",
+    PART: "a part of a message",
+    BEAT: "a heartbeat",
+    PACKED: "compressed data",
+}
+
+
+class Header(Struct, frozen=True):
+    """The header of a frame."""
+
+    length: int
+    kind: int
+    channel: int
+    crc: int
+
+
+class BadFrame(ValueError):
+    """A frame that cannot have been sent by crckpt, or was changed on the way; the text says what is wrong."""
+
+
+def make_frame(kind: int, payload: bytes | memoryview = b"", channel: int = 0) -> tuple[bytes, bytes | memoryview]:
+    """Return the header of a frame, and its payload."""
+    header = Header(len(payload), kind, channel, 0)
+    return _HEADER.pack(len(payload), kind, channel, _checksum(header, payload)), payload
+
+
+def cut_message(content: bytes) -> Iterator[tuple[bytes, bytes | memoryview]]:
+    """Cut an encoded message into frames."""
+    left = memoryview(content)
+    while len(left) > MOST_DATA:
+        yield make_frame(PART, left[:MOST_DATA])
+        left = left[MOST_DATA:]
+    yield make_frame(MESSAGE, left)
+
+
+def read_header(content: bytes | memoryview) -> Header:
+    """Decode a header. Raises BadFrame for one that nobody sends: its payload must not be read."""
+    header = Header(*_HEADER.unpack(content))
+    name = _NAMES.get(header.kind)
+    if name is None:
+        raise BadFrame(f"a frame of the unknown kind {header.kind}")
+    if header.length > MOST_PAYLOAD:
+        raise BadFrame(f"{name} with {header.length} bytes in a frame, more than {MOST_PAYLOAD}")
+    if header.kind == BEAT and header.length:
+        raise BadFrame(f"{name} with {header.length} bytes")
+    if header.channel >= MOST_CHANNELS or (header.channel and header.kind not in (DATA, PACKED)):
+        raise BadFrame(f"{name} on channel {header.channel}")
+    return header
+
+
+def check_payload(header: Header, payload: bytes | memoryview) -> None:
+    """Raise BadFrame if the payload is not what was sent."""
+    if _checksum(header, payload) != header.crc:
+        raise BadFrame(f"{_NAMES[header.kind]} with a wrong checksum")
+
+
+def _checksum(header: Header, payload: bytes | memoryview) -> int:
+    return zlib.crc32(payload, zlib.crc32(_BEGIN.pack(header.length, header.kind, header.channel)))

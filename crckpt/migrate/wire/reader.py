@@ -1,0 +1,165 @@
+"""The thread that reads frames, and checks them before it takes memory for what they declare."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Final
+
+from crckpt.errors import CrckptError, RemoteError
+from crckpt.host.process.signals import start_thread
+from crckpt.migrate.wire import frames, messages
+from crckpt.migrate.wire.compression import unpack
+from crckpt.migrate.wire.connection_errors import (
+    PrintedText,
+    ProtocolError,
+    make_broken_error,
+    make_end_error,
+    make_silence_error,
+)
+from crckpt.migrate.wire.events import Event
+from crckpt.migrate.wire.messages import AnyMessage
+
+# ssh may ask the user for a password before anything comes.
+_FIRST_S: Final = 300
+# Of text that comes where messages should.
+_MOST_TEXT: Final = 4 << 10
+_TEXT_S: Final = 1.0
+
+
+class Reader:
+    """Reads frames from a descriptor in a thread until the connection is lost."""
+
+    def __init__(
+        self,
+        descriptor: int,
+        peer: str,
+        patience_s: float,
+        take_message: Callable[[AnyMessage, int], None],
+        take_data: Callable[[int, memoryview], None],
+        on_lost: Callable[[CrckptError], None],
+    ) -> None:
+        """Call these from the thread: with messages and their size, with data and its channel, and at the end.
+
+        The first two may raise BadFrame.
+        """
+        self._descriptor = descriptor
+        self._peer = peer
+        self._silence_s = max(_FIRST_S, patience_s)
+        self._patience_s = patience_s
+        self._take_message, self._take_data, self._on_lost = take_message, take_data, on_lost
+        self._end = Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = start_thread(self._read_all)
+
+    def stop(self) -> None:
+        """Read no more."""
+        self._end.set()
+
+    def close(self) -> None:
+        """Stop, wait for the end of the thread, and close the descriptor."""
+        self.stop()
+        if self._thread is not None:
+            self._thread.join()
+        os.close(self._descriptor)
+        self._end.close()
+
+    def _read_all(self) -> None:
+        try:
+            self._read_frames()
+        except _Stopped:
+            return
+        except CrckptError as error:
+            self._on_lost(error)
+        except frames.BadFrame as error:
+            self._on_lost(ProtocolError(self._peer, str(error)))
+        except OSError as error:
+            self._on_lost(make_broken_error(self._peer, error))
+
+    def _read_frames(self) -> None:
+        buffer = memoryview(bytearray(frames.MOST_PAYLOAD))
+        header_buffer = memoryview(bytearray(frames.HEADER_BYTES))
+        parts = bytearray()
+        self._read_into(header_buffer)
+        header = self._read_first_header(header_buffer)
+        self._silence_s = self._patience_s
+        while True:
+            payload = buffer[: header.length]
+            self._read_into(payload)
+            frames.check_payload(header, payload)
+            if header.kind == frames.DATA:
+                self._take_data(header.channel, payload)
+            elif header.kind == frames.PACKED:
+                self._take_data(header.channel, unpack(payload))
+            elif header.kind != frames.BEAT:
+                if len(parts) + len(payload) > messages.MOST_BYTES:
+                    raise frames.BadFrame(f"a message of more than {messages.MOST_BYTES} bytes")
+                parts += payload
+                if header.kind == frames.MESSAGE:
+                    self._take_message(self._decode(bytes(parts)), len(parts))
+                    parts = bytearray()
+            self._read_into(header_buffer)
+            header = frames.read_header(header_buffer)
+
+    def _read_first_header(self, content: memoryview) -> frames.Header:
+        try:
+            return frames.read_header(content)
+        except frames.BadFrame:
+            # Text has bytes that are no length of a frame.
+            raise PrintedText(self._peer, self._read_text(content)) from None
+
+    def _decode(self, content: bytes) -> AnyMessage:
+        try:
+            return messages.decode(content)
+        except messages.OtherProtocol as error:
+            raise RemoteError(
+                f"{self._peer} has crckpt {error.version}, which speaks version {error.protocol} of the migration "
+                f"protocol; crckpt on this host speaks version {messages.PROTOCOL}",
+                hint="install the same version of crckpt on both hosts",
+            ) from error
+        except ValueError as error:
+            raise frames.BadFrame(f"a message that cannot be decoded: {error}") from error
+
+    def _read_into(self, memory: memoryview) -> None:
+        """Fill `memory`. Raises ConnectionLost at the end of the connection, or after too long a silence."""
+        while memory:
+            if not self._wait(self._silence_s):
+                raise make_silence_error(self._peer, self._silence_s)
+            try:
+                count = os.readv(self._descriptor, [memory])
+            except BlockingIOError:
+                # sshd gives one socket for both directions, which the writer has made non-blocking.
+                continue
+            if not count:
+                raise make_end_error(self._peer)
+            memory = memory[count:]
+
+    def _read_text(self, begun: memoryview) -> str:
+        text = bytearray(begun)
+        until = time.monotonic() + _TEXT_S
+        with suppress(OSError):
+            while len(text) < _MOST_TEXT and self._wait(until - time.monotonic()):
+                some = os.read(self._descriptor, _MOST_TEXT - len(text))
+                if not some:
+                    break
+                text += some
+        # The text, without the messages that may follow it.
+        return re.split(rb"[\x00-\x08\x0e-\x1a]", text, maxsplit=1)[0].decode(errors="replace")
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until something can be read; return whether it can, within `seconds`."""
+        is_ready = self._end.wait(seconds, self._descriptor)
+        if self._end.is_set():
+            raise _Stopped
+        return is_ready
+
+
+class _Stopped(Exception):
+    """Nothing is to be read any more."""

@@ -1,0 +1,245 @@
+"""Several moves at once, each by a process of its own; here the processes are small programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+from recorded_moves import record_move
+from small_programs import WAITS, program, read
+
+from crckpt.host.proc import LiveRoot, identify_live_root
+from crckpt.host.process import run
+from crckpt.migrate.drain.drain import DrainResult, MoveOutcome, drain, make_command
+from crckpt.migrate.drain.running_jobs import RunningJob
+from crckpt.model import JobName
+from crckpt.store import Repository
+
+ERROR = "import json; print(json.dumps({{'error': {{'code': {}, 'message': 'm', 'hint': 'h', 'causes': []}}}}))"
+DONE = 'print(\'{"result": {"check": false, "pid": 7}}\')'
+CHECKED = 'print(\'{"result": {"check": true, "pid": null}}\')'
+
+
+class Lines:
+    """A report that keeps its lines."""
+
+    def __init__(self, hear: Callable[[str], None] = lambda _line: None) -> None:
+        self.lines: list[str] = []
+        self._hear = hear
+
+    def begin(self, job: RunningJob) -> None:
+        self.add(f"begin {job.job}")
+
+    def say(self, job: RunningJob, line: str) -> None:
+        self.add(f"{job.job}: {line}")
+
+    def end(self, outcome: MoveOutcome) -> None:
+        self.add(f"end {outcome.job}")
+
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self._hear(line)
+
+
+@pytest.fixture
+def jobs() -> Iterator[tuple[RunningJob, ...]]:
+    """Three jobs of live processes."""
+    with ExitStack() as stack:
+        pids = [stack.enter_context(program(WAITS)).pid for _ in range(3)]
+        yield tuple(RunningJob(JobName(f"job{pid}"), read(pid), 1000) for pid in pids)
+
+
+MUCH = 1 << 40
+
+
+def move(
+    repository: Repository, jobs: Sequence[RunningJob], *programs: str, at_once: int = 2, report: Lines | None = None
+) -> DrainResult:
+    """Move the jobs, each by its program."""
+    commands = {job: (sys.executable, "-c", code) for job, code in zip(jobs, programs, strict=True)}
+    return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines())
+
+
+def test_a_failure_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+    result = move(repository, jobs, ERROR.format(24), DONE, CHECKED)
+    found = {outcome.job: outcome for outcome in result.outcomes}
+    stayed, moved, movable = (found[job.job] for job in jobs)
+    assert (stayed.outcome, stayed.why, stayed.hint, stayed.result) == ("stayed", "m", "h", None)
+    assert (moved.outcome, moved.result) == ("moved", {"check": False, "pid": 7})
+    assert movable.outcome == "movable"
+    assert [outcome.pid for outcome in (stayed, moved, movable)] == [job.root.pid for job in jobs]
+    assert not result.interrupted
+
+
+@pytest.mark.parametrize(("code", "outcome"), [(31, "in-doubt"), (14, "ended"), (30, "stayed"), (130, "stayed")])
+def test_exit_codes_say_where_the_program_is(
+    repository: Repository, jobs: tuple[RunningJob, ...], code: int, outcome: str
+) -> None:
+    (found,) = move(repository, jobs[:1], ERROR.format(code)).outcomes
+    assert (found.outcome, found.hint) == (outcome, "h")
+
+
+def test_a_program_that_has_ended_is_not_moved(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+    ended = replace(jobs[0], root=replace(jobs[0].root, start=jobs[0].root.start - 1))
+    (found,) = move(repository, (ended,), DONE).outcomes
+    assert found.outcome == "ended"
+
+
+def test_so_many_run_at_once_and_no_more(repository: Repository, jobs: tuple[RunningJob, ...], tmp_path: Path) -> None:
+    """The first two wait for each other, so both must run; neither ends before the third would have begun."""
+    meet = f"""
+import os, sys, time
+from pathlib import Path
+Path({str(tmp_path)!r}, sys.argv[1]).touch()
+while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
+"""
+    lines = Lines()
+    commands = {job: (sys.executable, "-c", meet + DONE, job.job) for job in jobs}
+    result = drain(jobs, repository, commands.__getitem__, 2, MUCH, lines)
+    assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
+    running = most = 0
+    for line in lines.lines:
+        running += {"begin": 1, "end": -1}[line.split()[0]]
+        most = max(most, running)
+    assert most == 2
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "kinds"),
+    [
+        (3000, "begin begin begin end end end"),
+        # What has moved keeps its part of the space.
+        (2999, "begin begin end end begin end"),
+        (0, "begin end begin end begin end"),
+    ],
+)
+def test_programs_that_may_not_fit_together_are_moved_one_after_the_other(
+    repository: Repository, jobs: tuple[RunningJob, ...], free_bytes: int, kinds: str
+) -> None:
+    """Each has 1,000 bytes. The last decision is that of its own check."""
+    lines = Lines()
+    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines)
+    assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
+    assert [line.split()[0] for line in lines.lines] == kinds.split()
+
+
+def test_lines_name_the_job(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+    lines = Lines()
+    half = "import sys; sys.stderr.write('one\\ntw'); sys.stderr.flush(); sys.stderr.write('o\\n'); "
+    move(repository, jobs[:1], half + DONE, report=lines)
+    name = jobs[0].job
+    assert lines.lines == [f"begin {name}", f"{name}: one", f"{name}: two", f"end {name}"]
+
+
+def test_a_long_output_is_read_while_it_is_written(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+    many = "import json; print(json.dumps({'result': {'check': False, 'to_send': ['x' * 1000] * 1000}}))"
+    (found,) = move(repository, jobs[:1], many).outcomes
+    assert found.result is not None
+    assert len(found.result["to_send"]) == 1000
+
+
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+
+
+def test_a_killed_crckpt_leaves_its_program_here(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+    (found,) = move(repository, jobs[:1], KILLED).outcomes
+    assert (found.outcome, found.why) == ("stayed", "the crckpt that moved it was ended by signal 9")
+
+
+@pytest.mark.parametrize(("state", "outcome"), [("ended", "in-doubt"), ("done", "moved"), ("aborted", "stayed")])
+def test_the_record_says_where_the_program_of_a_killed_crckpt_is(
+    repository: Repository, jobs: tuple[RunningJob, ...], state: str, outcome: str
+) -> None:
+    root: LiveRoot = identify_live_root(jobs[0].root)
+    recorded = record_move(repository, "source", state, root=root, job=jobs[0].job)  # type: ignore[arg-type]
+    (found,) = move(repository, jobs[:1], KILLED).outcomes
+    hint = f"crckpt migrate --resume {recorded.id}" if outcome == "in-doubt" else ""
+    assert (found.outcome, found.hint) == (outcome, hint)
+
+
+def test_what_cannot_be_started_stays(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines())
+    assert [outcome.outcome for outcome in result.outcomes] == ["stayed", "stayed"]
+
+
+def test_the_command_is_crckpt(jobs: tuple[RunningJob, ...]) -> None:
+    command = make_command(jobs[0], "node2", ("--tcp=close",))
+    assert command[-6:] == ("--json", "--tcp=close", "--", str(jobs[0].root.pid), "node2", jobs[0].job)
+    said = run.run((*command[: command.index("--json")], "--help"), timeout=300)
+    assert said.status == 0
+    assert "--all" in said.output
+
+
+# Both end with the process that has started them.
+GIVES_UP = f"""
+import os, signal, sys, time
+parent = os.getppid()
+def end(*_):
+    {ERROR.format(130)}
+    sys.stdout.flush()
+    sys.exit(130)
+signal.signal(signal.SIGTERM, end)
+print("ready", file=sys.stderr, flush=True)
+while os.getppid() == parent: time.sleep(0.1)
+"""
+FINISHES = f"""
+import os, signal, sys, time
+come, parent = [], os.getppid()
+signal.signal(signal.SIGTERM, lambda *_: come.append(1))
+print("ready", file=sys.stderr, flush=True)
+while not come and os.getppid() == parent: time.sleep(0.01)
+{DONE}
+"""
+DRAIN = """
+import json, sys
+from pathlib import Path
+from crckpt.host.process.signals import handle_interrupts
+from crckpt.host import proc
+from crckpt.migrate.drain.drain import drain
+from crckpt.migrate.drain.running_jobs import RunningJob
+from crckpt.store import Repository
+
+class Report:
+    def begin(self, job): pass
+    def end(self, outcome): pass
+    def say(self, job, line): print(line, flush=True)
+
+handle_interrupts()
+store, pids, codes = map(json.loads, sys.argv[1:])
+jobs = [RunningJob(f"job{number}", proc.read_process(pid), 1) for number, pid in enumerate(pids)]
+programs = dict(zip(jobs, codes))
+words = lambda job: (sys.executable, "-c", programs[job])
+found = drain(jobs, Repository.open(Path(store)), words, 2, 1 << 40, Report())
+print(json.dumps([found.interrupted, [(each.job, each.outcome, each.why) for each in found.outcomes]]))
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_gives_up_what_is_not_committed(
+    repository: Repository, jobs: tuple[RunningJob, ...], number: int
+) -> None:
+    """The first move gives up, the second one has passed its commit, the third one waits."""
+    facts = (str(repository.root), [job.root.pid for job in jobs], (GIVES_UP, FINISHES, FINISHES))
+    words = (sys.executable, "-c", DRAIN, *map(json.dumps, facts))
+    # In a group of its own: ^C reaches all of a terminal's foreground group.
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        for _ in range(2):
+            assert process.stdout.readline() == "ready\n"
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+        else:
+            os.killpg(process.pid, number)
+        interrupted, outcomes = json.loads(process.stdout.readline())
+        assert process.wait() == 0
+    assert interrupted
+    why = "crckpt was interrupted"
+    assert sorted(outcomes) == [["job0", "stayed", why], ["job1", "moved", ""], ["job2", "stayed", why]]

@@ -1,0 +1,188 @@
+"""Which jobs of a store have a program that runs here, with real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from image_sets import described, of_pages, store
+from msgspec.structs import asdict, replace
+from recorded_moves import live_root, record_move
+from small_programs import WAITS, program, read
+
+from crckpt.host import proc
+from crckpt.host.proc import identify_live_root
+from crckpt.host.program.live import read_program
+from crckpt.migrate.drain.running_jobs import RunningJobs, find_running_jobs
+from crckpt.model import Task
+from crckpt.ops.dump.tracked_before import identify_root
+from crckpt.store import Checkpoint, Repository
+
+MANY_BYTES = 64 << 20
+LARGE = f"memory = bytearray(os.urandom(1 << 20)) * {MANY_BYTES >> 20}; {WAITS}"
+
+
+class Store:
+    """A store whose checkpoints are of live processes."""
+
+    def __init__(self, repository: Repository, base: Path) -> None:
+        self.repository = repository
+        self._base = base
+        self._pages = 0
+
+    def record(self, job: str, pid: int, **details: object) -> Checkpoint:
+        """Store a checkpoint of a job, as a dump of the process would."""
+        process = read(pid)
+        known: dict[str, Any] = {
+            "root": asdict(identify_root(process)),
+            "program": asdict(read_program(pid, process.comm)),
+            "uptime_ticks": proc.uptime_ticks(),
+            **details,
+        }
+        content = json.dumps({key: value for key, value in known.items() if value is not None}).encode()
+        new = replace(described(job, content), tree=(Task(pid, 1, process.comm, (pid,)),))
+        self._pages += 1
+        return store(self.repository, self._base, of_pages(self._pages), new)
+
+    def find(self) -> RunningJobs:
+        """Find what runs here."""
+        return find_running_jobs(self.repository)
+
+    def find_names(self) -> list[str]:
+        """Find the jobs to move."""
+        return [job.job for job in self.find().jobs]
+
+
+@pytest.fixture
+def stored(repository: Repository, tmp_path: Path) -> Store:
+    return Store(repository, tmp_path)
+
+
+@pytest.fixture
+def waiting() -> Iterator[int]:
+    """The PID of a program that waits."""
+    with program(WAITS) as process:
+        yield process.pid
+
+
+def before(pid: int) -> dict[str, object]:
+    """The root of a program that had this PID before."""
+    root = read(pid)
+    return asdict(identify_root(replace(root, start=root.start - 1)))
+
+
+def test_the_largest_is_the_first(stored: Store, waiting: int) -> None:
+    with program(LARGE) as large:
+        for job, pid in (("one", waiting), ("other", large.pid)):
+            stored.record(job, pid)
+        found = stored.find()
+        assert [(job.job, job.root.pid) for job in found.jobs] == [("other", large.pid), ("one", waiting)]
+        assert found.jobs[0].memory_bytes >= MANY_BYTES
+        assert found.excluded == ()
+
+
+def test_a_program_that_has_ended_is_not_found(stored: Store) -> None:
+    with program(WAITS) as process:
+        stored.record("job", process.pid)
+        assert stored.find_names() == ["job"]
+    assert stored.find() == RunningJobs((), ())
+
+
+def test_another_process_with_the_pid_is_not_the_program(stored: Store, waiting: int) -> None:
+    stored.record("earlier", waiting, root=before(waiting))
+    stored.record("rebooted", waiting, root=before(waiting) | {"boot_id": "another"})
+    assert stored.find_names() == []
+
+
+def test_only_the_newest_checkpoint_counts(stored: Store, waiting: int) -> None:
+    stored.record("job", waiting)
+    stored.record("job", waiting, root=before(waiting))
+    assert stored.find_names() == []
+
+
+def test_the_tree_that_was_tracked_counts(stored: Store, waiting: int) -> None:
+    stored.record("job", waiting, root=before(waiting), tracked_root=asdict(identify_root(read(waiting))))
+    assert stored.find_names() == ["job"]
+
+
+def test_a_restored_program_has_its_pid_again(stored: Store, waiting: int) -> None:
+    made = stored.record("job", waiting, root=before(waiting), uptime_ticks=read(waiting).start - 1)
+    assert stored.find_names() == []
+    stored.repository.mark_restored(made.id)
+    assert stored.find_names() == ["job"]
+
+
+@pytest.mark.parametrize("difference", ["another program", "began before the dump"])
+def test_what_cannot_be_the_restored_program_is_not_found(stored: Store, waiting: int, difference: str) -> None:
+    details: dict[str, object] = {"root": before(waiting), "uptime_ticks": read(waiting).start - 1}
+    if difference == "another program":
+        details["program"] = {"executable": "/usr/bin/other"}
+    else:
+        details["uptime_ticks"] = read(waiting).start + 1
+    stored.repository.mark_restored(stored.record("job", waiting, **details).id)
+    assert stored.find_names() == []
+
+
+def test_what_a_move_brought_here_is_found(stored: Store, waiting: int) -> None:
+    made = stored.record("job", waiting, root=before(waiting))
+    record_move(stored.repository, "destination", "done", made, root=identify_live_root(read(waiting)))
+    assert stored.find_names() == ["job"]
+
+
+def test_what_is_being_brought_here_is_not_found(stored: Store, waiting: int) -> None:
+    made = stored.record("job", waiting, root=before(waiting))
+    record_move(stored.repository, "destination", "prepared", made, root=identify_live_root(read(waiting)))
+    assert stored.find_names() == []
+
+
+def test_the_last_of_two_jobs_of_one_program_has_it(stored: Store, waiting: int) -> None:
+    for job in ("first", "second"):
+        stored.record(job, waiting)
+    found = stored.find()
+    assert [job.job for job in found.jobs] == ["second"]
+    assert [(each.job, each.outcome) for each in found.excluded] == [("first", "included")]
+    assert "second" in found.excluded[0].why
+
+
+# A child that ends with it.
+PARENT = f"""
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+{WAITS}
+"""
+
+
+def test_a_part_of_a_tree_moves_with_it(stored: Store) -> None:
+    with program(PARENT) as process:
+        (child,) = proc.children(process.pid)
+        stored.record("part", child)
+        stored.record("whole", process.pid)
+        found = stored.find()
+        assert [job.job for job in found.jobs] == ["whole"]
+        assert [(each.job, each.pid, each.outcome) for each in found.excluded] == [("part", child, "included")]
+
+
+@pytest.mark.parametrize("find_pid", [os.getpid, os.getppid])
+def test_the_tree_of_crckpt_itself_stays(stored: Store, waiting: int, find_pid: Callable[[], int]) -> None:
+    stored.record("own", find_pid())
+    # A child of ours: only what crckpt runs in stays.
+    stored.record("other", waiting)
+    found = stored.find()
+    assert [job.job for job in found.jobs] == ["other"]
+    assert [(each.job, each.outcome) for each in found.excluded] == [("own", "stayed")]
+
+
+def test_a_job_that_cannot_be_read_is_named(stored: Store, waiting: int) -> None:
+    stored.record("job", waiting, root=7)
+    assert [(each.job, each.pid, each.outcome) for each in stored.find().excluded] == [("job", None, "unknown")]
+
+
+def test_a_root_that_is_named_twice_is_found(stored: Store) -> None:
+    with live_root() as root:
+        made = stored.record("job", root.pid)
+        record_move(stored.repository, "destination", "done", made, root=root)
+        assert stored.find_names() == ["job"]

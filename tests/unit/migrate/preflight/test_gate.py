@@ -1,0 +1,489 @@
+"""The gate: each finding with a real cause, on this host or in namespaces of the answerer."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, Literal
+
+import pytest
+from command import WITHOUT_CRIU
+from entering import PROGRAMS, Told, running, wait_for
+from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, report, target_at, warned
+from image_sets import described, of_pages, store
+from msgspec.structs import replace
+
+from crckpt.errors import PreflightRefused
+from crckpt.host.observe.sockets import find_port_release
+from crckpt.migrate.preflight.answers import answer
+from crckpt.migrate.preflight.questions import AskedName
+from crckpt.migrate.wire.messages import RestoreOptions
+from crckpt.ops.context import Context
+from crckpt.store import Repository
+
+pytestmark = pytest.mark.usefixtures("is_root")
+
+_CONTENT: Final = b"0123456789"
+_LARGE: Final = (64 << 20) + 1
+
+
+def test_an_unchanged_host_with_free_pids_has_no_blockers(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in(NEW_PIDS, questions, there)
+    assert answers.blockers == ()
+    assert answers.lacking == ()
+    assert report(asked, questions, answers).blockers == ()
+    report(asked, questions, answers).check()
+    assert not there.exists()
+
+
+def test_an_unchanged_host_lacks_only_the_pids_in_use(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken"]
+    with pytest.raises(PreflightRefused) as refused:
+        report(asked, questions, answers).check()
+    assert refused.value.message == f"{HOST}: PID {target.pid} is in use by python3"
+    assert refused.value.hint.startswith("end it there, ")
+    assert refused.value.is_in_use
+
+
+Change = Callable[[Path], object]
+
+
+def _rewrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+def _make_fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "change", "words"),
+    [
+        ("file-missing", Path.unlink, "--send-files"),
+        ("file-differs", lambda path: _rewrite(path, b"9876543210"), "its content differs"),
+        ("file-shrunk", lambda path: _rewrite(path, b"0"), "it has 1 bytes, but here 10"),
+        ("file-grown", lambda path: _rewrite(path, _CONTENT + b"1"), "it has 11 bytes, but here 10"),
+        ("file-mode", lambda path: path.chmod(0o600), "chmod 0644 "),
+        # Who opens it waits without end.
+        ("file-kind", _make_fifo, "it is a device, socket or named pipe, but here a regular file"),
+    ],
+)
+def test_a_file_that_differs(target: Told, there: Path, tmp_path: Path, key: str, change: Change, words: str) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    path.chmod(0o644)
+    target.do(f"held = open({str(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer_here(questions, there)) == ["pid-taken"]
+    change(path)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken", key]
+    found = answers.blockers[-1]
+    assert str(path) in found.what
+    assert words in str(found)
+    assert "checkpoint" not in str(found)
+    named = {file.id: file.name for file in questions.files}
+    assert [named[number] for number in answers.lacking] == [str(path)] * (key == "file-missing")
+
+
+def test_a_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_path: Path) -> None:
+    """Here it belongs to a user, there to root."""
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    os.chown(path, 12345, 12345)
+    target.do(f"held = open({str(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    os.chown(path, 0, 0)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken"]
+    assert "owner-differs" in warned(answers)
+
+
+@pytest.mark.parametrize("which", ["data", "inner"])
+def test_a_file_in_the_hands_of_another_user(target: Told, there: Path, tmp_path: Path, which: str) -> None:
+    """Who made it there, as in /tmp, with the same size, mode and content, may give it another content any time."""
+    path = tmp_path / "inner" / "data"
+    path.parent.mkdir()
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r})")
+    plan = target_at(target.pid, there)
+    questions = ask_about(plan)
+    os.chown(path if which == "data" else path.parent, 12345, 12345)
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken", "file-of-another"]
+    with pytest.raises(PreflightRefused, match="could replace"):
+        report(plan, questions, answers).check(preflight=False)
+    assert f"user 12345 could replace {path} there" in answers.blockers[-1].what
+    allowed = answer_here(replace(questions, allows_weaker=True), there)
+    assert (keys(allowed), "file-of-another" in warned(allowed)) == (["pid-taken"], True)
+    # Of the same user as here, or of the program's.
+    os.chown(path, 12345, 12345)
+    assert "file-of-another" not in keys(answer_here(ask_about(plan), there))
+
+
+def test_a_large_file_is_compared_by_size_and_time(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.touch()
+    os.truncate(path, _LARGE)
+    target.do(f"held = open({str(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    answers = answer_here(questions, there)
+    assert keys(answers) == ["pid-taken"]
+    assert "file-size-only" in warned(answers)
+    os.utime(path, (1, 1))
+    changed = answer_here(questions, there)
+    assert keys(changed) == ["pid-taken", "file-differs"]
+    assert "time of last change differs" in changed.blockers[-1].what
+
+
+def test_a_file_that_is_open_for_writing(target: Told, there: Path, tmp_path: Path) -> None:
+    """A copy misses what comes later; without a copy, none is sent."""
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r}, 'r+')")
+    questions = ask_about(target_at(target.pid, there))
+    assert "file-in-use" in warned(answer_here(questions, there))
+    path.unlink()
+    found = answer_here(questions, there).blockers[-1]
+    assert found.key == "file-missing"
+    assert "storage that both hosts mount" in found.remedy
+    assert "--send-files" not in found.remedy
+
+
+def test_shared_memory_with_a_name(target: Told, there: Path) -> None:
+    """CRIU takes it for a file, whose content it does not save."""
+    path = Path(f"/dev/shm/crckpt-gate-{os.getpid()}")
+    path.write_bytes(_CONTENT)
+    try:
+        target.do(f"import mmap; held = open({str(path)!r}, 'r+b'); area = mmap.mmap(held.fileno(), 10); held.close()")
+        questions = ask_about(target_at(target.pid, there))
+    finally:
+        path.unlink()
+    found = answer_here(questions, there).blockers[-1]
+    assert (found.key, str(path) in found.what) == ("file-missing", True)
+    assert "share memory without a name" in found.remedy
+
+
+def test_the_limits_of_a_control_group(target: Told, there: Path) -> None:
+    """They are lost where there is no such group."""
+    directory = next((each for each in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if each.is_dir()), None)
+    if directory is None or not os.access(directory, os.W_OK):
+        pytest.skip("no control group can be made here")
+    group = directory / f"crckpt-gate-{os.getpid()}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        if not (group / "pids.max").exists():
+            pytest.skip("control groups do not limit tasks here")
+        (group / "pids.max").write_text("7")
+        (group / "cgroup.procs").write_text(str(target.pid))
+        questions = ask_about(target_at(target.pid, there))
+        assert "group-limits-lost" not in warned(answer_here(questions, there))
+        (directory / "cgroup.procs").write_text(str(target.pid))
+    finally:
+        group.rmdir()
+    answers = answer_here(questions, there)
+    assert "group-limits-lost" in warned(answers)
+    assert keys(answers) == ["pid-taken"]
+
+
+def test_a_log_may_be_longer_nowhere_and_is_compared_by_size(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r}, 'a')")
+    questions = ask_about(target_at(target.pid, there))
+    path.write_bytes(b"9876543210")
+    assert keys(answer_here(questions, there)) == ["pid-taken"]
+    path.write_bytes(b"9")
+    assert keys(answer_here(questions, there)) == ["pid-taken", "file-shrunk"]
+    path.write_bytes(_CONTENT + _CONTENT)
+    assert keys(answer_here(questions, there)) == ["pid-taken", "log-grown"]
+
+
+def test_a_library_of_another_build(there: Path, tmp_path: Path) -> None:
+    """It is the program itself here: other content of the same size, with another build-id."""
+    path = tmp_path / "program"
+    path.write_bytes(Path("/bin/sleep").resolve().read_bytes())
+    path.chmod(0o755)
+    with running(str(path), "infinity", ready="") as process:
+        questions = ask_about(target_at(process.pid, there))
+        (program,) = (file for file in questions.files if file.name == str(path))
+        assert program.is_executed
+        if not program.build_id:
+            pytest.skip("sleep has no build-id here")
+        assert not program.digest
+        content = path.read_bytes().replace(bytes.fromhex(program.build_id), bytes(len(program.build_id) // 2))
+        path.unlink()
+        path.write_bytes(content)
+        path.chmod(0o755)
+        found = answer_here(questions, there).blockers[-1]
+        assert found.key == "file-replaced"
+        assert found.remedy == "install the same version there"
+
+
+def test_a_removed_file_that_has_another_name(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    (tmp_path / "other").hardlink_to(path)
+    target.do(f"held = open({str(path)!r})")
+    path.unlink()
+    assert "removed-name" in keys(answer_here(ask_about(target_at(target.pid, there)), there))
+
+
+def test_a_removed_file_without_a_name_moves(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({str(path)!r})")
+    path.unlink()
+    assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken"]
+
+
+def test_a_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff\xfe\n")
+    path.write_bytes(_CONTENT)
+    target.do(f"held = open({os.fsencode(path)!r})")
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer_here(questions, there)) == ["pid-taken"]
+    path.unlink()
+    assert keys(answer_in(NEW_PIDS, questions, there)) == ["file-missing"]
+
+
+def test_a_port_that_is_taken(target: Told, there: Path) -> None:
+    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in(NEW_PIDS, questions, there)
+    assert keys(answers) == ["port-taken"]
+    told = report(asked, questions, answers).blockers[0]
+    assert told.what.startswith(f"{HOST}: TCP port 127.0.0.1:{port} is taken")
+    assert told.remedy.startswith(f"on {HOST}: find it: ss ")
+
+
+def test_a_port_of_closed_connections(target: Told, there: Path) -> None:
+    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
+    questions = ask_about(target_at(target.pid, there))
+    target.do("s.close()")
+    with socket.socket() as listener, socket.socket() as client:
+        listener.bind(("127.0.0.1", port))
+        listener.listen()
+        client.connect(("127.0.0.1", port))
+        listener.accept()[0].close()
+        assert client.recv(1) == b""
+    wait_for(lambda: find_port_release(port) is not None, "the connection to be closed")
+    (found,) = answer_in(NEW_PIDS, questions, there).blockers
+    assert found.key == "port-closing"
+
+
+def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
+    target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    sockets = tuple(replace(each, host="192.0.2.7") if each.host else each for each in questions.sockets)
+    elsewhere = replace(questions, sockets=sockets)
+    answers = answer_in(NEW_PIDS, elsewhere, there)
+    assert keys(answers) == ["address-missing"]
+    told = report(asked, elsewhere, answers).blockers[0].remedy
+    assert told.startswith("move the address with the program: --move-ip ADDRESS/LENGTH@DEVICE; or ")
+    assert told.endswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE")
+    blocker = report(asked, elsewhere, answers).blockers[0]
+    assert blocker.what.startswith(f"{HOST}: it does not have the TCP address 192.0.2.7:")
+    ours = replace(answers, blockers=tuple(replace(each, what="no 127.0.0.1:80") for each in answers.blockers))
+    assert "--move-ip 127.0.0.1/8@lo; or " in report(asked, elsewhere, ours).blockers[0].remedy
+    assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7/24@eth0",)), there)) == []
+
+
+def test_a_host_that_is_the_source(target: Told, there: Path) -> None:
+    """All that the tree has is in use there: no other finding says anything."""
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer(questions, Context(there), shares_kernel=True)) == ["same-host"]
+    assert "same-host" not in keys(answer(questions, Context(there)))
+
+
+def test_a_connection_with_a_program_that_stays(target: Told, there: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        target.do(f"import socket; s = socket.create_connection(('127.0.0.1', {port}))")
+        kept = answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "keep")), there)
+        assert keys(kept) == ["connection-stays"]
+        assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "close")), there)) == []
+
+
+def test_a_connection_within_the_tree_moves(target: Told, there: Path) -> None:
+    target.do(
+        "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); "
+        "a, _ = s.accept(); s.close()"
+    )
+    assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "keep")), there)) == []
+
+
+def test_an_interface_that_is_missing(target: Told, there: Path) -> None:
+    target.do("import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')")
+    questions = ask_about(target_at(target.pid, there))
+    assert keys(answer_in(NEW_PIDS, questions, there)) == []
+    sockets = tuple(replace(each, interface="wan7") if each.interface else each for each in questions.sockets)
+    found = answer_in(NEW_PIDS, replace(questions, sockets=sockets), there).blockers
+    assert [each.key for each in found] == ["interface-missing"]
+    assert "wan7" in found[0].what
+
+
+def test_a_lock_of_another_program(target: Told, there: Path, tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.touch()
+    target.do(f"import fcntl; held = open({str(path)!r}); fcntl.flock(held, fcntl.LOCK_EX)")
+    assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken", "lock-taken"]
+
+
+def test_a_terminal_in_use(target: Told, there: Path) -> None:
+    number = target.do("import os; m, s = os.openpty(); told = int(os.ttyname(s).rpartition('/')[2])")
+    answers = answer_here(ask_about(target_at(target.pid, there)), there)
+    assert keys(answers) == ["pid-taken", "terminal-taken"]
+    assert f"/dev/pts/{number}" in answers.blockers[1].what
+
+
+def test_a_terminal_that_stays_here(target: Told, there: Path) -> None:
+    master, slave = os.openpty()
+    try:
+        target.do(f"import os; terminal = os.open({os.ttyname(slave)!r}, os.O_RDWR | os.O_NOCTTY)")
+    finally:
+        os.close(slave)
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in(NEW_PIDS, questions, there)
+    assert keys(answers) == ["terminal"]
+    assert report(asked, questions, answers).blockers[-1].remedy.endswith("--tty new; if it only prints: --tty null")
+    chosen: tuple[Literal["new", "null"], ...] = ("new", "null")
+    for tty in chosen:
+        assert keys(answer_in(NEW_PIDS, ask_about(asked, RestoreOptions(tty=tty)), there)) == []
+    os.close(master)
+
+
+def test_users_and_groups_of_other_names(target: Told, there: Path) -> None:
+    questions = ask_about(target_at(target.pid, there))
+    assert AskedName("user", 0, "root") in questions.names
+    other = (AskedName("user", 0, "toor"), AskedName("group", 4_000_000_000, "team"))
+    answers = answer_in(NEW_PIDS, replace(questions, names=other), there)
+    assert keys(answers) == []
+    assert warned(answers)[-2:] == ["user-differs", "user-missing"]
+    assert "user 0 is toor here and root there" in answers.warnings[-2].what
+    assert "group 4000000000, here team, does not exist there" in answers.warnings[-1].what
+
+
+def test_a_program_does_not_get_the_rights_of_another_user(target: Told, there: Path) -> None:
+    """A number may be that of another user there, or of a group like docker's."""
+    target.do("os.setgroups([12345]); os.setgid(65534); os.setresuid(65534, 65534, 4242)")
+    questions = ask_about(target_at(target.pid, there))
+    rights = [(name.kind, name.number) for name in questions.names if name.gives_rights]
+    assert rights == [("user", 4242), ("user", 65534), ("group", 12345), ("group", 65534)]
+    other = tuple(replace(name, name="ada" if name.number == 65534 else name.name) for name in questions.names)
+    answers = answer_in(NEW_PIDS, replace(questions, names=other), there)
+    assert warned(answers) == []
+    assert keys(answers) == ["rights-of-another", "rights-of-another"]
+    assert "user 65534 is ada here and nobody there" in answers.blockers[0].what
+    assert "--allow-weaker" in answers.blockers[0].remedy
+    allowed = answer_in(NEW_PIDS, replace(questions, names=other, allows_weaker=True), there)
+    assert keys(allowed) == []
+    assert [key for key in warned(allowed) if key == "rights-of-another"] == ["rights-of-another"] * 2
+
+
+@pytest.mark.parametrize(("ahead", "said"), [(90.0, "90 s ahead of"), (-90.0, "90 s behind"), (1.0, "")])
+def test_clocks_that_differ(target: Told, there: Path, ahead: float, said: str) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    found = report(asked, questions, answer_here(questions, there), ahead).warnings
+    differs = [each.what for each in found if each.key == "clock-differs"]
+    assert differs == (
+        [f"{HOST}: its clock is {said} the clock of this host: the program sees the time jump"] * bool(said)
+    )
+
+
+def test_a_machine_that_lacks_something(target: Told, there: Path) -> None:
+    """Another CPU, an older CRIU, too little memory: the host is real, and the tree asks for more."""
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    more = replace(
+        questions,
+        host=replace(questions.host, cpu_features=(*questions.host.cpu_features, "3dnow"), criu_version="99.0"),
+        memory=1 << 60,
+    )
+    answers = answer_in(NEW_PIDS, more, there)
+    expected = ["older-criu", "cpu", "tree-memory"]
+    if "3dnow" in questions.host.cpu_features or not questions.host.cpu_features:
+        expected.remove("cpu")
+    assert keys(answers) == expected
+    assert "move-space" in warned(answers)
+    told = report(asked, more, answers).blockers
+    assert told[0].what.startswith(f"{HOST}: CRIU ")
+    assert "there is older than CRIU 99.0 here" in told[0].what
+
+
+def test_another_architecture(target: Told, there: Path) -> None:
+    questions = ask_about(target_at(target.pid, there))
+    strange = replace(questions, host=replace(questions.host, arch="s390"))
+    assert keys(answer_in(NEW_PIDS, strange, there)) == ["images-arch"]
+
+
+def test_a_host_without_criu(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_in((*NEW_PIDS, *WITHOUT_CRIU), questions, there)
+    assert keys(answers) == ["no-criu"]
+    assert report(asked, questions, answers).blockers[0].what.startswith(f"{HOST}: no CRIU works there: ")
+
+
+@pytest.mark.parametrize(("executable", "is_other"), [("/usr/bin/another", True), ("/usr/bin/python3", False)])
+def test_a_job_of_another_program(
+    target: Told, repository: Repository, tmp_path: Path, executable: str, *, is_other: bool
+) -> None:
+    script = str(PROGRAMS / "told.py") if executable.endswith("python3") else ""
+    details = {"program": {"executable": executable, "called": "x", "script": script, "unit": ""}}
+    store(repository, tmp_path, of_pages(1), described(details=json.dumps(details).encode()))
+    directory = Path(repository.backend.location)
+    found = answer_in(NEW_PIDS, ask_about(target_at(target.pid, directory)), directory)
+    assert keys(found) == ["job-there"] * is_other
+    assert all("/usr/bin/another" in each.what for each in found.blockers)
+
+
+def test_another_move_of_the_job(target: Told, there: Path) -> None:
+    asked = target_at(target.pid, there)
+    questions = ask_about(asked)
+    answers = answer_here(questions, there, ("0123456789abcdef", "PREPARED"))
+    assert keys(answers)[0] == "move-in-progress"
+    assert "crckpt migrate --resume 0123456789abcdef" in answers.blockers[0].remedy
+
+
+def test_a_stopped_process_that_no_shell_could_continue(target: Told, there: Path) -> None:
+    """As after ^Z: it leads no session, and over there the kernel would end it by SIGHUP."""
+    stopped = target.do(
+        "import os, signal, subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid; "
+        "p.send_signal(signal.SIGSTOP); os.waitid(os.P_PID, p.pid, os.WSTOPPED | os.WNOWAIT)"
+    )
+    asked = target_at(stopped, there)
+    questions = ask_about(asked)
+    assert [each.state for each in questions.processes] == ["stopped"]
+    answers = answer_in(NEW_PIDS, questions, there)
+    target.do("p.kill(); p.wait()")
+    assert keys(answers) == ["stopped-job"]
+    assert report(asked, questions, answers).blockers[0].remedy == "continue it before the move: fg"
+
+
+def test_a_tree_of_several_processes_with_threads(target: Told, there: Path) -> None:
+    target.do("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
+    child = target.do("import subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid")
+    questions = ask_about(target_at(target.pid, there))
+    root, other = questions.processes
+    assert (root.pid, other.pid, other.ppid) == (target.pid, child, target.pid)
+    assert len(root.threads) == 2
+    found = answer_here(questions, there)
+    assert keys(found) == ["pid-taken", "pid-taken"]
+    target.do("p.kill(); p.wait()")

@@ -1,0 +1,159 @@
+"""What no host of the tests has: a network file system, a silent one. The survey is written by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from entering import Told
+from gates import ask_about, target_at
+from msgspec.structs import replace
+
+from crckpt.causes import Finding, cause
+from crckpt.causes.catalogue import CAUSE_BY_KEY
+from crckpt.causes.moves import OF_FILES, REWORDED, reword, reword_dump
+from crckpt.migrate.preflight.judge_files import JudgedFiles, judge_files
+from crckpt.migrate.preflight.live_tree import plan_restore
+from crckpt.migrate.preflight.local_file import LocalFile
+from crckpt.migrate.preflight.look import look_for_files
+from crckpt.migrate.preflight.questions import Questions
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.requirements import HostResources
+
+pytestmark = pytest.mark.usefixtures("is_root")
+
+_RESOURCES = HostResources("x86_64", frozenset(), (), 1 << 22, None, 0, 1, (), ())
+
+
+@pytest.fixture
+def asked(target: Told, there: Path, tmp_path: Path) -> Questions:
+    """The questions about a program that reads and writes a file on a network file system."""
+    path = tmp_path / "data"
+    path.write_bytes(b"0123456789")
+    target.do(f"held = open({str(path)!r}, 'r+')")
+    questions = ask_about(target_at(target.pid, there))
+    files = tuple(replace(file, shared_by="nfs4") if file.path.endswith(b"/data") else file for file in questions.files)
+    return replace(questions, files=files)
+
+
+def _judge(questions: Questions, **changes: object) -> JudgedFiles:
+    """The judgement of a host that has all files, and that with the name `data` with these changes."""
+    found = look_for_files(questions.files)
+    for file in questions.files:
+        if file.path.endswith(b"/data"):
+            found[file.id] = replace(found[file.id], **changes)
+    files = {file.name: found[file.id].state for file in questions.files}
+    host = HostState((), files, {}, _RESOURCES)
+    return judge_files(questions, plan_restore(questions, "4.2"), host, found)
+
+
+def _keys(judged: JudgedFiles) -> list[str]:
+    """The keys of what is found of the file; the program's output may be a file, too."""
+    return [found.key for found in (*judged.blockers, *judged.warnings) if "/data " in found.what]
+
+
+def test_a_file_on_storage_that_both_have_is_the_same(asked: Questions) -> None:
+    """Whatever its size is by now: the program writes to it."""
+    (data,) = (file for file in asked.files if file.shared_by)
+    assert _keys(_judge(asked)) == ["file-in-use"]
+    assert _keys(_judge(asked, shared_by="nfs4")) == []
+    assert _keys(_judge(asked, shared_by="nfs4", digest="", modified=1)) == []
+    assert _keys(_judge(asked, shared_by="cifs")) == ["file-in-use"]
+    other = _judge(asked, shared_by="nfs4", inode=data.inode + 1, digest="0" * 64)
+    assert _keys(other) == ["file-differs"]
+    assert "storage that both hosts mount" in other.blockers[0].remedy
+
+
+def test_a_file_that_two_containers_share(asked: Questions) -> None:
+    """On one kernel the numbers of device and inode name a file."""
+    (number,) = (file.id for file in asked.files if file.shared_by)
+    assert not look_for_files(asked.files)[number].is_same
+    assert look_for_files(asked.files, shares_kernel=True)[number].is_same
+    files = tuple(replace(file, inode=file.inode + 1) if file.id == number else file for file in asked.files)
+    assert not look_for_files(files, shares_kernel=True)[number].is_same
+    assert _keys(_judge(asked, is_same=True, digest="", modified=1)) == []
+
+
+@pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
+def test_a_lock_that_holds_on_all_hosts(target: Told, asked: Questions, there: Path, call: str, kind: str) -> None:
+    """The restore would wait for it, as long as the tree is frozen here."""
+    target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
+    locks = ask_about(target_at(target.pid, there)).locks
+    # The numbers of files may differ from question to question; those of descriptors do not.
+    locked = replace(asked, locks=locks)
+    assert _keys(_judge(locked, shared_by="nfs4")) == ["lock-everywhere"]
+    assert _keys(_judge(locked, shared_by="nfs4", local_locks=frozenset({kind}))) == []
+    assert "lock-everywhere" not in _keys(_judge(locked))
+
+
+def test_many_files_in_use_are_counted(target: Told, there: Path, tmp_path: Path) -> None:
+    """A database has hundreds open: nobody reads a line for each."""
+    target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
+    warnings = _judge(ask_about(target_at(target.pid, there))).warnings
+    named = [found.what for found in warnings if found.key == "file-in-use"]
+    (counted,) = (found.what for found in warnings if found.key == "files-in-use")
+    assert len(named) == 3
+    assert int(counted.split()[0]) >= 67
+
+
+@pytest.mark.parametrize(
+    ("problem", "key", "is_blocker"),
+    [("silent", "file-silent", True), ("refused", "file-refused", True), ("unmounted", "file-unmounted", False)],
+)
+def test_a_file_that_cannot_be_looked_at(asked: Questions, problem: str, key: str, *, is_blocker: bool) -> None:
+    judged = _judge(asked, problem=problem, state=None, why="Permission denied")
+    assert key in [found.key for found in (judged.blockers if is_blocker else judged.warnings)]
+
+
+def test_files_that_were_not_looked_at_are_counted(asked: Questions) -> None:
+    judged = _judge(asked, problem="unasked", state=None)
+    said = [str(found) for found in judged.warnings]
+    assert "crckpt did not look for 1 more files, because of that file system" in said
+
+
+def test_a_missing_answer_is_no_missing_file(asked: Questions) -> None:
+    host = HostState((), {}, {}, _RESOURCES)
+    judged = judge_files(asked, plan_restore(asked, "4.2"), host, {})
+    assert [found.key for found in (*judged.blockers, *judged.warnings)] == ["files-unasked"]
+    assert not LocalFile(problem="unasked").is_missing
+
+
+def test_words_of_a_move_are_of_causes_that_there_are() -> None:
+    assert REWORDED.keys() <= CAUSE_BY_KEY.keys()
+    assert CAUSE_BY_KEY.keys() >= OF_FILES
+
+
+@pytest.mark.parametrize("key", sorted(REWORDED))
+def test_words_of_a_move_name_no_restore(key: str) -> None:
+    told = reword(cause(key).finding(), "db2", ours="4.2", theirs="4.1")
+    # What only the source has is not said of the destination.
+    assert told.what.startswith("db2: ") == (key not in {"stopped-job", "terminal"})
+    assert "crckpt restore" not in told.remedy
+    assert "--new-pid-namespace" not in told.remedy
+    assert not set("{}") & set(str(told))
+
+
+@pytest.mark.parametrize(
+    "key", ["memory", "outside-pipe", "outside-pipe-read", "peer-of-another", "tcp-keys", "untested-kind"]
+)
+def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> None:
+    """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
+    found = reword_dump(cause(key).finding(fd=3, pid=7))
+    assert found.key == key
+    for words in ("--stop", "--force", "--staging", "--detach", "crckpt restore", "after a restore"):
+        assert words not in str(found)
+    if key == "outside-pipe":
+        assert found.what.endswith("; after the move it leads to /dev/null")
+
+
+@pytest.mark.parametrize(
+    ("remedy", "expected"),
+    [
+        ("ip link set eth0 up", "on db2: ip link set eth0 up"),
+        ("--move-ip 10.0.0.5/24@DEV:ens3", "--move-ip 10.0.0.5/24@DEV:ens3"),
+        ("leave out --lazy", "leave out --lazy"),
+        ("connect from another address: BindAddress", "connect from another address: BindAddress"),
+    ],
+)
+def test_a_remedy_says_on_which_host(remedy: str, expected: str) -> None:
+    assert reword(Finding("move-ip", "10.0.0.5 cannot move", remedy), "db2").remedy == expected

@@ -1,0 +1,138 @@
+"""Questions from elsewhere: bounded, consistent, and harmless."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from entering import Told
+from gates import ask_about, target_at
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from crckpt.errors import HostCannot, IntegrityError
+from crckpt.migrate.preflight import questions as module
+from crckpt.migrate.preflight.answers import decode_answers
+from crckpt.migrate.preflight.look import look_for_files
+from crckpt.migrate.preflight.questions import Questions, decode_questions, encode_questions
+
+pytestmark = pytest.mark.usefixtures("is_root")
+
+
+@pytest.fixture
+def asked(target: Told, there: Path) -> dict[str, Any]:
+    """The questions about a live process with a socket, as msgspec writes them."""
+    target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
+    found: dict[str, Any] = msgspec.msgpack.decode(encode_questions(ask_about(target_at(target.pid, there))))
+    return found
+
+
+def _decode(content: dict[str, Any]) -> Questions:
+    return decode_questions(msgspec.msgpack.encode(content))
+
+
+def test_questions_travel_whole(target: Told, there: Path) -> None:
+    questions = ask_about(target_at(target.pid, there))
+    assert decode_questions(encode_questions(questions)) == questions
+
+
+def test_what_a_program_may_choose_travels(target: Told, there: Path, tmp_path: Path) -> None:
+    """Names of any bytes, and times that no calendar has."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        os.utime(file.name, ns=(1 << 62, 1 << 90))
+        target.do(f"file = open({file.name!r})")
+        questions = ask_about(target_at(target.pid, there))
+        found = look_for_files(questions.files)
+    (asked,) = (each for each in questions.files if each.name == file.name)
+    assert asked.modified == found[asked.id].modified == (1 << 63) - 1
+    named = replace(questions, processes=tuple(replace(each, comm="a\udcff") for each in questions.processes))
+    assert decode_questions(encode_questions(named)).processes[0].comm == "a?"
+
+
+@pytest.mark.parametrize(
+    "path", [b"etc/passwd", b"/../etc/passwd", b"/a/../b", b"", b"/a\0b", b"/" + b"x" * 5000], ids=repr
+)
+def test_a_path_is_absolute_and_of_limited_length(asked: dict[str, Any], path: bytes) -> None:
+    asked["files"][0]["path"] = path
+    with pytest.raises(IntegrityError):
+        _decode(asked)
+
+
+@pytest.mark.parametrize("host", ["", "localhost", "example.com", "127.0.0.1 ", "::1%eth0\n"])
+def test_no_name_server_is_asked(asked: dict[str, Any], host: str) -> None:
+    (socket,) = (each for each in asked["sockets"] if each["family"] == 2)
+    socket["host"] = host
+    with pytest.raises(IntegrityError, match="bad address"):
+        _decode(asked)
+
+
+def test_moved_addresses_are_addresses(asked: dict[str, Any]) -> None:
+    asked["moved_addresses"] = ["999.0.0.1/24@eth0"]
+    with pytest.raises(IntegrityError, match="bad address"):
+        _decode(asked)
+
+
+def test_ids_lead_to_what_is_there(asked: dict[str, Any]) -> None:
+    asked["processes"][0]["descriptors"] = [[0, 1 << 40]]
+    with pytest.raises(IntegrityError, match="not in the questions"):
+        _decode(asked)
+
+
+def test_a_directory_is_no_socket(asked: dict[str, Any]) -> None:
+    asked["processes"][0]["cwd"] = asked["sockets"][0]["id"]
+    with pytest.raises(IntegrityError, match="not in the questions"):
+        _decode(asked)
+
+
+def test_ids_are_unique(asked: dict[str, Any]) -> None:
+    asked["files"].append(asked["files"][0])
+    with pytest.raises(IntegrityError, match="the same id"):
+        _decode(asked)
+
+
+def test_a_process_comes_once(asked: dict[str, Any]) -> None:
+    asked["processes"].append(asked["processes"][0])
+    with pytest.raises(IntegrityError, match="twice"):
+        _decode(asked)
+
+
+def test_a_lock_has_a_holder(asked: dict[str, Any]) -> None:
+    lock = {"kind": "flock", "exclusive": True, "pid": 1, "fd": 1, "start": 0, "end": None}
+    asked["locks"] = [lock]
+    with pytest.raises(IntegrityError, match="has a lock"):
+        _decode(asked)
+
+
+def test_the_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    content = msgspec.msgpack.encode(asked)
+    monkeypatch.setattr(module, "MOST_BYTES", len(content) - 1)
+    with pytest.raises(IntegrityError, match="at most"):
+        decode_questions(content)
+    with pytest.raises(HostCannot, match="more than a move can check"):
+        encode_questions(msgspec.msgpack.decode(content, type=Questions))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200))
+def test_any_bytes_are_refused(content: bytes) -> None:
+    for decode in (decode_questions, decode_answers):
+        with pytest.raises(IntegrityError):
+            decode(content)
+
+
+@pytest.mark.parametrize("flip", range(16))
+def test_damaged_questions_are_refused_or_read(asked: dict[str, Any], flip: int) -> None:
+    """Nothing else is raised, wherever a bit is flipped."""
+    content = bytearray(msgspec.msgpack.encode(asked))
+    for at in range(flip, len(content), 97):
+        damaged = bytearray(content)
+        damaged[at] ^= 1 << flip % 8
+        try:
+            decode_questions(bytes(damaged))
+        except IntegrityError:
+            continue

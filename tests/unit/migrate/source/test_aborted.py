@@ -1,0 +1,44 @@
+"""The errors of aborted moves: each says what became of the program."""
+
+from __future__ import annotations
+
+import pytest
+
+from crckpt.causes import Finding
+from crckpt.errors import (
+    CommandFailure,
+    DumpFailed,
+    Interrupted,
+    PreflightRefused,
+    RemoteError,
+    TargetNotRunning,
+    TreeStopped,
+)
+from crckpt.migrate.source.aborted import say_where_it_runs
+from crckpt.model import JobName
+
+_ENDED = "app (PID 812) ended while it was being moved; it was not moved"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RemoteError("db2: no space is left"), "db2: no space is left; app keeps running here"),
+        (Interrupted("interrupted by SIGINT"), "interrupted by SIGINT; app keeps running here"),
+        (PreflightRefused("/srv/x is missing"), "/srv/x is missing; app keeps running here"),
+        (DumpFailed("no; the tree runs on"), "no; the tree runs on"),
+        (PreflightRefused("over; the program keeps running here"), "over; the program keeps running here"),
+        (TreeStopped("the tree is gone"), "the tree is gone"),
+        (TargetNotRunning("there is no process 812"), _ENDED),
+    ],
+)
+def test_an_error_says_where_the_program_is(error: CommandFailure, said: str) -> None:
+    told = say_where_it_runs(error, JobName("app"), 812, None)
+    assert (type(told), told.message, told.exit_code) == (type(error), said, error.exit_code)
+    late = say_where_it_runs(error, JobName("app"), 812, Finding("hook", "--address-hook failed", ""))
+    assert late.message == f"{said}; --address-hook failed"
+
+
+def test_the_hint_stays_but_for_a_program_that_has_ended() -> None:
+    assert say_where_it_runs(RemoteError("x", hint="try"), JobName("app"), 812, None).hint == "try"
+    assert say_where_it_runs(TargetNotRunning("x", hint="find its PID"), JobName("app"), 812, None).hint == ""

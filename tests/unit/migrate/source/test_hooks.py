@@ -1,0 +1,124 @@
+"""Commands of the user around a move."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from trees import wait_for
+
+from crckpt.errors import HostCannot
+from crckpt.migrate.source import hooks
+from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
+
+NAMES = ("CRCKPT_MOVE_ID", "CRCKPT_MOVE_STEP", "CRCKPT_SOURCE", "CRCKPT_DESTINATION", "CRCKPT_JOB")
+
+
+def move(*, before_freeze: str = "", address_hook: str = "") -> HookedMove:
+    return HookedMove("0123456789abcdef", "here", "root@there", "app", before_freeze, address_hook)
+
+
+@pytest.mark.parametrize("name", ["before-freeze", "prepare", "commit", "abort"])
+def test_a_hook_learns_of_the_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: hooks.MoveStep) -> None:
+    """It runs in the directory and with the variables of the user."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OF_THE_USER", "kept")
+    words = " ".join(f"${variable}" for variable in (*NAMES, "OF_THE_USER"))
+    asked, other = f"echo {words} > asked", "touch other"
+    if name == "before-freeze":
+        run_hook(move(before_freeze=asked, address_hook=other), name)
+    else:
+        run_hook(move(before_freeze=other, address_hook=asked), name)
+    assert (tmp_path / "asked").read_text() == f"0123456789abcdef {name} here root@there app kept\n"
+    assert not (tmp_path / "other").exists()
+
+
+def test_no_hook_is_no_failure() -> None:
+    run_hook(move(), "before-freeze")
+    assert run_late_hook(move(before_freeze="false"), "commit") is None
+
+
+def test_the_error_has_the_output_and_the_command() -> None:
+    with pytest.raises(HostCannot) as caught:
+        run_hook(move(address_hook="echo no such backend; echo really >&2; exit 3"), "prepare")
+    assert caught.value.message == "--address-hook failed at step prepare (exit status 3): no such backend; really"
+    assert "CRCKPT_MOVE_STEP=prepare" in caught.value.hint
+    assert "exit 3" in caught.value.hint
+    with pytest.raises(HostCannot, match=r"--before-freeze failed \(signal 9\), without output"):
+        run_hook(move(before_freeze="kill -9 $$"), "before-freeze")
+
+
+def test_only_the_end_of_a_long_output_comes_back() -> None:
+    with pytest.raises(HostCannot) as caught:
+        run_hook(move(before_freeze="seq 100000; exit 1"), "before-freeze")
+    assert caught.value.message.endswith("; 99999; 100000")
+    assert len(caught.value.message) < 8192
+
+
+@pytest.mark.parametrize("name", ["commit", "abort"])
+def test_late_failures_are_reported(name: Literal["commit", "abort"]) -> None:
+    found = run_late_hook(move(address_hook="exit 1"), name)
+    assert found is not None
+    assert f"at step {name} (exit status 1)" in found.what
+    assert f"CRCKPT_MOVE_STEP={name}" in found.remedy
+
+
+def test_a_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has started ends with it."""
+    monkeypatch.setattr(hooks, "SECONDS", {"prepare": 0.2})
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    pidfile = f"/proc/{os.getpid()}/fd/{writing}"
+    with pytest.raises(HostCannot, match=r"at step prepare: no answer after 0\.2 s from: "):
+        run_hook(move(address_hook=f"sh -c 'echo $$; exec sleep 1000' > {pidfile}"), "prepare")
+    pid = int(os.read(reading, 100))
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    try:
+        ended = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([ended], [], [], 60)[0]
+    os.close(ended)
+
+
+INTERRUPTED = """
+import sys
+from crckpt.host.process.signals import handle_interrupts
+from crckpt.migrate.source.hooks import HookedMove, run_hook
+handle_interrupts()
+run_hook(HookedMove("0123456789abcdef", "here", "there", "app", "", sys.argv[1]), "prepare")
+"""
+
+
+def test_an_interruption_ends_a_hook(tmp_path: Path) -> None:
+    """It and what it has started, however early it comes."""
+    hook = f"echo $$ > {tmp_path}/pid; kill -TERM $PPID; sleep 1000"
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED, hook], capture_output=True, text=True, check=False)
+    assert "Interrupted: interrupted by SIGTERM" in done.stderr
+    # An orphan that has been killed is reaped soon.
+    group = int((tmp_path / "pid").read_text())
+    wait_for(lambda: not is_group(group), 60, "the hook to end")
+
+
+def is_group(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_what_runs_on_in_the_background_keeps_nobody_waiting() -> None:
+    reading, writing = os.pipe()
+    run_hook(move(before_freeze=f"sleep 1000 & echo $! > /proc/{os.getpid()}/fd/{writing}"), "before-freeze")
+    pid = int(os.read(reading, 100))
+    for descriptor in (reading, writing):
+        os.close(descriptor)
+    os.kill(pid, signal.SIGKILL)

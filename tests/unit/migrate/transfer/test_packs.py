@@ -1,0 +1,397 @@
+"""Packs and manifests go from one store to another: only what is lacking, and only what is undamaged."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from connected import connected, in_thread
+from image_sets import (
+    ONE_PROCESS,
+    flip,
+    manifest_path,
+    of_pages,
+    open_store,
+    pack_path,
+    packs,
+    restore_files,
+    store,
+    with_changed_manifest,
+)
+from small_disk import mounted_disk
+
+from crckpt.errors import CrckptError, IntegrityError, RemoteError, StoreUnusable
+from crckpt.migrate.transfer.receive_packs import Receiver
+from crckpt.migrate.transfer.send_packs import send_packs
+from crckpt.migrate.wire.connection import AbortReceived, Connection, ProtocolError
+from crckpt.migrate.wire.messages import Aborted, Failed, Lacking, Offer, Pack, Sent, make_failed
+from crckpt.model import CheckpointId
+from crckpt.store import Checkpoint, Repository, collect_garbage, verify
+from crckpt.store.layout import fingerprints_name
+
+
+def digests(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The packs of a checkpoint."""
+    return tuple(use.digest for use in checkpoint.packs)
+
+
+@dataclass
+class Move:
+    """A source and a destination with their stores, connected; the destination answers offers in a thread."""
+
+    source: Repository
+    destination: Repository
+    here: Connection
+    there: Connection
+    receiver: Receiver
+    received: list[int] = field(default_factory=list)
+    errors: list[BaseException] = field(default_factory=list)
+
+    def send(self, *checkpoints: Checkpoint) -> int:
+        """Send the packs of checkpoints; return how many bytes."""
+        with self.answering():
+            return send_packs(self.here, self.source.backend, [use for found in checkpoints for use in digests(found)])
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Let the destination answer an offer while the block runs."""
+        thread = in_thread(self._answer)
+        yield
+        thread.join()
+
+    def _answer(self) -> None:
+        try:
+            self.receiver.answer_offer(self.there, self.there.receive(Offer), self.received.append)
+        except (CrckptError, OSError) as error:
+            self.errors.append(error)
+            with suppress(RemoteError):
+                self.there.send(make_failed(error))
+
+    def receive_checkpoint(self, checkpoint: Checkpoint) -> Checkpoint:
+        """Send packs and manifest."""
+        self.send(checkpoint)
+        return self.receiver.store_checkpoint(manifest_path(self.source, checkpoint.id).read_bytes(), checkpoint.id)
+
+
+@pytest.fixture
+def move(tmp_path: Path) -> Iterator[Move]:
+    """A move between two empty stores."""
+    (tmp_path / "there").mkdir()
+    source, destination = open_store(tmp_path), open_store(tmp_path / "there")
+    with connected() as (here, there), destination.transaction() as begun:
+        yield Move(source, destination, here, there, Receiver(destination, begun.path))
+
+
+def test_a_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    assert move.send(made) == sum(pack_path(move.source, digest).stat().st_size for digest in digests(made))
+    assert move.destination.ids() == ()
+    assert move.receive_checkpoint(made) == made
+    assert move.destination.resolve("job") == made.id
+    assert restore_files(move.destination, made, tmp_path) == restore_files(move.source, made, tmp_path)
+    assert verify(move.destination).damages == ()
+    assert move.received[-1] == sum(path.stat().st_size for path in packs(move.source))
+
+
+def test_a_second_transfer_sends_only_what_is_new(move: Move, tmp_path: Path) -> None:
+    first = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    assert move.send(first) > 0
+    assert move.send(first) == 0
+    second = store(move.source, tmp_path, of_pages(*range(1, 505)))
+    new = set(digests(second)) - set(digests(first))
+    assert move.send(first, second) == sum(pack_path(move.source, digest).stat().st_size for digest in new) > 0
+    # Of another move, too: what is there is found in the store.
+    with connected() as (here, there):
+        again = Move(move.source, move.destination, here, there, Receiver(move.destination, tmp_path))
+        assert again.send(first, second) == 0
+
+
+def test_fingerprints_of_what_came(move: Move, tmp_path: Path) -> None:
+    """A dump at the destination then finds pages, and nothing is read again by the next move."""
+    made = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    move.receive_checkpoint(made)
+    assert not move.destination.backend.exists(fingerprints_name(digests(made)[0]))
+    move.receiver.cache_fingerprints()
+    assert all(move.destination.backend.exists(fingerprints_name(digest)) for digest in digests(made))
+    (tmp_path / "again").mkdir()
+    assert set(digests(store(move.destination, tmp_path / "again", of_pages(*range(1, 400))))) & set(digests(made))
+    assert verify(move.destination).damages == ()
+
+
+def test_a_store_that_cannot_be_written_is_said(move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    monkeypatch.setattr(move.destination.backend, "find_write_refusal", lambda: "it is on a read-only mount")
+    with pytest.raises(RemoteError, match="cannot be written: it is on a read-only mount"):
+        move.send(made)
+    assert isinstance(move.errors[0], StoreUnusable)
+    assert nothing_is_left(move.destination)
+
+
+def test_an_abort_in_a_transfer_leaves_nothing(move: Move) -> None:
+    def answer() -> None:
+        with pytest.raises(AbortReceived, match="source aborted the move: interrupted") as caught:
+            move.receiver.answer_offer(move.there, move.there.receive(Offer))
+        assert caught.value.why == "interrupted"
+        move.there.send(Aborted())
+
+    thread = in_thread(answer)
+    move.here.send(Offer((DIGEST,)))
+    move.here.receive(Lacking)
+    move.here.send(Pack(0, DIGEST, 1000))
+    move.here.send_data(0, b"x" * 500)
+    move.here.abort("interrupted", 60)
+    thread.join()
+    assert nothing_is_left(move.destination)
+
+
+def test_many_packs_at_once(move: Move, tmp_path: Path) -> None:
+    made = [store(move.source, tmp_path, of_pages(*range(number * 100, number * 100 + 70))) for number in range(12)]
+    assert len(packs(move.source)) >= 12
+    move.send(*made)
+    assert {path.name for path in packs(move.destination)} == {path.name for path in packs(move.source)}
+    for path in packs(move.source):
+        assert pack_path(move.destination, path.stem).read_bytes() == path.read_bytes()
+
+
+def test_a_checkpoint_without_packs_that_are_lacking_needs_no_data(move: Move, tmp_path: Path) -> None:
+    with move.answering():
+        assert send_packs(move.here, move.source.backend, ()) == 0
+
+
+def test_a_damaged_pack_of_the_destination_is_lacking_and_replaced(move: Move, tmp_path: Path) -> None:
+    made = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    move.receive_checkpoint(made)
+    damaged = packs(move.destination)[0]
+    for offset in (100, -30, -1000):
+        flip(damaged, offset)
+        with connected() as (here, there), move.destination.transaction() as begun:
+            again = Move(move.source, move.destination, here, there, Receiver(move.destination, begun.path))
+            assert again.send(made) == damaged.stat().st_size
+        assert verify(move.destination).damages == ()
+
+
+def test_damage_that_was_found_is_known_though_it_has_fingerprints(move: Move, tmp_path: Path) -> None:
+    made = store(move.destination, tmp_path, of_pages(*range(1, 500)))
+    (digest,) = digests(made)
+    assert move.destination.backend.exists(fingerprints_name(digest))
+    flip(pack_path(move.destination, digest), 100)
+    assert verify(move.destination).damages
+    assert not move.destination.backend.exists(fingerprints_name(digest))
+    same = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    assert digests(same) == (digest,)
+    assert move.send(same) > 0
+    assert verify(move.destination).damages == ()
+
+
+@pytest.mark.parametrize("where", [20, -30, -1000])
+def test_a_pack_that_is_damaged_at_the_source_is_not_stored(move: Move, tmp_path: Path, where: int) -> None:
+    made = store(move.source, tmp_path, of_pages(*range(1, 500)))
+    flip(packs(move.source)[0], where)
+    with pytest.raises(RemoteError, match="damaged in the store of the source, or was changed on the way"):
+        move.send(made)
+    assert isinstance(move.errors[0], IntegrityError)
+    assert nothing_is_left(move.destination)
+
+
+def test_a_pack_that_is_missing_at_the_source_is_named(move: Move, tmp_path: Path) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    path = packs(move.source)[0]
+    path.unlink()
+    thread = in_thread(lambda: move.there.send(Lacking(move.there.receive(Offer).digests)))
+    with pytest.raises(IntegrityError, match=f"pack {path.stem[:12]} is missing"):
+        send_packs(move.here, move.source.backend, digests(made))
+    thread.join()
+
+
+def nothing_is_left(repository: Repository) -> bool:
+    """Whether nothing entered a store, and nothing is left of what came."""
+    scratch = [path.name for path in repository.backend.scratch.rglob("*") if path.is_file()]
+    return not packs(repository) and scratch == ["owner.json"]
+
+
+CONTENT = os.urandom(5000)
+DIGEST = hashlib.sha256(b"").hexdigest()
+OTHER = hashlib.sha256(b"other").hexdigest()
+
+
+def announce_less(here: Connection) -> None:
+    """Send more data than announced."""
+    here.send(Pack(0, DIGEST, 1000))
+    here.send_data(0, CONTENT)
+
+
+def announce_nothing(here: Connection) -> None:
+    """Send data of nothing."""
+    here.send_data(0, CONTENT)
+
+
+def announce_more(here: Connection) -> None:
+    """Send less data than announced."""
+    here.send(Pack(0, DIGEST, 1 << 30))
+    here.send_data(0, CONTENT)
+    here.send(Sent())
+
+
+def use_a_channel_twice(here: Connection) -> None:
+    """Begin a pack where another one is."""
+    here.send(Pack(0, DIGEST, 1000))
+    here.send(Pack(0, OTHER, 1000))
+
+
+def send_a_pack_twice(here: Connection) -> None:
+    """Begin a pack again."""
+    here.send(Pack(0, DIGEST, len(CONTENT)))
+    here.send(Pack(1, DIGEST, len(CONTENT)))
+
+
+def send_another(here: Connection) -> None:
+    """Begin a pack that was not asked for."""
+    here.send(Pack(0, "cd" * 32, len(CONTENT)))
+
+
+def send_an_endless_one(here: Connection) -> None:
+    """Begin a pack that is larger than any."""
+    here.send(Pack(0, DIGEST, 1 << 50))
+
+
+def send_noise(here: Connection) -> None:
+    """Send what is no pack."""
+    for channel, digest in enumerate((DIGEST, OTHER)):
+        here.send(Pack(channel, digest, len(CONTENT)))
+        here.send_data(channel, CONTENT)
+    here.send(Sent())
+
+
+def send_nothing(here: Connection) -> None:
+    """Send no pack."""
+    here.send(Sent())
+
+
+@pytest.mark.parametrize(
+    ("lie", "words"),
+    [
+        (announce_less, "more data of Pack"),
+        (announce_nothing, "data on channel 0, where no pack has begun"),
+        (announce_more, "was not sent whole"),
+        (use_a_channel_twice, "on channel 0, which is in use"),
+        (send_a_pack_twice, "which was not asked for"),
+        (send_another, "Pack cdcdcdcdcdcd, which was not asked for"),
+        (send_an_endless_one, "of 1125899906842624 bytes, which no pack has"),
+        (send_noise, "its header is damaged"),
+        (send_nothing, "was not sent whole"),
+    ],
+)
+def test_a_source_that_lies_stores_nothing(move: Move, lie: Callable[[Connection], None], words: str) -> None:
+    with move.answering():
+        move.here.send(Offer((DIGEST, OTHER)))
+        move.here.receive(Lacking)
+        with suppress(RemoteError):
+            lie(move.here)
+    assert words in str(move.errors[0])
+    assert isinstance(move.errors[0], ProtocolError | IntegrityError)
+    assert nothing_is_left(move.destination)
+
+
+def test_a_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    content = pack_path(move.source, digests(made)[0]).read_bytes()
+    with move.answering():
+        move.here.send(Offer((DIGEST,)))
+        assert move.here.receive(Lacking).digests == (DIGEST,)
+        move.here.send(Pack(0, DIGEST, len(content)))
+        move.here.send_data(0, content)
+        move.here.send(Sent())
+        assert "its frame table is not its name" in move.here.receive(Failed).message
+    assert nothing_is_left(move.destination)
+
+
+def test_a_destination_that_wants_what_was_not_offered_gets_nothing(move: Move, tmp_path: Path) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    for wanted in (("cd" * 32,), digests(made) * 2):
+        with connected() as (here, there):
+            thread = in_thread(lambda: there.send(Lacking(wanted)))  # noqa: B023
+            with pytest.raises(ProtocolError, match="Lacking with packs that were not offered"):
+                send_packs(here, move.source.backend, digests(made))
+            thread.join()
+
+
+def test_the_end_of_the_connection_in_a_transfer_leaves_nothing(move: Move) -> None:
+    with move.answering():
+        move.here.send(Offer((DIGEST,)))
+        move.here.receive(Lacking)
+        move.here.send(Pack(0, DIGEST, 1000))
+        move.here.send_data(0, b"x" * 500)
+        move.here.close()
+    assert nothing_is_left(move.destination)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+    source = open_store(tmp_path)
+    made = store(source, tmp_path, of_pages(*range(1, 3000)))
+    with mounted_disk(tmp_path / "small", "3m") as small:
+        destination = open_store(small)
+        with connected() as (here, there), destination.transaction() as begun:
+            move = Move(source, destination, here, there, Receiver(destination, begun.path))
+            with pytest.raises(RemoteError, match="No space left on device"):
+                move.send(made)
+            (error,) = move.errors
+            assert isinstance(error, OSError)
+            assert error.errno == errno.ENOSPC
+            assert error.filename == str(destination.root)
+            assert nothing_is_left(destination)
+
+
+def test_a_manifest_whose_packs_are_missing_is_not_written(move: Move, tmp_path: Path) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    manifest = manifest_path(move.source, made.id).read_bytes()
+    with pytest.raises(IntegrityError, match=f"needs pack {digests(made)[0][:12]}, which was not sent"):
+        move.receiver.store_checkpoint(manifest, made.id)
+    assert move.destination.ids() == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"packs": "more frames"}, "uses more of pack"),
+        ({"index": {"bytes": 5, "extents": [[0, 1, 0, 1 << 30]]}}, "is damaged"),
+        ({"index": {"bytes": 5, "extents": [[0, 1, 7, 0]]}}, "is damaged"),
+        ({"index": {"bytes": 5, "extents": [[0, 1, 0, 0]]}}, "is damaged"),
+        ({"sequence": (1 << 52) + 1}, "too few numbers are left"),
+        ({"schema": 2}, "knows schema 1"),
+    ],
+)
+def test_a_manifest_that_contradicts_its_packs_is_not_written(
+    move: Move, tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    move.send(made)
+    if "packs" in change:
+        change = {"packs": [{"digest": digests(made)[0], "frames": 100_000, "pages": 1}]}
+    forged = with_changed_manifest(move.source, made, **change)
+    with pytest.raises((IntegrityError, StoreUnusable), match=words):
+        move.receiver.store_checkpoint(manifest_path(move.source, forged).read_bytes(), forged)
+    assert move.destination.ids() == ()
+
+
+def test_a_manifest_with_another_id_is_not_written(move: Move, tmp_path: Path) -> None:
+    made = store(move.source, tmp_path, ONE_PROCESS)
+    move.send(made)
+    with pytest.raises(IntegrityError, match="SHA-256 is not its id"):
+        move.receiver.store_checkpoint(manifest_path(move.source, made.id).read_bytes(), CheckpointId("ab" * 32))
+
+
+def test_gc_removes_what_an_aborted_move_has_left(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    source, destination = open_store(tmp_path), open_store(tmp_path / "there")
+    made = store(source, tmp_path, ONE_PROCESS)
+    with connected() as (here, there), destination.transaction() as begun:
+        Move(source, destination, here, there, Receiver(destination, begun.path)).send(made)
+        assert packs(destination)
+    collect_garbage(destination)
+    assert not packs(destination)

@@ -1,0 +1,389 @@
+"""`--send-files`: what is lacking is put where it belongs, whole or not at all, and nothing is replaced."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from connected import Collected, connected, in_thread
+from entering import Told
+from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
+from msgspec.structs import replace
+
+from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused
+from crckpt.host.disk import placed_files
+from crckpt.migrate.preflight.questions import AskedFile
+from crckpt.migrate.preflight.report import plan_sending
+from crckpt.migrate.preflight.sendable import find_sendable
+from crckpt.migrate.transfer import send_files as module
+from crckpt.migrate.transfer.send_files import receive_files, send_files
+from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile, decode_files, encode_files
+from crckpt.migrate.wire.messages import Files, Lacking, Sent, make_failed
+
+pytestmark = pytest.mark.usefixtures("is_root")
+
+_CONTENT = b"content of a file\n" * 1000
+_OWNER = 4321
+
+
+def _asked(path: Path, number: int = 1) -> AskedFile:
+    """The question about an existing file."""
+    found = path.stat()
+    return AskedFile(
+        number,
+        os.fsencode(path),
+        found.st_mode,
+        size=0 if path.is_dir() else found.st_size,
+        modified=found.st_mtime_ns,
+        uid=found.st_uid,
+        gid=found.st_gid,
+        inode=found.st_ino,
+        device=found.st_dev,
+    )
+
+
+def _make(path: Path, content: bytes = _CONTENT) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    path.chmod(0o640)
+    os.chown(path, _OWNER, _OWNER)
+    return path
+
+
+def _move(asked: list[AskedFile], remove: Callable[[], object]) -> BaseException | None:
+    """Send files; they are removed once they are read, as if the destination never had them. Return its failure."""
+    failures: list[BaseException] = []
+    with connected() as (source, destination):
+
+        def receive() -> None:
+            message = destination.receive(Files)
+            remove()
+            try:
+                receive_files(destination, message)
+            except (CrckptError, OSError) as error:
+                failures.append(error)
+                destination.send(make_failed(error))
+
+        thread = in_thread(receive)
+        reported: list[tuple[int, int]] = []
+        try:
+            send_files(source, asked, lambda *progress: reported.append(progress))
+            total = sum(file.size for file in asked)
+            assert (reported or [(0, 0)])[-1] == (total, total)
+        except CrckptError:
+            assert failures
+        thread.join()
+    return failures[0] if failures else None
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory whose files the source reads from a copy: so the two hosts can have different files here."""
+    copy = tmp_path / "copy"
+
+    def open_copy(path: str) -> tuple[int | None, int]:
+        return os.open(path.replace(str(tmp_path / "place"), str(copy)), os.O_RDONLY), 0
+
+    monkeypatch.setattr(module, "open_regular", open_copy)
+    return tmp_path / "place"
+
+
+def _prepare(place: Path, *names: str) -> list[AskedFile]:
+    """Make these files at their places; and copies, which remain when the places are removed."""
+    copy = place.with_name("copy")
+    asked = []
+    for number, name in enumerate(names, 1):
+        path = _make(place / name)
+        (copy / name).parent.mkdir(parents=True, exist_ok=True)
+        (copy / name).hardlink_to(path)
+        asked.append(_asked(path, number))
+    return asked
+
+
+def test_files_arrive_with_owner_mode_and_time(elsewhere: Path) -> None:
+    asked = _prepare(elsewhere, "one", "inner/two")
+    inner = elsewhere / "inner"
+    inner.chmod(0o751)
+
+    def remove() -> None:
+        (elsewhere / "one").unlink()
+        (inner / "two").unlink()
+        inner.rmdir()
+
+    assert _move(asked, remove) is None
+    for file, path in zip(asked, (elsewhere / "one", inner / "two"), strict=True):
+        found = path.stat()
+        assert path.read_bytes() == _CONTENT
+        assert found.st_ino != file.inode
+        assert (found.st_mode, found.st_uid, found.st_gid) == (stat.S_IFREG | 0o640, _OWNER, _OWNER)
+        assert found.st_mtime_ns == file.modified
+    assert stat.S_IMODE(inner.stat().st_mode) == 0o751
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["inner", "one"]
+
+
+def test_an_empty_file_and_a_working_directory(elsewhere: Path) -> None:
+    empty = _make(elsewhere / "empty", b"")
+    directory = elsewhere / "work"
+    directory.mkdir(mode=0o700)
+    (elsewhere.with_name("copy")).mkdir()
+    (elsewhere.with_name("copy") / "empty").hardlink_to(empty)
+    asked = [_asked(empty), _asked(directory, 2)]
+
+    def remove() -> None:
+        empty.unlink()
+        directory.rmdir()
+
+    assert _move(asked, remove) is None
+    assert empty.read_bytes() == b""
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then the new file has another name until it is whole; the flag is one that such a file system refuses."""
+    monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
+    asked = _prepare(elsewhere, "one")
+    assert _move(asked, (elsewhere / "one").unlink) is None
+    assert [path.name for path in elsewhere.iterdir()] == ["one"]
+    assert (elsewhere / "one").read_bytes() == _CONTENT
+    assert (elsewhere / "one").stat().st_nlink == 1
+
+
+def test_a_file_that_is_there_by_now_is_not_replaced(elsewhere: Path) -> None:
+    """What was sent together with it is removed again."""
+    asked = _prepare(elsewhere, "inner/one", "two")
+
+    def change() -> None:
+        (elsewhere / "inner/one").unlink()
+        (elsewhere / "inner").rmdir()
+        (elsewhere / "two").unlink()
+        (elsewhere / "two").write_bytes(b"mine")
+
+    failure = _move(asked, change)
+    assert isinstance(failure, PreflightRefused)
+    assert "does not replace it" in failure.message
+    assert (elsewhere / "two").read_bytes() == b"mine"
+    assert [path.name for path in elsewhere.iterdir()] == ["two"]
+
+
+def test_no_link_is_followed(elsewhere: Path, tmp_path: Path) -> None:
+    asked = _prepare(elsewhere, "inner/one")
+    (tmp_path / "trap").mkdir()
+
+    def change() -> None:
+        (elsewhere / "inner/one").unlink()
+        (elsewhere / "inner").rmdir()
+        (elsewhere / "inner").symlink_to(tmp_path / "trap")
+
+    failure = _move(asked, change)
+    assert isinstance(failure, PreflightRefused)
+    assert "symbolic link" in failure.message
+    assert not any((tmp_path / "trap").iterdir())
+
+
+@pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.chown(path, 12345, 0)])
+def test_a_directory_that_others_can_change(elsewhere: Path, change: Callable[[Path], None]) -> None:
+    asked = _prepare(elsewhere, "inner/one")
+
+    def prepare() -> None:
+        (elsewhere / "inner/one").unlink()
+        change(elsewhere / "inner")
+
+    failure = _move(asked, prepare)
+    assert isinstance(failure, PreflightRefused)
+    assert "other users can change" in failure.message
+    assert not any((elsewhere / "inner").iterdir())
+
+
+def _make_secret(directory: Path, size: int) -> Path:
+    secret = directory / "secret"
+    secret.write_bytes(b"s" * size)
+    secret.chmod(0o600)
+    return secret
+
+
+def _take_number(asked: AskedFile, other: Path) -> AskedFile:
+    """The question about a file of another file system that has the number of `other`: its user can choose that."""
+    return replace(asked, inode=other.stat().st_ino, device=asked.device + 1)
+
+
+def _give_to_user(asked: AskedFile, other: Path) -> AskedFile:
+    """The question about what was a file of the user's, and is root's by now."""
+    found = other.stat()
+    return replace(asked, inode=found.st_ino, device=found.st_dev)
+
+
+@pytest.mark.parametrize("mislead", [_take_number, _give_to_user])
+def test_a_link_to_a_file_of_roots_is_not_followed(tmp_path: Path, mislead: Callable[..., AskedFile]) -> None:
+    """The user of the tree puts it in the place of a file that the source has found sendable."""
+    secret = _make_secret(tmp_path, len(_CONTENT))
+    path = _make(tmp_path / "library")
+    asked = mislead(_asked(path), secret)
+    path.unlink()
+    path.symlink_to(secret)
+    with connected() as (source, _), pytest.raises(DumpFailed, match="has changed since the check"):
+        send_files(source, [asked])
+
+
+def test_a_link_that_comes_after_the_digest_is_not_followed(tmp_path: Path) -> None:
+    secret = _make_secret(tmp_path, len(_CONTENT))
+    path = _make(tmp_path / "library")
+    asked, taken = _asked(path), Collected()
+
+    def receive() -> None:
+        digests = tuple(file.digest for file in decode_files(destination.receive(Files).content))
+        path.unlink()
+        path.symlink_to(secret)
+        with destination.receiving(taken):
+            destination.send(Lacking(digests))
+            with suppress(CrckptError):
+                destination.receive(Sent)
+
+    with connected() as (source, destination):
+        thread = in_thread(receive)
+        with pytest.raises(DumpFailed, match="has changed since the check"):
+            send_files(source, [asked])
+        source.close()
+        thread.join()
+    assert taken.content == b""
+
+
+def test_what_only_an_access_control_list_allowed_is_not_allowed_to_a_group(elsewhere: Path) -> None:
+    asked = _prepare(elsewhere, "one")
+    # For uid 4322 to read: the bits of the group are the mask then (acl(5), linux/posix_acl_xattr.h).
+    entries = ((1, 6, -1), (2, 4, _OWNER + 1), (4, 0, -1), (0x10, 4, -1), (0x20, 0, -1))
+    content = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(elsewhere / "one", "system.posix_acl_access", content)
+    except OSError as error:
+        pytest.skip(f"no access control lists here: {error.strerror}")
+    assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o640
+    assert _move(asked, (elsewhere / "one").unlink) is None
+    assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o600
+
+
+def test_content_that_changes_on_the_way(elsewhere: Path) -> None:
+    asked = _prepare(elsewhere, "one")
+
+    def change() -> None:
+        (elsewhere / "one").unlink()
+        (elsewhere.with_name("copy") / "one").write_bytes(_CONTENT[::-1])
+
+    failure = _move(asked, change)
+    assert isinstance(failure, IntegrityError)
+    assert not any(elsewhere.iterdir())
+
+
+def test_a_file_that_would_be_another_users_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its number belongs to another user there."""
+    asked = _prepare(elsewhere, "one")
+    names = iter(("ada", "bob"))
+    monkeypatch.setattr(module, "find_user_name", lambda _uid: next(names))
+    failure = _move(asked, (elsewhere / "one").unlink)
+    assert isinstance(failure, PreflightRefused)
+    assert "belongs to the user ada on the source, whose number is that of bob here" in failure.message
+    assert not any(elsewhere.iterdir())
+
+
+def _sent(path: bytes, **more: object) -> SentFile:
+    above = (SentDirectory(0o755, 0, 0),) * (len(path.split(b"/")) - 2)
+    file = SentFile(path, stat.S_IFREG | 0o644, 0, 0, above, size=1, digest=hashlib.sha256(b"x").hexdigest())
+    return replace(file, **more)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        _sent(b"etc/passwd"),
+        _sent(b"/etc/../root/x"),
+        _sent(b"/etc//x"),
+        _sent(b"/etc/./x"),
+        _sent(b"/etc/a\0b"),
+        _sent(b"/etc/x", above=()),
+        _sent(b"/etc/x", mode=stat.S_IFREG | 0o4755),
+        _sent(b"/etc/x", mode=stat.S_IFLNK | 0o777),
+        _sent(b"/etc/x", mode=stat.S_IFBLK | 0o600),
+        _sent(b"/etc/x", digest=""),
+        _sent(b"/etc/x", mode=stat.S_IFDIR | 0o755),
+    ],
+    ids=repr,
+)
+def test_a_list_from_elsewhere_is_checked(file: SentFile) -> None:
+    good = _sent(b"/etc/x")
+    assert decode_files(encode_files((good,))) == (good,)
+    with pytest.raises(IntegrityError):
+        decode_files(encode_files((good, file)))
+
+
+def test_the_kernels_own_directories_are_refused() -> None:
+    placement = placed_files.Placement()
+    with pytest.raises(PreflightRefused, match="made by the kernel"):
+        placement.open_directory(Path("/proc/self"), (), 0)
+    placement.close()
+
+
+def test_a_move_that_lacks_only_files_is_possible_once_they_are_sent(
+    target: Told, there: Path, elsewhere: Path
+) -> None:
+    asked = _prepare(elsewhere, "one")
+    target.do(f"held = open({str(elsewhere / 'one')!r})")
+    plan = target_at(target.pid, there)
+    questions = ask_about(plan)
+    (elsewhere / "one").unlink()
+    found = report(plan, questions, answer_in(NEW_PIDS, questions, there))
+    assert [each.key for each in found.blockers] == ["file-missing"]
+    (sent,) = plan_sending(questions, found)
+    assert sent.path == asked[0].path
+    (elsewhere / "one").hardlink_to(elsewhere.with_name("copy") / "one")
+    assert _move([sent], (elsewhere / "one").unlink) is None
+    assert answer_in(NEW_PIDS, questions, there).blockers == ()
+
+
+def test_nothing_is_sent_if_something_else_prevents_the_move(target: Told, there: Path, tmp_path: Path) -> None:
+    path = _make(tmp_path / "data")
+    target.do(f"held = open({str(path)!r})")
+    plan = target_at(target.pid, there)
+    questions = ask_about(plan)
+    path.unlink()
+    with pytest.raises(PreflightRefused) as refused:
+        plan_sending(questions, report(plan, questions, answer_here(questions, there)))
+    assert [what for what, _ in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
+
+
+def test_which_files_may_be_sent(target: Told, there: Path, tmp_path: Path) -> None:
+    read, written, special = (_make(tmp_path / name) for name in ("read", "written", "special"))
+    special.chmod(0o4755)
+    (tmp_path / "open").mkdir()
+    (tmp_path / "work").mkdir()
+    target.do(f"files = [open({str(read)!r}), open({str(written)!r}, 'r+'), open({str(special)!r})]")
+    target.do(f"directory = os.open({str(tmp_path / 'open')!r}, os.O_RDONLY); os.chdir({str(tmp_path / 'work')!r})")
+    questions = ask_about(target_at(target.pid, there))
+    own = [file for file in questions.files if file.name.startswith(str(tmp_path))]
+    sendable, refused = find_sendable(questions, own)
+    assert {Path(file.name).name for file in sendable} == {"read", "work"}
+    assert {found.key for found in refused} == {"file-unsendable"}
+    said = " ".join(found.what for found in refused)
+    for why in ("the program writes to it", "set-user-id", "may read what is in it"):
+        assert why in said
+    network = replace(own[0], shared_by="nfs4")
+    of_host = replace(next(file for file in own if file.name == str(read)), path=b"/etc/cron.d/daily", uid=0)
+    assert find_sendable(questions, [replace(of_host, uid=_OWNER)])[1] == ()
+    assert "configures the host" in find_sendable(questions, [of_host])[1][0].what
+    assert "nfs4" in find_sendable(questions, [network])[1][0].what
+
+
+def test_a_file_of_which_a_program_has_only_the_path_is_not_sent(target: Told, there: Path, tmp_path: Path) -> None:
+    """For that it need not be allowed to read the file (O_PATH)."""
+    path = _make(tmp_path / "file")
+    for program, is_sent in (("path", False), ("path, reader", True)):
+        target.do(f"path = os.open({str(path)!r}, os.O_PATH)")
+        target.do(f"reader = os.open({str(path)!r}, os.O_RDONLY)" if "reader" in program else "pass")
+        questions = ask_about(target_at(target.pid, there))
+        own = [file for file in questions.files if file.name == str(path)]
+        sendable, refused = find_sendable(questions, own)
+        assert bool(sendable) == is_sent, refused

@@ -1,0 +1,213 @@
+"""A peer that is gone, silent or wrong ends the connection with a reason."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+
+import msgspec
+import pytest
+from connected import (
+    HELLO,
+    PACK,
+    frame,
+    half_connected,
+    in_thread,
+    message_frame,
+    repeat,
+    send_forever,
+)
+
+from crckpt.errors import CrckptError, RemoteError
+from crckpt.migrate.wire import frames, messages
+from crckpt.migrate.wire.connection import Connection, ConnectionLost, PrintedText, ProtocolError
+from crckpt.migrate.wire.frames import BEAT, DATA, MESSAGE, PART
+from crckpt.migrate.wire.messages import (
+    Ended,
+    Hello,
+    Sent,
+    Stored,
+)
+
+
+def test_packs_for_which_nobody_asked_end_the_connection() -> None:
+    for sent, name in ((message_frame(PACK), "Pack cdcdcdcdcdcd"), (frame(DATA, b"x", 5), "data on channel 5")):
+        with half_connected() as (source, _, writes):
+            writes.write(sent)
+            with pytest.raises(ProtocolError, match=f"{name}, which was not asked for"):
+                source.receive(Sent)
+
+
+@pytest.mark.parametrize(
+    ("sent", "what"),
+    [
+        (frame(9), "a frame of the unknown kind 9"),
+        (frame(BEAT, b"x"), "a heartbeat with 1 bytes"),
+        (frame(MESSAGE, b"", 1), "a message on channel 1"),
+        (frame(DATA, b"", 16), "data on channel 16"),
+        (frame(DATA, b"12345").replace(b"5", b"4"), "data with a wrong checksum"),
+        (frame(MESSAGE, b"\xc1"), "a message that cannot be decoded: .* invalid opcode"),
+        (frame(MESSAGE, msgspec.msgpack.encode({"type": "Stolen"})), "a message that cannot be decoded: .*Stolen"),
+        (frames._HEADER.pack(frames.MOST_PAYLOAD + 1, DATA, 0, 0), f"data with {frames.MOST_PAYLOAD + 1} bytes"),  # noqa: SLF001
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
+    with half_connected() as (source, _, writes):
+        writes.write(frame(BEAT) + sent)
+        with pytest.raises(ProtocolError, match=f"destination sent {what}") as caught:
+            source.receive(Hello)
+        assert "same version" in caught.value.hint
+
+
+def test_more_parts_than_a_message_may_have_end_the_connection() -> None:
+    with half_connected() as (source, _, writes):
+
+        def send() -> None:
+            part = frame(PART, bytes(frames.MOST_DATA))
+            with pytest.raises(BrokenPipeError):
+                repeat(lambda: writes.write(part))
+
+        sending = in_thread(send)
+        with pytest.raises(ProtocolError, match=f"a message of more than {messages.MOST_BYTES} bytes"):
+            source.receive(Hello)
+        source.close()
+        sending.join()
+
+
+def test_messages_that_nobody_receives_do_not_fill_memory() -> None:
+    with half_connected() as (source, _, writes):
+        writes.write(message_frame(Stored()) * 65)
+        with pytest.raises(ProtocolError, match="Stored before earlier messages were answered"):
+            repeat(lambda: source.send(Stored()))
+
+
+def test_another_protocol_is_a_clear_refusal() -> None:
+    with half_connected() as (source, _, writes):
+        later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "9.1", "hostname": 5}
+        writes.write(frame(MESSAGE, msgspec.msgpack.encode(later)))
+        with pytest.raises(RemoteError) as caught:
+            source.receive(Hello)
+    assert caught.value.message == (
+        "destination has crckpt 9.1, which speaks version 2 of the migration protocol; "
+        "crckpt on this host speaks version 1"
+    )
+    assert caught.value.hint == "install the same version of crckpt on both hosts"
+
+
+def test_text_in_the_place_of_messages_is_shown() -> None:
+    with half_connected() as (source, _, writes):
+        writes.write(b"Welcome to Debian!\n\nYou have mail.\n")
+        writes.write(frame(BEAT) + message_frame(HELLO))
+        writes.close()
+        with pytest.raises(PrintedText, match=r"printed text before .* Welcome to Debian! You have mail\.\Z") as caught:
+            source.receive(Hello)
+    assert ".bashrc" in caught.value.hint
+
+
+def test_the_end_of_the_other_side_is_noticed() -> None:
+    with half_connected() as (source, _, writes):
+        writes.write(message_frame(HELLO) + frame(MESSAGE, b"cut off")[:-3])
+        writes.close()
+        assert source.receive(Hello) == HELLO
+        with pytest.raises(ConnectionLost, match="the connection to destination has ended"):
+            source.receive(Stored)
+        with pytest.raises(ConnectionLost):
+            source.send(Stored())
+
+
+def test_a_side_that_reads_no_more_is_noticed() -> None:
+    with half_connected() as (source, reads, _):
+        reads.close()
+        with pytest.raises(ConnectionLost, match="broke: Broken pipe"):
+            source.receive(Hello)
+
+
+def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
+    (to_nobody, outgoing), (incoming, from_nobody) = os.pipe(), os.pipe()
+    os.close(from_nobody)
+    reason = RemoteError("ssh says: no route to host")
+    with (
+        Connection(incoming, outgoing, "there", explain_end=lambda: reason) as side,
+        pytest.raises(RemoteError, match="no route to host"),
+    ):
+        side.receive(Hello)
+    os.close(to_nobody)
+
+
+def test_nobody_is_asked_about_a_silence() -> None:
+    def explain() -> CrckptError:
+        raise AssertionError("ssh may be alive for hours")
+
+    (reads, outgoing), (incoming, writes) = os.pipe(), os.pipe()
+    os.write(writes, frame(BEAT))
+    with (
+        Connection(incoming, outgoing, "there", patience_s=0.2, explain_end=explain) as side,
+        pytest.raises(ConnectionLost, match="nothing was received"),
+    ):
+        side.receive(Hello)
+    os.close(reads)
+    os.close(writes)
+
+
+def test_silence_is_noticed() -> None:
+    words = r"nothing was received from destination for 0\.2 s"
+    with half_connected(patience_s=0.2) as (source, _, writes):
+        writes.write(frame(BEAT))
+        with pytest.raises(ConnectionLost, match=words):
+            source.receive(Hello)
+
+
+def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
+    words = "nothing was received"
+    with half_connected(patience_s=0.5) as (source, _, writes):
+        writes.write(frame(BEAT))
+        with pytest.raises(ConnectionLost, match=words):
+            send_forever(source)
+
+
+def test_one_that_says_something_else_all_the_time_does_not_prevent_an_abort() -> None:
+    is_over = threading.Event()
+
+    def chatter() -> None:
+        with suppress(OSError):
+            while not is_over.wait(0.001):
+                writes.write(message_frame(Stored()))
+
+    with half_connected() as (source, _, writes):
+        thread = in_thread(chatter)
+        with pytest.raises(ConnectionLost):
+            source.abort("^C", 0.05)
+        is_over.set()
+        thread.join()
+
+
+PEER = """
+import sys
+from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.messages import Ended, Stored
+side = Connection(0, 1, "source")
+side.send(Stored())
+side.receive(Ended)
+"""
+
+
+def test_a_stopped_peer_is_noticed_and_a_killed_one() -> None:
+    for number, words, patience_s in ((signal.SIGSTOP, "nothing was received", 4), (signal.SIGKILL, "has ended", 60)):
+        with subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
+            assert peer.stdin is not None
+            assert peer.stdout is not None
+            try:
+                with Connection(
+                    os.dup(peer.stdout.fileno()), os.dup(peer.stdin.fileno()), "peer", patience_s=patience_s
+                ) as side:
+                    side.receive(Stored)
+                    peer.send_signal(number)
+                    with pytest.raises(ConnectionLost, match=words):
+                        side.receive(Ended)
+            finally:
+                peer.kill()

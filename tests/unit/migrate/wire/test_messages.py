@@ -1,0 +1,185 @@
+"""Messages come out as they went in; what is no message of this protocol is refused."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import msgspec
+import pytest
+from connected import HELLO
+from msgspec.structs import replace
+
+from crckpt.causes.cause import Finding
+from crckpt.errors import PreflightRefused, RemoteError, StoreUnusable
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.messages import (
+    Abort,
+    Aborted,
+    Answers,
+    AnyMessage,
+    CheckRestore,
+    Complete,
+    Content,
+    Ended,
+    Failed,
+    Files,
+    Lacking,
+    MoveState,
+    Offer,
+    OtherProtocol,
+    Pack,
+    Prepare,
+    Prepared,
+    Questions,
+    Read,
+    RestoreOptions,
+    Resume,
+    Running,
+    Sent,
+    Stored,
+    Tails,
+    Verdict,
+    decode,
+    encode,
+    make_failed,
+)
+from crckpt.model import CheckpointId, JobName
+
+ID = CheckpointId("ab" * 32)
+MOVE = "0123456789abcdef"
+FINDING = Finding("key", "it stands in the way", "remove it")
+OPTIONS = RestoreOptions("keep", "rewind", "null", allow_weaker=True, lazy="source")
+ADDRESSES = ("192.0.2.1/24@eth0", "fd00::1/64@br-lan.2")
+
+EXAMPLES: tuple[AnyMessage, ...] = (
+    HELLO,
+    Questions(b"\x00?"),
+    Answers(b"\xff!"),
+    Files(b"\x80"),
+    Tails(b"\x80"),
+    Offer(("cd" * 32, "ef" * 32)),
+    Lacking(()),
+    Pack(3, "cd" * 32, 1 << 40),
+    Sent(),
+    Stored(),
+    CheckRestore(MOVE, ID, b"{}", OPTIONS),
+    Verdict((FINDING,), ()),
+    Prepare(MOVE, JobName("trainer"), ID, b"{}", replace(OPTIONS, addresses=ADDRESSES)),
+    Prepared(4321),
+    Ended(MOVE),
+    Running(4321, 12.5, (FINDING,)),
+    Read(7, "cd" * 32, 1 << 30, 4096),
+    Content(7, 1 << 40, b"\x00page"),
+    Complete(),
+    Abort("the user interrupted it"),
+    Aborted(),
+    Failed(24, "refused", "do that", ("one", "two")),
+    Resume(MOVE),
+    MoveState(MOVE, "prepared", ID),
+)
+
+
+def test_every_message_has_an_example() -> None:
+    assert {type(example) for example in EXAMPLES} == set(get_args(AnyMessage))
+
+
+@pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
+def test_a_message_comes_out_as_it_went_in(message: AnyMessage) -> None:
+    assert decode(encode(message)) == message
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        Pack(messages.MOST_CHANNELS, "cd" * 32, 1),
+        Pack(1, "../../../etc/shadow", 1),
+        Pack(1, "cd" * 32, -1),
+        Offer(("CD" * 32,)),
+        Ended("0123456789abcdef\n"),
+        Prepare(MOVE, JobName("-rf"), ID, b"", OPTIONS),
+        Prepare(MOVE, JobName("job"), ID, b"", replace(OPTIONS, addresses=("192.0.2.1/24@eth0 up",))),
+        MoveState(MOVE, "prepared; rm"),  # type: ignore[arg-type]
+        Failed(256, "x"),
+        Abort("x" * (64 << 10) + "x"),
+        replace(HELLO, cpu_features=("x",) * 5000),
+    ],
+    ids=str,
+)
+def test_a_message_with_a_forbidden_value_is_refused(wrong: AnyMessage) -> None:
+    with pytest.raises(ValueError, match=r"Expected|Invalid enum value"):
+        decode(encode(wrong))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\xc1",
+        b"\x80",
+        b"\x90" * 100_000,
+        b"\x91" * 100_000,
+        b"\x81\xa4type\xa5Stolen",
+        b"\x81\xa4type\xa6Stored!",
+        # Of lists that declare 2^32 - 1 items, nothing is allocated.
+        b"\x82\xa4type\xa5Offer\xa7digests\xdd\xff\xff\xff\xff",
+        b"\x82\xa4type\xa6Stored\xa5other\xdd\xff\xff\xff\xff",
+        b"\x82\xa4type\xa5Abort\xa3why\xa1\xff",
+        b"\x82\xa4type\xa5Abort\xa3why\xdb\xff\xff\xff\xff",
+    ],
+    ids=lambda content: content[:20].hex(),
+)
+def test_what_is_no_message_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(content)
+
+
+def test_unknown_keys_are_ignored() -> None:
+    later = {**msgspec.to_builtins(Ended(MOVE)), "added": [1, {"two": 3}]}
+    assert decode(msgspec.msgpack.encode(later)) == Ended(MOVE)
+
+
+@pytest.mark.parametrize("change", [{}, {"uptime_s": "long"}, {"hostname": None}])
+def test_another_protocol_is_named_however_its_hello_looks(change: dict[str, object]) -> None:
+    later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "0.9", **change}
+    with pytest.raises(OtherProtocol) as caught:
+        decode(msgspec.msgpack.encode(later))
+    assert (caught.value.protocol, caught.value.version) == (2, "0.9")
+
+
+def test_a_damaged_hello_of_this_protocol_is_no_other_protocol() -> None:
+    with pytest.raises(ValueError, match="hostname"):
+        decode(msgspec.msgpack.encode({**msgspec.to_builtins(HELLO), "hostname": 5}))
+
+
+def test_text_that_is_no_unicode_can_be_sent() -> None:
+    received = decode(encode(Verdict((Finding("key", "/tmp/\udcff is open", "close it"),), ())))
+    assert isinstance(received, Verdict)
+    assert received.blockers[0].what == "/tmp/? is open"
+    assert decode(encode(Prepare(MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS))) == Prepare(
+        MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS
+    )
+
+
+def test_an_error_keeps_its_message_hint_and_causes() -> None:
+    refused = PreflightRefused("it cannot be restored", hint="remove it", causes=("PID 5 is in use",))
+    error = make_failed(refused).to_error("root@there")
+    assert isinstance(error, RemoteError)
+    assert error.message == "root@there: it cannot be restored"
+    assert error.hint == "on root@there: remove it"
+    assert error.causes == ("PID 5 is in use",)
+
+
+def test_the_hint_of_the_other_side_names_the_option_of_this_side() -> None:
+    unusable = StoreUnusable("/etc is not a store of crckpt", hint="name a store: --store DIR")
+    assert make_failed(unusable).to_error("there").hint == "name a store: --remote-store DIR"
+
+
+def test_a_system_error_has_its_words() -> None:
+    failed = make_failed(OSError(28, "No space left on device", "/var/lib/crckpt"))
+    assert failed == Failed(30, "No space left on device (/var/lib/crckpt)")
+
+
+def test_an_endless_message_is_cut() -> None:
+    failed = make_failed(PreflightRefused("x" * (1 << 20), causes=("y" * (1 << 20),) * 20_000))
+    assert decode(encode(failed)) == failed
+    assert len(encode(failed)) < messages.MOST_BYTES
