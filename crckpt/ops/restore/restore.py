@@ -35,35 +35,32 @@ from crckpt.host.process.terminal_numbers import lower_numbers_held
 from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
-from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
+from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.images import ImageStreams, LateFill
+from crckpt.ops.restore.judgement import judge_attempt, refuse_blocked
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
-from crckpt.ops.restore.outside_ends import OutsideEnds, socket_outputs
+from crckpt.ops.restore.outside_ends import OutsideEnds
 from crckpt.ops.restore.remedies import fill_in_failure, fill_in_warnings
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.rewound_files import files_rewound, name_kept_files
-from crckpt.ops.restore.survey import survey
-from crckpt.ops.restore.work_directory import find_work_place
 from crckpt.preflight.attribute_record import read_attribute_record
-from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.preflight.restore.terminals import find_needed_numbers, needs_terminal
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:
-    from crckpt.store.format.index import StoredFile
     from crckpt.store.read.unpacked_frames import UnpackedFrames
 
 _REPAIR = "find what can be repaired: crckpt verify --repair"
@@ -224,8 +221,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             criu = None
         details = read_details(repository, checkpoint)
         attributes = plan_attributes(read_attribute_record(details), tree, allow_weaker=request.allow_weaker)
-        verdict = _judge(attempt, tree, reading.files, details)
-        _refuse_blocked(request, verdict, attributes)
+        verdict = judge_attempt(attempt, tree, reading.files, details)
+        refuse_blocked(request, verdict, attributes)
         weaker, lost = attributes.verdict.weaker, attributes.verdict.lost
         # The user has allowed what is weaker: report it all the same.
         verdict = replace(verdict, warnings=(*verdict.warnings, *weaker, *lost))
@@ -276,49 +273,6 @@ def _open_output(path: Path) -> int:
         # A system error names only the part of the path that it is of.
         why = getattr(error, "strerror", None) or error
         raise UsageError(f"--tty: cannot write to {path}: {why}", hint="name another file") from error
-
-
-def _judge(attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]) -> Verdict:
-    request, checkpoint = attempt.request, attempt.checkpoint
-    planned = PlannedRestore(
-        tree=tree,
-        created=checkpoint.created,
-        cpu_features=checkpoint.host.cpu_features,
-        keeps_connections=(request.tcp or checkpoint.options.tcp) == "keep",
-        append_sizes=details.get("append_sizes", {}),
-        grown=request.grown,
-        new_pid_namespace=request.new_pid_namespace,
-        has_terminal=request.tty != "ours" or (request.terminal is not None and not request.detach),
-        crius=(checkpoint.host.criu_version, attempt.criu.version),
-        closed_pipes=frozenset(details.get("closed_pipes", ())),
-        is_orphan=not attempt.is_sibling,
-        sockets=frozenset() if request.detach else socket_outputs(request.output),
-        terminal_owner=_terminal_owner(request),
-        may_have_consoles=request.allow_weaker,
-        tty=request.tty,
-        still_runs=request.still_runs,
-    )
-    place = find_work_place(attempt.context, attempt.repository)
-    return judge_restore(planned, survey(planned, files, place))
-
-
-def _terminal_owner(request: RestoreRequest) -> int | None:
-    """The owner of the terminal that the tree gets from us; None if it does not matter."""
-    # A new terminal is the tree's alone.
-    if request.terminal is None or request.allow_weaker or request.tty != "ours":
-        return None
-    return os.fstat(request.terminal).st_uid
-
-
-def _refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:
-    # --no-preflight does not lift this: CRIU would restore the tree without a word, unprotected.
-    if attributes.verdict.weaker and not request.allow_weaker:
-        raise preflight_refusal(attributes.verdict.weaker)
-    blockers = verdict.blockers
-    if not (request.preflight or request.dry_run):
-        blockers = tuple(blocker for blocker in blockers if blocker.key in UNCONDITIONAL)
-    if blockers:
-        raise preflight_refusal(blockers, is_in_use=verdict.is_in_use)
 
 
 def _follow(

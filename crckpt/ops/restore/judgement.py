@@ -1,0 +1,67 @@
+"""Judge whether a checkpoint can be restored here, before anything of it is restored."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from crckpt.images.tree import ImageTree
+from crckpt.ops.failures import preflight_refusal
+from crckpt.ops.restore.attempt import RestoreAttempt
+from crckpt.ops.restore.attributes import AttributeRestore
+from crckpt.ops.restore.outside_ends import socket_outputs
+from crckpt.ops.restore.request import RestoreRequest
+from crckpt.ops.restore.survey import survey
+from crckpt.ops.restore.work_directory import find_work_place
+from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
+from crckpt.preflight.restore.plan import PlannedRestore
+
+if TYPE_CHECKING:
+    from crckpt.store.format.index import StoredFile
+
+
+def judge_attempt(
+    attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]
+) -> Verdict:
+    """Judge by the state of this host what the restore of a tree finds here, and what it lacks."""
+    request, checkpoint = attempt.request, attempt.checkpoint
+    planned = PlannedRestore(
+        tree=tree,
+        created=checkpoint.created,
+        cpu_features=checkpoint.host.cpu_features,
+        keeps_connections=(request.tcp or checkpoint.options.tcp) == "keep",
+        append_sizes=details.get("append_sizes", {}),
+        grown=request.grown,
+        new_pid_namespace=request.new_pid_namespace,
+        has_terminal=request.tty != "ours" or (request.terminal is not None and not request.detach),
+        crius=(checkpoint.host.criu_version, attempt.criu.version),
+        closed_pipes=frozenset(details.get("closed_pipes", ())),
+        is_orphan=not attempt.is_sibling,
+        sockets=frozenset() if request.detach else socket_outputs(request.output),
+        terminal_owner=_terminal_owner(request),
+        may_have_consoles=request.allow_weaker,
+        tty=request.tty,
+        still_runs=request.still_runs,
+    )
+    place = find_work_place(attempt.context, attempt.repository)
+    return judge_restore(planned, survey(planned, files, place))
+
+
+def refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:
+    """Raise PreflightRefused if something prevents the restore that its user has not allowed."""
+    # --no-preflight does not lift this: CRIU would restore the tree without a word, unprotected.
+    if attributes.verdict.weaker and not request.allow_weaker:
+        raise preflight_refusal(attributes.verdict.weaker)
+    blockers = verdict.blockers
+    if not (request.preflight or request.dry_run):
+        blockers = tuple(blocker for blocker in blockers if blocker.key in UNCONDITIONAL)
+    if blockers:
+        raise preflight_refusal(blockers, is_in_use=verdict.is_in_use)
+
+
+def _terminal_owner(request: RestoreRequest) -> int | None:
+    """The owner of the terminal that the tree gets from us; None if it does not matter."""
+    # A new terminal is the tree's alone.
+    if request.terminal is None or request.allow_weaker or request.tty != "ours":
+        return None
+    return os.fstat(request.terminal).st_uid
