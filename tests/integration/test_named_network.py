@@ -1,9 +1,11 @@
 """A tree in a network namespace that has a name: what CRIU locks there does not stay locked."""
 
+import os
 import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,7 +15,33 @@ from remote import Remote, remote
 from stopped import JOB
 from trees import wait_for
 
-pytestmark = pytest.mark.usefixtures("adopted")
+from crckpt.host.syscalls import clone
+
+pytestmark = pytest.mark.usefixtures("adopted", "own_mounts")
+
+# linux/sched.h
+_CLONE_FS = 0x200
+_CLONE_NEWNS = 0x20000
+
+
+@pytest.fixture(scope="module")
+def own_mounts() -> Iterator[None]:
+    """Be in a mount namespace of our own: `ip netns` mounts what it names.
+
+    A tree with mounts of its own, which a test beside this one dumps, would have a copy of such a mount, which CRIU
+    cannot restore.
+    """
+    before, directory = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), Path.cwd()
+    clone.unshare(_CLONE_NEWNS)
+    try:
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        yield
+    finally:
+        # A thread that has begun meanwhile shares our directory: then we could not leave.
+        clone.unshare(_CLONE_FS)
+        clone.setns(before)
+        os.close(before)
+        os.chdir(directory)
 
 
 @pytest.fixture
