@@ -68,7 +68,9 @@ def test_a_root_that_dies_with_its_parent_in_the_foreground(crckpt: Crckpt, mort
     front = crckpt.start("restore", JOB)
     assert front.stderr is not None
     assert "restored" in front.stderr.readline()
-    assert psutil.Process(mortal.pid).ppid() == front.pid
+    # Said before it runs. CRIU sets PR_SET_PDEATHSIG last of all: a parent that has ended by then sends nothing.
+    children = psutil.Process(front.pid).children
+    wait_for(lambda: [child.pid for child in children()] == [mortal.pid], ENDS_WITHIN_S, "CRIU to end")
     front.kill()
     front.communicate()
     wait_for(lambda: not runs(mortal.pid), ENDS_WITHIN_S, "the program to die")

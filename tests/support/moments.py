@@ -12,7 +12,7 @@ import psutil
 from command import Crckpt, network_locks
 from trees import Tree, runs, wait_for
 
-ENDS_WITHIN_S: Final = 20.0
+ENDS_WITHIN_S: Final = 60.0
 
 Moment = Callable[[Path, Tree, int], bool]
 """Whether it has come, for a store, the tree that is being dumped, and crckpt's PID."""
