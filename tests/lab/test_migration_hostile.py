@@ -11,15 +11,25 @@ from migrations import JOB, find_moves, judge, served
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
-_HOSTILE: Final = "/usr/local/sbin/hostile"
+_CHANGED: Final = "/usr/local/sbin/changed-crckpt"
 _CRCKPT: Final = f"""#!{PROJECT}/.venv/bin/python
 import sys
 import threading
 sys.path.insert(0, {str(PROJECT)!r})
 from crckpt.__main__ import main
+"""
+_HOSTILE: Final = """
 from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.transfer.receive_packs import Receiver
 for_ever = threading.Event()
+"""
+# What ends only by a limit need not take minutes. Whatever else the destination does may take as long as ever.
+_IMPATIENT: Final = """
+from crckpt.migrate import session
+from crckpt.migrate.source import hand_over, move
+from crckpt.migrate.wire import ssh
+LIMIT_S = 1
+ssh._END_S = move._ABORTED_WITHIN_S = session._FINISH_WITHIN_S = LIMIT_S
 """
 
 
@@ -33,53 +43,68 @@ def lab() -> Iterator[Namespaces]:
         pytest.skip(str(error))
 
 
-def make_hostile(lab: Namespaces, change: str) -> None:
-    """Make the crckpt of the destination, which runs this before it begins."""
-    script = f"{_CRCKPT}{change}\nsys.exit(main())\n"
-    lab.run("destination", "sh", "-c", f"cat > {_HOSTILE} && chmod 755 {_HOSTILE}", stdin=script)
+def change_crckpt(lab: Namespaces, host: str, *changes: str) -> None:
+    """Make a crckpt on a host that runs this before it begins."""
+    script = "\n".join((_CRCKPT, *changes, "sys.exit(main())\n"))
+    lab.run(host, "sh", "-c", f"cat > {_CHANGED} && chmod 755 {_CHANGED}", stdin=script)
 
 
-def migrate_to_hostile(lab: Namespaces, pid: int, change: str, *environment: str, status: int) -> Result:
-    """Migrate to a crckpt that runs this before it begins."""
-    make_hostile(lab, change)
-    words = ("crckpt", "migrate", str(pid), "destination", JOB, "--remote-crckpt", _HOSTILE)
+def migrate_to_hostile(lab: Namespaces, pid: int, hostile: str, limited: str, status: int) -> Result:
+    """Migrate to a crckpt that runs `hostile` before it begins, by one that runs `limited`."""
+    change_crckpt(lab, "source", _IMPATIENT, limited)
+    change_crckpt(lab, "destination", _HOSTILE, hostile)
+    words = (_CHANGED, "migrate", str(pid), "destination", JOB, "--remote-crckpt", _CHANGED)
     try:
-        return lab.run("source", "env", *environment, *words, status=status)
+        return lab.run("source", *words, status=status)
     finally:
         # It does not notice that its connection has ended.
-        lab.end("hostile")
+        lab.end("changed-crckpt")
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("hostile", "limited"),
     [
-        "Destination._build = lambda self, message: for_ever.wait()",
-        "check = Destination._check_restore\n"
-        "def rehearse(self, message):\n"
-        "    Receiver.answer_offer = lambda *_: for_ever.wait()\n"
-        "    return check(self, message)\n"
-        "Destination._check_restore = rehearse",
+        (
+            "Destination._build = lambda self, message: for_ever.wait()",
+            "hand_over.limit_restore = lambda _: LIMIT_S",
+        ),
+        (
+            "check = Destination._check_restore\n"
+            "def rehearse(self, message):\n"
+            "    Receiver.answer_offer = lambda *_: for_ever.wait()\n"
+            "    return check(self, message)\n"
+            "Destination._check_restore = rehearse",
+            # The first packs are sent before the rehearsal.
+            "limits = iter([600])\nhand_over.limit_sending = lambda *_: next(limits, LIMIT_S)",
+        ),
     ],
     ids=["builds nothing", "takes no packs"],
 )
-def test_one_that_lives_and_does_nothing_keeps_no_tree_frozen(lab: Namespaces, change: str) -> None:
+def test_one_that_lives_and_does_nothing_keeps_no_tree_frozen(lab: Namespaces, hostile: str, limited: str) -> None:
     with served(lab) as pid:
-        said = migrate_to_hostile(lab, pid, change, "CRCKPT_ANSWER_S=2", status=30)
-        assert "destination did not finish its part within" in said.err
+        said = migrate_to_hostile(lab, pid, hostile, limited, status=30)
+        assert "destination did not finish its part within 1 s" in said.err
         assert judge(lab, str(said)) == "source"
 
 
 def test_one_that_does_not_let_the_tree_run(lab: Namespaces) -> None:
     """The tree has ended here: the message says what finishes the move."""
-    change = (
+    hostile = (
         "advance = Destination._advance\n"
         "def refuse(self, state, **more):\n"
         "    for_ever.wait() if state == 'committed' else advance(self, state, **more)\n"
         "Destination._advance = refuse"
     )
+    limited = (
+        "complete = hand_over.complete_hand_over\n"
+        "def complete_limited(*operands):\n"
+        "    hand_over.limit_restore = lambda _: LIMIT_S\n"
+        "    return complete(*operands)\n"
+        "hand_over.complete_hand_over = complete_limited"
+    )
     with served(lab) as pid:
-        said = migrate_to_hostile(lab, pid, change, "CRCKPT_ANSWER_S=2", status=31)
+        said = migrate_to_hostile(lab, pid, hostile, limited, status=31)
         (move,) = find_moves(lab, "source")
         assert f"crckpt migrate --resume {move['id']}" in said.err
-        make_hostile(lab, "")
+        change_crckpt(lab, "destination")
         assert judge(lab, str(said)) == "destination"

@@ -119,6 +119,8 @@ def test_a_device_with_another_name_there(lab: Namespaces) -> None:
 
 def rename(lab: Namespaces, device: str, name: str) -> None:
     """Rename the destination's device."""
+    # Without its IPv6 address, ssh would wait for that first.
+    lab.run("destination", "sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/keep_addr_on_down")
     for words in (("down",), ("name", name)):
         lab.run("destination", "ip", "link", "set", device, *words)
     lab.run("destination", "ip", "link", "set", name, "up")

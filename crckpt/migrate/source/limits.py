@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from crckpt.host.steps import limit
 from crckpt.store import Checkpoint
 
-_ANSWER_S: Final = limit("CRCKPT_ANSWER_S", 120)
+_ANSWER_S: Final = 120
 # Bytes per second, at least.
 _SLOWEST_RESTORE: Final = 16 << 20
 # Of --bandwidth, for each of some moves at once; used before the speed is known.

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Final
 
 from msgspec import to_builtins
 from msgspec.structs import replace
@@ -45,6 +46,8 @@ from crckpt.store import Checkpoint, Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
 from crckpt.store.moves import Move, begin_move, read_move, store_move, take_over
+
+_ABORTED_WITHIN_S: Final = 10.0
 
 
 def report_abort(repository: Repository, connection: Connection, move: Move) -> Move:
@@ -197,7 +200,7 @@ def _record_failure(source: SourceMove, why: str) -> None:
         source.advance("aborted", why=why, is_settled=False)
     # The destination gives up by itself once the connection ends. With an Abort it also removes what it received.
     with suppress(CrckptError, OSError, Interrupted):
-        source.connection.abort(why, timeout=10)
+        source.connection.abort(why, timeout=_ABORTED_WITHIN_S)
         source.move = store_move(source.repository.backend, replace(source.move, is_settled=True))
 
 
