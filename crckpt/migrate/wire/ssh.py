@@ -40,6 +40,9 @@ _VARIABLES: Final = frozenset(
 # ssh gives the host and the user to commands of the configuration (ProxyCommand), which a shell runs.
 _FORBIDDEN: Final = re.compile(r"[\s\x00-\x1f\x7f'\"`$;&|<>(){}]")
 
+# With one colon: with more it is an IPv6 address.
+_PORT: Final = re.compile(r"([^:\[\]]+|\[[^\[\]]+\]):[0-9]*")
+
 # All but tabs and line ends; and the marks that change the direction of text.
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
 
@@ -102,6 +105,12 @@ class Remote:
         if status == _CANNOT_CONNECT and is_silent:
             # ssh says why a connection ends, but nothing of a signal that ends the command there.
             return self._explain_kill("was killed")
+        if status == _CANNOT_CONNECT and not words:
+            return RemoteError(
+                f"ssh to {self._host} ended with status {status} and gave no reason: crckpt there was killed before it "
+                "answered, or ssh may not say why (LogLevel)",
+                hint=f"see whether the kernel killed it, because memory ran out: {self._find_killed}",
+            )
         if status == _CANNOT_CONNECT:
             verb = "lost its connection" if self._has_answered.is_set() else "cannot connect"
             return RemoteError(
@@ -130,8 +139,12 @@ class Remote:
     def _explain_kill(self, ended: str) -> CrckptError:
         return RemoteError(
             f"crckpt on {self._host} {ended}, perhaps because its memory ran out",
-            hint=f"see whether the kernel did it: ssh {self._host} dmesg | grep -i 'killed process'",
+            hint=f"see whether the kernel did it: {self._find_killed}",
         )
+
+    @property
+    def _find_killed(self) -> str:
+        return f"ssh {self._host} dmesg | grep -i 'killed process'"
 
     def end(self) -> None:
         """Wait until it has ended, if its connection was closed; end it after some seconds."""
@@ -236,6 +249,12 @@ def check_host(host: str) -> str:
         raise UsageError(
             f"{host!r} is not a host name for ssh",
             hint="type [USER@]HOST, or a name from ~/.ssh/config; options of ssh belong in that file",
+        )
+    if words == host and _PORT.fullmatch(name):
+        # ssh would look for a host of that name.
+        raise UsageError(
+            f"{host!r} names a port in a form that ssh does not know",
+            hint=f"type ssh://{host}; or set Port in ~/.ssh/config",
         )
     return host
 

@@ -136,6 +136,14 @@ def test_what_ssh_takes_for_a_host_is_taken(host: str) -> None:
     assert check_host(host) == host
 
 
+@pytest.mark.parametrize("host", ["there:22", "root@there:22", "192.0.2.1:2222", "root@[fe80::1]:22", "there:"])
+def test_a_port_is_named_as_ssh_knows_it(host: str) -> None:
+    with pytest.raises(UsageError, match="names a port") as caught:
+        check_host(host)
+    assert caught.value.hint == f"type ssh://{host}; or set Port in ~/.ssh/config"
+    assert check_host(f"ssh://{host}") == f"ssh://{host}"
+
+
 def test_nothing_of_this_host_is_lent_to_the_other(tmp_path: Path) -> None:
     """Agent, display and tickets, which a user's configuration gives to every host."""
     if shutil.which("ssh") is None:
@@ -195,6 +203,12 @@ def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tu
             "#!/bin/sh\necho sudo: a password is required >&2\nexit 1\n",
             "status 1: sudo: a password is required",
             "NOPASSWD",
+        ),
+        (
+            "#!/bin/sh\nexit 255\n",
+            "ended with status 255 and gave no reason: crckpt there was killed before it answered, or ssh may not say "
+            "why (LogLevel)",
+            "ssh root@there dmesg | grep -i 'killed process'",
         ),
         ("#!/bin/sh\nexit 7\n", "crckpt on root@there ended with status 7", "crckpt doctor"),
         ("#!/bin/sh\nkill -11 $$\n", "crckpt on root@there was ended by signal 11", "crckpt doctor"),
