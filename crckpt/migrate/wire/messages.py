@@ -29,7 +29,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from crckpt.causes.cause import Finding
-from crckpt.errors import CommandFailure, RemoteError, error_text
+from crckpt.errors import CommandFailure, PreflightRefused, RemoteError, error_text
 from crckpt.model import CheckpointId, Count, JobName, Milliseconds, Pid
 from crckpt.store.move_states import State
 
@@ -269,12 +269,14 @@ class Failed(Message, frozen=True):
     hint: Text = ""
     causes: Annotated[tuple[Text, ...], Meta(max_length=10_000)] = ()
 
-    def to_error(self, side: str) -> RemoteError:
+    def to_error(self, side: str) -> RemoteError | PreflightRefused:
         """Make the error of this side from it; `side` names the other one."""
         # Its store is named by an option of this side.
         is_ours, hint = "--store DIR" in self.hint, self.hint.replace("--store DIR", "--remote-store DIR")
         hint = f"on {side}: {hint}" if hint and not is_ours else hint
-        return RemoteError(f"{side}: {self.message}", hint=hint, causes=self.causes)
+        # What is refused there has changed nothing, on either side.
+        kind = PreflightRefused if self.code == PreflightRefused.exit_code else RemoteError
+        return kind(f"{side}: {self.message}", hint=hint, causes=self.causes)
 
 
 class Resume(Message, frozen=True):

@@ -10,7 +10,7 @@ from connected import HELLO
 from msgspec.structs import replace
 
 from crckpt.causes.cause import Finding
-from crckpt.errors import PreflightRefused, RemoteError, StoreUnusable
+from crckpt.errors import HostCannot, PreflightRefused, RemoteError, RestoreFailed, StoreUnusable
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.messages import (
     Abort,
@@ -163,10 +163,18 @@ def test_text_that_is_no_unicode_can_be_sent() -> None:
 def test_an_error_keeps_its_message_hint_and_causes() -> None:
     refused = PreflightRefused("it cannot be restored", hint="remove it", causes=("PID 5 is in use",))
     error = make_failed(refused).to_error("root@there")
-    assert isinstance(error, RemoteError)
+    assert isinstance(error, PreflightRefused)
     assert error.message == "root@there: it cannot be restored"
     assert error.hint == "on root@there: remove it"
     assert error.causes == ("PID 5 is in use",)
+
+
+def test_only_a_refusal_has_changed_nothing() -> None:
+    """Every other failure there is one of the other host, whatever its code is there."""
+    for failure in (RestoreFailed("it was not restored"), HostCannot("there is no CRIU"), StoreUnusable("it is full")):
+        error = make_failed(failure).to_error("there")
+        assert isinstance(error, RemoteError)
+        assert error.message == f"there: {failure.message}"
 
 
 def test_the_hint_of_the_other_side_names_the_option_of_this_side() -> None:
