@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import cached_property
 from itertools import filterfalse
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,7 @@ from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.access import full_store_named
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.fingerprints import load_fingerprints, read_key
-from crckpt.store.format.manifest import unseal
+from crckpt.store.format.manifest import highest_after, unseal
 from crckpt.store.format.pack import FEWEST_BYTES, MOST_BYTES, Pack, open_pack
 from crckpt.store.layout import fingerprints_name, pack_name
 from crckpt.store.names import SHORT
@@ -50,6 +51,11 @@ class Receiver:
         self._directory = directory
         self._intact: set[str] = set()
         self._received: set[str] = set()
+
+    @cached_property
+    def _highest_sequence(self) -> int:
+        """The highest sequence number that a checkpoint of the other host may have."""
+        return highest_after(self._repository.highest_sequence())
 
     def answer_offer(
         self, connection: Connection, offer: Offer, progress: Callable[[int], None] = lambda _done: None
@@ -85,8 +91,12 @@ class Receiver:
         """
         checkpoint = unseal(manifest, checkpoint_id)
         name = f"the checkpoint {checkpoint.short_id} of the other host"
-        if checkpoint.sequence > _HIGHEST_SEQUENCE:
-            raise StoreUnusable(f"{name} has sequence number {checkpoint.sequence}: too few numbers are left after it")
+        if checkpoint.sequence > self._highest_sequence:
+            raise StoreUnusable(
+                f"{name} has sequence number {checkpoint.sequence}: too few numbers would be left after it",
+                hint="find the first such checkpoint on the source: crckpt list --json; if it is not yours, remove it: "
+                "crckpt rm",
+            )
         backend = self._repository.backend
         with workers() as pool:
             if missing := self._find_lacking((use.digest for use in checkpoint.packs), pool):
@@ -145,10 +155,6 @@ class Receiver:
         except (IntegrityError, OSError):
             return False
         return True
-
-
-# A store counts from there on as far as others may: see `next_sequence`.
-_HIGHEST_SEQUENCE: Final = 1 << 52
 
 
 class _Open(Struct):

@@ -159,12 +159,20 @@ def next_sequence(checkpoints: Iterable[Checkpoint], at_least: int = 0) -> int:
             "another checkpoint",
             hint=f"if it is not yours, remove it: crckpt rm {jumped.short_id}",
         )
-    if at_least > min(last + _LARGEST_JUMP, _MOST // 2):
+    if at_least > highest_after(last):
         raise StoreUnusable(
             f"the other store has a checkpoint with sequence number {at_least - 1}: too few numbers are left after it",
             hint="find that checkpoint there: crckpt list --json; if it is not yours, remove it: crckpt rm",
         )
     return max(last + 1, at_least)
+
+
+def highest_after(last: int) -> int:
+    """Return the highest sequence number that another host may bring into a store whose own highest is `last`.
+
+    Else one of them could use up all numbers at once.
+    """
+    return min(last + _LARGEST_JUMP, _MOST // 2)
 
 
 def job_named_in(manifest: bytes) -> str | None:

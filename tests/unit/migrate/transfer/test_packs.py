@@ -362,7 +362,10 @@ def test_a_manifest_whose_packs_are_missing_is_not_written(move: Move, tmp_path:
         ({"index": {"bytes": 5, "extents": [[0, 1, 0, 1 << 30]]}}, "is damaged"),
         ({"index": {"bytes": 5, "extents": [[0, 1, 7, 0]]}}, "is damaged"),
         ({"index": {"bytes": 5, "extents": [[0, 1, 0, 0]]}}, "is damaged"),
-        ({"sequence": (1 << 52) + 1}, "too few numbers are left"),
+        ({"sequence": (1 << 52) + 1}, "too few numbers would be left"),
+        # Some more such moves would use up all numbers.
+        ({"sequence": (1 << 52)}, "too few numbers would be left"),
+        ({"sequence": (1 << 40) + 1}, "too few numbers would be left"),
         ({"schema": 2}, "knows schema 1"),
     ],
 )
