@@ -89,6 +89,13 @@ class StoreLocked(CrckptError):
 
     exit_code = 11
 
+    def __init__(
+        self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), holder: int | None = None
+    ) -> None:
+        """`holder`: the PID of the process that restores a job, if it is known."""
+        super().__init__(message, hint=hint, causes=causes)
+        self.holder = holder
+
 
 class NoSuchCheckpoint(CrckptError):
     """The ref names no checkpoint."""

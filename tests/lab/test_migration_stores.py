@@ -61,7 +61,7 @@ NEW_PIDS = ("crckpt", "restore", JOB, "--detach", "--new-pid-namespace")
 @pytest.mark.parametrize(
     ("moment", "status", "message"),
     [
-        (FIRST["source"], LOCKED, f"another restore of {JOB} is in progress"),
+        (FIRST["source"], LOCKED, f"{JOB} is being moved to destination by crckpt (PID"),
         ("move.committing", REFUSED, f"{JOB} is being moved to destination"),
     ],
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 
-from crckpt.errors import CrckptError, PreflightRefused
+from crckpt.errors import CrckptError, PreflightRefused, StoreLocked
+from crckpt.model import JobName
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.lock import TIMEOUT_S
 from crckpt.store.move_status import MoveStatus, find_moved, find_status
-from crckpt.store.moves import read_move, remove_move
+from crckpt.store.moves import Move, read_move, remove_move
 
 
 def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: RestoreRequest) -> None:
@@ -28,6 +31,31 @@ def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: Restor
         raise _refuse_finished(status, request.ref)
 
 
+@contextmanager
+def restoring(repository: Repository, job: JobName, *, alone: bool, timeout: float = TIMEOUT_S) -> Iterator[None]:
+    """Let nobody else restore the job, or move it; see `Repository.restoring`.
+
+    Raises StoreLocked, which names the move if it is one that has not ended after `timeout` seconds.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(repository.restoring(job, timeout, alone=alone))
+        except StoreLocked as locked:
+            raise _name_move(repository, job, locked) from None
+        yield
+
+
+def _name_move(repository: Repository, job: JobName, locked: StoreLocked) -> StoreLocked:
+    with suppress(CrckptError, OSError):
+        move = read_move(repository.backend, job)
+        if move is not None and find_status(move).crckpt_pid == locked.holder is not None:
+            return locked.reword(
+                f"{job} is being moved {_describe_direction(move)} by crckpt (PID {locked.holder})",
+                hint="wait until it ends; see how far it is: crckpt migrate --list",
+            )
+    return locked
+
+
 def forget_move(repository: Repository, checkpoint: Checkpoint) -> None:
     """Remove the record that the job was moved away: it runs here again."""
     with suppress(CrckptError, OSError):
@@ -36,7 +64,6 @@ def forget_move(repository: Repository, checkpoint: Checkpoint) -> None:
 
 def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
     move = status.move
-    direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
     if status.crckpt_pid is not None:
         hint = f"wait until crckpt (PID {status.crckpt_pid}) has moved it"
     elif status.next_on in (None, move.side):
@@ -45,7 +72,9 @@ def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
         hint = f"finish the move, on {move.peer}: {status.next_command}"
     state = "is being moved" if status.crckpt_pid is not None else "has an unfinished move"
     return PreflightRefused(
-        f"{move.job} {state} {direction}: a restore could start a second copy", hint=hint, is_in_use=True
+        f"{move.job} {state} {_describe_direction(move)}: a restore could start a second copy",
+        hint=hint,
+        is_in_use=True,
     )
 
 
@@ -59,3 +88,7 @@ def _refuse_finished(status: MoveStatus, ref: str) -> PreflightRefused:
     return PreflightRefused(
         message, hint=f"if it no longer runs there: crckpt restore {ref} --despite-move", is_in_use=True
     )
+
+
+def _describe_direction(move: Move) -> str:
+    return f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"

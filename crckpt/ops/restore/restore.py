@@ -45,7 +45,7 @@ from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.judgement import judge_attempt, refuse_blocked
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
-from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved
+from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved, restoring
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds
@@ -100,7 +100,7 @@ def restore(
             # Two restores at once would find the same PIDs free, and cut back the same files. Others only wait for a
             # move to end, or keep it from beginning.
             alone = not request.new_pid_namespace or request.grown == "rewind"
-            stack.enter_context(repository.restoring(newest.job, alone=alone))
+            stack.enter_context(restoring(repository, newest.job, alone=alone))
             if before_run is None:
                 refuse_moved(repository, newest, request)
         if not request.or_older:

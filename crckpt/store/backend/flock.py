@@ -201,6 +201,7 @@ def _restore_refusal(path: Path, job: str) -> StoreLocked:
     return StoreLocked(
         f"another restore of {job} is in progress: PID {pid} ({command})",
         hint=f"wait until it has ended, or end it: kill {pid}",
+        holder=int(pid),
     )
 
 

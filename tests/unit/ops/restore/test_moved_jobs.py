@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 from image_sets import described, of_pages, store
+from msgspec.structs import replace
 from recorded_moves import PEER, STATES, ended_root, live_root, record_move
 
-from crckpt.errors import PreflightRefused, StoreUnusable
-from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved
+from crckpt.errors import PreflightRefused, StoreLocked, StoreUnusable
+from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved, restoring
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import move_name
-from crckpt.store.move_states import Side, State
-from crckpt.store.moves import Move, read_move
+from crckpt.store.move_states import FIRST, Side, State
+from crckpt.store.moves import Move, read_move, store_move
 
 # By side and state: what a restore is told while the crckpt of the record works, and once it has died.
 WAIT, FINISH, FINISH_THERE, DESPITE, FREE = (
@@ -147,3 +149,21 @@ def test_a_restore_despite_the_move_ends_the_fence(
     assert read_move(repository.backend, "job") is None
     assert refusal(repository, checkpoints[1]) is None
     forget_move(repository, checkpoints[1])
+
+
+@pytest.mark.parametrize(("side", "words"), [("source", f"to {PEER}"), ("destination", f"here from {PEER}")])
+def test_a_restore_that_waits_for_a_move_says_so(repository: Repository, side: Side, words: str) -> None:
+    move = record_move(repository, side, FIRST[side], alive=True)
+    with repository.restoring(move.job):
+        assert _find_holder(repository, move) == f"job is being moved {words} by crckpt (PID {os.getpid()})"
+        # Another process has it.
+        store_move(repository.backend, replace(move, owner=replace(move.owner, pid=os.getppid())))
+        assert _find_holder(repository, move).startswith("another restore of job is in progress: PID")
+        record_move(repository, side, FIRST[side])
+        assert _find_holder(repository, move).startswith("another restore of job is in progress: PID")
+
+
+def _find_holder(repository: Repository, move: Move) -> str:
+    with pytest.raises(StoreLocked) as caught, restoring(repository, move.job, alone=True, timeout=0):
+        pass
+    return caught.value.message
