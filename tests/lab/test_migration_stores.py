@@ -125,3 +125,62 @@ def test_a_move_that_is_unfinished(lab: Namespaces) -> None:
         assert "(moved to destination)" in lab.run("source", "crckpt", "list").out
         lab.run("source", "crckpt", "rm", JOB, "--all")
         assert crckpts(lab, "source") == []
+
+
+def list_notes(lab: Namespaces) -> list[str | None]:
+    """The notes of all checkpoints on the source, oldest first."""
+    found = json.loads(lab.run("source", "crckpt", "list", "--json").out)["result"]["checkpoints"]
+    return [checkpoint["note"] for checkpoint in sorted(found, key=lambda each: str(each["created"]))]
+
+
+def test_a_failed_move_leaves_one_checkpoint_and_a_good_one_none_but_its_own(lab: Namespaces) -> None:
+    """The next move counts from it."""
+    with served(lab) as pid:
+        words = ("crckpt", "migrate", str(pid), "destination", JOB, "--json")
+        failing = ("--address-hook", "test $CRCKPT_MOVE_STEP != prepare")
+        failed = lab.run("source", *words, *failing, status=None)
+        assert failed.status == 20
+        (note,) = list_notes(lab)
+        assert note is not None
+        assert note.startswith("move to destination, round ")
+        lab.run("source", *words, *failing, status=None)
+        assert len(list_notes(lab)) == 1
+        done = json.loads(lab.run("source", *words).out)["result"]
+        assert done["rounds"][0]["raw_bytes"] < done["raw_bytes"] / 2
+        assert list_notes(lab) == [None]
+        assert [each.host for each in copies(lab)] == ["destination"]
+
+
+def test_a_crckpt_that_was_killed_between_rounds_leaves_what_the_list_explains(lab: Namespaces) -> None:
+    with served(lab) as pid:
+        end(migrate_with_fault(lab, pid, "source", "CRCKPT_KILL_AT=send.CheckRestore:2"))
+        wait_until_settled(lab)
+        assert list_notes(lab) == ["move to destination, round 1", "move to destination, round 2"]
+        lab.run("source", "crckpt", "tag", f"{JOB}~1", "mine")
+        (move,) = find_moves(lab, "source")
+        assert (move["state"], move["runs_on"], move["next_command"]) == ("aborted", "source", "")
+        assert find_moves(lab, "destination") == []
+        assert [each.host for each in copies(lab)] == ["source"]
+        lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB)
+        assert list_notes(lab) == ["move to destination, round 1", None]
+
+
+def test_a_store_that_is_too_small_is_refused_before_anything_is_copied(lab: Namespaces) -> None:
+    lab.run("destination", "sh", "-c", "mkdir -p /srv/small && mount -t tmpfs -o size=8m,mode=755 small /srv/small")
+    try:
+        with served(lab, "--memory", "64") as pid:
+            words = ("crckpt", "migrate", str(pid), "destination", JOB, "--remote-store", "/srv/small/store")
+            for more in (("--check",), ()):
+                refused = lab.run("source", *words, *more, status=REFUSED).err
+                assert "the move needs at least " in refused
+                assert "in the store there, /srv/small/store, and only 8.0 MiB are free" in refused
+                assert "--remote-store DIR" in refused
+            assert list_notes(lab) == []
+            lab.run("destination", "sh", "-c", "head -c 9m /dev/zero >/srv/small/zero", status=None)
+            full = lab.run("source", *words, status=30).err
+            assert "destination: no space is left for the store /srv/small/store" in full
+            assert (
+                "free space there (crckpt rm, crckpt gc), or use a store on a larger disk: --remote-store DIR" in full
+            )
+    finally:
+        lab.run("destination", "umount", "/srv/small")

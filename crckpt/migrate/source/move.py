@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.causes.moves import reword
-from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt, PreflightRefused, StoreLocked
+from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.network.late_packets import capturing
 from crckpt.migrate.addresses import list_source_addresses
@@ -23,6 +23,7 @@ from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundS
 from crckpt.migrate.source.aborted import say_where_it_runs
 from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
+from crckpt.migrate.source.round_checkpoints import make_note, rounds_removed
 from crckpt.migrate.source.rounds import (
     Round,
     check_budget,
@@ -117,9 +118,8 @@ def move_tree(
     source = SourceMove(move, repository, connection, hello, logs, is_late=request.options.lazy == "source")
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
     hand_over = LiveHandOver(source, request.options, hooked, report, found.rights)
-    made: list[CheckpointId] = []
-    with _failure_recorded(source, root, hooked):
-        rounds, why_stopped = _copy_rounds(request, root, context, source, job, made, report)
+    with rounds_removed(source), _failure_recorded(source, root, hooked):
+        rounds, why_stopped = _copy_rounds(request, root, context, source, job, report)
         run_hook(hooked, "before-freeze")
         report.say("handing over ...")
         # What it has written so far, so that the freeze need not wait for that.
@@ -131,13 +131,12 @@ def move_tree(
             capturing(list_source_addresses(request.options.addresses)) as hand_over.capture,
         ):
             # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
-            last = dump(_dump_request(request, job, stop=True, pre_copy=None), context, hand_over=hand_over)
+            last = dump(_dump_request(request, job, None), context, hand_over=hand_over)
     running = hand_over.running
     if running is None:
         if isinstance(hand_over.failure, MoveInDoubt):
             raise hand_over.failure
         raise make_in_doubt_error(source.move, hand_over.failure)
-    _remove_rounds(source, made)
     assert last.checkpoint is not None
     late = (hand_over.failed_hook,) if hand_over.failed_hook is not None else ()
     downtime_ms = (hand_over.ran_at - hand_over.frozen_since) * 1000
@@ -204,12 +203,17 @@ def _record_failure(source: SourceMove, why: str) -> None:
         source.move = store_move(source.repository.backend, replace(source.move, is_settled=True))
 
 
-def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy: PreCopy | None) -> DumpRequest:
+def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> DumpRequest:
+    """Build the request of a round, which have numbers from 1 on, or of the last dump, which ends the tree."""
+    # The first one copies all: rounds of CRIU's own keep its freeze short.
+    pre_copy = PreCopy(2) if number == 1 else None
     return DumpRequest(
         target=request.target,
         job=job,
-        stop=stop,
+        stop=number is None,
         tcp=request.tcp,
+        # If the move fails, the user finds it in the list.
+        note=make_note(request.host, number) if number is not None else None,
         preflight=request.preflight,
         incremental=True,
         pre_copy=pre_copy,
@@ -217,7 +221,7 @@ def _dump_request(request: MigrateRequest, job: JobName, *, stop: bool, pre_copy
         # Copies would be sent, too: during the freeze, more of them than of new pages. The first round makes them.
         copies=pre_copy is not None,
         # The tree is frozen then: a search takes longer than to send a page that the other side has elsewhere.
-        searches=not stop,
+        searches=number is not None,
     )
 
 
@@ -227,7 +231,6 @@ def _copy_rounds(
     context: Context,
     source: SourceMove,
     job: JobName,
-    made: list[CheckpointId],
     report: Report,
 ) -> tuple[tuple[RoundSummary, ...], str]:
     """Copy the tree in rounds while it runs; return them, and why there were no more."""
@@ -237,15 +240,12 @@ def _copy_rounds(
     before: DumpResult | None = None
     while True:
         began = time.monotonic()
-        # The first one copies all: rounds of CRIU's own keep its freeze short.
-        pre_copy = PreCopy(2) if not rounds else None
         taken = dump(
-            _dump_request(request, job, stop=False, pre_copy=pre_copy),
-            replace(context, copy_progress=report.copying) if pre_copy is not None else context,
+            _dump_request(request, job, len(rounds) + 1),
+            replace(context, copy_progress=report.copying) if not rounds else context,
         )
         checkpoint = taken.checkpoint
         assert checkpoint is not None
-        made.append(checkpoint.id)
         dumped, sent = time.monotonic(), source.connection.sent_bytes
         source.offer_packs_of(checkpoint, report.sending)
         # Each is at least as long there as the checkpoint says.
@@ -284,9 +284,3 @@ def _check_restore(request: MigrateRequest, context: Context, source: SourceMove
     verdict = source.connection.receive(messages.Verdict)
     if verdict.blockers and request.preflight:
         raise preflight_refusal(_reword(verdict.blockers, source, context))
-
-
-def _remove_rounds(source: SourceMove, made: list[CheckpointId]) -> None:
-    """Remove the checkpoints of the rounds: the last one has all of them. A store in use keeps them."""
-    with suppress(StoreLocked, CrckptError, OSError):
-        source.repository.remove(made)
