@@ -88,6 +88,7 @@ def migrate_all(
             together,
             free_bytes,
             _Progress(request.check),
+            request.host,
         )
     others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
     result = DrainResult((*done.outcomes, *others), done.interrupted, free_bytes)

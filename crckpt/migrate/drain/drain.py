@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 
-from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, TargetNotRunning
+from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, RemoteError, TargetNotRunning
 from crckpt.host import proc
 from crckpt.host.process.run import start_with_pipes
 from crckpt.host.process.signals import ignore_interrupts, interrupt_is_waiting, interrupts_deferred
@@ -32,6 +32,7 @@ Outcome: TypeAlias = Literal["moved", "movable", "stayed", "in-doubt", "ended", 
 # A signal that comes just before the wait begins is noticed after it.
 _LOOK_MS: Final = 200
 _MOST_READ: Final = 1 << 16
+_MOST_UNCONNECTED: Final = 2
 _INTERRUPTED: Final = "crckpt was interrupted"
 _ENDED: Final = "the program has ended"
 
@@ -95,15 +96,17 @@ def drain(
     at_once: int,
     free_bytes: int,
     report: DrainReport,
+    host: str,
 ) -> DrainResult:
-    """Move the jobs in their order, `at_once` at a time, by these commands; return when all have ended.
+    """Move the jobs to `host` in their order, `at_once` at a time, by these commands; return when all have ended.
 
     Each move checks for itself whether its tree fits into the other host. Two checks at once would both count the same
     free bytes: a tree that does not fit into what is left of `free_bytes` waits until no other is being moved.
 
-    After an interruption no move begins. Those before their commit are aborted, and the others are finished.
+    After an interruption no move begins. Those before their commit are aborted, and the others are finished. No move
+    begins either after two, one after the other, that have lost their connection, or had none.
     """
-    moves = _Moves(jobs, repository, command, free_bytes, report)
+    moves = _Moves(jobs, repository, command, free_bytes, report, host)
     is_interrupted = False
     with interrupts_deferred():
         while moves.waiting or moves.running:
@@ -129,7 +132,11 @@ class _Moves:
         command: Callable[[RunningJob], Sequence[str]],
         free_bytes: int,
         report: DrainReport,
+        host: str,
     ) -> None:
+        self._host = host
+        # Moves that failed one after the other because of the connection.
+        self._unconnected = 0
         self.waiting = deque(jobs)
         self.running: list[_Move] = []
         self.outcomes: list[MoveOutcome] = []
@@ -162,9 +169,7 @@ class _Moves:
         """Start no more, and have each that runs give up, or finish if it has passed its commit."""
         for move in self.running:
             move.give_up()
-        for job in self.waiting:
-            self._end(_make_outcome(job, "stayed", _INTERRUPTED))
-        self.waiting.clear()
+        self._leave_waiting(_INTERRUPTED)
 
     def wait(self) -> None:
         """Wait a moment for what the moves write, and for their ends."""
@@ -179,7 +184,20 @@ class _Moves:
         for move in ended:
             self.running.remove(move)
             move.end()
-            self._end(move.read_outcome(self._repository))
+            outcome = move.read_outcome(self._repository)
+            self._end(outcome)
+            self._unconnected = self._unconnected + 1 if move.is_unconnected(self._host) else 0
+            if self._unconnected >= _MOST_UNCONNECTED:
+                # Each would try for seconds, and find the same.
+                self._leave_waiting(
+                    f"not begun, because two moves before it failed: {outcome.why}",
+                    f"when crckpt can connect to {self._host} again: crckpt migrate --all {self._host}",
+                )
+
+    def _leave_waiting(self, why: str, hint: str = "") -> None:
+        for job in self.waiting:
+            self._end(_make_outcome(job, "stayed", why, hint))
+        self.waiting.clear()
 
     def _end(self, outcome: MoveOutcome) -> None:
         self.outcomes.append(outcome)
@@ -203,6 +221,7 @@ class _Move:
             os.set_blocking(descriptor, False)
         self._last_line = ""
         self._status = 0
+        self._error: _Error | None = None
 
     @property
     def descriptors(self) -> tuple[int, ...]:
@@ -242,12 +261,17 @@ class _Move:
         if document.result is not None:
             is_check = bool(document.result.get("check"))
             return _make_outcome(self.job, "movable" if is_check else "moved", result=document.result)
-        error = document.error
+        self._error = error = document.error
         if error is None:
             return self._look_up(repository)
         outcome = _BY_CODE.get(error.code, "stayed")
         why = _INTERRUPTED if error.code == Interrupted.exit_code else error.message
         return _make_outcome(self.job, outcome, why, error.hint, error.causes)
+
+    def is_unconnected(self, host: str) -> bool:
+        """Return whether the move failed because of the connection. An error that `host` has sent begins with it."""
+        error = self._error
+        return error is not None and error.code in _OF_CONNECTION and not error.message.startswith(f"{host}: ")
 
     def _look_up(self, repository: Repository) -> MoveOutcome:
         """Find where the tree of a crckpt that was killed is."""
@@ -285,6 +309,7 @@ class _Document(Struct, frozen=True):
     error: _Error | None = None
 
 
+_OF_CONNECTION: Final = (RemoteError.exit_code, MoveInDoubt.exit_code)
 _BY_CODE: Final[dict[int, Outcome]] = {MoveInDoubt.exit_code: "in-doubt", TargetNotRunning.exit_code: "ended"}
 
 

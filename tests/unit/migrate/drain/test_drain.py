@@ -58,6 +58,7 @@ def jobs() -> Iterator[tuple[RunningJob, ...]]:
 
 
 MUCH = 1 << 40
+HOST = "node2"
 
 
 def move(
@@ -65,7 +66,7 @@ def move(
 ) -> DrainResult:
     """Move the jobs, each by its program."""
     commands = {job: (sys.executable, "-c", code) for job, code in zip(jobs, programs, strict=True)}
-    return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines())
+    return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines(), HOST)
 
 
 def test_a_failure_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
@@ -87,6 +88,31 @@ def test_exit_codes_say_where_the_program_is(
     assert (found.outcome, found.hint) == (outcome, "h")
 
 
+@pytest.mark.parametrize("code", [30, 31])
+def test_a_host_that_is_lost_is_not_tried_again_and_again(
+    repository: Repository, jobs: tuple[RunningJob, ...], code: int
+) -> None:
+    found = move(repository, jobs, ERROR.format(code), ERROR.format(30), DONE, at_once=1).outcomes
+    assert [each.job for each in found] == [job.job for job in jobs]
+    last = found[2]
+    assert (last.outcome, last.why) == ("stayed", "not begun, because two moves before it failed: m")
+    assert last.hint == f"when crckpt can connect to {HOST} again: crckpt migrate --all {HOST}"
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        DONE,
+        ERROR.format(24),
+        # What the host has sent: it is there.
+        ERROR.format(30).replace("'m'", f"'{HOST}: m'"),
+    ],
+)
+def test_a_host_that_answers_is_tried_again(repository: Repository, jobs: tuple[RunningJob, ...], between: str) -> None:
+    found = move(repository, jobs, ERROR.format(30), between, DONE, at_once=1).outcomes
+    assert found[2].outcome == "moved"
+
+
 def test_a_program_that_has_ended_is_not_moved(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     ended = replace(jobs[0], root=replace(jobs[0].root, start=jobs[0].root.start - 1))
     (found,) = move(repository, (ended,), DONE).outcomes
@@ -103,7 +129,7 @@ while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
 """
     lines = Lines()
     commands = {job: (sys.executable, "-c", meet + DONE, job.job) for job in jobs}
-    result = drain(jobs, repository, commands.__getitem__, 2, MUCH, lines)
+    result = drain(jobs, repository, commands.__getitem__, 2, MUCH, lines, HOST)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     running = most = 0
     for line in lines.lines:
@@ -126,7 +152,7 @@ def test_programs_that_may_not_fit_together_are_moved_one_after_the_other(
 ) -> None:
     """Each has 1,000 bytes. The last decision is that of its own check."""
     lines = Lines()
-    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines)
+    result = drain(jobs, repository, lambda _job: (sys.executable, "-c", DONE), 3, free_bytes, lines, HOST)
     assert [outcome.outcome for outcome in result.outcomes] == ["moved"] * 3
     assert [line.split()[0] for line in lines.lines] == kinds.split()
 
@@ -166,7 +192,7 @@ def test_the_record_says_where_the_program_of_a_killed_crckpt_is(
 
 
 def test_what_cannot_be_started_stays(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
-    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines())
+    result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines(), HOST)
     assert [outcome.outcome for outcome in result.outcomes] == ["stayed", "stayed"]
 
 
@@ -217,7 +243,7 @@ store, pids, codes = map(json.loads, sys.argv[1:])
 jobs = [RunningJob(f"job{number}", proc.read_process(pid), 1) for number, pid in enumerate(pids)]
 programs = dict(zip(jobs, codes))
 words = lambda job: (sys.executable, "-c", programs[job])
-found = drain(jobs, Repository.open(Path(store)), words, 2, 1 << 40, Report())
+found = drain(jobs, Repository.open(Path(store)), words, 2, 1 << 40, Report(), "node2")
 print(json.dumps([found.interrupted, [(each.job, each.outcome, each.why) for each in found.outcomes]]))
 """
 
