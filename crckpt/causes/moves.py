@@ -94,6 +94,11 @@ MOVES = (
         "compressed",
         "free space there (crckpt rm, crckpt gc), or use another store there: --remote-store DIR",
     ),
+    Cause(
+        "move-full",
+        "the move needs at least {needed} in the store there, {directory}, and only {free} are free",
+        "free space there (crckpt rm, crckpt gc), or use another store there: --remote-store DIR",
+    ),
     Cause("no-criu", "no CRIU works there: {why}", "install one there: crckpt install-criu"),
     Cause(
         "connection-stays",

@@ -23,6 +23,7 @@ from crckpt.migrate.preflight.answers import decode_answers
 from crckpt.migrate.preflight.ask import ask
 from crckpt.migrate.preflight.questions import Questions, encode_questions
 from crckpt.migrate.preflight.report import Exchange, GateReport, make_report, plan_sending
+from crckpt.migrate.preflight.store_space import judge_store_space
 from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, Report
 from crckpt.migrate.resume import ResumeResult
 from crckpt.migrate.resume import resume as finish_move
@@ -35,7 +36,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import examined
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest
-from crckpt.ops.failures import preflight_refusal
+from crckpt.ops.failures import preflight_refusal, to_crckpt_error
 from crckpt.store import Repository
 from crckpt.store.moves import Move, read_move
 
@@ -156,7 +157,8 @@ def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) ->
     sent = time.time()
     connection.send(messages.Questions(encode_questions(questions)))
     answers = decode_answers(connection.receive(messages.Answers).content)
-    return questions, make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
+    report = make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
+    return questions, judge_store_space(report, target, answers, request.host)
 
 
 def resume(
@@ -190,14 +192,24 @@ def serve(context: Context) -> None:
     os.dup2(null, 0)
     os.dup2(2, 1)
     with Connection(incoming, outgoing, "the source") as connection:
-        try:
+        with _failure_sent(connection, context):
             repository = context.repository(create=True)
             connection.send(_make_hello(context, repository))
-        except CrckptError as error:
-            connection.send(messages.make_failed(error))
-            raise
         hello = connection.receive(messages.Hello)
-        Destination(context, repository, connection, hello).serve()
+        with _failure_sent(connection, context):
+            destination = Destination(context, repository, connection, hello)
+        destination.serve()
+
+
+@contextmanager
+def _failure_sent(connection: Connection, context: Context) -> Iterator[None]:
+    """If the block cannot use the store, say so to the other side, too."""
+    try:
+        yield
+    except (CrckptError, OSError) as error:
+        failure = to_crckpt_error(error, HostCannot, f"the store {context.store}")
+        connection.send(messages.make_failed(failure))
+        raise failure from error
 
 
 @contextmanager

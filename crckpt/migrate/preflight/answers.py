@@ -30,7 +30,7 @@ from crckpt.migrate.preflight.judge import Judgement, Survey, judge
 from crckpt.migrate.preflight.live_tree import list_image_sizes, plan_restore
 from crckpt.migrate.preflight.local_file import LocalFile
 from crckpt.migrate.preflight.look import look_for_files
-from crckpt.migrate.preflight.questions import Questions
+from crckpt.migrate.preflight.questions import Questions, Text
 from crckpt.migrate.wire.messages import Findings, encode_any
 from crckpt.model import MEBIBYTE, Count, Host
 from crckpt.ops.context import Context
@@ -53,6 +53,7 @@ class Answers(Struct, frozen=True):
     - `received`, `sent`: when the questions came and the answers went, in seconds since 1970 by this host's clock
     - `lacking`: the ids of files that are not there
     - `logs`: of those that the source completes, the ids and the sizes that they have there
+    - `store`, `store_free`: the directory of the store there, and its free bytes; None if that is not known
     """
 
     host: Host
@@ -62,6 +63,8 @@ class Answers(Struct, frozen=True):
     warnings: Findings = ()
     lacking: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
     logs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=1 << 20)] = ()
+    store: Text = ""
+    store_free: Count | None = None
 
 
 def answer(
@@ -77,10 +80,10 @@ def answer(
     planned = plan_restore(questions, version)
     if shares_kernel and namespace("self", "pid") == dict(questions.namespaces).get("pid"):
         # All that the tree has is in use: by the tree.
-        found = Judgement((cause("same-host").finding(),), ())
+        found, store_free = Judgement((cause("same-host").finding(),), ()), None
     else:
         survey = _survey(questions, planned, context, failure, move, shares_kernel=shares_kernel)
-        found = judge(questions, planned, survey)
+        found, store_free = judge(questions, planned, survey), survey.store_free
     return Answers(
         machine.describe_host(version, digest),
         received,
@@ -89,6 +92,8 @@ def answer(
         _to_answers(found.warnings),
         found.lacking,
         found.logs,
+        _to_text(str(context.store)),
+        store_free,
     )
 
 

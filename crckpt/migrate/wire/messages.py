@@ -273,6 +273,7 @@ class Failed(Message, frozen=True):
         """Make the error of this side from it; `side` names the other one."""
         # Its store is named by an option of this side.
         is_ours, hint = "--store DIR" in self.hint, self.hint.replace("--store DIR", "--remote-store DIR")
+        hint = hint.replace("free space (", "free space there (") if is_ours else hint
         hint = f"on {side}: {hint}" if hint and not is_ours else hint
         # What is refused there has changed nothing, on either side.
         kind = PreflightRefused if self.code == PreflightRefused.exit_code else RemoteError

@@ -16,12 +16,15 @@ from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, repor
 from image_sets import described, of_pages, store
 from msgspec.structs import replace
 
+from crckpt.causes import cause
 from crckpt.errors import PreflightRefused
 from crckpt.host.observe.sockets import find_port_release
 from crckpt.migrate.preflight.answers import answer
 from crckpt.migrate.preflight.questions import AskedName
+from crckpt.migrate.preflight.store_space import judge_growth, judge_store_space
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.context import Context
+from crckpt.ops.dump.growth import try_growth
 from crckpt.store import Repository
 
 pytestmark = pytest.mark.usefixtures("is_root")
@@ -425,6 +428,34 @@ def test_a_machine_that_lacks_something(target: Told, there: Path) -> None:
     told = report(asked, more, answers).blockers
     assert told[0].what.startswith(f"{HOST}: CRIU ")
     assert "there is older than CRIU 99.0 here" in told[0].what
+
+
+def test_the_store_there_is_too_small(target: Told, there: Path) -> None:
+    """What surely does not fit is refused; what may not fit is a warning; what will fit is neither."""
+    asked = target_at(target.pid, there)
+    memory = asked.observed.memory
+    questions = ask_about(asked)
+    answers = answer_in(NEW_PIDS, questions, there)
+    assert answers.store_free is not None
+    assert answers.store == str(there)
+
+    def judge(free: int | None) -> tuple[list[str], list[str]]:
+        tight = (cause("move-space").finding(needed="", free="", directory=""),)
+        told = replace(answers, warnings=tight, store_free=free)
+        found = judge_store_space(report(asked, questions, told), asked, told, HOST)
+        return [each.key for each in found.blockers], [each.key for each in found.warnings if "outside" not in each.key]
+
+    assert judge(4096) == (["move-full"], [])
+    # The memory of Python compresses well.
+    assert judge(memory - 1) == ([], [])
+    assert judge(memory) == judge(None) == ([], ["move-space"])
+    growth = try_growth(asked.observed, asked.job, asked.context, memory)
+    assert growth is not None
+    assert growth.least < growth.likely
+    between = replace(growth, least=1000, likely=3000)
+    assert judge_growth(between, 999) == "full"
+    assert judge_growth(between, 2999) == "tight"
+    assert judge_growth(between, 3000) == ""
 
 
 def test_another_architecture(target: Told, there: Path) -> None:
