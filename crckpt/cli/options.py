@@ -11,6 +11,7 @@ from typing import Annotated, Final
 import typer
 
 from crckpt.cli.help import ADVANCED, WHERE
+from crckpt.cli.output import print_progress
 from crckpt.config import COMPRESS_LEVELS, Config, parse
 from crckpt.errors import AGAIN_WITH_SUDO, HostCannot, IntegrityError, UsageError, error_text
 from crckpt.host.disk.checked_files import read_checked
@@ -185,6 +186,7 @@ def make_context(
         compress=configured.compress,
         config_digest=configured.digest,
         progress=progress,
+        say=print_progress,
     )
 
 

@@ -25,11 +25,15 @@ def ignore_progress(_done: int, _total: int) -> None:
     """Report progress to nobody."""
 
 
+def say_nothing(_line: str) -> None:
+    """Tell nobody what is done."""
+
+
 class Context(Struct, frozen=True):
     """The paths that the user named, and settings that several operations share.
 
     `compress` is a zstd level; None: chosen by the data. `copy_progress` is of CRIU's copy of a tree's memory,
-    `progress` of all that crckpt reads or writes itself.
+    `progress` of all that crckpt reads or writes itself. `say` shows the user what a command waits for.
     """
 
     store: Path
@@ -40,6 +44,7 @@ class Context(Struct, frozen=True):
     config_digest: str | None = None
     progress: Progress = ignore_progress
     copy_progress: Progress = ignore_progress
+    say: Callable[[str], None] = say_nothing
 
     def repository(self, *, create: bool = False) -> Repository:
         """Open the store. Raises StoreUnusable."""

@@ -130,6 +130,7 @@ def test_a_dump_waits_for_the_memory(crckpt: Crckpt, tmp_path: Path) -> None:
             tree.go_on()
             out, err = dump.communicate()
             assert dump.returncode == 0, (out, err)
+            assert err.count(f"waiting until all memory of PID {tree.pid} is there") == 1
         os.waitpid(tree.pid, 0)
         crckpt.run("restore", JOB, "--detach")
         assert tree.check() == "intact"

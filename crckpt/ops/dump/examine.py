@@ -151,7 +151,7 @@ def look_at_target(request: DumpRequest, context: Context, root: PinnedProcess) 
 
     Raises UsageError, TargetNotRunning, HostCannot.
     """
-    wait_until_complete(root.pid)
+    wait_until_complete(root.pid, context.say)
     return replace(_check_space(_observe_target(request, context, root.pid)), root=root)
 
 
@@ -164,7 +164,7 @@ def examine_target(
 
     `memory` is how many bytes of it will be dumped, None to measure it. `stores`: also a checkpoint is stored.
     """
-    wait_until_complete(root.pid)
+    wait_until_complete(root.pid, context.say)
     target = replace(_observe_target(request, context, root.pid, memory), root=root)
     if request.preflight or request.dry_run:
         # The warnings of a dump are shown when it is done: then it has fitted.

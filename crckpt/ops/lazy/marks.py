@@ -1,6 +1,7 @@
 """Marks of trees whose memory is being filled: a dump would miss what is not there yet.
 
-A mark is a file that the helper keeps locked as long as it fills. If the tree had to be ended, it says why.
+A mark is a file that the helper keeps locked as long as it fills. If the tree had to be ended, it says why. A helper
+that was killed leaves its mark, without a lock: the next one removes it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -25,9 +26,28 @@ def open_mark(root: int, start: int) -> int:
     """Make the mark of a tree, locked; return its descriptor. Raises OSError."""
     path = _directory() / f"{root}-{start}"
     make_runtime_directory(path)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    return descriptor
+    _remove_dead_marks()
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False)):
+                return descriptor
+        # Another helper took it for a dead one before it was locked.
+        os.close(descriptor)
+
+
+def _remove_dead_marks() -> None:
+    """Remove the marks of helpers that have ended, except for those that say why."""
+    for path, descriptor in _open_marks():
+        try:
+            with suppress(OSError):
+                # Whoever waits for it holds a lock, too.
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if not os.fstat(descriptor).st_size:
+                    path.unlink(missing_ok=True)
+        finally:
+            os.close(descriptor)
 
 
 def wait_until_released(root: int, start: int) -> None:
@@ -52,22 +72,35 @@ def is_incomplete(pid: int) -> bool:
     return False
 
 
-def wait_until_complete(root: int) -> None:
-    """Wait while crckpt fills the memory of the tree below `root`."""
-    for descriptor in _open_marks():
+def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
+    """Wait while crckpt fills the memory of the tree below `root`; `say` what it waits for."""
+    is_said = False
+    for _, descriptor in _open_marks():
         try:
             # A child may have left the tree that the mark names, so it does not tell which processes it is of.
             if (process := proc.read_process(root)) and any(map(is_incomplete, proc.read_tree(process).pids)):
+                if not is_said and _is_locked(descriptor):
+                    is_said = True
+                    say(f"waiting until all memory of PID {root} is there: crckpt still reads it from a store ...")
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
 
 
-def _open_marks() -> Iterator[int]:
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _open_marks() -> Iterator[tuple[Path, int]]:
+    """Open all marks; yield each with its path."""
     with suppress(FileNotFoundError):
         for path in sorted(_directory().iterdir()):
             with suppress(OSError):
-                yield os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+                yield path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _directory() -> Path:

@@ -1,0 +1,76 @@
+"""Marks of trees whose memory is being filled."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.disk.files import runtime_directory
+from crckpt.ops.lazy.marks import open_mark, remove_mark, wait_until_released
+
+ROOT, START = 1 << 30, 77
+
+
+@pytest.fixture
+def marks() -> Path:
+    """The directory of the marks: other tests may have some in it."""
+    return runtime_directory() / "filling"
+
+
+def test_the_mark_of_a_helper_that_was_killed_is_removed_by_the_next_one(marks: Path) -> None:
+    killed, failed, living = (marks / f"{ROOT + number}-{START}" for number in range(3))
+    os.close(open_mark(ROOT, START))
+    reason = open_mark(ROOT + 1, START)
+    os.write(reason, b"there was damage\n")
+    os.close(reason)
+    held = open_mark(ROOT + 2, START)
+    new = open_mark(ROOT + 3, START)
+    try:
+        assert not killed.exists()
+        assert failed.read_text() == "there was damage\n"
+        assert living.exists()
+    finally:
+        for number in range(4):
+            remove_mark(ROOT + number, START)
+        os.close(held)
+        os.close(new)
+
+
+def test_a_mark_that_was_removed_before_it_was_locked_is_made_again(marks: Path) -> None:
+    """Another helper has it locked, and takes it for a dead one."""
+    path = marks / f"{ROOT}-{START}"
+    first = open_mark(ROOT, START)
+    opened: list[int] = []
+    thread = threading.Thread(target=lambda: opened.append(open_mark(ROOT, START)))
+    thread.start()
+    try:
+        while not _is_waited_for(path):
+            thread.join(0.01)
+        remove_mark(ROOT, START)
+        os.close(first)
+        thread.join()
+        assert os.path.samestat(os.fstat(opened[0]), path.stat())
+        with pytest.raises(BlockingIOError):
+            _lock(path)
+        os.close(opened[0])
+        wait_until_released(ROOT, START)
+    finally:
+        remove_mark(ROOT, START)
+
+
+def _is_waited_for(path: Path) -> bool:
+    """Whether somebody waits for the lock on a file, as /proc/locks shows it."""
+    inode = path.stat().st_ino
+    return any("->" in line and f":{inode} " in line for line in Path("/proc/locks").read_text().splitlines())
+
+
+def _lock(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(descriptor)
