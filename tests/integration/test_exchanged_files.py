@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 from command import Crckpt
 from stopped import JOB, stopped
-from trees import NOBODY, PYTHON, Case, Tree
+from trees import NOBODY, PYTHON, Case, Tree, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -94,6 +97,73 @@ def test_a_program_of_roots_gets_no_file_that_a_user_put_in_a_directory_of_their
         said = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED)
         assert "nobody" in said.err
         assert secret.read_bytes() == before
+
+
+USES: Final = {
+    "read": "f = os.open(path, os.O_RDONLY)",
+    "append": "f = os.open(path, os.O_WRONLY | os.O_APPEND)",
+    "execute": "m = mmap.mmap(os.open(path, os.O_RDONLY), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC)",
+    "share": "m = mmap.mmap(os.open(path, os.O_RDWR), 0, mmap.MAP_SHARED)",
+}
+USER: Final = """import mmap, os, signal, sys
+path, ready = sys.argv[1:]
+{}
+open(ready, "w").close()
+while True: signal.pause()
+"""
+ANOTHER: Final = NOBODY - 1
+
+
+@pytest.mark.parametrize("owner", [0, NOBODY])
+@pytest.mark.parametrize("use", USES)
+def test_a_file_that_another_user_has_put_into_a_directory_for_all_is_not_taken(
+    crckpt: Crckpt, secret: Path, use: str, owner: int
+) -> None:
+    """As in /tmp once a file there was removed: that user would decide what root's program reads, or executes."""
+    public = secret.parent / "public"
+    public.mkdir()
+    public.chmod(0o1777)
+    file = public / "file"
+    _make(file, owner)
+    with _using(crckpt, USES[use], file) as pid:
+        file.unlink()
+        _make(file, ANOTHER)
+        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED).err
+        assert f"{file}, a file of process {pid}" in said
+        assert "that user may have put it there" in said
+        assert not Path(f"/proc/{pid}").exists()
+        assert "may have put it there" in crckpt.run("rehearse", JOB, status=25).err
+        # The same user's new file is taken: they could change the old one as well.
+        file.unlink()
+        _make(file, owner)
+        crckpt.run("restore", JOB, "--detach", "--grown", "keep")
+
+
+@contextmanager
+def _using(crckpt: Crckpt, use: str, file: Path) -> Iterator[int]:
+    """A program of root's that uses the file, and was dumped and ended: its PID."""
+    ready = file.parent.parent / "ready"
+    words = (PYTHON, "-c", USER.format(use), str(file), str(ready))
+    null = subprocess.DEVNULL
+    program = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True, close_fds=True)
+    try:
+        wait_for(ready.exists, 60, "the program")
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait()
+        yield program.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(program.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            # A restored one has its PID, and is ours by adoption.
+            os.waitpid(program.pid, 0)
+
+
+def _make(file: Path, owner: int) -> None:
+    file.write_bytes(b"1" * 8192)
+    file.chmod(0o644)
+    os.chown(file, owner, owner)
+    os.utime(file, (0, 0))
 
 
 def _exchange(tree: Tree, secret: Path) -> None:

@@ -63,7 +63,8 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
         "uptime_ticks": proc.uptime_ticks(),
         "append_sizes": appended,
         "attributes": record,
-        "files": files,
+        "files": files.known,
+        "file_owners": files.owners,
         "tracked_root": _identify_tracked_root(target),
     }
 

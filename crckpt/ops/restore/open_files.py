@@ -1,8 +1,9 @@
 """Check that a restored tree has its own files open, not files that a user put in their place.
 
 CRIU opens the files of a tree by their paths, with root's rights. A user who can change a path can put a link to any
-file there at any moment. Each must be the file that the tree had, or one that the program and every user who can change
-the path could open too.
+file there at any moment, or a file of their own. Each must be the file that the tree had, or one that the program and
+every user who can change the path could open too. It must belong to the owner that it had, to root, to the program's
+user, or to a user who has a directory of the path: another user could choose what the program reads, or executes.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -19,7 +20,15 @@ from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import Changers, PathChangers
-from crckpt.host.disk.users import LinkTarget, User, find_refused_user, read_link_target, user_name, users_of
+from crckpt.host.disk.users import (
+    LinkTarget,
+    User,
+    find_refused_user,
+    read_link_target,
+    read_user,
+    user_name,
+    users_of,
+)
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
 from crckpt.images.mm import PROT_WRITE
@@ -36,12 +45,18 @@ _PROCESS: Final = re.compile(r"/proc/(\d+)/")
 class RecordedFiles(Struct, frozen=True):
     """The files that a tree had open at the dump, by path: file system, inode, and whether for writing.
 
-    It has the paths that users other than root can change. `by_inode`: compare inodes alone, because the restored tree
-    has other file systems.
+    It has the paths that users other than root can change. `owners`: the owners that each file had; older checkpoints
+    have none. `by_inode`: compare inodes alone, because the restored tree has other file systems.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
+    owners: dict[str, list[int]] = {}
     by_inode: bool = False
+
+    @classmethod
+    def of_details(cls, details: Mapping[str, Any], *, by_inode: bool = False) -> RecordedFiles:
+        """Return the files in the details of a checkpoint."""
+        return cls(details.get("files", {}), details.get("file_owners", {}), by_inode)
 
     def has(self, found: LinkTarget, *, writes: bool) -> bool:
         """Return whether the tree had this file open at this path."""
@@ -133,7 +148,10 @@ class _Check:
         theirs = (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
         found = read_link_target(used.link)
         if who := self._changers(used.file):
-            if found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
+            # First: the file system may give a new file the inode of the one that was there.
+            if found is not None and self._is_planted(found, used, {*who.users, *(each.uid for each in theirs)}):
+                yield _planted_finding(process, used, found)
+            elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
                 yield from self._refusals(process, used, (*theirs, *others) or users_of(who))
         elif theirs and self._is_of_another(used) and (found is None or found.owner != theirs[0].uid):
@@ -152,6 +170,11 @@ class _Check:
             return False
         return found.owner == uid or self._known.has(found, writes=bool(used.access & os.W_OK))
 
+    def _is_planted(self, found: LinkTarget, used: _FileInUse, trusted: set[int]) -> bool:
+        """Return whether the file belongs to a user who had no power over the file that the tree had there."""
+        owners = self._known.owners.get(find_needed_path(used.file))
+        return owners is not None and found.owner not in {0, *trusted, *owners}
+
     def _refusals(self, process: ImageProcess, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
         try:
             who = find_refused_user(used.link, used.access, users, self._root)
@@ -160,6 +183,11 @@ class _Check:
             who = users[0]
         if who is not None:
             yield _exchange_finding(process, used, who)
+
+
+def _planted_finding(process: ImageProcess, used: _FileInUse, found: LinkTarget) -> Finding:
+    values = {"path": used.file.path, "found": found.path, "user": user_name(read_user(found.owner))}
+    return cause("file-planted").finding(pid=process.pid, comm=process.comm, **values)
 
 
 def _exchange_finding(process: ImageProcess, used: _FileInUse, who: User) -> Finding:

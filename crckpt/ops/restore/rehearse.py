@@ -140,7 +140,7 @@ def _rehearse(
             attributes=attributes,
             pipes=read_pipes(repository, checkpoint, verdict.two_way_pipes),
             # On an overlay the files are on another file system.
-            recorded=RecordedFiles(details.get("files", {}), by_inode=True),
+            recorded=RecordedFiles.of_details(details, by_inode=True),
             rights=read_rights(read_file(repository, checkpoint, core), core),
         )
         run = run_isolated(isolated, limit)

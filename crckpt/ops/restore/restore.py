@@ -238,7 +238,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             early.close()
             attributes.enter_session()
             criu = stack.enter_context(launched_criu(attempt, outside, tree))
-        recorded = RecordedFiles(details.get("files", {}))
+        recorded = RecordedFiles.of_details(details)
         # Only until the tree runs: its files are its own then.
         with files_rewound(checkpoint, verdict) as kept:
             verdict = replace(verdict, warnings=tuple(name_kept_files(verdict.warnings, kept)))

@@ -44,6 +44,7 @@ class _Details(Struct, frozen=True):
     append_sizes: dict[str, Count] = {}
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
+    file_owners: dict[str, tuple[Count, ...]] = {}
     tracked_root: RootIdentity | None = None
     uptime_ticks: Count | None = None
 

@@ -13,7 +13,7 @@ from other_user import NOBODY
 from small_programs import WAITS, program, read
 
 from crckpt.host import proc
-from crckpt.ops.dump.open_files import record
+from crckpt.ops.dump.open_files import OpenFiles, record
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
 OPENS = "os.chdir({0!r}); files = [os.open(name, flags) for name, flags in {1!r}]"
@@ -40,6 +40,10 @@ def root(place: Path) -> Iterator[proc.Process]:
 
 
 def recorded(root: proc.Process) -> dict[str, list[tuple[int, int, int]]]:
+    return recorded_files(root).known
+
+
+def recorded_files(root: proc.Process) -> OpenFiles:
     observed = observe_live(root)
     return record(observed.tree, observed.descriptors)
 
@@ -60,6 +64,14 @@ def test_files_that_another_user_could_replace(root: proc.Process, place: Path) 
     assert files[f"{place}/mapped"] == [identity(place / "mapped", 0), identity(place / "mapped", 1)]
 
 
+def test_the_owners_of_files(root: proc.Process, place: Path) -> None:
+    os.chown(place / "read", NOBODY, NOBODY)
+    owners = recorded_files(root).owners
+    assert owners[f"{place}/read"] == [NOBODY]
+    assert owners[f"{place}/written"] == owners[f"{place}/mapped"] == [0]
+    assert "/etc/passwd" not in owners
+
+
 def test_a_file_that_is_replaced_is_recorded_as_it_was(root: proc.Process, place: Path) -> None:
     """Its name leads to another file now."""
     before = identity(place / "read", 0)
@@ -74,11 +86,11 @@ def test_what_may_be_of_another_file_or_process_is_not_recorded(root: proc.Proce
     observed = observe_live(root)
     unknown = tuple(replace(found, identity=(0, 0)) for found in observed.descriptors)
     other = replace(root, start=root.start + 1)  # another process has got its PID
-    assert record(proc.Tree(other, (other,)), unknown) == {}
+    assert record(proc.Tree(other, (other,)), unknown) == OpenFiles({}, {})
 
 
 def test_files_of_a_process_that_has_ended_are_not_read(root: proc.Process) -> None:
     observed = observe_live(root)
     os.kill(root.pid, 9)
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-    assert record(observed.tree, ()) == {}
+    assert record(observed.tree, ()) == OpenFiles({}, {})
