@@ -18,6 +18,8 @@ from crckpt.store.backend.flock import holders
 
 MESSAGES = ("send.", "sent.", "receive.")
 
+pytestmark = pytest.mark.any_python
+
 
 @pytest.fixture(scope="module")
 def forked() -> Iterator[Writers]:
