@@ -17,6 +17,7 @@ from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
 from crckpt.host.disk import space
+from crckpt.host.steps import limit
 from crckpt.migrate.addresses import check_source, list_source_addresses
 from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.preflight.answers import decode_answers
@@ -41,7 +42,7 @@ from crckpt.store import Repository
 from crckpt.store.moves import Move, read_move
 
 # Seconds. A crckpt on the other host notices a lost connection only after its patience.
-_FINISH_WITHIN_S: Final = 4 * PATIENCE_S
+_FINISH_WITHIN_S: Final = limit("CRCKPT_FINISH_S", 4 * PATIENCE_S)
 _BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 
 

@@ -14,7 +14,8 @@ from hosts import HOSTS, PROGRAMS, PYTHON, Process, Result, TwoHosts, wait_for
 SERVER: Final = "numbered_server.py"
 STORE: Final = "/var/lib/crckpt"
 JOB: Final = "numbers"
-PATIENCE: Final = "CRCKPT_PATIENCE_S=3"
+# How long crckpt waits for a sign of life; and tries to finish a move before it says how, which `judge` then does.
+LIMITS: Final = ("CRCKPT_PATIENCE_S=3", "CRCKPT_FINISH_S=3")
 FAULTY: Final = "/usr/local/sbin/crckpt-at-fault"
 STEPS: Final = "/run/crckpt-steps"
 _SIDES: Final = HOSTS[:2]
@@ -24,7 +25,7 @@ FIRST: Final = {"source": "move.handing-over", "destination": "move.receiving"}
 
 def arrange(lab: TwoHosts, host: str, *environment: str) -> str:
     """Make a command on a host that is crckpt with this environment; return its path."""
-    settings = " ".join(map(shlex.quote, (PATIENCE, *environment)))
+    settings = " ".join(map(shlex.quote, (*LIMITS, *environment)))
     script = f'#!/bin/sh\nexec env {settings} crckpt "$@"\n'
     lab.run(host, "sh", "-c", f"cat > {FAULTY} && chmod 755 {FAULTY}", stdin=script)
     return FAULTY

@@ -106,7 +106,8 @@ def test_restore_fails(lab: Namespaces) -> None:
             for one in stopped:
                 lab.send_signal(one, signal.SIGCONT)
             done = end(process)
-            assert done.status == 30
+            assert done.status == 24
+            assert f"PID {pid}" in done.err
             assert judge(lab, str(done)) == "source"
         finally:
             lab.end("sleep", "destination")
