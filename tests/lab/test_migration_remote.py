@@ -130,7 +130,7 @@ def rename(lab: Namespaces, device: str, name: str) -> None:
 def test_a_crckpt_that_is_killed_over_there(lab: Namespaces, moment: str) -> None:
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={moment}")
-        (stopped,) = [each for each in wait_until_stopped(lab, "destination") if "receive" in each.command]
+        (stopped,) = [each for each in wait_until_stopped(lab, "destination", process) if "receive" in each.command]
         lab.send_signal(stopped, signal.SIGKILL)
         done = end(process)
         assert done.status == _FAILED_THERE

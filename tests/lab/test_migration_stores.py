@@ -70,7 +70,7 @@ def test_a_restore_with_new_pids_is_refused_while_the_program_moves(
 ) -> None:
     with sleeping(lab) as pid:
         process = migrate_with_fault(lab, pid, "source", f"CRCKPT_STOP_AT={moment}")
-        (stopped,) = wait_until_stopped(lab, "source")
+        (stopped,) = wait_until_stopped(lab, "source", process)
         try:
             assert message in lab.run("source", "env", "CRCKPT_LOCK_S=1", *NEW_PIDS, status=status).err
         finally:
@@ -84,7 +84,7 @@ def test_a_program_does_not_move_while_it_is_restored(lab: Namespaces, words: tu
     with sleeping(lab) as pid:
         crckpt = arrange(lab, "source", "CRCKPT_STOP_AT=restore-lock.write")
         restore = lab.open("source", crckpt, *words[1:])
-        (stopped,) = wait_until_stopped(lab, "source")
+        (stopped,) = wait_until_stopped(lab, "source", restore)
         try:
             migrate = ("env", "CRCKPT_LOCK_S=1", "crckpt", "migrate", str(pid), "destination", JOB)
             refused = lab.run("source", *migrate, status=LOCKED)

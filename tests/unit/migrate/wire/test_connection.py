@@ -27,7 +27,7 @@ from connected import (
 )
 from msgspec.structs import replace
 
-from crckpt.errors import RemoteError
+from crckpt.errors import PreflightRefused, RemoteError
 from crckpt.migrate.wire import frames, messages
 from crckpt.migrate.wire.connection import Connection, ConnectionLost, ProtocolError
 from crckpt.migrate.wire.frames import BEAT, DATA
@@ -141,7 +141,7 @@ def test_an_unexpected_message_is_named() -> None:
 def test_failed_and_abort_are_raised_where_they_are_not_expected() -> None:
     with connected() as (source, destination):
         destination.send(Failed(24, "PID 5 is in use", "end it", ("one",)))
-        with pytest.raises(RemoteError, match=r"\Adestination: PID 5 is in use\Z") as caught:
+        with pytest.raises(PreflightRefused, match=r"\Adestination: PID 5 is in use\Z") as caught:
             source.receive(Running)
         assert caught.value.hint == "on destination: end it"
         source.send(Abort("^C"))
