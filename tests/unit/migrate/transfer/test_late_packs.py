@@ -35,7 +35,9 @@ def test_one_that_reads_no_answers_takes_no_memory(tmp_path: Path, size: int) ->
         frames, queued = source.queued
         assert frames <= 4097
         assert queued <= 33 * MOST_READ
-    thread.join()
+        source.close()
+        # Before its descriptor is closed, whose number may be given again.
+        thread.join()
 
 
 def test_what_was_not_offered_is_not_read(tmp_path: Path) -> None:
