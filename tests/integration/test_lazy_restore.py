@@ -112,6 +112,23 @@ def test_a_helper_without_its_guard_goes_on(crckpt: Crckpt, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("adopted")
+def test_a_tree_that_has_lost_memory_is_not_dumped(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Helper and guard were killed at once: it has zeros where pages were missing."""
+    with restored_lazily(crckpt, tmp_path) as tree:
+        # The guard must not see the end of the helper.
+        os.kill(tree.guard, signal.SIGSTOP)
+        os.kill(tree.helper, signal.SIGKILL)
+        os.kill(tree.guard, signal.SIGKILL)
+        wait_for(lambda: not runs(tree.guard) and not runs(tree.helper), 60, "their end")
+        refused = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=20)
+        assert f"memory of PID {tree.pid} was lost" in refused.err
+        os.kill(tree.pid, signal.SIGKILL)
+        os.waitpid(tree.pid, 0)
+        crckpt.run("restore", JOB, "--detach")
+        assert tree.check() == "intact"
+
+
+@pytest.mark.usefixtures("adopted")
 def test_a_tree_that_ends_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.pid, signal.SIGKILL)

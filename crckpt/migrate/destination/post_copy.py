@@ -11,7 +11,7 @@ from crckpt.migrate.transfer.receive_packs import Receiver
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.messages import CheckRestore, Offer, Prepare
 from crckpt.ops.lazy.client import Filler
-from crckpt.ops.lazy.marks import wait_until_released
+from crckpt.ops.lazy.guard import end_unfilled
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.format.manifest import unseal
 from crckpt.store.moves import Move
@@ -56,6 +56,6 @@ class PostCopy:
 
 
 def wait_until_decided(move: Move | None) -> None:
-    """Wait while a helper fills the memory of the tree of a move, or ends the tree."""
+    """Wait while a helper fills the memory of the tree of a move, or ends the tree. End it if nobody does either."""
     if move is not None and move.root is not None:
-        wait_until_released(move.root.pid, move.root.start)
+        end_unfilled(move.root.pid, move.root.start)

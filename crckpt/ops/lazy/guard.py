@@ -2,7 +2,8 @@
 
 If the last descriptor of a userfaultfd is closed, the kernel supplies zeros for all pages that are still missing. So
 two processes hold these descriptors, in one table: the one that fills, and its parent, which does nothing but wait. If
-the first one dies, the parent ends the tree, and only then itself.
+the first one dies, the parent ends the tree, and only then itself. If both are killed, the crckpt that finds the tree
+ends it: `end_unfilled`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import msgspec
 
 from crckpt.host import proc
 from crckpt.host.syscalls.clone import fork_with_same_descriptors
-from crckpt.ops.lazy.marks import is_incomplete
+from crckpt.ops.lazy.marks import is_incomplete, is_unfilled, wait_until_released
 
 _SIZE: Final = 4 << 20
 _POLL_S: Final = 0.01
@@ -57,6 +58,13 @@ def fork_guarded(tree: GuardedTree) -> None:
             _end(tree.read())
     finally:
         os._exit(0 if status == 0 else 1)
+
+
+def end_unfilled(root: int, start: int) -> None:
+    """Wait while a helper fills the memory of this tree. End the tree if helper and guard were killed before that."""
+    wait_until_released(root, start)
+    if is_unfilled(root, start):
+        _end(((root, start),))
 
 
 def _end(tasks: tuple[_Task, ...]) -> None:

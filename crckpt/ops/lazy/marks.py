@@ -1,7 +1,8 @@
 """Marks of trees whose memory is being filled: a dump would miss what is not there yet.
 
-A mark is a file that the helper keeps locked as long as it fills. If the tree had to be ended, it says why. A helper
-that was killed leaves its mark, without a lock: the next one removes it.
+A mark is a file that the helper keeps locked as long as it fills, and removes once all memory is there. If the tree
+had to be ended, it says why. If helper and guard were killed, it is there without a lock: if its tree lives, that has
+found zeros in its memory; otherwise the next helper removes it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.disk.files import runtime_directory
 from crckpt.host.disk.runtime_directory import make_runtime_directory
@@ -24,7 +26,7 @@ _WAITS: Final = re.compile(r"^VmFlags:.* um\b", re.MULTILINE)
 
 def open_mark(root: int, start: int) -> int:
     """Make the mark of a tree, locked; return its descriptor. Raises OSError."""
-    path = _directory() / f"{root}-{start}"
+    path = _path(root, start)
     make_runtime_directory(path)
     _remove_dead_marks()
     while True:
@@ -38,13 +40,13 @@ def open_mark(root: int, start: int) -> int:
 
 
 def _remove_dead_marks() -> None:
-    """Remove the marks of helpers that have ended, except for those that say why."""
+    """Remove the marks of helpers that have ended, except for those that say why, and those of living trees."""
     for path, descriptor in _open_marks():
         try:
             with suppress(OSError):
                 # Whoever waits for it holds a lock, too.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(descriptor).st_size:
+                if not os.fstat(descriptor).st_size and not _is_of_living(path):
                     path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
@@ -53,7 +55,7 @@ def _remove_dead_marks() -> None:
 def wait_until_released(root: int, start: int) -> None:
     """Wait while a helper fills the memory of this tree, or ends it."""
     with suppress(FileNotFoundError):
-        descriptor = os.open(_directory() / f"{root}-{start}", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(_path(root, start), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
@@ -62,7 +64,12 @@ def wait_until_released(root: int, start: int) -> None:
 
 def remove_mark(root: int, start: int) -> None:
     """Remove the mark of a tree whose memory is complete."""
-    (_directory() / f"{root}-{start}").unlink(missing_ok=True)
+    _path(root, start).unlink(missing_ok=True)
+
+
+def is_unfilled(root: int, start: int) -> bool:
+    """Return whether this tree lives, and nobody fills its memory any more. Call `wait_until_released` before."""
+    return _path(root, start).exists() and proc.start_time(root) == start
 
 
 def is_incomplete(pid: int) -> bool:
@@ -73,7 +80,10 @@ def is_incomplete(pid: int) -> bool:
 
 
 def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
-    """Wait while crckpt fills the memory of the tree below `root`; `say` what it waits for."""
+    """Wait while crckpt fills the memory of the tree below `root`; `say` what it waits for.
+
+    Raises HostCannot if nobody fills it any more.
+    """
     is_said = False
     for _, descriptor in _open_marks():
         try:
@@ -85,6 +95,14 @@ def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
+    start = proc.start_time(root)
+    if start is not None:
+        wait_until_released(root, start)
+        if is_unfilled(root, start):
+            raise HostCannot(
+                f"memory of PID {root} was lost: what filled it was killed",
+                hint=f"end it (kill -9 {root}) and restore its last checkpoint: crckpt restore JOB",
+            )
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -101,6 +119,15 @@ def _open_marks() -> Iterator[tuple[Path, int]]:
         for path in sorted(_directory().iterdir()):
             with suppress(OSError):
                 yield path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _is_of_living(mark: Path) -> bool:
+    pid, _, start = mark.name.partition("-")
+    return pid.isdecimal() and str(proc.start_time(int(pid))) == start
+
+
+def _path(root: int, start: int) -> Path:
+    return _directory() / f"{root}-{start}"
 
 
 def _directory() -> Path:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.host.disk.files import runtime_directory
-from crckpt.ops.lazy.marks import open_mark, remove_mark, wait_until_released
+from crckpt.host.proc import start_time
+from crckpt.ops.lazy.marks import is_unfilled, open_mark, remove_mark, wait_until_released
 
 ROOT, START = 1 << 30, 77
 
@@ -37,6 +38,21 @@ def test_the_mark_of_a_helper_that_was_killed_is_removed_by_the_next_one(marks: 
         for number in range(4):
             remove_mark(ROOT + number, START)
         os.close(held)
+        os.close(new)
+
+
+def test_the_mark_of_a_tree_that_lives_stays(marks: Path) -> None:
+    """Its helper was killed: it has lost memory, which the mark says."""
+    us, start = os.getpid(), start_time(os.getpid())
+    assert start is not None
+    os.close(open_mark(us, start))
+    new = open_mark(ROOT, START)
+    try:
+        assert (marks / f"{us}-{start}").exists()
+        assert is_unfilled(us, start)
+    finally:
+        remove_mark(us, start)
+        remove_mark(ROOT, START)
         os.close(new)
 
 
