@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from processes import KILLED
+
 PROJECT: Final = Path(__file__).resolve().parents[2]
 PROGRAMS: Final = PROJECT / "tests/programs"
 HOSTS: Final = ("source", "destination", "client")
@@ -37,7 +39,7 @@ class Result(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A process of a host: its PID there, its start in ticks since the boot, its state as in proc_pid_stat(5)."""
+    """A process of a host: its PID there, its start in ticks since the boot, its state as processes.py says it."""
 
     host: str
     pid: int
@@ -52,8 +54,8 @@ class Process(NamedTuple):
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not ended, and neither a tracer nor a signal holds it."""
-        return self.is_live and self.state not in ("t", "T")
+        """Whether it has not ended, was not killed, and neither a tracer nor a signal holds it."""
+        return self.is_live and self.state not in ("t", "T", KILLED)
 
     def is_same(self, other: Process) -> bool:
         """Whether they are the same process, perhaps in another state."""
@@ -143,8 +145,7 @@ class TwoHosts(ABC):
         """Return the running copies of a program that moves between source and destination if there are two, else ().
 
         The hosts are looked at one after the other: on one of them the same copy is there before and after the other
-        host has one. A host where a CRIU runs has none: what CRIU has built waits, untraced, and what it has killed may
-        still be ending.
+        host has one. A host where a CRIU runs has none: what CRIU has built waits, untraced.
         """
         return self._find_doubled(program, *HOSTS[1::-1]) or self._find_doubled(program, *HOSTS[:2])
 
