@@ -18,6 +18,7 @@ from hosts import HOSTS, NumberedClient, Process, Result, TwoHosts, talking, wai
 from migrations import (
     FAULTY,
     FIRST,
+    SERVER,
     STEPS,
     STORE,
     arrange,
@@ -69,11 +70,22 @@ def _kill_criu(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
 
 
 def _fill_disk(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
+    fill_disk(lab, side)
+    _signal(lab, stopped, signal.SIGCONT)
+
+
+def fill_disk(lab: TwoHosts, side: str) -> None:
+    """Fill the file system of a side's store, until `free_disk`."""
     used = int(lab.run(side, "df", "--output=used", "-k", STORE).out.split()[-1])
     lab.run(side, "mount", "-o", f"remount,size={used + 1024}k", STORE)
     filled = lab.run(side, "dd", "if=/dev/zero", f"of={_FILLING}", "bs=4k", "count=4k", status=None)
     assert "No space left" in filled.err
-    _signal(lab, stopped, signal.SIGCONT)
+
+
+def free_disk(lab: TwoHosts, side: str) -> None:
+    """Give a store that was filled its room again."""
+    lab.run(side, "rm", "-f", _FILLING)
+    lab.run(side, "mount", "-o", "remount,size=90%", STORE)
 
 
 def _cut(cut: Callable[[TwoHosts], None]) -> Fault:
@@ -156,8 +168,7 @@ def strike(lab: TwoHosts, pid: int, fault: str, moment: Moment, *options: str) -
     finally:
         lab.heal()
         if fault == "full disk":
-            lab.run(side, "rm", "-f", _FILLING)
-            lab.run(side, "mount", "-o", "remount,size=90%", STORE)
+            free_disk(lab, side)
 
 
 def _wait_until_struck(lab: TwoHosts, side: str, process: subprocess.Popen[str]) -> list[Process]:
@@ -172,9 +183,12 @@ def strike_connected(lab: TwoHosts, fault: str, moment: Moment, version: int) ->
     try:
         with served(lab, "--memory", "1", address=lab.service(version)) as pid, talking(lab, version) as client:
             client.wait_for_replies(5)
-            done = strike(lab, pid, fault, moment, *move_address(lab, version))
-            host = judge(lab, str(done), version)
+            with lab.watched(SERVER) as watch:
+                done = strike(lab, pid, fault, moment, *move_address(lab, version))
+                host = judge(lab, str(done), version)
             check_client(client, host, str(done))
+            # What a killed CRIU has built never runs, but looks as if it did.
+            assert fault == "criu killed" or watch.doubled == (), f"two copies ran: {watch.doubled}\n{done}"
     finally:
         lab.bring_service_back(version)
 
@@ -199,6 +213,51 @@ def noted(wrong: list[str], what: str) -> Iterator[None]:
         yield
     except AssertionError as error:
         wrong.append(f"{what}: {error}")
+
+
+LOG: Final = "/srv/served/log"
+_LOGGED: Final = ("sh", "-c", f'mkdir -p $(dirname {LOG}) && echo started >>{LOG} && exec "$@" >>{LOG}', "sh")
+_SENDING: Final = ("--send-files", "--before-freeze", f"echo frozen next >>{LOG}", "--address-hook", "true")
+"""The options of a move with all that may come before the hand-over: files, a log that grows, hooks."""
+
+
+def find_kinds_before(lab: TwoHosts) -> list[Moment]:
+    """Move a program with a log, which is sent; return each kind of step before the hand-over, where it comes first."""
+    for host in SIDES:
+        arrange(lab, host, f"CRCKPT_STEPS_FILE={STEPS}")
+    try:
+        with served(lab, "--memory", "1", started_by=_LOGGED) as pid:
+            lab.run("source", *migrate_words(pid, *_SENDING))
+            steps = {host: lab.run(host, "cat", STEPS).out.split() for host in SIDES}
+    finally:
+        _remove_logs(lab)
+    return [
+        (side, f"{name}:1") for side in SIDES for name in dict.fromkeys(steps[side][: steps[side].index(FIRST[side])])
+    ]
+
+
+def strike_before(lab: TwoHosts, fault: str, moment: Moment) -> None:
+    """Move a program with a log, with a fault at that moment. If it runs on here, the same command moves it then."""
+    try:
+        with served(lab, "--memory", "1", started_by=_LOGGED) as pid, lab.watched(SERVER) as watch:
+            said = str(strike(lab, pid, fault, moment, *_SENDING))
+            if judge(lab, said) == "source":
+                for host in SIDES:
+                    arrange(lab, host)
+                said += str(lab.run("source", *migrate_words(pid, *_SENDING)))
+                assert judge(lab, said) == "destination"
+            logs = [lab.run(host, "cat", LOG).out for host in SIDES]
+            assert logs[0] == logs[1], f"{logs}\n{said}"
+            left = lab.run("destination", "find", LOG.rpartition("/")[0], "-type", "f").out.split()
+            assert left == [LOG], f"{left}\n{said}"
+            assert watch.doubled == (), f"two copies ran: {watch.doubled}\n{said}"
+    finally:
+        _remove_logs(lab)
+
+
+def _remove_logs(lab: TwoHosts) -> None:
+    for host in SIDES:
+        lab.run(host, "rm", "-rf", LOG.rpartition("/")[0])
 
 
 UNFINISHED: Final = {

@@ -37,10 +37,18 @@ def migrate_words(pid: int, *options: str) -> tuple[str, ...]:
 
 
 @contextmanager
-def served(lab: TwoHosts, *options: str, address: str = "0.0.0.0") -> Iterator[int]:  # noqa: S104 of a lab
-    """numbered_server.py on the source, listening at an address: its PID. Afterwards nothing of it is left."""
+def served(
+    lab: TwoHosts,
+    *options: str,
+    address: str = "0.0.0.0",  # noqa: S104 of a lab
+    started_by: tuple[str, ...] = (),
+) -> Iterator[int]:
+    """numbered_server.py on the source, listening at an address: its PID. Afterwards nothing of it is left.
+
+    `started_by`: words before its command, which become it.
+    """
     try:
-        pid = lab.start("source", PYTHON, PROGRAMS / SERVER, address, "9000", *options)
+        pid = lab.start("source", *started_by, PYTHON, PROGRAMS / SERVER, address, "9000", *options)
         wait_for(lambda: ":9000" in lab.run("source", "ss", "-Hltn").out, "the server to listen")
         yield pid
     finally:

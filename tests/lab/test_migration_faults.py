@@ -16,12 +16,14 @@ from faults import (
     Moment,
     can_matter,
     check_client,
+    find_kinds_before,
     find_moments,
     find_resume_moments,
     kill_resume,
     move_address,
     noted,
     strike,
+    strike_before,
     strike_connected,
 )
 from hosts import CannotMakeLab, Process, TwoHosts, talking, wait_for
@@ -206,6 +208,21 @@ def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
     for number, moment in enumerate([moment for moment in found if can_matter(fault, moment[1])][part::PARTS]):
         with noted(wrong, f"{fault} {moment}"):
             strike_connected(lab, fault, moment, (4, 6)[number % 2])
+    assert wrong == []
+
+
+@takes_long
+@pytest.mark.parametrize("part", range(PARTS))
+def test_every_kind_of_moment_before_the_hand_over(lab: Namespaces, part: int) -> None:
+    """Each with one fault: with files and a log that are sent, and with hooks."""
+    found = find_kinds_before(lab)
+    assert len(found) > 50
+    wrong: list[str] = []
+    for number, moment in list(enumerate(found))[part::PARTS]:
+        faults = [fault for fault in FAULTS if can_matter(fault, moment[1])]
+        fault = faults[number % len(faults)]
+        with noted(wrong, f"{fault} {moment}"):
+            strike_before(lab, fault, moment)
     assert wrong == []
 
 
