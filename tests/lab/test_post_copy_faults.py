@@ -1,0 +1,102 @@
+"""Whatever fails while a program runs on the destination and lacks memory: it never goes on with wrong memory.
+
+With --lazy it ends, and comes back as it was when it was frozen. With --local-lazy it goes on, or its end is said.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+
+import pytest
+from faults import FAULTS, can_matter, noted
+from hosts import CannotMakeLab
+from long_tests import takes_long
+from migrations import JOB, copies, crckpts, wait_until_settled
+from namespaces import Namespaces
+from post_copy_faults import (
+    ASKED,
+    ENDING,
+    HARMLESS,
+    LateMove,
+    ask,
+    count,
+    fill,
+    find_late_moments,
+    moving_unfilled,
+    strike_at_late_moment,
+    strike_late,
+)
+from two_hosts import in_namespaces
+
+IN_CI = ("source killed", "destination killed", "helper killed", "helper and guard killed", "cut both ways")
+PARTS = 6
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Namespaces]:
+    """The hosts. Skipped with the lab's own words where it says that this machine cannot."""
+    try:
+        with in_namespaces() as found:
+            yield found
+    except CannotMakeLab as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=() if fault in IN_CI else takes_long) for fault in ENDING])
+def test_it_comes_back_as_it_was_frozen(lab: Namespaces, fault: str) -> None:
+    said = strike_late(lab, ENDING[fault], ends=True)
+    if fault == "cut both ways":
+        assert "not all of its memory" in said
+
+
+@takes_long
+@pytest.mark.parametrize("fault", HARMLESS)
+def test_it_goes_on(lab: Namespaces, fault: str) -> None:
+    strike_late(lab, HARMLESS[fault], ends=False)
+
+
+@takes_long
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_moment_of_the_end(lab: Namespaces, fault: str, part: int) -> None:
+    """Each from the program's end at the source on: in the end it runs once, as it was frozen."""
+    found = find_late_moments(lab)
+    assert len(found) > 100
+    wrong: list[str] = []
+    for moment in [moment for moment in found if can_matter(fault, moment[1])][part::PARTS]:
+        with noted(wrong, f"{fault} {moment}"):
+            strike_at_late_moment(lab, fault, moment)
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "strike",
+    [
+        pytest.param(lambda move: move.signal("destination", signal.SIGKILL), marks=takes_long),
+        pytest.param(lambda move: move.signal_guard(signal.SIGKILL), marks=takes_long),
+    ],
+    ids=["crckpt killed", "guard killed"],
+)
+def test_all_is_filled_without(lab: Namespaces, strike: Callable[[LateMove], None]) -> None:
+    """With --local-lazy neither crckpt nor the guard is needed any more."""
+    with moving_unfilled(lab) as move:
+        strike(move)
+        fill(lab)
+        wait_until_settled(lab)
+        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact")
+
+
+@pytest.mark.parametrize("fault", ["helper killed", "helper and guard killed"])
+def test_the_end_of_an_unfilled_program_is_said(lab: Namespaces, fault: str) -> None:
+    """With --local-lazy nothing brings it back by itself; `crckpt restore` does."""
+    with moving_unfilled(lab) as move:
+        ENDING[fault](move)
+        move.wait_for_end()
+        wait_until_settled(lab)
+        assert copies(lab) == []
+        assert "which has ended" in lab.run("destination", "crckpt", "migrate", "--list").out
+        lab.run("source", "crckpt", "restore", JOB, "--detach", status=24)
+        lab.run("destination", "crckpt", "restore", JOB, "--detach")
+        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact")
+        assert crckpts(lab, "destination") == []
