@@ -14,8 +14,9 @@ from hosts import HOSTS, PROGRAMS, PYTHON, Process, Result, TwoHosts, wait_for
 SERVER: Final = "numbered_server.py"
 STORE: Final = "/var/lib/crckpt"
 JOB: Final = "numbers"
-# How long crckpt waits for a sign of life; and tries to finish a move before it says how, which `judge` then does.
-LIMITS: Final = ("CRCKPT_PATIENCE_S=3", "CRCKPT_FINISH_S=3")
+# How long crckpt waits for a sign of life, and for the first one, before which ssh may ask for a password; and tries to
+# finish a move before it says how, which `judge` then does.
+LIMITS: Final = ("CRCKPT_PATIENCE_S=3", "CRCKPT_FIRST_S=30", "CRCKPT_FINISH_S=3")
 FAULTY: Final = "/usr/local/sbin/crckpt-at-fault"
 STEPS: Final = "/run/crckpt-steps"
 _SIDES: Final = HOSTS[:2]

@@ -12,6 +12,7 @@ from typing import Final
 
 from crckpt.errors import CrckptError, RemoteError
 from crckpt.host.process.signals import start_thread
+from crckpt.host.steps import limit
 from crckpt.migrate.wire import frames, messages
 from crckpt.migrate.wire.compression import unpack
 from crckpt.migrate.wire.connection_errors import (
@@ -25,7 +26,7 @@ from crckpt.migrate.wire.events import Event
 from crckpt.migrate.wire.messages import AnyMessage
 
 # ssh may ask the user for a password before anything comes.
-_FIRST_S: Final = 300
+_FIRST_S: Final = limit("CRCKPT_FIRST_S", 300)
 # Of text that comes where messages should.
 _MOST_TEXT: Final = 4 << 10
 _TEXT_S: Final = 1.0
