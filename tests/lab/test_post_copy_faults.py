@@ -29,7 +29,7 @@ from post_copy_faults import (
 )
 from two_hosts import in_namespaces
 
-IN_CI = ("source killed", "destination killed", "helper killed", "helper and guard killed", "cut both ways")
+IN_CI = ("source killed", "destination killed", "helper and guard killed", "cut both ways")
 PARTS = 6
 
 
@@ -87,7 +87,7 @@ def test_all_is_filled_without(lab: Namespaces, strike: Callable[[LateMove], Non
         assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact")
 
 
-@pytest.mark.parametrize("fault", ["helper killed", "helper and guard killed"])
+@pytest.mark.parametrize("fault", ["helper killed", pytest.param("helper and guard killed", marks=takes_long)])
 def test_the_end_of_an_unfilled_program_is_said(lab: Namespaces, fault: str) -> None:
     """With --local-lazy nothing brings it back by itself; `crckpt restore` does."""
     with moving_unfilled(lab) as move:
