@@ -34,7 +34,7 @@ def migrate(
     ] = None,
     host: Annotated[
         str | None,
-        typer.Argument(help="The other host, as for ssh: [USER@]HOST.", metavar="HOST"),
+        typer.Argument(help="The other host, as for ssh: [USER@]HOST, or ssh://[USER@]HOST:PORT.", metavar="HOST"),
     ] = None,
     job: options.Job = None,
     everything: migrate_all.Everything = False,
@@ -64,8 +64,7 @@ def migrate(
         list[str] | None,
         typer.Option(
             "--move-ip",
-            help="Move this address too (10.0.0.7/24@eth0). Repeatable. If the device has another name there: "
-            "10.0.0.7/24@eth0:ens3. With --tcp keep, clients notice only a pause.",
+            help="Move this address too (10.0.0.7/24@eth0, or @eth0:ens3 if that is its name there). Can be repeated.",
             metavar="ADDR",
             rich_help_panel=CONNECTIONS,
         ),
@@ -74,7 +73,7 @@ def migrate(
         str,
         typer.Option(
             "--before-freeze",
-            help="Run this shell command before the last freeze, for example to drain the program.",
+            help="Run this shell command before the last freeze (to drain the program).",
             metavar="CMD",
             show_default=False,
             rich_help_panel=CONNECTIONS,
@@ -104,8 +103,8 @@ def migrate(
         str | None,
         typer.Option(
             "--max-downtime",
-            help="The longest downtime that you want (300ms, 2s). Rounds repeat until the estimate is within it. If it "
-            "never is, the program is moved anyway, unless you add --abort-over.",
+            help="The longest downtime that you want (300ms, 2s). If rounds cannot reach it, the program is moved "
+            "anyway.",
             show_default="until little is left",
             metavar="TIME",
             rich_help_panel=DOWNTIME,
@@ -125,7 +124,7 @@ def migrate(
         bool,
         typer.Option(
             "--abort-over",
-            help="With --max-downtime: do not move it if that fails.",
+            help="With --max-downtime: in that case, do not move it.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,
@@ -133,8 +132,8 @@ def migrate(
         bool,
         typer.Option(
             "--lazy",
-            help="Post-copy: start the program there, then send its memory. If the connection is lost meanwhile, the "
-            "program ends.",
+            help="Start the program there before its memory is sent (post-copy). If the connection is lost then, it "
+            "ends.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,
@@ -142,7 +141,7 @@ def migrate(
         bool,
         typer.Option(
             "--local-lazy",
-            help="Start the program there before its memory is complete.",
+            help="Start the program there before its memory is filled from the store there.",
             rich_help_panel=DOWNTIME,
         ),
     ] = False,
@@ -224,9 +223,9 @@ def migrate(
     """Move a running process and all its descendants to another host, over ssh.
 
     This is live migration: memory is copied while the program runs, then the program is frozen, the rest is copied, and
-    it continues on the other host. After a failure it keeps running here; once it has ended here it runs there, or
-    crckpt prints the command that finishes the move (exit code 31). It never runs on both hosts. Its checkpoint stays
-    in both stores. Both hosts need crckpt, and root.
+    it continues there. If that fails, it keeps running here. It never runs on both hosts. If the connection is lost
+    when it has already ended here, crckpt prints the command that finishes the move (exit code 31). Both hosts need
+    crckpt, and root.
 
     For example:
 

@@ -11,7 +11,7 @@ from documents.console import read_steps
 from places import PROJECT
 
 PAGES = (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY.md", PROJECT / "CHANGELOG.md")
-LONGEST = 150
+LONGEST = 155
 
 
 def test_it_is_short() -> None:
