@@ -305,3 +305,22 @@ def test_connections_of_the_address_end_behind_the_fence(hosts: Lan, address: Ho
         ending.join(WITHIN_S)
         assert seen == [True]
         assert is_clean(hosts)
+
+
+@families
+def test_a_host_without_a_route_to_the_peers_gets_one_before_the_restore(
+    hosts: Lan, address: HostAddress, move_id: str
+) -> None:
+    """CRIU connects the sockets of kept connections again, which takes a route."""
+    destination = hosts.destination
+    version = f"-{address.family}"
+    destination.run("ip", version, "address", "flush", "dev", DEVICE, "scope", "global")
+    show = ("ip", version, "route", "show", address.prefix)
+    with destination.entered():
+        assert destination.run(*show) == ""
+        with guarded_addresses((address,), move_id) as guarded:
+            guarded.claim()
+            assert DEVICE in destination.run(*show)
+            assert destination.tables()
+        assert destination.run(*show) == ""
+        assert is_clean(hosts)

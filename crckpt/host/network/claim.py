@@ -34,10 +34,14 @@ def claim(addresses: Sequence[HostAddress], move_id: str) -> tuple[HostAddress, 
         if (holder := find_holder(address.ip)) is not None:
             raise HostCannot(f"{address.ip} is already on {holder[0].name}")
     unrouted = tuple(address for address in addresses if _needs_route(address))
+    unreachable = tuple(address for address in unrouted if find_route(address) is None)
     try:
         raise_fence(addresses, move_id)
         for address in addresses:
             add_silently(address)
+        for address in unreachable:
+            # Without any route to its peers, CRIU could not restore a connection. It takes no route from others here.
+            make_ordinary(address, needs_route=True)
     except BaseException:
         give_up(addresses, move_id)
         raise
