@@ -12,12 +12,17 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import is_directory
 from crckpt.host.disk.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
 from crckpt.host.proc.procfs import pids
 from crckpt.host.process.signals import interrupts_deferred
+from crckpt.host.process.unfinished_trees import end_unfinished_trees
 from crckpt.store.process_identity import read_identity, write_identity
+
+RESTORE_LOG = "restore.log"
+"""CRIU's log in the transaction of a restore."""
 
 STAGING = "staging"
 """The link in a transaction to where its images are, if they are not in the store."""
@@ -25,6 +30,7 @@ STAGING = "staging"
 # In a directory that is not the store's, crckpt removes nothing without this prefix.
 _STAGED = "crckpt-"
 _OWNER = "owner.json"
+_BUILDER = "builder.json"
 
 
 class Transaction(Struct, frozen=True):
@@ -48,6 +54,27 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
             raise
     with interrupts_deferred():
         _remove(path)
+
+
+def record_builder(path: Path, pid: int) -> None:
+    """Record the CRIU that builds a tree in a transaction: then what it leaves when it is killed can be found."""
+    # Restoring must also work on a full disk.
+    with suppress(OSError, HostCannot):
+        write_identity(path / _BUILDER, time.time(), "builder", pid=pid)
+
+
+def end_unfinished_restores(directory: Path) -> None:
+    """End what CRIUs have built in transactions, if they were killed together with their crckpts.
+
+    Raises HostCannot if a process does not end.
+    """
+    logs = []
+    for path in directory.iterdir():
+        if is_directory(path):
+            owner, builder = read_identity(path / _OWNER), read_identity(path / _BUILDER)
+            if owner is not None and builder is not None and not owner.is_alive and not builder.is_alive:
+                logs.append(str(directory.resolve() / path.name / RESTORE_LOG))
+    end_unfinished_trees(logs)
 
 
 @contextmanager

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from msgspec import Struct
 
+from crckpt.host.proc.command import working_directory
+from crckpt.host.proc.fd import read_targets, writes_to
 from crckpt.host.proc.namespaces import namespace
 from crckpt.host.proc.procfs import boot_id
 from crckpt.host.proc.tree import Process, read_process
@@ -14,7 +18,8 @@ class LiveRoot(Struct, frozen=True):
     """The root of a live tree, unique forever: `start` is its start time in clock ticks after the boot `boot_id`.
 
     `pid_namespace` is the inode of the PID namespace of `pid`. `builder` is the CRIU that has built the tree, and ends
-    once it has let it run, and `builder_start` its start time; 0 for a tree that was not built.
+    once it has let it run, and `builder_start` its start time; 0 for a tree that was not built. `log` is the builder's
+    log, which every process of the tree has open until it runs; empty if that is not known.
     """
 
     boot_id: str
@@ -23,6 +28,7 @@ class LiveRoot(Struct, frozen=True):
     start: Count
     builder: Pid = 0
     builder_start: Count = 0
+    log: str = ""
 
     def find(self) -> Process | None:
         """Find it, running, stopped or frozen; None if it has ended or is not of this host."""
@@ -40,16 +46,40 @@ class LiveRoot(Struct, frozen=True):
         """Return whether CRIU holds it: within moments it lets the tree run, or ends it."""
         found = self.find()
         # While CRIU waits in the hold of a restore, it traces nothing.
-        is_built = self.builder != 0 and _find(self.builder, self.builder_start) is not None
-        return found is not None and (found.tracer != 0 or is_built)
+        return found is not None and (found.tracer != 0 or self._has_builder())
+
+    def is_unfinished(self) -> bool:
+        """Return whether CRIU was killed before it let the tree run: its processes wait for ever, and never run."""
+        if not self.log or self.is_held():
+            return False
+        return self.find() is not None and writes_to(self.pid, self.log)
+
+    def _has_builder(self) -> bool:
+        return self.builder != 0 and _find(self.builder, self.builder_start) is not None
 
 
 def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
     """Identify the root of a live tree of our PID namespace; in a restore `builder` is the PID of the CRIU."""
     found = read_process(builder) if builder else None
     return LiveRoot(
-        boot_id(), namespace("self", "pid"), root.pid, root.start, builder, found.start if found is not None else 0
+        boot_id(),
+        namespace("self", "pid"),
+        root.pid,
+        root.start,
+        builder,
+        found.start if found is not None else 0,
+        _find_log(root.pid, builder) if found is not None else "",
     )
+
+
+def _find_log(root: int, builder: int) -> str:
+    """Find the file in the builder's directory that both write; empty if there is none."""
+    directory = working_directory(builder)
+    with suppress(OSError):
+        for _, target in read_targets(builder):
+            if target.rpartition("/")[0] == directory and writes_to(builder, target) and writes_to(root, target):
+                return target
+    return ""
 
 
 def _find(pid: int, start: int) -> Process | None:

@@ -20,6 +20,7 @@ from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.work_directory import opened_work_directory
+from crckpt.store.transaction import RESTORE_LOG, record_builder
 
 
 class LaunchedCriu(Struct, frozen=True):
@@ -85,7 +86,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         with interrupts_deferred():
             criu = CriuRun(
                 command,
-                work / "restore.log",
+                work / RESTORE_LOG,
                 holds=(hold,),
                 terminal=outside.terminal,
                 keep=(streamer.descriptor, *ends.values()),
@@ -94,4 +95,6 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
             )
             launched = LaunchedCriu(criu, streamer, hold, new, command)
             stack.callback(launched.give_up)
+            if new is None:
+                record_builder(work, criu.pid)
         yield launched

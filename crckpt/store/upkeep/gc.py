@@ -17,7 +17,7 @@ from crckpt.store.format.samples import decode_samples
 from crckpt.store.layout import CACHE, CHECKPOINTS, FINGERPRINTS, JOB_DETAILS, PACKS, PENDING, SAMPLES
 from crckpt.store.names import ID
 from crckpt.store.repository import Repository
-from crckpt.store.transaction import find_abandoned_staging, find_unused_transactions
+from crckpt.store.transaction import end_unfinished_restores, find_abandoned_staging, find_unused_transactions
 
 
 class GarbageResult(Struct, frozen=True):
@@ -34,6 +34,8 @@ class GarbageResult(Struct, frozen=True):
 def collect_garbage(repository: Repository, *, dry_run: bool = False) -> GarbageResult:
     """Remove packs that no checkpoint names and what dead processes have left; with `dry_run`, only report them.
 
+    Processes of unfinished restores are ended, if their CRIU and crckpt were killed.
+
     Raises IntegrityError, and removes nothing, if a manifest cannot be read: the packs that it needs are unknown.
     """
     with repository.exclusive():
@@ -44,6 +46,8 @@ def collect_garbage(repository: Repository, *, dry_run: bool = False) -> Garbage
                 hint=unreadable[0].remedy,
                 causes=tuple(bad.why for bad in unreadable),
             )
+        if not dry_run:
+            end_unfinished_restores(repository.backend.scratch)
         named = frozenset(use.digest for checkpoint in found for use in checkpoint.packs)
         jobs = frozenset(checkpoint.job for checkpoint in found)
         return _collect(repository.backend, named, jobs, dry_run=dry_run)

@@ -161,3 +161,31 @@ def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> No
     repository.remove([lost.id])
     assert collect_garbage(repository).packs
     assert verify(repository).damages == ()
+
+
+def test_gc_ends_what_a_killed_restore_has_left(tmp_path: Path) -> None:
+    """Its crckpt and its CRIU were killed: the processes that they built wait for ever, with CRIU's log open."""
+    repository = open_store(tmp_path)
+    ours = identify_process(0.0)
+    dead = replace(ours, start=ours.start - 1).encode()
+    left, going_on = (_transaction(repository, name, dead) for name in ("1-left", "2-criu-lives"))
+    (left / "builder.json").write_bytes(dead)
+    (going_on / "builder.json").write_bytes(ours.encode())
+    code = "import sys, time; file = open(sys.argv[1], 'w'); print(flush=True); time.sleep(1000)"
+    programs: list[subprocess.Popen[bytes]] = []
+    try:
+        for path in (left, going_on):
+            words = (sys.executable, "-c", code, str(path / "restore.log"))
+            programs.append(subprocess.Popen(words, stdout=subprocess.PIPE, cwd=path))
+            assert programs[-1].stdout is not None
+            assert programs[-1].stdout.readline() == b"\n"
+        collect_garbage(repository, dry_run=True)
+        assert [program.poll() for program in programs] == [None, None]
+        done = collect_garbage(repository)
+        assert programs[0].wait() == -9
+        assert programs[1].poll() is None
+        assert done.leftovers == ("tmp/1-left",)
+    finally:
+        for program in programs:
+            program.kill()
+            program.communicate()
