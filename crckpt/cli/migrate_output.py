@@ -123,7 +123,7 @@ def move_lines(moves: tuple[MoveStatus, ...], unreadable: tuple[UnreadableMove, 
         yield f"{move.id}  {local_time(move.changed)}  {move.job} {direction} {move.peer}: {_describe(status)}\n"
         if status.next_command:
             there = "" if status.next_on == move.side else f" on {move.peer}"
-            aim = "remove what the other host keeps of it" if status.runs_on is not None else "finish the move"
+            aim = "remove what the other host keeps of it" if move.is_unreported else "finish the move"
             yield f"  hint: {aim}{there}: {status.next_command}\n"
     if not moves and not unreadable:
         yield "no job was moved to or from this store\n"
@@ -134,6 +134,8 @@ def _describe(status: MoveStatus) -> str:
     move = status.move
     if status.crckpt_pid is not None:
         return f"crckpt (PID {status.crckpt_pid}) is moving it"
+    if move.is_replaced:
+        return f"it was aborted, and {move.peer} does not know it: {move.why}"
     if status.runs_on is None:
         return _UNDECIDED.get(move.state, "it may run on neither host").format(peer=move.peer)
     place = "it runs here" if status.runs_on == move.side else f"it runs on {move.peer}"
@@ -151,6 +153,9 @@ def resume_document(result: ResumeResult) -> dict[str, object]:
 def resume_lines(result: ResumeResult) -> Iterator[str]:
     """The text of a move that was finished."""
     move, pid = result.move, f" as PID {result.pid}" if result.pid is not None else ""
+    if move.is_replaced:
+        yield f"the move of {move.job} to {move.peer} was aborted, and nothing is left of it there\n"
+        return
     if result.runs_here:
         aborted = ": the move was aborted" if move.side == "source" else ""
         yield f"{move.job} runs here{pid}{aborted}\n"

@@ -16,6 +16,7 @@ from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
 from crckpt.migrate.destination.post_copy import wait_until_decided
+from crckpt.migrate.destination.recorded import end_unfinished_tree
 from crckpt.migrate.destination.restores import (
     claimed_addresses,
     make_addresses,
@@ -23,14 +24,15 @@ from crckpt.migrate.destination.restores import (
     release_or_explain,
 )
 from crckpt.migrate.source.hand_over import SourceMove, complete_hand_over
-from crckpt.migrate.source.move import make_in_doubt_error, read_manifest, report_abort
+from crckpt.migrate.source.move import make_in_doubt_error, read_manifest
+from crckpt.migrate.source.report_aborts import explain_unreported, report_abort
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
 from crckpt.store import Repository
 from crckpt.store.layout import checkpoint_directory
-from crckpt.store.moves import Move, advance, read_moves, store_move, take_over
+from crckpt.store.moves import Move, advance, read_all_moves, store_move, take_over
 
 Connect = Callable[[Move], AbstractContextManager[tuple[Connection, messages.Hello]]]
 """Connects to the other side of a move, and says Hello."""
@@ -74,11 +76,11 @@ def resume(
     if not recorded.is_over and recorded.owner.is_alive and not same_process:
         raise PreflightRefused(
             f"crckpt (PID {recorded.owner.pid}) is still moving {recorded.job}",
-            hint="wait until it ends",
+            hint=f"wait until it ends; if it does not: kill -9 {recorded.owner.pid}, then try again",
             is_in_use=True,
         )
-    move = _wait_for_criu(recorded)
-    if move.state != recorded.state:
+    move = _wait_for_criu(recorded, repository)
+    if move.state != recorded.state and not move.is_replaced:
         move = store_move(repository.backend, take_over(move))
     if move.side == "source":
         return _resume_source(move, repository, connect)
@@ -86,7 +88,7 @@ def resume(
 
 
 def _find_move(repository: Repository, move_id: str) -> Move:
-    found = [move for move in read_moves(repository.backend) if move.id == move_id]
+    found = [move for move in read_all_moves(repository.backend)[0] if move.id == move_id]
     if not found:
         raise NoSuchCheckpoint(
             f"there is no move {move_id} in the store {repository.backend.location}",
@@ -95,16 +97,16 @@ def _find_move(repository: Repository, move_id: str) -> Move:
     return found[0]
 
 
-def _wait_for_criu(move: Move) -> Move:
+def _wait_for_criu(move: Move, repository: Repository) -> Move:
     """Wait until CRIU has let the tree run or ended it, and judge the move."""
     wait_until_decided(move)
-    now = move.judge()
+    now = end_unfinished_tree(repository, move)
     if now.root is not None and (now.state in ("committing", "committed")):
         proc.wait_until_gone((now.root.pid,), 0.5)
         until = proc.uptime_ticks() + _DECIDED_WITHIN_S * 100
         while now.root.is_held() and proc.uptime_ticks() < until:
             proc.wait_until_gone((now.root.pid,), 0.1)
-        now = move.judge()
+        now = end_unfinished_tree(repository, move)
     if now.state == "committing":
         raise MoveInDoubt(
             f"CRIU still holds the tree of {move.job}",
@@ -117,11 +119,11 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
     if move.state == "done":
         return ResumeResult(move, runs_here=False)
     if move.state == "aborted" and move.is_settled:
-        return _runs_here(move)
+        return _describe_aborted(move)
     try:
         with connect(move) as (connection, hello):
             if move.state == "aborted":
-                return _runs_here(report_abort(repository, connection, move))
+                return _describe_aborted(report_abort(repository, connection, hello, move))
             source = SourceMove(take_over(move), repository, connection, hello)
             connection.send(messages.Resume(move.id))
             if connection.receive(messages.MoveState).state == "done":
@@ -131,9 +133,13 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
             return ResumeResult(source.move, False, running.pid, running.terminal_log)
     except CrckptError as error:
         if move.state == "aborted":
-            # The tree runs here, whatever the other side has kept.
-            raise
+            # This host knows that it was aborted, whatever the other side has kept.
+            raise error.reword(error.message, hint=error.hint or explain_unreported(repository, move)) from error
         raise make_in_doubt_error(move, error) from error
+
+
+def _describe_aborted(move: Move) -> ResumeResult:
+    return ResumeResult(move, runs_here=False) if move.is_replaced else _runs_here(move)
 
 
 def _runs_here(move: Move) -> ResumeResult:

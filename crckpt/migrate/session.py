@@ -28,7 +28,8 @@ from crckpt.migrate.preflight.store_space import judge_store_space
 from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, Report
 from crckpt.migrate.resume import ResumeResult
 from crckpt.migrate.resume import resume as finish_move
-from crckpt.migrate.source.move import move_tree, settle_last_move
+from crckpt.migrate.source.move import move_tree
+from crckpt.migrate.source.report_aborts import settle_moves
 from crckpt.migrate.transfer.send_files import send_files
 from crckpt.migrate.wire import messages, ssh
 from crckpt.migrate.wire.bandwidth import Bandwidth
@@ -58,7 +59,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
             connected(request.host, request.remote_crckpt, request.remote_store, context, _make_bandwidth(request))
         )
         repository = context.repository(create=True)
-        settle_last_move(repository, connection, target.job)
+        settle_moves(repository, connection, hello, target.job)
         found = pass_gate(request, target, connection, report)
         risk = (_make_risk(target.job, request.host),) if request.options.lazy == "source" else ()
         if request.check:
@@ -259,6 +260,7 @@ def _make_hello(context: Context, repository: Repository) -> messages.Hello:
         cpu_features=host.cpu_features,
         criu_version=criu,
         highest_sequence=repository.highest_sequence(),
+        store=f"{repository.id} {machine.read_machine_id()}",
         free_bytes=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
     )
 

@@ -16,7 +16,7 @@ from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import pack_name
 from crckpt.store.move_status import MoveStatus, find_moved, find_status
-from crckpt.store.moves import read_all_moves, read_move
+from crckpt.store.moves import read_last_moves, read_move
 from crckpt.store.read.details import read_details
 
 
@@ -103,7 +103,7 @@ def _refuse_moving(repository: Repository, ids: tuple[CheckpointId, ...]) -> Non
 
     On both sides it may be the only state of the tree.
     """
-    moves, unreadable = read_all_moves(repository.backend)
+    moves, unreadable = read_last_moves(repository.backend)
     unfinished = [status for status in map(find_status, moves) if not status.move.is_over]
     for identity in ids if unfinished or unreadable else ():
         checkpoint = _read(repository, identity)

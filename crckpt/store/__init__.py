@@ -8,6 +8,7 @@ Directory (directories have mode 0700, files 0600, the owner is the user who run
     pending/                            processes that store a checkpoint, or why it was lost: PID-RANDOM, JSON
     refs/tags/JOB/TAG                   the ID that JOB:TAG names, then a newline
     refs/moves/JOB                      the last move of JOB to or from another host, and how far it has come, JSON
+    refs/unreported/MOVE                a move that was aborted, which its destination does not know, JSON
     refs/restored/ID                    empty: the tree that a dump has ended was restored; may be deleted
     cache/fingerprints/DIGEST           derived from a pack; may be deleted
     cache/samples/NAME                  derived from fingerprints; may be deleted

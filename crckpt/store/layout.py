@@ -14,6 +14,8 @@ CHECKPOINTS: Final = "checkpoints"
 PACKS: Final = "packs"
 """Packs, in directories named by the first two digits of their digests."""
 
+REFS: Final = "refs"
+
 TAGS: Final = "refs/tags"
 """A directory for each job, in it a file for each tag that holds an id."""
 
@@ -22,6 +24,10 @@ RESTORED: Final = "refs/restored"
 
 MOVES: Final = "refs/moves"
 """A file for each job that was moved, or is being moved, named by the job; made when there is one."""
+
+UNREPORTED: Final = "refs/unreported"
+"""A file for each aborted move that its destination does not know to be aborted, named by the id of the move, if the
+job's record in `MOVES` is of another move since; made when there is one."""
 
 FINGERPRINTS: Final = "cache/fingerprints"
 """Fingerprints of packs' pages; derived, may be deleted."""
@@ -46,7 +52,7 @@ LOCK: Final = "lock"
 LOCKS: Final = "locks"
 """Records of those who hold the lock, and the locks of restores."""
 
-DIRECTORIES: Final = (CACHE, FINGERPRINTS, SAMPLES, CHECKPOINTS, LOCKS, PACKS, "refs", TAGS, SCRATCH)
+DIRECTORIES: Final = (CACHE, FINGERPRINTS, SAMPLES, CHECKPOINTS, LOCKS, PACKS, REFS, TAGS, SCRATCH)
 """What every store has. Other directories are made when the first file is put there."""
 
 
@@ -83,3 +89,8 @@ def restored_name(checkpoint_id: str) -> str:
 def move_name(job: str) -> str:
     """Return the name of the record of a job's last move. Raises UsageError for what is no job."""
     return f"{MOVES}/{check_name(job, 'job')}"
+
+
+def unreported_name(move_id: str) -> str:
+    """Return the name of the record of an aborted move. Raises UsageError for what is no id of a move."""
+    return f"{UNREPORTED}/{check_name(move_id, 'move')}"

@@ -33,6 +33,8 @@ State = Literal[
     "aborted",
 ]
 AfterDeath = Literal["aborted", "tree-decides", "unchanged"]
+ReportStep = Literal["abort", "settled", "runs-there", "unknown"]
+"""The next step of a report to the destination. `runs-there`: its user said that the source was gone."""
 
 
 class Rule(Struct, frozen=True):
@@ -88,3 +90,24 @@ def can_follow(side: Side, state: State, after: State) -> bool:
 def is_over(side: Side, state: State) -> bool:
     """Return whether nothing is left to do on this side."""
     return not RULES[side][state].next
+
+
+def is_unreported(side: Side, state: State, *, is_settled: bool) -> bool:
+    """Return whether the destination may keep a tree of the move in doubt, until this side says that it was aborted.
+
+    Such a record is kept, whatever happens with the job.
+    """
+    return side == "source" and state == "aborted" and not is_settled
+
+
+def find_report_step(there: State | None, *, is_same_store: bool) -> ReportStep:
+    """Find what comes next, after the destination was asked about an aborted move. `there` is its state of it.
+
+    `is_same_store`: the store that was asked is surely that to which the move went.
+    """
+    if there in ("committed", "done"):
+        return "runs-there"
+    if there in ("receiving", "prepared"):
+        return "abort"
+    # A store that knows nothing of the move may be another one.
+    return "settled" if there == "aborted" and is_same_store else "unknown"

@@ -12,7 +12,7 @@ from crckpt.errors import CrckptError
 from crckpt.model import CheckpointId, Pid
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.move_states import Side, State
-from crckpt.store.moves import Move, read_moves
+from crckpt.store.moves import Move, read_last_moves
 from crckpt.store.repository import Repository
 
 
@@ -58,7 +58,8 @@ def find_moved(repository: Repository, move: Move) -> Checkpoint | None:
 
 def find_marks(repository: Repository, checkpoints: Iterable[Checkpoint]) -> dict[CheckpointId, MoveStatus]:
     """Find the checkpoints whose job is being moved, or which were moved away, and the status of that move."""
-    moves = {move.job: (find_status(move), find_moved(repository, move)) for move in read_moves(repository.backend)}
+    found, _ = read_last_moves(repository.backend)
+    moves = {move.job: (find_status(move), find_moved(repository, move)) for move in found}
     marks = {}
     # Most stores know no move.
     for checkpoint in checkpoints if moves else ():
@@ -73,10 +74,10 @@ def find_status(move: Move) -> MoveStatus:
     now = move.judge()
     crckpt_pid = now.owner.pid if not now.is_over and now.owner.is_alive else None
     next_on = None if crckpt_pid is not None else _NEXT_ON[now.side].get(now.state)
-    if now.state == "aborted" and not now.is_settled:
+    if now.is_unreported:
         # The destination still keeps what it received.
         next_on = "source"
-    runs_on = _RUNS_ON[now.side].get(now.state)
+    runs_on = _RUNS_ON[now.side].get(now.state) if not now.is_replaced else None
     return MoveStatus(
         move=now,
         runs_on=runs_on,

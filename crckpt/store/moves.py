@@ -1,11 +1,16 @@
-"""Records of moves: at most one for each job of a store, replaced at each step, durable before the step counts."""
+"""Records of moves: one for each job of a store, replaced at each step, durable before the step counts.
+
+A destination in doubt waits for the source's word. So the record of an aborted move is kept under another name, until
+that word was given, when another move of the job begins.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
@@ -13,13 +18,13 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
-from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.errors import IntegrityError, PreflightRefused, StoreUnusable
 from crckpt.host.proc import LiveRoot
 from crckpt.model import CheckpointId, JobName
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.documents import decode
-from crckpt.store.layout import MOVES, move_name
-from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over
+from crckpt.store.layout import MOVES, REFS, UNREPORTED, move_name, unreported_name
+from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over, is_unreported
 from crckpt.store.names import NAME
 from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_process
 
@@ -28,6 +33,8 @@ MoveId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
 _LONGEST_PEER: Final = 300
 _LONGEST_WHY: Final = 4096
+# Seconds. A crckpt that was stopped while it writes must not stop all others.
+_TURN_S: Final = 2.0
 
 Peer = Annotated[str, Meta(pattern=rf"\A[^\x00-\x1f\x7f]{{1,{_LONGEST_PEER}}}\Z")]
 """The other side as the user typed it, or as it names itself."""
@@ -41,9 +48,11 @@ class Move(Struct, frozen=True):
     - `checkpoint`: what is moved; None before the tree was frozen
     - `root`: at the source the tree that is moved, at the destination the one that was built; None if there is none yet
     - `remote`: crckpt and the store there, as the source names them, for a later connection
+    - `peer_store`: the store of the other side, as its Hello identifies it
     - `options`: for the restore, as the source's user chose them
     - `why`: why it was aborted
     - `is_settled`: of the source: nothing is left to report to the destination
+    - `is_replaced`: the job's last move is another one: this record no longer says where the tree runs
     """
 
     id: MoveId
@@ -60,6 +69,8 @@ class Move(Struct, frozen=True):
     options: dict[str, str | bool | tuple[str, ...] | None] = {}
     why: str = ""
     is_settled: bool = True
+    peer_store: Annotated[str, Meta(max_length=1024)] = ""
+    is_replaced: bool = False
     schema: int = 1
 
     @property
@@ -77,6 +88,11 @@ class Move(Struct, frozen=True):
         """Whether the move is over, and the tree runs on the other side as far as this side knows."""
         return (self.side, self.state) in (("source", "done"), ("destination", "aborted"))
 
+    @property
+    def is_unreported(self) -> bool:
+        """Whether the destination may wait for the word that the move was aborted. The move was judged (`judge`)."""
+        return is_unreported(self.side, self.state, is_settled=self.is_settled)
+
     def judge(self) -> Move:
         """Return the move in its present state, which differs if the crckpt that wrote the record has died."""
         if self.is_over or self.owner.is_alive:
@@ -89,7 +105,7 @@ class Move(Struct, frozen=True):
         return self
 
     def _judge_by_tree(self) -> Move:
-        if self.root is not None and self.root.is_held():
+        if self.root is not None and (self.root.is_held() or self.root.is_unfinished()):
             return self
         found = self.root.find() if self.root is not None else None
         if self.side == "source":
@@ -101,7 +117,7 @@ class Move(Struct, frozen=True):
 
 
 class UnreadableMove(Struct, frozen=True):
-    """A record that cannot be read: why, and what to do."""
+    """A record that cannot be read: why, and what to do. `job` is empty if the record alone names it."""
 
     job: JobName
     why: str
@@ -142,10 +158,78 @@ def take_over(move: Move) -> Move:
     return replace(move, owner=identify_process(time.time()), changed=datetime.now(UTC))
 
 
-def store_move(backend: Backend, move: Move) -> Move:
-    """Write the record, durably. Raises OSError if the store cannot be written."""
-    backend.put(move_name(move.job), msgspec.json.format(msgspec.json.encode(move)), "move")
+def store_move(backend: Backend, move: Move, *, replaces: str | None = None) -> Move:
+    """Write the record, durably, in the place of that of the job's last move.
+
+    `replaces` is the id of that move, if it may be no other; empty: there was none.
+
+    Raises PreflightRefused if another crckpt has gone on with this move, or has begun another one: a crckpt that was
+    stopped for long must not write what is no longer true. Raises OSError if the store cannot be written.
+    """
+    with _turn_taken(backend):
+        last = read_move(backend, move.job)
+        if last is not None and last.id == move.id:
+            _refuse_step_back(last, move)
+        else:
+            _refuse_replacing(last, move, replaces)
+        if last is not None and last.id != move.id:
+            _keep_unreported(backend, last)
+        _put(backend, move_name(move.job), move)
     return move
+
+
+def mark_reported(backend: Backend, move: Move) -> Move:
+    """Record that the destination knows that the move was aborted."""
+    reported = replace(take_over(move), is_settled=True)
+    with _turn_taken(backend):
+        # Another one has taken the place of a record that cannot be read.
+        with suppress(StoreUnusable):
+            last = read_move(backend, move.job)
+            if last is not None and last.id == move.id:
+                _put(backend, move_name(move.job), reported)
+        with suppress(FileNotFoundError):
+            backend.remove(unreported_name(move.id), "move")
+    return reported
+
+
+def _refuse_step_back(last: Move, move: Move) -> None:
+    if last.state != move.state and not can_follow(last.side, last.state, move.state):
+        raise PreflightRefused(
+            f"the move of {move.job} is over here: {last.state}", hint="see what is recorded: crckpt migrate --list"
+        )
+
+
+def _refuse_replacing(last: Move | None, move: Move, replaces: str | None) -> None:
+    now = last.judge() if last is not None else None
+    if now is not None and not now.is_over:
+        raise PreflightRefused(
+            f"another move of {move.job} is unfinished here", hint=f"finish it first: crckpt migrate --resume {now.id}"
+        )
+    has_changed = replaces is not None and replaces != (last.id if last is not None else "")
+    if has_changed or (last is not None and move.state != FIRST[move.side] and not move.is_over):
+        raise PreflightRefused(
+            f"another move of {move.job} has begun since", hint="see what is recorded: crckpt migrate --list"
+        )
+
+
+def _keep_unreported(backend: Backend, last: Move) -> None:
+    now = last.judge()
+    if now.is_unreported:
+        _put(backend, unreported_name(now.id), replace(now, is_replaced=True))
+
+
+def _put(backend: Backend, name: str, move: Move) -> None:
+    backend.put(name, msgspec.json.format(msgspec.json.encode(move)), "move")
+
+
+@contextmanager
+def _turn_taken(backend: Backend) -> Iterator[None]:
+    """Run the block while no other crckpt writes a record."""
+    with ExitStack() as stack:
+        # A backup may have left out an empty directory. Then there is no record yet.
+        with suppress(FileNotFoundError):
+            stack.enter_context(backend.turn_taken(REFS, _TURN_S))
+        yield
 
 
 def read_move(backend: Backend, job: str) -> Move | None:
@@ -169,18 +253,50 @@ def read_move(backend: Backend, job: str) -> Move | None:
 
 
 def remove_move(backend: Backend, job: str) -> None:
-    """Remove the record of a job's last move, if there is one."""
-    with suppress(FileNotFoundError):
-        backend.remove(move_name(job), "move")
-
-
-def read_moves(backend: Backend) -> tuple[Move, ...]:
-    """Read the records of all moves that can be read, oldest first."""
-    return read_all_moves(backend)[0]
+    """Remove the record of a job's last move, if there is one. What is to be reported to its destination is kept."""
+    with _turn_taken(backend):
+        last = read_move(backend, job)
+        if last is not None:
+            _keep_unreported(backend, last)
+            with suppress(FileNotFoundError):
+                backend.remove(move_name(job), "move")
 
 
 def read_all_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[UnreadableMove, ...]]:
-    """Read the records of all moves, oldest first; and say which cannot be read."""
+    """Read the records of each job's last move, and of older ones that are unreported; and say which cannot be read.
+
+    The oldest come first.
+    """
+    last, unreadable = read_last_moves(backend)
+    older, damaged = _read_replaced(backend)
+    # A crckpt that died in between has kept a record, and has not replaced it.
+    ids = {move.id for move in last}
+    found = (*last, *(move for move in older if move.id not in ids))
+    return tuple(sorted(found, key=lambda move: move.began)), (*unreadable, *damaged)
+
+
+def _read_replaced(backend: Backend) -> tuple[tuple[Move, ...], tuple[UnreadableMove, ...]]:
+    found, unreadable = [], []
+    for name in backend.names_in(UNREPORTED):
+        if NAME.fullmatch(name) is None:
+            continue
+        path = unreported_name(name)
+        try:
+            found.append(decode(backend.read(path, MOST_BYTES), _MOVE, path))
+        except FileNotFoundError:
+            continue
+        except (IntegrityError, msgspec.ValidationError) as error:
+            why = f"the record of the aborted move {name} cannot be read: {error}"
+            remedy = (
+                f"on the host to which it went: crckpt migrate --list. If that does not show {name}, remove the file "
+                f"{backend.location}/{path}"
+            )
+            unreadable.append(UnreadableMove(JobName(""), why, remedy))
+    return tuple(found), tuple(unreadable)
+
+
+def read_last_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[UnreadableMove, ...]]:
+    """Read the records of each job's last move, oldest first; and say which cannot be read."""
     found, unreadable = [], []
     for job in backend.names_in(MOVES):
         try:

@@ -69,6 +69,11 @@ def _kill_criu(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
     _signal(lab, stopped, signal.SIGCONT)
 
 
+def _kill_both(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
+    """Kill CRIU, too, so that nobody can end what it has built; the guard of the tree stays."""
+    _signal(lab, [*stopped, *filter(is_criu, crckpts(lab, side))], signal.SIGKILL)
+
+
 def _fill_disk(lab: TwoHosts, side: str, stopped: list[Process]) -> None:
     fill_disk(lab, side)
     _signal(lab, stopped, signal.SIGCONT)
@@ -101,6 +106,7 @@ FAULTS: Final[dict[str, Fault]] = {
     "stopped": _keep_stopped,
     "interrupted": _interrupt,
     "criu killed": _kill_criu,
+    "both killed": _kill_both,
     "full disk": _fill_disk,
     "cut both ways": _cut(lambda lab: lab.cut()),
     "cut to the destination": _cut(lambda lab: lab.cut_one_way("source", "destination")),
@@ -115,6 +121,7 @@ _MOMENTS: Final = {
     "stopped": "",
     "interrupted": "",
     "criu killed": f"{_MESSAGES}|{_DECISIONS}",
+    "both killed": f"{_MESSAGES}|{_DECISIONS}",
     "full disk": f"{_WRITES}|{_DECISIONS}",
 }
 
@@ -122,7 +129,7 @@ _MOMENTS: Final = {
 def can_matter(fault: str, moment: str) -> bool:
     """Whether a fault at a moment may have another effect than at the moment before."""
     first, _, name = moment.rpartition(">")
-    if fault == "criu killed" and not first:
+    if fault in ("criu killed", "both killed") and not first:
         return False
     return bool(re.match(_MOMENTS.get(fault, f"{_MESSAGES}|{_DECISIONS}"), name))
 

@@ -52,6 +52,10 @@ CHOSEN = {
         ("source", f"{SOURCE}>hold.unlink:1"),
         ("destination", f"{DESTINATION}>move.prepared:1"),
     ),
+    "both killed": (
+        ("destination", f"{DESTINATION}>send.Prepared:1"),
+        ("destination", f"{DESTINATION}>hold.commit:1"),
+    ),
     "stopped": (("source", f"{SOURCE}>hold.commit:1"),),
     "interrupted": (("source", f"{SOURCE}>send.Prepare:1"),),
     "full disk": (
@@ -88,6 +92,8 @@ def test_fault(lab: Namespaces, fault: str, moment: Moment) -> None:
         ("killed", ("source", f"{SOURCE}>receive.Prepared:1"), 4),
         ("killed", ("destination", f"{DESTINATION}>hold.commit:1"), 6),
         ("criu killed", ("destination", f"{DESTINATION}>hold.commit:1"), 4),
+        ("both killed", ("destination", f"{DESTINATION}>send.Prepared:1"), 4),
+        ("both killed", ("destination", f"{DESTINATION}>hold.commit:1"), 6),
     ],
 )
 def test_the_client_stays_connected(lab: Namespaces, fault: str, moment: Moment, version: int) -> None:

@@ -14,7 +14,7 @@ from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository, Tag
 from crckpt.store.layout import checkpoint_directory
 from crckpt.store.move_status import find_status
-from crckpt.store.moves import Move, read_moves
+from crckpt.store.moves import Move, read_all_moves
 from crckpt.store.refs import RefTargets, resolve
 
 # A store may have ten thousand checkpoints, and to read them takes a second.
@@ -32,7 +32,7 @@ class StoredNames:
         with suppress(OSError, CrckptError):
             repository = Repository.open(store)
             self._tags = repository.tags()
-            self._moves = read_moves(repository.backend)
+            self._moves, _ = read_all_moves(repository.backend)
             self._checkpoints = sorted(_read_newest(repository), key=lambda checkpoint: checkpoint.order)
 
     def jobs(self) -> Iterator[tuple[str, str]]:

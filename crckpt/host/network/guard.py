@@ -2,8 +2,8 @@
 
 Run as `python -m crckpt.host.network.guard CONTROL MOVE ADDRESS...`: CONTROL is a descriptor, on which crckpt asks for
 the steps of `claim`. The guard runs them all, one after the other: no step of a crckpt that was killed can come after
-what undoes it. If CONTROL ends before `keep`, it gives the addresses up, unless the expected tree runs. In any case it
-ends then.
+what undoes it. If CONTROL ends before `keep`, it gives the addresses up, unless the expected tree runs. If the CRIU of
+that tree was killed, too, the guard ends the tree first. In any case it ends then.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from crckpt.host.network.announce import Announcer
 from crckpt.host.network.claim import claim, finish_release, give_up, release
 from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
 from crckpt.host.proc import LiveRoot
+from crckpt.host.process.unfinished_trees import end_unfinished_trees
 
 # One may get lost.
 _ANNOUNCEMENTS: Final = 3
@@ -64,18 +65,25 @@ class _Guard:
     def _end_without_crckpt(self) -> None:
         while self._root is not None and self._root.is_held():
             time.sleep(_LOOK_S)
+        if self._root is not None and self._root.is_unfinished():
+            # Before the fence is lifted: their end may reset connections.
+            end_unfinished_trees({self._root.log})
         if self._root is not None and self._root.find() is not None:
-            if not self._is_released:
-                self._release()
-            self._keep()
+            if self._addresses:
+                if not self._is_released:
+                    self._release()
+                self._keep()
             return
         self._left = 0
-        if self._has_claimed:
+        if self._has_claimed and self._addresses:
             give_up(self._addresses, self._move_id)
 
     def _perform(self, request: GuardRequest) -> GuardAnswer:
         if request.do == "expect":
             self._root = request.root
+            return GuardAnswer()
+        if not self._addresses:
+            self._is_kept = request.do == "keep"
             return GuardAnswer()
         steps: dict[str, Callable[[], str]] = {"claim": self._claim, "release": self._release, "keep": self._keep}
         try:

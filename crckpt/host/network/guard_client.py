@@ -20,13 +20,18 @@ from crckpt.host.process import run
 from crckpt.host.steps import step
 
 _STEP_S: Final = 30.0
+_SHORT_STEP_S: Final = 1.0
 # It may wait half a minute for connections to end.
 _GIVES_UP_S: Final = 60.0
 _MOST_TRIES: Final = 100
 
 
 class GuardedAddresses:
-    """Addresses that a guard takes back unless they are kept. The methods raise HostCannot."""
+    """Addresses that a guard takes back unless they are kept. The methods raise HostCannot.
+
+    The guard also ends the expected tree if crckpt and CRIU are killed before it runs. Without addresses this is all
+    that it does, and nothing fails if it fails.
+    """
 
     def __init__(
         self, addresses: Sequence[HostAddress], move_id: str, control: socket.socket, child: run.Child
@@ -81,10 +86,18 @@ class GuardedAddresses:
             return
         if not self._child.ends_within(_GIVES_UP_S):
             self._child.kill()
-        if self._child.wait() != 0 and self._is_claimed:
+        if self._child.wait() != 0 and self._is_claimed and self._addresses:
             give_up(self._addresses, self._move_id)
 
     def _ask(self, do: Literal["claim", "expect", "release", "keep"], root: LiveRoot | None = None) -> GuardAnswer:
+        try:
+            return self._exchange(do, root)
+        except HostCannot:
+            if self._addresses:
+                raise
+            return GuardAnswer()
+
+    def _exchange(self, do: Literal["claim", "expect", "release", "keep"], root: LiveRoot | None) -> GuardAnswer:
         step("guard.ask", do)
         try:
             self._control.sendall(encode(GuardRequest(do, root)))
@@ -148,7 +161,7 @@ def _start_guard(addresses: Sequence[HostAddress], move_id: str, taken: Collecti
 def _start(addresses: Sequence[HostAddress], move_id: str) -> GuardedAddresses:
     step("guard.start", move_id)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(_STEP_S)
+    ours.settimeout(_STEP_S if addresses else _SHORT_STEP_S)
     number = theirs.fileno()
     module = ("-P", "-m", "crckpt.host.network.guard")
     words = (sys.executable, *module, str(number), move_id, *map(str, addresses))

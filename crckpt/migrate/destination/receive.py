@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from contextlib import ExitStack, suppress
 from typing import Final
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.network.late_packets import deliver
 from crckpt.host.steps import step
@@ -24,6 +23,7 @@ from crckpt.migrate.addresses import (
     list_destination_addresses,
 )
 from crckpt.migrate.destination.post_copy import PostCopy, wait_until_decided
+from crckpt.migrate.destination.recorded import end_unfinished_tree, read_state, refuse_busy
 from crckpt.migrate.destination.restores import (
     claimed_addresses,
     make_addresses,
@@ -51,12 +51,12 @@ from crckpt.store.moves import (
     advance,
     begin_move,
     read_move,
-    read_moves,
     store_move,
     take_over,
 )
 from crckpt.store.read.contents import contents_of
 from crckpt.store.read.unpacked_frames import UnpackedFrames
+from crckpt.store.transaction import end_unfinished_restores
 
 _MOST_RESTORES: Final = 3
 
@@ -71,8 +71,11 @@ class Destination:
         self._store = repository
         self._connection = connection
         self._source = hello.hostname
+        self._peer_store = hello.store
         self._shares_kernel = hello.boot_id == proc.boot_id()
         self._move: Move | None = None
+        # The id of the job's last move when the source asked its questions: another crckpt may begin one meanwhile.
+        self._last_id: str | None = None
         self._release_warning = ""
         self._released_at = 0.0
         self._late_packets: tuple[bytes, ...] = ()
@@ -148,7 +151,10 @@ class Destination:
     def _answer_questions(self, message: messages.Questions) -> messages.Answers:
         questions = decode_questions(message.content)
         recorded = read_move(self._repository.backend, questions.job)
-        now = recorded.judge() if recorded is not None else None
+        self._last_id = recorded.id if recorded is not None else ""
+        # They may have PIDs and ports that the tree needs.
+        end_unfinished_restores(self._repository.backend.scratch)
+        now = end_unfinished_tree(self._repository, recorded) if recorded is not None else None
         unfinished = (now.id, now.state) if now is not None and not now.is_over else None
         answers = answer(questions, self._context, unfinished, shares_kernel=self._shares_kernel)
         self._drop_unpacked()
@@ -164,11 +170,18 @@ class Destination:
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
 
     def _claim(self, move_id: str, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
-        """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices."""
-        if self._guard is not None or not options.addresses:
+        """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices.
+
+        Their guard is started in any case: it ends the tree if crckpt and CRIU are killed before that runs.
+        """
+        if self._guard is not None:
             return
         addresses = list_destination_addresses(options.addresses)
-        self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
+        try:
+            self._guard = self._claimed.enter_context(claimed_addresses(addresses, move_id, checkpoint))
+        except HostCannot:
+            if addresses:
+                raise
 
     def _check_restore(self, message: messages.CheckRestore) -> messages.Verdict:
         if message.options.lazy == "source":
@@ -199,17 +212,10 @@ class Destination:
             unpacked.stop()
 
     def _read_state(self, message: messages.Resume) -> messages.MoveState:
-        """Read the state of a move from its record."""
-        for move in read_moves(self._repository.backend):
-            if move.id == message.move:
-                _refuse_busy(move)
-                wait_until_decided(move)
-                now = move.judge()
-                if now.state != move.state:
-                    store_move(self._repository.backend, now)
-                self._move = now
-                return messages.MoveState(move.id, now.state, now.checkpoint)
-        return messages.MoveState(message.move, None)
+        """Answer what the record of a move says. An Abort is of that move then."""
+        state, move = read_state(self._repository, message, self._source)
+        self._move = move or self._move
+        return state
 
     # The hand-over
 
@@ -261,9 +267,9 @@ class Destination:
 
     def _begin(self, message: messages.Prepare) -> Move:
         recorded = read_move(self._repository.backend, message.job)
-        before = recorded.judge() if recorded is not None else None
+        before = end_unfinished_tree(self._repository, recorded) if recorded is not None else None
         if before is not None and before.id == message.move:
-            _refuse_busy(before)
+            refuse_busy(before)
             if before.is_over:
                 # CRIU has decided since the source asked for the state.
                 raise PreflightRefused(f"the move of {message.job} is over here: {before.state}", hint="try again")
@@ -279,11 +285,12 @@ class Destination:
             )
         move = replace(
             begin_move("destination", message.job, self._source, message.move),
+            peer_store=self._peer_store,
             checkpoint=message.checkpoint,
             options=to_builtins(message.options),
         )
         step("move.receiving")
-        self._move = store_move(self._repository.backend, move)
+        self._move = store_move(self._repository.backend, move, replaces=self._last_id)
         return self._move
 
     def _restore(self, message: messages.Prepare) -> RestoreResult:
@@ -309,9 +316,12 @@ class Destination:
         if process is None or self._move is None:
             raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
         live = proc.identify_live_root(process, criu)
+        if self._guard is not None:
+            # It ends the tree if we are killed together with CRIU.
+            self._guard.expect(live)
         if self._move.state == "committed":
             self._move = store_move(self._repository.backend, replace(self._move, root=live))
-            return self._expect(live)
+            return lambda: self._release(live)
         if self._move.state == "prepared":
             self._move = store_move(self._repository.backend, replace(self._move, root=live))
         else:
@@ -320,12 +330,7 @@ class Destination:
         # An Abort is raised: CRIU ends what it has built.
         self._late_packets = self._connection.receive(messages.Ended).packets
         self._advance("committed")
-        return self._expect(live)
-
-    def _expect(self, root: proc.LiveRoot) -> AfterCommit:
-        if self._guard is not None:
-            self._guard.expect(root)
-        return lambda: self._release(root)
+        return lambda: self._release(live)
 
     def _release(self, root: proc.LiveRoot) -> None:
         """Open the fence: the tree with this root runs next. Raise nothing."""
@@ -393,11 +398,3 @@ class Destination:
         assert self._move is not None
         step(f"move.{state}")
         self._move = store_move(self._repository.backend, advance(self._move, state, **changes))
-
-
-def _refuse_busy(move: Move) -> None:
-    """Raise PreflightRefused if another crckpt still works on the move: soon it notices that its connection is lost."""
-    if not move.is_over and move.owner.is_alive and move.owner.pid != os.getpid():
-        raise PreflightRefused(
-            f"crckpt (PID {move.owner.pid}) is still moving {move.job}", hint="try again in a moment"
-        )

@@ -17,7 +17,7 @@ from crckpt.model import JobName, Pid
 from crckpt.ops.dump.check_job import read_program
 from crckpt.ops.dump.last_checkpoint import LastCheckpoint, read_last_checkpoints
 from crckpt.store import Repository
-from crckpt.store.moves import Move, read_all_moves
+from crckpt.store.moves import Move, read_last_moves
 from crckpt.store.read.details import RootIdentity
 
 
@@ -58,7 +58,7 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
     """
     found: dict[tuple[int, int], tuple[LastCheckpoint, proc.Process]] = {}
     excluded: list[ExcludedJob] = []
-    moves = {move.job: move for move in read_all_moves(repository.backend)[0]}
+    moves = {move.job: move for move in read_last_moves(repository.backend)[0]}
     # Of two jobs of one program, the one that was dumped last has it.
     for last in reversed(read_last_checkpoints(repository)):
         job = last.checkpoint.job

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.causes.moves import reword
-from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt, PreflightRefused
+from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.network.late_packets import capturing
 from crckpt.migrate.addresses import list_source_addresses
@@ -46,45 +46,14 @@ from crckpt.ops.failures import preflight_refusal
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
-from crckpt.store.moves import Move, begin_move, read_move, store_move, take_over
+from crckpt.store.moves import Move, begin_move, mark_reported
 
 _ABORTED_WITHIN_S: Final = 10.0
-
-
-def report_abort(repository: Repository, connection: Connection, move: Move) -> Move:
-    """Report to the destination that the tree of a move runs on here; return the record of that."""
-    connection.send(messages.Resume(move.id))
-    if connection.receive(messages.MoveState).state not in (None, "aborted"):
-        connection.send(messages.Abort(move.why))
-        connection.receive(messages.Aborted)
-    return store_move(repository.backend, replace(take_over(move), is_settled=True))
 
 
 def read_manifest(repository: Repository, checkpoint: CheckpointId) -> bytes:
     """Read a manifest as it is stored. Raises OSError, IntegrityError."""
     return repository.backend.read(manifest_name(checkpoint), MOST_BYTES)
-
-
-def settle_last_move(repository: Repository, connection: Connection, job: str) -> None:
-    """Report to the destination that the last move of the job was aborted, if it does not know.
-
-    Raises PreflightRefused if the job is being moved. Raises StoreUnusable if nobody can know.
-    """
-    move = read_move(repository.backend, job)
-    if move is None:
-        return
-    now = move.judge()
-    if now.side == "source" and now.state == "aborted" and not now.is_settled:
-        # On another host: only `crckpt migrate --resume` reaches that.
-        report_abort(repository, connection, now)
-    if not now.is_over:
-        direction = f"to {now.peer}" if now.side == "source" else f"here from {now.peer}"
-        if now.owner.is_alive:
-            message, hint = f"crckpt (PID {now.owner.pid}) is moving {job} {direction}", "wait until it ends"
-        else:
-            message = f"an earlier move of {job} {direction} is unfinished"
-            hint = f"finish it first: crckpt migrate --resume {now.id}"
-        raise PreflightRefused(message, hint=hint, is_in_use=True)
 
 
 def move_tree(
@@ -108,6 +77,7 @@ def move_tree(
     job = JobName(request.job or "")
     move = replace(
         begin_move("source", job, request.host),
+        peer_store=hello.store,
         remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
         options=to_builtins(request.options),
         root=proc.identify_live_root(root),
@@ -195,12 +165,15 @@ def _record_failure(source: SourceMove, why: str) -> None:
         raise make_in_doubt_error(source.move, None)
     if source.move.is_over:
         return
+    # Before the hand-over it has no record of the move.
+    is_settled = source.move.state == "copying"
     with suppress(CrckptError, OSError):
-        source.advance("aborted", why=why, is_settled=False)
+        source.advance("aborted", why=why, is_settled=is_settled)
     # The destination gives up by itself once the connection ends. With an Abort it also removes what it received.
     with suppress(CrckptError, OSError, Interrupted):
         source.connection.abort(why, timeout=_ABORTED_WITHIN_S)
-        source.move = store_move(source.repository.backend, replace(source.move, is_settled=True))
+        if not is_settled:
+            source.move = mark_reported(source.repository.backend, source.move)
 
 
 def _dump_request(request: MigrateRequest, job: JobName, number: int | None) -> DumpRequest:

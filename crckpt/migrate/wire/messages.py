@@ -84,6 +84,7 @@ class Hello(Message, frozen=True):
     - `uptime_s`, `time_s`: seconds since the boot, and since 1970
     - `highest_sequence`: the highest number of a checkpoint in its store
     - `free_bytes`: bytes that trees may take of its memory, and of its store
+    - `store`: identifies its store and its machine
     """
 
     protocol: Count
@@ -98,6 +99,7 @@ class Hello(Message, frozen=True):
     criu_version: Word
     highest_sequence: Count
     free_bytes: Count = 0
+    store: Word = ""
 
 
 class Questions(Message, frozen=True):
@@ -281,17 +283,26 @@ class Failed(Message, frozen=True):
 
 
 class Resume(Message, frozen=True):
-    """What is recorded of this move?"""
+    """What is recorded of this move?
+
+    `aborted_job`: it is aborted at the source, and was sent to this store. Then a destination that knows nothing of it
+    records that: a crckpt there that was stopped before it began must not build the tree later.
+    """
 
     move: MoveId
+    aborted_job: JobName | None = None
 
 
 class MoveState(Message, frozen=True):
-    """What is recorded of a move: its state (None: nothing), and its checkpoint if that is stored."""
+    """What is recorded of a move: its state (None: nothing), and its checkpoint if that is stored.
+
+    `has_ended`: the tree ran there, and has surely ended since.
+    """
 
     move: MoveId
     state: State | None
     checkpoint: CheckpointId | None = None
+    has_ended: bool = False
 
 
 AnyMessage: TypeAlias = (

@@ -45,6 +45,7 @@ _TEMPORARIES: Final = (
     f"{layout.SAMPLES}/.*",
     f"{layout.MOVES}/.*",
     f"{layout.RESTORED}/.*",
+    f"{layout.UNREPORTED}/.*",
     "cache/.fingerprints.key.*",
     f"{layout.PENDING}/.*",
     f"{layout.TAGS}/*/.*",

@@ -15,8 +15,11 @@ from msgspec.structs import replace
 
 from crckpt.store.move_states import RULES, Side, State, can_follow, find_rule, is_over
 
-Tree = Literal["none", "runs", "held"]
-"""A tree on one side. At the source `held` is frozen, at the destination built and not running."""
+Tree = Literal["none", "runs", "held", "unfinished"]
+"""A tree on one side. At the source `held` is frozen, at the destination built and not running.
+
+At the destination `unfinished` is one whose CRIU was killed together with its crckpt: it waits for ever.
+"""
 
 
 class World(Struct, frozen=True):
@@ -123,6 +126,9 @@ def faults(world: World) -> Iterator[World]:
         yield replace(more, source_alive=False, wire=())
     if world.destination_alive:
         yield replace(more, destination_alive=False, wire=())
+        if world.there == "held":
+            # With CRIU.
+            yield replace(more, destination_alive=False, wire=(), there="unfinished")
     if world.linked:
         yield replace(more, linked=False, wire=())
     for message in set(world.wire):
@@ -148,7 +154,9 @@ def recoveries(world: World) -> Iterator[World]:
         if state == "committed" and world.there == "runs":
             # The identity of what was built is in the record.
             state = "done"
-        yield replace(world, destination=state, destination_alive=True)
+        # What is unfinished is ended before anything else.
+        there: Tree = "none" if world.there == "unfinished" else world.there
+        yield replace(world, destination=state, destination_alive=True, there=there)
 
 
 def without(wire: tuple[str, ...], message: str) -> tuple[str, ...]:

@@ -1,13 +1,35 @@
-"""Records of moves that hold what another host has said."""
+"""Records of moves: what another host has said, what is kept, and what nobody may overwrite."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+from msgspec.structs import replace
 
+from crckpt.errors import MoveInDoubt, PreflightRefused, RemoteError
+from crckpt.migrate.destination.recorded import read_state
+from crckpt.migrate.source.report_aborts import report_abort
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection import Connection
 from crckpt.model import JobName
-from crckpt.store.moves import advance, begin_move, read_move, store_move
+from crckpt.store import collect_garbage
+from crckpt.store.backend.protocol import Backend
+from crckpt.store.layout import move_name, unreported_name
+from crckpt.store.move_states import State, find_report_step
+from crckpt.store.moves import (
+    Move,
+    advance,
+    begin_move,
+    mark_reported,
+    read_all_moves,
+    read_last_moves,
+    read_move,
+    remove_move,
+    store_move,
+)
 from crckpt.store.repository import Repository
 
 
@@ -27,3 +49,139 @@ def test_whatever_the_reason_its_record_can_be_read(tmp_path: Path) -> None:
     stored = store_move(backend, advance(move, "aborted", why="no file /tmp/\udcff\x1b[2J" + "x" * (1 << 20)))
     assert read_move(backend, "job") == stored
     assert len(stored.why) == 4096
+
+
+def aborted(backend: Backend, peer: str = "first") -> Move:
+    """The record of an aborted move whose destination may be in doubt."""
+    begun = store_move(backend, begin_move("source", JobName("job"), peer))
+    handed = store_move(backend, advance(begun, "handing-over", is_settled=False))
+    return store_move(backend, advance(handed, "aborted", why="the connection was lost"))
+
+
+def test_a_move_whose_destination_is_in_doubt_is_never_forgotten(tmp_path: Path) -> None:
+    """Not by the next move, nor by one that comes from another host, nor by a restore despite the move."""
+    backend = Repository.open(tmp_path / "store", create=True).backend
+    old = [aborted(backend, "first"), aborted(backend, "second")]
+    coming = store_move(backend, begin_move("destination", JobName("job"), "third"))
+    assert read_all_moves(backend) == ((*(replace(move, is_replaced=True) for move in old), coming), ())
+    assert read_last_moves(backend) == ((coming,), ())
+    store_move(backend, advance(coming, "aborted"))
+    old.append(aborted(backend, "fourth"))
+    remove_move(backend, "job")
+    assert read_last_moves(backend) == ((), ())
+    assert [move.id for move in read_all_moves(backend)[0]] == [move.id for move in old]
+    for move in old:
+        assert mark_reported(backend, move).is_settled
+    assert read_all_moves(backend) == ((), ())
+
+
+def test_a_move_that_was_killed_is_kept_as_aborted(tmp_path: Path) -> None:
+    backend = Repository.open(tmp_path / "store", create=True).backend
+    begun = advance(begin_move("source", JobName("job"), "first"), "handing-over", is_settled=False)
+    killed = store_move(backend, replace(begun, owner=replace(begun.owner, start=begun.owner.start + 1)))
+    store_move(backend, begin_move("source", JobName("job"), "second"))
+    kept, _ = read_all_moves(backend)[0]
+    assert (kept.id, kept.state, kept.is_replaced) == (killed.id, "aborted", True)
+
+
+def test_what_is_settled_is_not_kept(tmp_path: Path) -> None:
+    backend = Repository.open(tmp_path / "store", create=True).backend
+    mark_reported(backend, aborted(backend))
+    last = store_move(backend, begin_move("source", JobName("job"), "second"))
+    assert read_all_moves(backend) == ((last,), ())
+
+
+def test_a_crckpt_that_was_stopped_for_long_overwrites_nothing(tmp_path: Path) -> None:
+    backend = Repository.open(tmp_path / "store", create=True).backend
+    stopped = store_move(backend, begin_move("destination", JobName("job"), "first"))
+    for move in (begin_move("source", JobName("job"), "second"), begin_move("destination", JobName("job"), "third")):
+        with pytest.raises(PreflightRefused, match="another move of job is unfinished here"):
+            store_move(backend, move)
+    over = store_move(backend, advance(stopped, "aborted"))
+    with pytest.raises(PreflightRefused, match="the move of job is over here: aborted"):
+        store_move(backend, advance(stopped, "prepared"))
+    last = store_move(backend, begin_move("destination", JobName("job"), "second"), replaces=over.id)
+    with pytest.raises(PreflightRefused, match="another move of job is unfinished here"):
+        store_move(backend, advance(stopped, "prepared"))
+    store_move(backend, advance(last, "aborted"))
+    with pytest.raises(PreflightRefused, match="another move of job has begun since"):
+        store_move(backend, advance(stopped, "prepared"))
+    with pytest.raises(PreflightRefused, match="another move of job has begun since"):
+        store_move(backend, begin_move("destination", JobName("job"), "first"), replaces=over.id)
+
+
+def test_a_damaged_record_of_an_aborted_move_costs_itself_only(tmp_path: Path) -> None:
+    repository = Repository.open(tmp_path / "store", create=True)
+    old = [aborted(repository.backend, "first"), aborted(repository.backend, "second")]
+    last = store_move(repository.backend, begin_move("source", JobName("job"), "third"))
+    path = repository.root / unreported_name(old[0].id)
+    path.chmod(0o600)
+    path.write_bytes(b"damaged")
+    found, (bad,) = read_all_moves(repository.backend)
+    assert [move.id for move in found] == [old[1].id, last.id]
+    assert str(path) in bad.remedy
+    assert collect_garbage(repository).leftovers == ()
+
+
+@pytest.mark.parametrize(
+    ("there", "is_same_store", "expected"),
+    [
+        (None, True, "unknown"),
+        (None, False, "unknown"),
+        ("aborted", False, "unknown"),
+        ("aborted", True, "settled"),
+        ("prepared", False, "abort"),
+        ("receiving", True, "abort"),
+        ("committed", True, "runs-there"),
+        ("done", True, "runs-there"),
+    ],
+)
+def test_only_the_host_of_the_move_can_settle_it(
+    tmp_path: Path, there: State | None, is_same_store: bool, expected: str
+) -> None:
+    assert find_report_step(there, is_same_store=is_same_store) == expected
+    repository = Repository.open(tmp_path / "store", create=True)
+    move = replace(aborted(repository.backend), peer_store="its store")
+    answers: list[object] = [messages.MoveState(move.id, there), messages.Aborted()]
+    sent: list[object] = []
+    connection = SimpleNamespace(send=sent.append, receive=lambda *_kinds: answers.pop(0))
+    hello = SimpleNamespace(hostname="node2", store="its store" if is_same_store else "another")
+
+    def report() -> Move:
+        return report_abort(repository, cast(Connection, connection), cast(messages.Hello, hello), move)
+
+    if expected == "unknown":
+        with pytest.raises(RemoteError, match=f"node2 does not know the move {move.id} of job to first") as raised:
+            report()
+        assert f"remove the file {repository.root}/{move_name('job')}" in raised.value.hint
+    elif expected == "runs-there":
+        with pytest.raises(MoveInDoubt, match="it may run on both hosts"):
+            report()
+    else:
+        assert report().is_settled
+    assert sent[0] == messages.Resume(move.id, move.job if is_same_store else None)
+    assert sent[1:] == ([messages.Abort(move.why)] if expected == "abort" else [])
+    assert read_all_moves(repository.backend)[0][0].is_settled == (expected in ("abort", "settled"))
+
+
+def test_a_tree_that_ended_there_settles_the_move(tmp_path: Path) -> None:
+    """Its user said that the source was gone."""
+    repository = Repository.open(tmp_path / "store", create=True)
+    move = replace(aborted(repository.backend), peer_store="its store")
+    answer = messages.MoveState(move.id, "done", has_ended=True)
+    connection = SimpleNamespace(send=lambda _message: None, receive=lambda *_kinds: answer)
+    hello = SimpleNamespace(hostname="node2", store="its store")
+    report_abort(repository, cast(Connection, connection), cast(messages.Hello, hello), move)
+    assert read_all_moves(repository.backend)[0][0].is_settled
+
+
+def test_a_destination_remembers_an_abort_of_a_move_that_it_does_not_know(tmp_path: Path) -> None:
+    """A crckpt there that was stopped before it recorded the move cannot begin it any more."""
+    repository = Repository.open(tmp_path / "store", create=True)
+    late = begin_move("destination", JobName("job"), "source")
+    unknown = messages.Resume(late.id)
+    assert read_state(repository, unknown, "source") == (messages.MoveState(late.id, None), None)
+    told = replace(unknown, aborted_job=late.job)
+    assert read_state(repository, told, "source")[0].state == "aborted"
+    with pytest.raises(PreflightRefused, match="the move of job is over here: aborted"):
+        store_move(repository.backend, late, replaces="")

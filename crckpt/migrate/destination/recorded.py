@@ -1,0 +1,69 @@
+"""The records of moves at the destination: what the source is told of them, and what killed crckpts have left."""
+
+from __future__ import annotations
+
+import os
+
+from crckpt.errors import PreflightRefused
+from crckpt.host.process.unfinished_trees import end_unfinished_trees
+from crckpt.migrate.destination.post_copy import wait_until_decided
+from crckpt.migrate.wire import messages
+from crckpt.model import JobName
+from crckpt.store import Repository
+from crckpt.store.move_states import State
+from crckpt.store.moves import Move, advance, begin_move, read_last_moves, read_move, store_move
+from crckpt.store.transaction import end_unfinished_restores
+
+
+def read_state(repository: Repository, message: messages.Resume, source: str) -> tuple[messages.MoveState, Move | None]:
+    """Read the state of a move from its record; return its answer and the record. `source` is the other host.
+
+    Raises PreflightRefused if another crckpt still works on it.
+    """
+    move = next((move for move in read_last_moves(repository.backend)[0] if move.id == message.move), None)
+    if move is None:
+        job = message.aborted_job
+        return messages.MoveState(message.move, _record_abort(repository, message.move, job, source)), None
+    refuse_busy(move)
+    wait_until_decided(move)
+    now = end_unfinished_tree(repository, move)
+    if now.state != move.state:
+        store_move(repository.backend, now)
+    has_ended = now.root is not None and now.root.has_ended()
+    return messages.MoveState(move.id, now.state, now.checkpoint, has_ended), now
+
+
+def _record_abort(repository: Repository, move_id: str, job: JobName | None, source: str) -> State | None:
+    """Record that an unknown move was aborted: a crckpt that was stopped before it began must not begin it.
+
+    Return the state that is recorded.
+    """
+    if job is None:
+        return None
+    last = read_move(repository.backend, job)
+    if last is not None and last.side == "destination" and last.state == "done":
+        # The tree of another move may run here, and its record names it.
+        return None
+    move = advance(begin_move("destination", job, source, move_id), "aborted", why="it never began here")
+    return store_move(repository.backend, move).state
+
+
+def refuse_busy(move: Move) -> None:
+    """Raise PreflightRefused if another crckpt still works on the move: soon it notices that its connection is lost."""
+    if not move.is_over and move.owner.is_alive and move.owner.pid != os.getpid():
+        raise PreflightRefused(
+            f"crckpt (PID {move.owner.pid}) is still moving {move.job}",
+            hint=f"try again in a moment; if it hangs: kill -9 {move.owner.pid}",
+        )
+
+
+def end_unfinished_tree(repository: Repository, move: Move) -> Move:
+    """End what is left of the tree of a move if crckpt and CRIU were killed before it ran; return the move, judged.
+
+    Raises HostCannot if a process does not end.
+    """
+    if move.side == "destination" and not move.owner.is_alive:
+        end_unfinished_restores(repository.backend.scratch)
+        if move.root is not None and move.root.is_unfinished():
+            end_unfinished_trees({move.root.log})
+    return move.judge()
