@@ -175,9 +175,9 @@ def _resume_destination(move: Move, repository: Repository, context: Context, *,
     if move.state == "prepared":
         if not source_is_gone:
             raise MoveInDoubt(
-                f"only {move.peer} knows whether {move.job} has ended there",
-                hint=f"on {move.peer}: crckpt migrate --resume {move.id}; only if that host is lost forever, here: "
-                f"crckpt migrate --resume {move.id} --source-is-gone",
+                f"only {move.peer} knows whether {move.job} has ended there, or runs there or on another host",
+                hint=f"on {move.peer}: crckpt migrate --resume {move.id}; only if that host is lost forever, and "
+                f"{move.job} runs on no other host, here: crckpt migrate --resume {move.id} --source-is-gone",
             )
         step("move.committed")
         move = store_move(repository.backend, advance(move, "committed"))
