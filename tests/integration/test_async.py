@@ -20,7 +20,7 @@ USAGE: Final = 2
 ENDED: Final = 14
 LOCKED: Final = 11
 REFUSED: Final = 24
-WITHIN_S: Final = 20
+WITHIN_S: Final = 60
 BEFORE_IT_IS_SAFE: Final = "manifest-directory.rename"
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("adopted")
 
 FAILED: Final = 23
 STATUS: Final = 13
-WITHIN_S: Final = 20
+WITHIN_S: Final = 60
 IN_NAMESPACE: Final = "--new-pid-namespace"
 
 

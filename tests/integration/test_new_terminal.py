@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("adopted")
 
 # `crckpt attach` finds the terminals of all stores: those of other tests, too.
 JOB: Final = f"prompt-{os.getpid()}"
-WITHIN_S: Final = 30
+WITHIN_S: Final = 60
 USAGE: Final = 2
 NOT_RUNNING: Final = 14
 CANNOT: Final = 20

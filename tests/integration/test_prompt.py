@@ -20,7 +20,7 @@ from trees import PROGRAMS, PYTHON, open_workdir, runs, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
-WITHIN_S: Final = 30
+WITHIN_S: Final = 60
 RESTORE: Final = f"crckpt restore {JOB}"
 STOPPED: Final = r"(?i)^\S*1\S*.*(stopped|suspended).*crckpt restore"
 

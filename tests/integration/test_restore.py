@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("adopted")
 OBEDIENT = program("obedient")
 STATUS = 13
 REFUSED = 24
-WITHIN_S = 20
+WITHIN_S = 60
 
 
 @pytest.fixture

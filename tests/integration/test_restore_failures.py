@@ -25,7 +25,7 @@ INTEGRITY: Final = 13
 FAILED: Final = 23
 REFUSED: Final = 24
 INTERRUPTED: Final = 130
-WITHIN_S: Final = 20
+WITHIN_S: Final = 60
 
 
 @pytest.mark.parametrize(("committed", "detach"), [(False, True), (True, False)])

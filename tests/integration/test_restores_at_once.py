@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("adopted")
 
 LOCKED: Final = 11
 REFUSED: Final = 24
-WITHIN_S: Final = 20
+WITHIN_S: Final = 60
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from crckpt.host.syscalls import memory_trials, pagemap
 PROGRAMS = TESTS / "programs"
 OF_RESTORES: Final = ("ghosts.c", "trusted.c", "sockets.c")
 _OPTIONS: Final = ("-O2", "-fPIC", "-fvisibility=hidden", "-fno-stack-protector", "-ffreestanding", "-nostdlib")
-_WITHIN_S = 20.0
+_WITHIN_S = 60.0
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 _PTRACE_DETACH, _PTRACE_SEIZE, _PTRACE_INTERRUPT, _WALL = 17, 0x4206, 0x4207, 0x40000000
 

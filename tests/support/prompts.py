@@ -12,7 +12,7 @@ from typing import Final
 import psutil
 from trees import wait_for
 
-WITHIN_S: Final = 30
+WITHIN_S: Final = 60
 PROMPT: Final = "=>"
 SHELLS: Final = {
     "bash": ("bash", "--norc", "--noprofile", "-i"),

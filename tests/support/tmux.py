@@ -10,7 +10,7 @@ from typing import Final, Self
 
 from trees import wait_for
 
-WITHIN_S: Final = 30
+WITHIN_S: Final = 60
 
 
 class Tmux:

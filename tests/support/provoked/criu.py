@@ -24,7 +24,7 @@ from trees import PROGRAMS, PYTHON, NamespaceInits, wait_for
 from crckpt.criu.command import Paths, dump_command, restore_command
 from crckpt.model import DumpOptions
 
-WITHIN_S: Final = 20.0
+WITHIN_S: Final = 60.0
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import pytest
 from crckpt.host import cold_start
 
 COMMAND = "restore"
-WITHIN_S = 20
+WITHIN_S = 60
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from places import TESTS
 
 from crckpt.host.process.job_control import Job
 
-WITHIN_S: Final = 20
+WITHIN_S: Final = 60
 STOP: Final = b"\x1a"
 JOB_SHELL: Final = str(TESTS / "programs/job_shell.py")
 

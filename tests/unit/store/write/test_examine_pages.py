@@ -25,7 +25,7 @@ from crckpt.store.write.examine_pages import (
 from crckpt.store.write.imageset import BATCH_PAGES
 
 KEY = bytes(32)
-WITHIN_S = 20.0
+WITHIN_S = 60.0
 
 
 def as_pages(content: bytes | bytearray) -> Bytes:
