@@ -24,6 +24,9 @@ from crckpt.store.workers import wait_for_result, workers
 # Frames that one task checks: those of 4 MiB of pages.
 _FRAMES_AT_ONCE: Final = 16
 
+# More pages than any extent may name.
+_ANY: Final = 1 << 63
+
 
 class PackAudit(Struct):
     """The damage of whole packs or single frames, and which checkpoints that affects."""
@@ -90,8 +93,13 @@ def audit_packs(backend: Backend, checkpoints: list[Checkpoint], progress: Calla
     return audit
 
 
-def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -> list[Damage]:
-    """Check that a checkpoint's index is intact and fits its packs, and that page maps fit their pages."""
+def audit_contents(
+    backend: Backend, checkpoint: Checkpoint, packs: PackAudit, contents: Contents | None = None
+) -> list[Damage]:
+    """Check that a checkpoint's index is intact and fits its packs, and that page maps fit their pages.
+
+    It reads by `contents` if the caller needs these, too.
+    """
     place = index_extents(checkpoint)
     try:
         _check_range(checkpoint, packs, place)
@@ -100,7 +108,7 @@ def audit_contents(backend: Backend, checkpoint: Checkpoint, packs: PackAudit) -
     if packs.note_damage(checkpoint, place):
         # Without the index the other needed pages are unknown; the damage of the pack is reported.
         return []
-    contents = Contents(backend, checkpoint)
+    contents = contents or Contents(backend, checkpoint)
     try:
         files = contents.index.files
         # The index itself, too: it lies in packs like the files.
@@ -145,13 +153,15 @@ def _check(pack: Pack, first: int) -> tuple[int, dict[int, str]]:
 
 
 def _check_range(checkpoint: Checkpoint, packs: PackAudit, extents: Extents) -> None:
-    for number, use in enumerate(checkpoint.packs):
-        inside = extents[extents["pack"] == number]
-        pack = packs.packs.get(use.digest)
-        if pack is not None and len(inside) and int((inside["page"] + inside["count"]).max()) > pack.pages:
-            raise IntegrityError(f"it refers to pages that {pack.name} does not have")
-    if ((extents["pack"] >= len(checkpoint.packs)) & (extents["pack"] != ZERO)).any():
+    inside = extents[extents["pack"] != ZERO]
+    if (inside["pack"] >= len(checkpoint.packs)).any():
         raise IntegrityError("it refers to packs that its manifest does not name")
+    found = [packs.packs.get(use.digest) for use in checkpoint.packs]
+    pages = np.array([pack.pages if pack is not None else _ANY for pack in found], np.uint64)
+    for number in inside["pack"][inside["page"] + inside["count"] > pages[inside["pack"]]][:1]:
+        pack = found[number]
+        assert pack is not None
+        raise IntegrityError(f"it refers to pages that {pack.name} does not have")
 
 
 def _check_pagemaps(contents: Contents) -> None:
