@@ -53,8 +53,8 @@ def runs(pid: int) -> bool:
 
 
 @contextmanager
-def restored_lazily(crckpt: Crckpt, directory: Path) -> Iterator[LazyTree]:
-    """changing_memory.py, dumped and restored."""
+def restored_lazily(crckpt: Crckpt, directory: Path, *options: str) -> Iterator[LazyTree]:
+    """changing_memory.py, dumped and restored with `options` of lazy_restore.py."""
     said = directory / "said"
     words = (PYTHON, str(PROGRAMS / "changing_memory.py"), str(directory), str(MEGABYTES))
     null = subprocess.DEVNULL
@@ -63,14 +63,16 @@ def restored_lazily(crckpt: Crckpt, directory: Path) -> Iterator[LazyTree]:
         wait_for(lambda: said.exists() and said.read_text() == "ready", 60, "the program")
         crckpt.run("dump", str(program.pid), JOB, "--stop")
         program.wait()
-        script = (sys.executable, str(SUPPORT / "lazy_restore.py"), str(crckpt.store), JOB, str(directory / "gate"))
-        done = subprocess.run(script, capture_output=True, text=True, check=False)
+        script = [sys.executable, str(SUPPORT / "lazy_restore.py")]
+        restoring = (*script, str(crckpt.store), JOB, str(directory / "gate"), *options)
+        done = subprocess.run(restoring, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         # Others are threads.
         processes = [process for tid in found["helper"] if (process := proc.read_process(tid)) is not None]
-        (helper,) = [process for process in processes if process.ppid in found["helper"]]
-        yield LazyTree(directory, found["root"], helper.pid, helper.ppid)
+        # There is none if nothing was left to it.
+        pids = [(process.pid, process.ppid) for process in processes if process.ppid in found["helper"]]
+        yield LazyTree(directory, found["root"], *(pids or [(0, 0)])[0])
     finally:
         (directory / "gate").touch()
         with suppress(ProcessLookupError):
@@ -86,6 +88,14 @@ def test_a_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -
         tree.go_on()
         wait_for(lambda: not runs(tree.guard), 60, "all memory")
         assert not is_incomplete(tree.pid)
+        assert tree.check() == "intact"
+
+
+@pytest.mark.usefixtures("adopted")
+def test_what_was_written_last_is_there_at_once(crckpt: Crckpt, tmp_path: Path) -> None:
+    """All of it, here: nothing is left to the helper, which ends."""
+    with restored_lazily(crckpt, tmp_path, "hot") as tree:
+        wait_for(lambda: not is_incomplete(tree.pid), 60, "the end of the helper")
         assert tree.check() == "intact"
 
 

@@ -1,7 +1,8 @@
 """Restore a checkpoint lazily, with a helper whose background waits: only what the program touches is filled.
 
-Run as `lazy_restore.py STORE REF GATE`, it prints the PIDs of the root, of the helper and of its guard as JSON. The
-background waits until the file GATE exists. Run as `lazy_restore.py helper GATE DESCRIPTORS`, it is that helper.
+Run as `lazy_restore.py STORE REF GATE [hot]`, it prints the PIDs of the root, of the helper and of its guard as JSON.
+The background waits until the file GATE exists. With `hot` the program wrote all packs last. Run as `lazy_restore.py
+helper GATE DESCRIPTORS`, it is that helper.
 """
 
 from __future__ import annotations
@@ -19,11 +20,15 @@ from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore
 
 
-def restore_lazily(store: Path, ref: str, gate: str) -> None:
+def restore_lazily(store: Path, ref: str, gate: str, *hot: str) -> None:
     """Restore, and print who does what."""
+    context = Context(store)
     filler = Filler((sys.executable, __file__, "helper", gate))
     try:
-        done = restore(RestoreRequest(ref, detach=True), Context(store), filler=filler)
+        if hot:
+            repository = context.repository()
+            filler.hot = frozenset(use.digest for use in repository.get(repository.resolve(ref)).packs)
+        done = restore(RestoreRequest(ref, detach=True), context, filler=filler)
     finally:
         filler.close()
     sys.stdout.write(json.dumps({"root": done.pid, "helper": sorted(filler.tids)}))
@@ -46,4 +51,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "helper":
         help_gated(Path(sys.argv[2]), *map(int, sys.argv[3:]))
     else:
-        restore_lazily(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+        restore_lazily(Path(sys.argv[1]), *sys.argv[2:])

@@ -22,6 +22,7 @@ from crckpt.migrate.addresses import (
     give_up,
     list_destination_addresses,
 )
+from crckpt.migrate.destination.lost_source import explain_loss
 from crckpt.migrate.destination.post_copy import PostCopy, wait_until_decided
 from crckpt.migrate.destination.recorded import end_unfinished_tree, read_state, refuse_busy
 from crckpt.migrate.destination.restores import (
@@ -42,6 +43,7 @@ from crckpt.migrate.wire.connection_errors import AbortReceived, ConnectionLost
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.ops.lazy.client import Filler, started_filler
+from crckpt.ops.lazy.plan import choose_hot_packs
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.store import Checkpoint, Repository
@@ -230,7 +232,10 @@ class Destination:
         else:
             self._store = self._repository
             checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
+            if self._filler is not None:
+                self._filler.hot = choose_hot_packs(checkpoint, self._receiver.newest)
         self._claim(message.move, message.options, checkpoint)
+        filler = self._filler
         try:
             result = self._restore(message)
         except AbortReceived:
@@ -250,6 +255,8 @@ class Destination:
         self._drop_unpacked()
         if late is not None:
             self._complete(late, message)
+        elif filler is not None:
+            filler.close()
         wait_until_decided(self._move)  # the helper needs the processors first
         # Only now: the next checkpoint of the tree needs them.
         self._receiver.cache_fingerprints()
@@ -378,21 +385,7 @@ class Destination:
         if move.state == "receiving":
             self._give_up(error.message)
             return
-        if move.state == "committed" and self._store is not self._repository:
-            raise MoveInDoubt(
-                f"{error.message}; {move.job} was ended here, because not all of its memory had arrived",
-                hint=f"restore it from its checkpoint: on {move.peer}: crckpt migrate --resume {move.id}",
-            )
-        if move.state == "committed":
-            raise MoveInDoubt(
-                f"{error.message}; {move.job} has ended on {move.peer}, and its tree could not be restored here",
-                hint=f"restore it from its checkpoint here: crckpt migrate --resume {move.id}",
-            )
-        raise MoveInDoubt(
-            f"{error.message}; the checkpoint of {move.job} is safe here, and only {move.peer} knows whether its tree "
-            "has ended there",
-            hint=f"on {move.peer}: crckpt migrate --resume {move.id}",
-        )
+        raise explain_loss(move, error, is_late=self._store is not self._repository)
 
     def _advance(self, state: State, **changes: object) -> None:
         assert self._move is not None

@@ -30,6 +30,7 @@ from crckpt.store.format.manifest import highest_after, unseal
 from crckpt.store.format.pack import FEWEST_BYTES, MOST_BYTES, Pack, open_pack
 from crckpt.store.layout import fingerprints_name, pack_name
 from crckpt.store.names import SHORT
+from crckpt.store.read.contents import contents_of
 from crckpt.store.upkeep.audit import PackAudit, audit_contents
 from crckpt.store.workers import Workers, wait_for_result, workers
 
@@ -46,7 +47,11 @@ class Receiver:
     """
 
     def __init__(self, repository: Repository, directory: Path) -> None:
-        """`directory` is that of the transaction."""
+        """`directory` is that of the transaction.
+
+        `newest` are the packs of the last offer that the store lacked.
+        """
+        self.newest: tuple[str, ...] = ()
         self._repository = repository
         self._directory = directory
         self._intact: set[str] = set()
@@ -66,7 +71,7 @@ class Receiver:
         digest names; StoreUnusable if the store cannot be written; OSError if its disk is full.
         """
         with full_store_named(self._repository.backend.location), workers() as pool:
-            lacking = self._find_lacking(offer.digests, pool)
+            self.newest = lacking = self._find_lacking(offer.digests, pool)
             if not lacking:
                 connection.send(Lacking(()))
                 return
@@ -106,7 +111,8 @@ class Receiver:
             pack = audit.packs[use.digest]
             if use.frames > len(pack.table) or use.pages > pack.pages:
                 raise IntegrityError(f"{name} uses more of {pack.name} than there is")
-        for damage in audit_contents(backend, checkpoint, audit):
+        # The restore reads by the same contents.
+        for damage in audit_contents(backend, checkpoint, audit, contents_of(self._repository, checkpoint)):
             raise IntegrityError(f"{name} is damaged: {damage.what}")
         return checkpoint
 

@@ -88,6 +88,11 @@ class AddressSpace:
             self._place(self.pages.unpack_batch(batch))
         with self._lock:
             self._left.discard(batch)
+            self.close_if_complete()
+
+    def close_if_complete(self) -> None:
+        """End if no batch is left."""
+        with self._lock:
             if not self._left:
                 self.close()
 

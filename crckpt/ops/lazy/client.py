@@ -45,7 +45,12 @@ class Filler:
     """The helper, started before it is needed: it takes a moment to start."""
 
     def __init__(self, words: tuple[str, ...] = _HELPER) -> None:
-        """Start it: by `words`, and the numbers of two descriptors. Raises HostCannot, RestoreFailed."""
+        """Start it: by `words`, and the numbers of two descriptors. Raises HostCannot, RestoreFailed.
+
+        `hot` may be set before the restore: packs with pages that the program wrote last, so that it is likely to need
+        them first. The restore fills these before the tree runs.
+        """
+        self.hot = frozenset[str]()
         self._connection, theirs = socket.socketpair(socket.AF_UNIX)
         self._packs, their_packs = socket.socketpair(socket.AF_UNIX)
         self._manifest = b""
@@ -63,7 +68,7 @@ class Filler:
         self.tids = frozenset(self._receive(Started).tids)
 
     def close(self) -> None:
-        """Let it go on alone if it has a tree; otherwise it ends."""
+        """Let it go on alone, and fill all memory, if it has a tree; otherwise it ends. May be called again."""
         self._lines.close()
         self._connection.close()
         self._packs.close()
@@ -89,7 +94,7 @@ class Filler:
 
     def plan(self, store: Path, checkpoint: CheckpointId, processes: tuple[ProcessPlan, ...]) -> None:
         """Let it find the pages of a checkpoint. It does that while CRIU builds the tree."""
-        self._send(Plan(str(store), checkpoint, processes, self._manifest))
+        self._send(Plan(str(store), checkpoint, processes, self.hot, self._manifest))
 
     def attach(self, root: int, pids: Mapping[int, int]) -> None:
         """In the hold: let it supply the pages that the processes lack; `pids` are ours by those in the checkpoint.

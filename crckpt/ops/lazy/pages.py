@@ -35,9 +35,11 @@ class Piece(NamedTuple):
 
 
 class ProcessPages:
-    """The pages of one process that lie in `ranges` of addresses. Pages of zeros are left out."""
+    """The pages of one process that lie in `ranges` of addresses, but not in packs that are `hot`, nor all zero."""
 
-    def __init__(self, contents: Contents, pagemap: str, ranges: tuple[Range, ...]) -> None:
+    def __init__(
+        self, contents: Contents, pagemap: str, ranges: tuple[Range, ...], hot: frozenset[str] = frozenset()
+    ) -> None:
         """Read where they lie; `pagemap` is the name of its page map. Raises IntegrityError."""
         self._contents = contents
         with contents.named():
@@ -46,6 +48,7 @@ class ProcessPages:
                 raise IntegrityError(f"it has no pages for {pagemap}")
             edges = np.array([edge // PAGE_SIZE for each in ranges for edge in each], np.uint64)
             extents, _ = split_extents(file.extents, edges)
+            extents = extents[~contents.are_in_packs(extents, hot)]
             pieces = pieces_of(contents, file.name, extents, extents["first"].astype(np.int64))
         self._frames = pieces.frames
         by_frame = np.lexsort((pieces.to, pieces.which))

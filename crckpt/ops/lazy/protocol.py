@@ -14,13 +14,15 @@ from crckpt.ops.lazy.plan import ProcessPlan
 class Plan(Struct, frozen=True, tag=True):
     """The store, the checkpoint, and what is to be filled of its processes. Answered by Planned.
 
-    With `manifest` the store does not have the checkpoint yet: until Arrived, the helper fills only what threads wait
-    for, and fetches it over its second socket. If the first one is closed before that, it ends the tree.
+    `hot` are packs whose pages are there before the tree runs. Until the first socket is closed, the helper fills only
+    what threads wait for. With `manifest` the store does not have the checkpoint yet: then it does so until Arrived,
+    fetches pages over its second socket, and ends the tree if the first one is closed before that.
     """
 
     store: str
     checkpoint: CheckpointId
     processes: tuple[ProcessPlan, ...]
+    hot: frozenset[str]
     manifest: bytes = b""
 
 

@@ -64,11 +64,11 @@ _SWITCH_S: Final = 0.0005
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
 
 
-class Late(NamedTuple):
-    """Packs that come while the tree runs: `wait` returns once they are here; `descriptor` is readable then."""
+class Start(NamedTuple):
+    """When all memory may be filled: `descriptor` is readable then; `check` raises if that cannot be any more."""
 
     descriptor: int
-    wait: Callable[[], None]
+    check: Callable[[], None]
 
 
 class _Filling:
@@ -81,8 +81,9 @@ class _Filling:
         self._faults: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
         self._batches: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
         self._spaces: list[AddressSpace] = []
-        self._fillers = len(os.sched_getaffinity(0))
-        self._late: Late | None = None
+        # One processor is left to the tree.
+        self._fillers = max(1, len(os.sched_getaffinity(0)) - 1)
+        self._start: Start | None = None
         self._last_fault = 0.0
 
     def add(self, space: AddressSpace) -> None:
@@ -93,31 +94,32 @@ class _Filling:
         for batch in space.left:
             self._batches.put((space, batch))
 
-    def begin(self, late: Late | None) -> None:
-        """Begin to fill what threads wait for; everything else, too, unless the packs come later."""
-        self._late = late
-        if late is not None:
-            self._waiting.register(late.descriptor, select.EPOLLIN)
-        for work in (*[self._resolve] * _FAULT_THREADS, *([self._fill] * self._fillers if late is None else [])):
-            self._start(work)
+    def begin(self, start: Start) -> None:
+        """Begin to fill what threads wait for; everything else after the `start`."""
+        self._start = start
+        self._waiting.register(start.descriptor, select.EPOLLIN)
+        self._run_threads(self._resolve, _FAULT_THREADS)
 
     def finish(self) -> None:
         """Pass faults on until all memory is there."""
-        while self._late is not None or not all(space.has_ended for space in self._spaces):
+        while self._start is not None or not all(space.has_ended for space in self._spaces):
             for descriptor, _ in self._waiting.poll(_POLL_S):
-                if self._late is not None and descriptor == self._late.descriptor:
-                    self._late.wait()
+                if self._start is not None and descriptor == self._start.descriptor:
+                    self._start.check()
                     self._waiting.unregister(descriptor)
-                    self._late = None
-                    for work in [self._fill] * self._fillers:
-                        self._start(work)
+                    self._start = None
+                    for space in self._spaces:
+                        # Nothing may be left to fill.
+                        space.close_if_complete()
+                    self._run_threads(self._fill, self._fillers)
                     continue
                 space = self._by_descriptor[descriptor]
                 for address in space.take_faults():
                     self._faults.put((space, address))
 
-    def _start(self, work: Callable[[], NoReturn]) -> None:
-        threading.Thread(target=self._run, args=(work,), daemon=True).start()
+    def _run_threads(self, work: Callable[[], NoReturn], count: int) -> None:
+        for _ in range(count):
+            threading.Thread(target=self._run, args=(work,), daemon=True).start()
 
     def _run(self, work: Callable[[], NoReturn]) -> None:
         try:
@@ -162,7 +164,7 @@ class _Helper:
         # Until the end: nobody may remove the packs.
         with repository.shared():
             contents = self._open(plan, repository)
-            pages = [ProcessPages(contents, process.pagemap, process.ranges) for process in plan.processes]
+            pages = [ProcessPages(contents, each.pagemap, each.ranges, plan.hot) for each in plan.processes]
             self._send(Planned())
             attach = self._receive(Attach)
             if attach is None:
@@ -191,13 +193,13 @@ class _Helper:
             filling.add(AddressSpace(pid, of_process, missing, segments, filling.add))
         self._tree.write(tuple(attach.tasks.values()))
         self._send(Attached(tuple(whole)))
-        filling.begin(Late(self._connection.fileno(), self._wait_for_packs) if is_late else None)
+        filling.begin(Start(self._connection.fileno(), self._check_arrival if is_late else lambda: None))
         filling.finish()
         remove_mark(*root)
         if is_late:
             self._send(Filled())
 
-    def _wait_for_packs(self) -> None:
+    def _check_arrival(self) -> None:
         if self._receive(Arrived) is None:
             raise IntegrityError("the connection to the other host was lost")
 

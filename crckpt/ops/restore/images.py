@@ -104,7 +104,9 @@ class ImageStreams:
         self._owners = {pid: pagemap_name(pid) for pid in own}
         plans = make_plans(tree, own) if late is not None else ()
         self._memory_fill = reading.set_apart(
-            {self._owners[pid]: ranges for pid, ranges in own.items()}, {plan.pagemap: plan.ranges for plan in plans}
+            {self._owners[pid]: ranges for pid, ranges in own.items()},
+            {plan.pagemap: plan.ranges for plan in plans},
+            late.filler.hot if late is not None else frozenset(),
         )
         self._root = tree.root.pid
         self._all = tuple(process.pid for process in tree.processes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Final
@@ -15,7 +15,7 @@ from crckpt.errors import IntegrityError
 from crckpt.model import PAGE_SIZE
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.forget_fingerprints import forget_fingerprints
-from crckpt.store.format.extents import EXTENT, ZERO, Extents
+from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask
 from crckpt.store.format.index import Index, StoredFile, decode_index
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
@@ -57,6 +57,12 @@ class Contents:
             if file.bytes > _MOST_WHOLE:
                 raise IntegrityError(f"{file.name} has {file.bytes} bytes, more than such an image may have")
             return self._read(file.extents, file.bytes)
+
+    def are_in_packs(self, extents: Extents, digests: Collection[str]) -> Mask:
+        """Return which of these extents lie in packs with these digests."""
+        numbers = [number for number, use in enumerate(self.checkpoint.packs) if use.digest in digests]
+        found: Mask = np.isin(extents["pack"], np.array(numbers, np.uint32))
+        return found
 
     def pack(self, number: int) -> Pack:
         """Open one of the checkpoint's packs."""

@@ -98,12 +98,13 @@ class Reader:
         self,
         own: Mapping[str, Sequence[MemoryRange]],
         later: Mapping[str, Sequence[tuple[int, int]]] = MappingProxyType({}),
+        hot: frozenset[str] = frozenset(),
     ) -> MemoryFill:
         """Take pages out of the images; the result fills memory with them, without CRIU.
 
-        `own` has the memory of these pages by the names of page maps. What lies in the ranges of addresses `later` is
-        left to the caller. The pages of a page map that may have a page twice stay in the images: see `is_apart`. Call
-        this before reading an image.
+        `own` has the memory of these pages by the names of page maps. What lies in the ranges of addresses `later`, and
+        not in packs that are `hot`, is left to the caller. The pages of a page map that may have a page twice stay in
+        the images: see `is_apart`. Call this before reading an image.
         """
         apart: dict[str, Extents] = {}
         for file in self.files:
@@ -113,7 +114,9 @@ class Reader:
                 apart[file.pagemap], left = split_extents(file.extents, bounds)
                 if file.pagemap in later:
                     edges = np.array([edge // PAGE_SIZE for each in later[file.pagemap] for edge in each], np.uint64)
-                    _, apart[file.pagemap] = split_extents(apart[file.pagemap], edges)
+                    late, others = split_extents(apart[file.pagemap], edges)
+                    is_hot = self._contents.are_in_packs(late, hot)
+                    apart[file.pagemap] = np.concatenate((others, late[is_hot]))
                 self._left[file.name] = replace(file, bytes=page_count(left) * PAGE_SIZE, extents=left)
         with self._contents.named():
             return MemoryFill(self._contents, apart, self._pool, self._unpacked)
