@@ -1,4 +1,8 @@
-"""Measure how long a client gets no answer from a server that moves to another host, in the lab of two hosts."""
+"""Measure how long a client gets no answer from a server that moves to another host, in the lab of two hosts.
+
+The floor of that is what no move by CRIU avoids: the freeze (the shortest that a round of the same move had, the last
+one), a bare `criu restore` of the same images on the destination, and one round trip.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,16 @@ _LARGE: Final = 1024
 _IP_VERSION: Final = 4
 _SERVER: Final = "numbered_server.py"
 _IMAGES: Final = "/run/images"
+_FLOOR: Final = "frozen, criu restore, round trip"
+# To connect takes a round trip.
+_CONNECT: Final = """
+import socket, statistics, time
+def connect():
+    began = time.monotonic()
+    socket.create_connection(("destination", 22)).close()
+    return time.monotonic() - began
+print(statistics.median(connect() for _ in range(15)))
+"""
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,7 @@ class Move:
     """The seconds that a move took: for the client, and for each of its steps.
 
     `restore` is until the address is announced; `bare_restore` is of the same images there, by criu alone.
+    `round_trip` is of a packet between the hosts.
     """
 
     downtime: float
@@ -35,6 +50,7 @@ class Move:
     copy: float
     restore: float
     bare_restore: float
+    round_trip: float
 
 
 @dataclass(frozen=True)
@@ -42,7 +58,7 @@ class CrckptMove:
     """The seconds that a move by crckpt took, and what it sent.
 
     `downtime` is the client's, `counted` what crckpt says, `estimated` what it said before; `frozen`: the freeze of its
-    last round; `sent`: all bytes on the wire; `back`: those of a move back.
+    last round; `total`: with --lazy, until all memory is there; `sent`: bytes on the wire; `back`: of a move back.
     """
 
     downtime: float
@@ -56,28 +72,36 @@ class CrckptMove:
 
 
 def rows(setting: Setting) -> Iterator[Row]:
-    """Return the rows of a move by bare CRIU and `tar | ssh`, for each size: the peer of every other way."""
+    """Return the rows of moves, for each size: by bare CRIU and `tar | ssh`, and by crckpt in each of its ways."""
     try:
         with in_namespaces() as lab:
             for size in setting.sizes:
                 # In turns: what else the machine does meets both.
-                bare, ours, lazy = [], [], []
+                bare, ours, local, late = [], [], [], []
                 for _ in range(setting.runs):
                     bare.append(measure_bare_move(lab, setting, size))
                     ours.append(measure_move(lab, size))
-                    lazy.append(measure_move(lab, size, "--local-lazy"))
-                yield from _rows_of(size, bare, ours, lazy)
+                    local.append(measure_move(lab, size, "--local-lazy"))
+                    late.append(measure_move(lab, size, "--lazy"))
+                yield from _rows_of(size, bare, ours, local, late)
     except CannotMakeLab as error:
         raise Failed(str(error)) from error
 
 
-def _rows_of(size: int, bare: list[Move], ours: list[CrckptMove], lazy: list[CrckptMove]) -> Iterator[Row]:
+def _rows_of(
+    size: int, bare: list[Move], ours: list[CrckptMove], local: list[CrckptMove], late: list[CrckptMove]
+) -> Iterator[Row]:
+    """Return the rows of a size. `local` are with --local-lazy, `late` with --lazy."""
     name = f"{size} MB, {WRITTEN_PER_SECOND:.0%} written a second"
 
     def make_row(
-        what: str, unit: Literal["s", "B"], values: list[float], peer: str, others: list[float], most: float
+        what: str, unit: Literal["s", "B"], values: list[float], peer: str, others: list[float], most: float | None
     ) -> Row:
         return Row("migration", f"{name}: {what}", unit, tuple(values), peer, tuple(others), most)
+
+    def find_floor(moves: list[CrckptMove]) -> list[float]:
+        pairs = zip(moves, bare, strict=True)
+        return [move.frozen + other.bare_restore + other.round_trip for move, other in pairs]
 
     for step in (field.name for field in fields(Move)):
         yield Row("migration", f"{name}, criu and tar | ssh: {step}", "s", tuple(getattr(move, step) for move in bare))
@@ -89,13 +113,12 @@ def _rows_of(size: int, bare: list[Move], ours: list[CrckptMove], lazy: list[Crc
     totals = tuple(move.dump + move.copy + move.restore for move in bare)
     yield Row("migration", f"{name}: total", "s", tuple(our.total for our in ours), "criu and tar | ssh", totals)
     yield make_row("downtime", "s", downtimes, "criu and tar | ssh", [move.downtime for move in bare], 0.2)
-    floor = [our.frozen + move.bare_restore for our, move in zip(ours, bare, strict=True)]
-    yield make_row("downtime", "s", downtimes, "frozen, then criu restore", floor, 2.0)
-    floor = [our.frozen + move.bare_restore for our, move in zip(lazy, bare, strict=True)]
-    most = 0.5 if size >= _LARGE else 2.0
-    yield make_row(
-        "downtime with --local-lazy", "s", [our.downtime for our in lazy], "frozen, then criu restore", floor, most
-    )
+    yield make_row("downtime", "s", downtimes, _FLOOR, find_floor(ours), 2.0)
+    for option, moves, most in (("--local-lazy", local, 0.5 if size >= _LARGE else 2.0), ("--lazy", late, None)):
+        pauses = [move.downtime for move in moves]
+        yield make_row(f"downtime with {option}", "s", pauses, _FLOOR, find_floor(moves), most)
+    whole = [move.total for move in late]
+    yield make_row("total with --lazy", "s", whole, "without", [our.total for our in ours], None)
     sent = [our.sent for our in ours]
     yield Row("migration", f"{name}: sent", "B", tuple(sent), "resident", tuple(our.resident for our in ours))
     yield make_row("sent by a move back", "B", [our.back for our in ours], "by the first", sent, 0.3)
@@ -152,11 +175,13 @@ def measure_bare_move(lab: TwoHosts, setting: Setting, size: int) -> Move:
         report = client.wait_for_replies()
         if report["wrong"] or report["ended"] or report["hosts"] != ["source", "destination"]:
             raise Failed(f"the client's connection did not survive a move by bare CRIU: {report}")
+        round_trip = float(lab.run("source", PYTHON, "-c", _CONNECT).out)
         bare_restore = _measure_restore(lab, pid, criu.format("restore --restore-detached"))
         # As in: dump 812 ms, copy 64 ms, restore 120 ms
         steps = dict(step.split()[:2] for step in output.split(","))
     seconds = {name: int(value) / 1000 for name, value in steps.items()}
-    return Move(downtime=report["recent_gap_ms"] / 1000, bare_restore=bare_restore, **seconds)
+    pause = report["recent_gap_ms"] / 1000
+    return Move(downtime=pause, bare_restore=bare_restore, round_trip=round_trip, **seconds)
 
 
 def _measure_restore(lab: TwoHosts, pid: int, restore: str) -> float:

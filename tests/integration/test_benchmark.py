@@ -23,7 +23,7 @@ def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         env=os.environ | {"PYTHONPATH": f"{PATH}:{above}" if above else PATH},
-        timeout=120,
+        timeout=300,
         check=False,
     )
 
@@ -39,12 +39,15 @@ def test_the_exit_code_says_whether_all_bounds_hold(tmp_path: Path) -> None:
 
 
 def test_downtime_of_a_bare_move_is_its_steps_and_more(tmp_path: Path) -> None:
-    """The client waits for the dump, the copy and the restore."""
+    """The client waits for the dump, the copy and the restore. Whether the bounds hold depends on the machine."""
     done = bench(tmp_path, "migration", "--sizes", "4", "--runs", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    found = {row["what"].rpartition(" ")[2]: row["ours_median"] for row in json.loads(done.stdout)["rows"]}
-    assert found.pop("downtime") >= found["copy"]
-    assert set(found) == {"dump", "copy", "restore", "bare_restore"}
+    assert done.returncode in (0, 1), done.stderr
+    rows = [(*row["what"].rpartition(": "), row["ours_median"]) for row in json.loads(done.stdout)["rows"]]
+    bare = {step: median for way, _, step, median in rows if way.endswith("criu and tar | ssh")}
+    assert bare.pop("downtime") >= bare["copy"]
+    assert set(bare) == {"dump", "copy", "restore", "bare_restore", "round_trip"}
+    ours = {what: median for way, _, what, median in rows if way.endswith("a second")}
+    assert {"downtime", "downtime with --local-lazy", "downtime with --lazy", "total with --lazy"} <= set(ours)
 
 
 def test_a_command_that_fails_is_told_and_gives_no_verdict(tmp_path: Path) -> None:
