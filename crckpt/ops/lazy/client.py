@@ -93,7 +93,7 @@ class Filler:
             self._receive(Filled)
 
     def plan(self, store: Path, checkpoint: CheckpointId, processes: tuple[ProcessPlan, ...]) -> None:
-        """Let it find the pages of a checkpoint. It does that while CRIU builds the tree."""
+        """Let it fill the pages of a checkpoint."""
         self._send(Plan(str(store), checkpoint, processes, self.hot, self._manifest))
 
     def attach(self, root: int, pids: Mapping[int, int]) -> None:
@@ -101,7 +101,6 @@ class Filler:
 
         Raises RestoreFailed.
         """
-        self._receive(Planned)
         tasks = {}
         for inner, pid in pids.items():
             if (start := proc.start_time(pid)) is not None:
@@ -111,7 +110,9 @@ class Filler:
         self._receive(Attached)
 
     def check(self) -> None:
-        """Raise RestoreFailed if it has ended."""
+        """Wait until it knows where the pages lie, if it has a tree. Raise RestoreFailed if it has ended."""
+        if self._has_tree:
+            self._receive(Planned)
         self._connection.setblocking(False)
         with suppress(BlockingIOError):
             self._connection.recv(1)

@@ -12,7 +12,7 @@ from crckpt.ops.lazy.plan import ProcessPlan
 
 
 class Plan(Struct, frozen=True, tag=True):
-    """The store, the checkpoint, and what is to be filled of its processes. Answered by Planned.
+    """The store, the checkpoint, and what is to be filled of its processes.
 
     `hot` are packs whose pages are there before the tree runs. Until the first socket is closed, the helper fills only
     what threads wait for. With `manifest` the store does not have the checkpoint yet: then it does so until Arrived,
@@ -32,14 +32,10 @@ class Started(Struct, frozen=True, tag=True):
     tids: tuple[int, ...]
 
 
-class Planned(Struct, frozen=True, tag=True):
-    """The helper knows where the pages lie."""
-
-
 class Attach(Struct, frozen=True, tag=True):
     """The processes of the tree wait in the hold. `tasks`: PID and start time by the PID in the checkpoint.
 
-    Answered by Attached.
+    Answered by Attached, and then by Planned.
     """
 
     root: int
@@ -47,9 +43,13 @@ class Attach(Struct, frozen=True, tag=True):
 
 
 class Attached(Struct, frozen=True, tag=True):
-    """The tree may run. `whole`: PIDs of processes that were filled at once, because they could not be entered."""
+    """The tree's missing pages are ours. `whole`: PIDs of processes that were filled, as they could not be entered."""
 
     whole: tuple[int, ...] = ()
+
+
+class Planned(Struct, frozen=True, tag=True):
+    """The helper knows where the pages lie: the tree may run."""
 
 
 class Arrived(Struct, frozen=True, tag=True):

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, TypeVar
@@ -163,13 +163,9 @@ class _Helper:
         repository = Repository.open(Path(plan.store))
         # Until the end: nobody may remove the packs.
         with repository.shared():
-            contents = self._open(plan, repository)
-            pages = [ProcessPages(contents, each.pagemap, each.ranges, plan.hot) for each in plan.processes]
-            self._send(Planned())
             attach = self._receive(Attach)
-            if attach is None:
-                return
-            self._fill(attach, dict(zip(plan.processes, pages, strict=True)), is_late=bool(plan.manifest))
+            if attach is not None:
+                self._fill(plan, attach, self._open(plan, repository))
 
     def _open(self, plan: Plan, repository: Repository) -> Contents:
         if not plan.manifest or self._packs is None:
@@ -177,22 +173,29 @@ class _Helper:
         checkpoint = unseal(plan.manifest, plan.checkpoint)
         return Contents(LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch), checkpoint)
 
-    def _fill(self, attach: Attach, pages: Mapping[ProcessPlan, ProcessPages], *, is_late: bool) -> None:
-        root = attach.tasks[attach.root]
+    def _fill(self, plan: Plan, attach: Attach, contents: Contents) -> None:
+        root, is_late = attach.tasks[attach.root], bool(plan.manifest)
         self._mark = open_mark(*root)
-        filling = _Filling(self._end_tree)
-        whole = []
-        for process, of_process in pages.items():
+
+        def find_pages(process: ProcessPlan) -> ProcessPages:
+            return ProcessPages(contents, process.pagemap, process.ranges, plan.hot)
+
+        taken, whole = [], []
+        for process in plan.processes:
             pid, start = attach.tasks[process.pid]
-            missing = _take(process, pid, start)
-            if missing is None:
-                _fill_whole(pid, of_process)
+            if missing := _take(process, pid, start):
+                taken.append((process, pid, missing))
+            else:
+                _fill_whole(pid, find_pages(process))
                 whole.append(pid)
-                continue
-            segments = Segments(Segment(first, last, first) for first, last in process.ranges)
-            filling.add(AddressSpace(pid, of_process, missing, segments, filling.add))
         self._tree.write(tuple(attach.tasks.values()))
         self._send(Attached(tuple(whole)))
+        filling = _Filling(self._end_tree)
+        # The tree is still held: it takes a while to decide that it runs.
+        for process, pid, missing in taken:
+            segments = Segments(Segment(first, last, first) for first, last in process.ranges)
+            filling.add(AddressSpace(pid, find_pages(process), missing, segments, filling.add))
+        self._send(Planned())
         filling.begin(Start(self._connection.fileno(), self._check_arrival if is_late else lambda: None))
         filling.finish()
         remove_mark(*root)
@@ -209,11 +212,11 @@ class _Helper:
         os._exit(1)
 
     def fail(self, error: Exception) -> None:
-        """Report why the restore fails, or end the tree."""
-        if self._tree.read():
-            self._end_tree(error)
+        """Report why the restore fails, and end the tree."""
         with suppress(OSError):
             self._send(Failed(error_text(error)))
+        if self._tree.read():
+            self._end_tree(error)
 
     def _receive(self, kind: type[_Message]) -> _Message | None:
         """Receive a message; None if the restore has ended."""

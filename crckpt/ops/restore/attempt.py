@@ -65,7 +65,7 @@ class RestoreAttempt(Struct, frozen=True):
         """In the hold of a move: wait until the tree may run; return what to do next. Raises if it must not run."""
         after_commit = self.before_run(root, criu) if self.before_run is not None else None
         if self.filler is not None:
-            # If it ended while the tree was held, the tree has ended, too.
+            # Only now, as it looks for the pages meanwhile. If it has ended, the tree has ended, too.
             self.filler.check()
         return after_commit
 
