@@ -182,7 +182,8 @@ def _dump_and_stop(
 ) -> DumpResult:
     """CRIU holds the tree frozen until its checkpoint is committed, and only then ends it."""
     target, answers = ask_processes(target)
-    preparation, began = Preparation(workspace.repository, workspace.images), time.monotonic()
+    parent = target.parent.checkpoint if target.parent is not None and not target.request.searches else None
+    preparation, began = Preparation(workspace.repository, workspace.images, parent), time.monotonic()
     made: list[Checkpoint] = []
 
     def commit(tree: HeldTree) -> None:

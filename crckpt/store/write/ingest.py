@@ -87,7 +87,9 @@ def ingest(
         target = PackOptions(
             begun.path, compress, dedup, searches, copies, progress, lambda: _count_uses_of_others(repository, new.job)
         )
-        packed = pack_images(repository.backend, parent, images, new.details, target, new.base, preparation.find)
+        known = preparation.take_known(parent) if dedup and not searches else None
+        found = preparation.find
+        packed = pack_images(repository.backend, parent, images, new.details, target, new.base, found, known)
         # The manifest goes last: it exists if and only if the checkpoint does.
         repository.add_packs({written.digest: written.path for written in packed.packs})
         for written in packed.packs:

@@ -112,10 +112,11 @@ def pack_images(
     target: PackOptions,
     base: Path | None,
     find: FindExamined,
+    loaded: KnownPages | None = None,
 ) -> PackedImages:
     """Store the new pages of an image directory in new packs. The parent has the pages left to the set in `base`.
 
-    `find` finds pages that were examined before.
+    `find` finds pages that were examined before; `loaded` are those of the parent, if that was done before.
 
     Raises IntegrityError if the set contradicts itself, or if the parent lacks pages or is damaged.
     """
@@ -125,7 +126,7 @@ def pack_images(
     key = read_key(backend)
     # With a base, the images have left pages to the parent: it is needed even without dedup.
     samples = PageSamples(backend, key) if target.dedup and target.searches else None
-    known = KnownPages(backend, key, parent if target.dedup or base else None, samples)
+    known = loaded or KnownPages(backend, key, parent if target.dedup or base else None, samples)
 
     def find_used_by_others() -> Positions:
         uses = target.count_uses()

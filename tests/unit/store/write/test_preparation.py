@@ -94,6 +94,28 @@ def test_an_image_that_lacks_pages_of_the_set_before(tmp_path: Path) -> None:
 
 
 @needs_two_cores
+def test_the_parent_is_loaded_before(tmp_path: Path) -> None:
+    """Its pages are found as without that; only of the parent that was named."""
+    repository = open_store(tmp_path)
+    images = start_program(tmp_path / "images", BATCH_PAGES).directory
+    parent = ingest(repository, images, described())
+    preparations = [Preparation(repository, images, parent.id) for _ in range(2)]
+    for preparation in preparations:
+        with running(preparation):
+            wait_until_examined(preparation, 0)
+    known = preparations[0].take_known(parent)
+    assert known is not None
+    assert int(known.starts[-1]) >= BATCH_PAGES
+    assert preparations[0].take_known(parent) is None
+    second = ingest(repository, images, described(), searches=False, preparation=preparations[1])
+    assert second.statistics.shared_pages == second.statistics.pages
+    other = Preparation(repository, images, parent.id)
+    with running(other):
+        wait_until_examined(other, 0)
+    assert other.take_known(repository.checkpoints()[-1]) is None
+
+
+@needs_two_cores
 def test_images_of_another_user_are_left_alone(tmp_path: Path) -> None:
     """That user could change them before they are stored, and make different pages equal for the store."""
     images = start_program(tmp_path / "images", BATCH_PAGES).directory
