@@ -20,7 +20,7 @@ _RESTORE_S: Final = 0.2
 # compressed and stored all of it (measured with 64 and 256 MB, on hosts of the same kind: 0.1 to 0.2).
 _FILL_SHARE: Final = 0.15
 # What would be copied while the tree is frozen takes at most this share of the rest: another round is not worth it.
-_LITTLE: Final = 0.25
+_LITTLE: Final = 0.1
 # A round that copies more than this share of what the round before copied is not worth its time.
 _LEAST_SHRINK: Final = 0.7
 _LITTLE_LEFT: Final = "little was left to copy"
