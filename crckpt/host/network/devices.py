@@ -1,8 +1,9 @@
-"""The network devices of this host, and adding and removing their addresses. By ip(8), of iproute2."""
+"""The network devices of this host, and adding and removing their addresses. Mostly by ip(8), of iproute2."""
 
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final, TypeVar
@@ -12,6 +13,7 @@ from msgspec import Struct, field
 
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress
+from crckpt.host.network.netlink import delete_address
 from crckpt.host.process import run
 
 _WITHIN_S: Final = 10.0
@@ -124,6 +126,10 @@ def make_ordinary(address: HostAddress, *, needs_route: bool) -> None:
 
 def remove(address: HostAddress) -> None:
     """Remove an address, if its device has it. Raises HostCannot."""
+    with suppress(OSError):
+        delete_address(address)
+        return
+    # It says why.
     done = _try_ip(_family(address), "address", "delete", address.interface, "dev", address.device)
     if done.ok:
         return
