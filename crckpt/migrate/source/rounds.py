@@ -96,9 +96,12 @@ def estimate_downtime(rounds: list[Round], written_per_s: float | None, *, is_la
     first, last = rounds[0], rounds[-1]
     left = last.raw_bytes if written_per_s is None else min(written_per_s * last.since_s, first.raw_bytes)
     share = left / last.raw_bytes if last.raw_bytes else 0
-    restore_s = last.dump_s - last.store_s if len(rounds) > 1 else last.frozen_s + _RESTORE_S
+    # A round that copied more was frozen for longer than the hand-over, which copies less than any round, will be.
+    frozen_s = min(each.frozen_s for each in rounds)
+    longer_s = last.frozen_s - frozen_s
+    restore_s = last.dump_s - last.store_s - longer_s if len(rounds) > 1 else frozen_s + _RESTORE_S
     fill_s = 0 if is_lazy else first.store_s * _FILL_SHARE
-    return Downtime((last.store_s + last.send_s) * share, last.frozen_s + restore_s + fill_s)
+    return Downtime((last.store_s + last.send_s) * share, frozen_s + restore_s + fill_s)
 
 
 def summarise(last: Round, downtime: Downtime, seconds: float) -> RoundSummary:

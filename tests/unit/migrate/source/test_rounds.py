@@ -56,6 +56,14 @@ def test_the_first_estimate() -> None:
     assert estimate_downtime([nothing], 5.0).written_s == 0
 
 
+def test_the_freeze_is_as_short_as_that_of_any_round() -> None:
+    """A round that copied much was frozen for longer; that says nothing of the hand-over, nor of the restore."""
+    long = replace(SECOND, frozen_s=0.2 + SECOND.frozen_s, dump_s=0.2 + SECOND.dump_s)
+    usual = estimate_downtime([SECOND, SECOND], 0.0)
+    assert estimate_downtime([SECOND, long], 0.0).fixed_s == pytest.approx(usual.fixed_s)
+    assert estimate_downtime([long], 0.0).fixed_s > estimate_downtime([SECOND], 0.0).fixed_s
+
+
 def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
     slow = replace(FIRST, store_s=10 + FIRST.store_s)
     busy = replace(SECOND, dump_s=5 + SECOND.dump_s)
