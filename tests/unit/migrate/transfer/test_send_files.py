@@ -239,10 +239,10 @@ def test_a_link_that_comes_after_the_digest_is_not_followed(tmp_path: Path) -> N
         digests = tuple(file.digest for file in decode_files(destination.receive(Files).content))
         path.unlink()
         path.symlink_to(secret)
-        with destination.receiving(taken):
+        # The source may have ended the connection before `send` knows that all is sent.
+        with destination.receiving(taken), suppress(CrckptError):
             destination.send(Lacking(digests))
-            with suppress(CrckptError):
-                destination.receive(Sent)
+            destination.receive(Sent)
 
     with connected() as (source, destination):
         thread = in_thread(receive)
