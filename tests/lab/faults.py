@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
 from itertools import groupby
 from typing import Final
 
@@ -34,6 +33,7 @@ from migrations import (
     wait_until_settled,
     wait_until_stopped,
 )
+from two_hosts import in_namespaces
 
 SIDES: Final = HOSTS[:2]
 _FILLING: Final = f"{STORE}/filling"
@@ -213,13 +213,23 @@ def check_client(client: NumberedClient, host: str, said: str) -> None:
     assert client.check()["memory"] == "intact"
 
 
-@contextmanager
-def noted(wrong: list[str], what: str) -> Iterator[None]:
-    """Note a failed assertion of the block, and go on."""
-    try:
-        yield
-    except AssertionError as error:
-        wrong.append(f"{what}: {error}")
+def strike_all(strikes: Mapping[str, Callable[[TwoHosts], None]]) -> list[str]:
+    """Strike in one lab after the other; return what failed. After a failure they get a new lab: it may have left some.
+
+    The moments of the hand-over come first.
+    """
+    failed: list[str] = []
+    left = sorted(strikes.items(), key=lambda item: ">" not in item[0])
+    while left:
+        before = len(failed)
+        with in_namespaces() as lab:
+            while left and len(failed) == before:
+                name, strike = left.pop(0)
+                try:
+                    strike(lab)
+                except AssertionError as error:
+                    failed.append(f"{name}: {error}")
+    return failed
 
 
 LOG: Final = "/srv/served/log"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from faults import (
@@ -21,8 +22,8 @@ from faults import (
     find_resume_moments,
     kill_resume,
     move_address,
-    noted,
     strike,
+    strike_all,
     strike_before,
     strike_connected,
 )
@@ -67,7 +68,7 @@ CHOSEN = {
     "cut to the source": (("destination", f"{DESTINATION}>send.Prepared:1"),),
 }
 STRUCK = [(fault, moment) for fault, moments in CHOSEN.items() for moment in moments]
-PARTS = 12
+PARTS = 24
 
 
 @pytest.fixture(scope="module")
@@ -196,11 +197,13 @@ def test_resume_is_killed(lab: Namespaces, side: str, moment: Moment) -> None:
 def test_resume_is_killed_at_every_moment(lab: Namespaces, side: str, part: int) -> None:
     found = find_resume_moments(lab, side, 4)
     assert len(found) > 50
-    wrong: list[str] = []
-    for number, moment in enumerate(found[part::PARTS]):
-        with noted(wrong, f"{side} {moment}"):
-            kill_resume(lab, side, moment, (4, 6)[number % 2])
-    assert wrong == []
+    failed = strike_all(
+        {
+            f"{side} {moment}": partial(kill_resume, side=side, moment=moment, version=(4, 6)[number % 2])
+            for number, moment in enumerate(found[part::PARTS])
+        }
+    )
+    assert failed == []
 
 
 @takes_long
@@ -210,11 +213,14 @@ def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
     """Each, with a client that is connected all the time."""
     found = find_connected_moments(lab)
     assert len(found) > 300
-    wrong: list[str] = []
-    for number, moment in enumerate([moment for moment in found if can_matter(fault, moment[1])][part::PARTS]):
-        with noted(wrong, f"{fault} {moment}"):
-            strike_connected(lab, fault, moment, (4, 6)[number % 2])
-    assert wrong == []
+    moments = [moment for moment in found if can_matter(fault, moment[1])][part::PARTS]
+    failed = strike_all(
+        {
+            f"{fault} {moment}": partial(strike_connected, fault=fault, moment=moment, version=(4, 6)[number % 2])
+            for number, moment in enumerate(moments)
+        }
+    )
+    assert failed == []
 
 
 @takes_long
@@ -223,13 +229,12 @@ def test_every_kind_of_moment_before_the_hand_over(lab: Namespaces, part: int) -
     """Each with one fault: with files and a log that are sent, and with hooks."""
     found = find_kinds_before(lab)
     assert len(found) > 50
-    wrong: list[str] = []
+    strikes = {}
     for number, moment in list(enumerate(found))[part::PARTS]:
         faults = [fault for fault in FAULTS if can_matter(fault, moment[1])]
         fault = faults[number % len(faults)]
-        with noted(wrong, f"{fault} {moment}"):
-            strike_before(lab, fault, moment)
-    assert wrong == []
+        strikes[f"{fault} {moment}"] = partial(strike_before, fault=fault, moment=moment)
+    assert strike_all(strikes) == []
 
 
 def is_alive(lab: TwoHosts, processes: list[Process]) -> bool:

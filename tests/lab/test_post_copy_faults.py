@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
-from faults import FAULTS, can_matter, noted
+from faults import FAULTS, can_matter, strike_all
 from hosts import CannotMakeLab
 from long_tests import takes_long
 from migrations import JOB, copies, crckpts, wait_until_settled
@@ -30,7 +31,7 @@ from post_copy_faults import (
 from two_hosts import in_namespaces
 
 IN_CI = ("source killed", "destination killed", "helper and guard killed", "cut both ways")
-PARTS = 6
+PARTS = 12
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +64,11 @@ def test_every_moment_of_the_end(lab: Namespaces, fault: str, part: int) -> None
     """Each from the program's end at the source on: in the end it runs once, as it was frozen."""
     found = find_late_moments(lab)
     assert len(found) > 100
-    wrong: list[str] = []
-    for moment in [moment for moment in found if can_matter(fault, moment[1])][part::PARTS]:
-        with noted(wrong, f"{fault} {moment}"):
-            strike_at_late_moment(lab, fault, moment)
-    assert wrong == []
+    moments = [moment for moment in found if can_matter(fault, moment[1])][part::PARTS]
+    failed = strike_all(
+        {f"{fault} {moment}": partial(strike_at_late_moment, fault=fault, moment=moment) for moment in moments}
+    )
+    assert failed == []
 
 
 @pytest.mark.parametrize(
