@@ -33,6 +33,9 @@ MoveId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 
 _LONGEST_PEER: Final = 300
 _LONGEST_WHY: Final = 4096
+MOST_ROUNDS: Final = 1024
+"""Checkpoints of rounds that a record names."""
+
 # Seconds. A crckpt that was stopped while it writes must not stop all others.
 _TURN_S: Final = 2.0
 
@@ -51,6 +54,7 @@ class Move(Struct, frozen=True):
     - `peer_store`: the store of the other side, as its Hello identifies it
     - `options`: for the restore, as the source's user chose them
     - `why`: why it was aborted
+    - `rounds`: of the source: checkpoints of rounds, of this and of earlier moves, which nothing needs after the move
     - `is_settled`: of the source: nothing is left to report to the destination
     - `is_replaced`: the job's last move is another one: this record no longer says where the tree runs
     """
@@ -68,6 +72,7 @@ class Move(Struct, frozen=True):
     remote: tuple[str, ...] = ()
     options: dict[str, str | bool | tuple[str, ...] | None] = {}
     why: str = ""
+    rounds: Annotated[tuple[CheckpointId, ...], Meta(max_length=MOST_ROUNDS)] = ()
     is_settled: bool = True
     peer_store: Annotated[str, Meta(max_length=1024)] = ""
     is_replaced: bool = False

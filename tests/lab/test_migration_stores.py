@@ -161,8 +161,10 @@ def test_a_crckpt_that_was_killed_between_rounds_leaves_what_the_list_explains(l
         assert (move["state"], move["runs_on"], move["next_command"]) == ("aborted", "source", "")
         assert find_moves(lab, "destination") == []
         assert [each.host for each in copies(lab)] == ["source"]
+        own = "move to destination, round 9"
+        lab.run("source", "crckpt", "dump", str(pid), JOB, "--note", own)
         lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB)
-        assert list_notes(lab) == ["move to destination, round 1", None]
+        assert list_notes(lab) == ["move to destination, round 1", own, None]
 
 
 def test_a_store_that_is_too_small_is_refused_before_anything_is_copied(lab: Namespaces) -> None:

@@ -23,7 +23,12 @@ from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundS
 from crckpt.migrate.source.aborted import say_where_it_runs
 from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
-from crckpt.migrate.source.round_checkpoints import make_note, rounds_removed
+from crckpt.migrate.source.round_checkpoints import (
+    list_earlier_rounds,
+    make_note,
+    record_round,
+    rounds_removed,
+)
 from crckpt.migrate.source.rounds import (
     Round,
     check_budget,
@@ -81,6 +86,7 @@ def move_tree(
         remote=(request.remote_crckpt, *((request.remote_store,) if request.remote_store else ())),
         options=to_builtins(request.options),
         root=proc.identify_live_root(root),
+        rounds=list_earlier_rounds(repository, job),
     )
     logs = SentLogs(found.logs)
     # Before anything is frozen: this also compares what is there already.
@@ -219,6 +225,7 @@ def _copy_rounds(
         )
         checkpoint = taken.checkpoint
         assert checkpoint is not None
+        record_round(source, checkpoint.id)
         dumped, sent = time.monotonic(), source.connection.sent_bytes
         source.offer_packs_of(checkpoint, report.sending)
         # Each is at least as long there as the checkpoint says.

@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
+
+from msgspec.structs import replace
 
 from crckpt.errors import CrckptError, Interrupted
 from crckpt.migrate.source.hand_over import SourceMove
 from crckpt.model import CheckpointId, JobName
 from crckpt.store import Repository
 from crckpt.store.layout import manifest_name
+from crckpt.store.moves import MOST_ROUNDS, read_move, store_move
 
 # Seconds.
 _REMOVED_WITHIN_S: Final = 1.0
-
-_NOTE: Final = re.compile(r"move to .+, round \d+")
 
 
 def make_note(host: str, number: int) -> str:
     """Make the note of a round's checkpoint: `crckpt list` shows it."""
     return f"move to {host}, round {number}"
+
+
+def list_earlier_rounds(repository: Repository, job: JobName) -> tuple[CheckpointId, ...]:
+    """List the checkpoints of rounds that the last move of the job has left: it failed, or crckpt was killed."""
+    last = read_move(repository.backend, job)
+    return last.rounds if last is not None else ()
+
+
+def record_round(source: SourceMove, checkpoint: CheckpointId) -> None:
+    """Record that a checkpoint is of a round: it is removed after the move, or after the next one."""
+    rounds = (*source.move.rounds, checkpoint)[-MOST_ROUNDS:]
+    source.move = store_move(source.repository.backend, replace(source.move, rounds=rounds))
 
 
 @contextmanager
@@ -37,15 +49,15 @@ def rounds_removed(source: SourceMove) -> Iterator[None]:
         is_stored = last is not None and repository.backend.exists(manifest_name(last))
         # A store in use keeps them: clients may wait.
         with suppress(CrckptError, OSError, Interrupted), repository.exclusive(_REMOVED_WITHIN_S):
-            rounds = _find_rounds(repository, source.move.job)
-            repository.remove(rounds if is_stored else rounds[:-1])
+            rounds = _find_rounds(source)
+            kept = () if is_stored else rounds[-1:]
+            repository.remove([found for found in rounds if found not in kept])
+            source.move = store_move(repository.backend, replace(source.move, rounds=kept))
 
 
-def _find_rounds(repository: Repository, job: JobName) -> list[CheckpointId]:
-    """Find the checkpoints of rounds that have no tag, oldest first; crckpt may have been killed in earlier moves."""
-    tagged = {tag.id for tag in repository.tags()}
-    return [
-        checkpoint.id
-        for checkpoint in repository.checkpoints(job)
-        if checkpoint.id not in tagged and _NOTE.fullmatch(checkpoint.note or "")
-    ]
+def _find_rounds(source: SourceMove) -> tuple[CheckpointId, ...]:
+    """Find the checkpoints of rounds that have no tag, oldest first."""
+    repository, rounds = source.repository, set(source.move.rounds)
+    found = repository.checkpoints(source.move.job) if rounds else ()
+    rounds -= {tag.id for tag in repository.tags()}
+    return tuple(checkpoint.id for checkpoint in found if checkpoint.id in rounds)
