@@ -46,6 +46,7 @@ ACTS = (
     Act("mark a checkpoint as restored, and remove the mark", "mark restored", ("job",)),
     Act("cache what the next dump checks", "cache details", ("job",)),
     Act("record a move, and remove the record", "record move", ("job",)),
+    Act("record the CRIU of a restore", "record builder"),
     Act("announce what is to be stored", "announce", ("job",)),
 )
 

@@ -26,6 +26,7 @@ from crckpt.store import Repository, collect_garbage, ingest, materialise, repai
 from crckpt.store.moves import begin_move, remove_move, store_move
 from crckpt.store.read.details import cache_details
 from crckpt.store.restored import mark_restored, remove_mark
+from crckpt.store.transaction import record_builder
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
 """When checkpoints of writers were created, if not said: after all that tests make themselves."""
@@ -131,6 +132,11 @@ def _cache_details(repository: Repository, ref: str) -> None:
         cache_details(repository, checkpoint, b"{}", begun.path)
 
 
+def _record_builder(repository: Repository) -> None:
+    with repository.transaction() as begun:
+        record_builder(begun.path, os.getpid())
+
+
 def _record_move(repository: Repository, job: str) -> None:
     store_move(repository.backend, begin_move("source", JobName(job), "another-host"))
     remove_move(repository.backend, job)
@@ -176,6 +182,7 @@ _ACTS: dict[str, Callable[..., object]] = {
     "untag": Repository.untag,
     "mark restored": _mark_restored,
     "cache details": _cache_details,
+    "record builder": _record_builder,
     "record move": _record_move,
     "rm": _rm,
     "gc": collect_garbage,
