@@ -16,6 +16,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import is_directory
 from crckpt.host.disk.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
+from crckpt.host.proc.criu_log import identify_log
 from crckpt.host.proc.procfs import pids
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.process.unfinished_trees import end_unfinished_trees
@@ -73,8 +74,8 @@ def end_unfinished_restores(directory: Path) -> None:
         if is_directory(path):
             owner, builder = read_identity(path / _OWNER), read_identity(path / _BUILDER)
             if owner is not None and builder is not None and not owner.is_alive and not builder.is_alive:
-                logs.append(str(directory.resolve() / path.name / RESTORE_LOG))
-    end_unfinished_trees(logs)
+                logs.append(identify_log(str(directory.resolve() / path.name / RESTORE_LOG), builder.start))
+    end_unfinished_trees([log for log in logs if log is not None])
 
 
 @contextmanager

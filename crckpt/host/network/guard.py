@@ -65,9 +65,9 @@ class _Guard:
     def _end_without_crckpt(self) -> None:
         while self._root is not None and self._root.is_held():
             time.sleep(_LOOK_S)
-        if self._root is not None and self._root.is_unfinished():
+        if self._root is not None and self._root.log is not None and self._root.is_unfinished():
             # Before the fence is lifted: their end may reset connections.
-            end_unfinished_trees({self._root.log})
+            end_unfinished_trees([self._root.log])
         if self._root is not None and self._root.find() is not None:
             if self._addresses:
                 if not self._is_released:

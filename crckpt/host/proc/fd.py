@@ -18,7 +18,6 @@ from crckpt.host.proc import procfs
 
 _MOUNT: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SOCKET: Final = "socket:["
-_DELETED: Final = " (deleted)"
 
 
 class Descriptor(Struct, frozen=True):
@@ -83,15 +82,6 @@ def read_targets(pid: int) -> Iterator[tuple[int, str]]:
     for fd in sorted(map(int, os.listdir(f"/proc/{pid}/fd"))):
         with suppress(OSError):  # it was closed in the meantime
             yield fd, read_target(pid, fd)
-
-
-def writes_to(pid: int, path: str) -> bool:
-    """Return whether a process has the file with this path open for writing, even if it was removed since."""
-    with suppress(OSError):
-        for fd, target in read_targets(pid):
-            if target.removesuffix(_DELETED) == path and open_flags(pid, fd) & os.O_ACCMODE != os.O_RDONLY:
-                return True
-    return False
 
 
 def read_link(link: str) -> tuple[str, os.stat_result] | None:

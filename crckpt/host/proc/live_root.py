@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from msgspec import Struct
 
-from crckpt.host.proc.command import working_directory
-from crckpt.host.proc.fd import read_targets, writes_to
+from crckpt.host.proc.criu_log import CriuLog, find_log
 from crckpt.host.proc.namespaces import namespace
 from crckpt.host.proc.procfs import boot_id
 from crckpt.host.proc.tree import Process, read_process
@@ -19,7 +16,7 @@ class LiveRoot(Struct, frozen=True):
 
     `pid_namespace` is the inode of the PID namespace of `pid`. `builder` is the CRIU that has built the tree, and ends
     once it has let it run, and `builder_start` its start time; 0 for a tree that was not built. `log` is the builder's
-    log, which every process of the tree has open until it runs; empty if that is not known.
+    log, which every process of the tree has open until it runs; None if that is not known.
     """
 
     boot_id: str
@@ -28,7 +25,7 @@ class LiveRoot(Struct, frozen=True):
     start: Count
     builder: Pid = 0
     builder_start: Count = 0
-    log: str = ""
+    log: CriuLog | None = None
 
     def find(self) -> Process | None:
         """Find it, running, stopped or frozen; None if it has ended or is not of this host."""
@@ -50,9 +47,9 @@ class LiveRoot(Struct, frozen=True):
 
     def is_unfinished(self) -> bool:
         """Return whether CRIU was killed before it let the tree run: its processes wait for ever, and never run."""
-        if not self.log or self.is_held():
+        if self.log is None or self.is_held():
             return False
-        return self.find() is not None and writes_to(self.pid, self.log)
+        return self.find() is not None and self.log.is_written_by(self.pid)
 
     def _has_builder(self) -> bool:
         return self.builder != 0 and _find(self.builder, self.builder_start) is not None
@@ -68,18 +65,8 @@ def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
         root.start,
         builder,
         found.start if found is not None else 0,
-        _find_log(root.pid, builder) if found is not None else "",
+        find_log(root.pid, builder, found.start) if found is not None else None,
     )
-
-
-def _find_log(root: int, builder: int) -> str:
-    """Find the file in the builder's directory that both write; empty if there is none."""
-    directory = working_directory(builder)
-    with suppress(OSError):
-        for _, target in read_targets(builder):
-            if target.rpartition("/")[0] == directory and writes_to(builder, target) and writes_to(root, target):
-                return target
-    return ""
 
 
 def _find(pid: int, start: int) -> Process | None:

@@ -1,7 +1,7 @@
 """End trees whose CRIU was killed, together with its crckpt, before it let them run.
 
 Their processes wait for CRIU for ever, with their PIDs, ports and memory. Until it runs, each has CRIU's log open for
-writing, as a file that no other program writes: so none that runs is taken for one of them.
+writing, a file that no other program can open: so none that runs is taken for one of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.proc.fd import writes_to
+from crckpt.host.proc.criu_log import CriuLog
 from crckpt.host.proc.procfs import pids
 
 # A killed process may have to free much memory first.
@@ -23,7 +23,7 @@ _WITHIN_S: Final = 60.0
 _LOOK_S: Final = 0.005
 
 
-def end_unfinished_trees(logs: Collection[str]) -> None:
+def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
     """End all processes that write these logs, of CRIUs that have surely ended; return when they are gone.
 
     Raises HostCannot if one does not end.
@@ -33,27 +33,28 @@ def end_unfinished_trees(logs: Collection[str]) -> None:
     while logs and (found := tuple(_find_writers(logs))):
         for pid in found:
             _kill(pid, logs)
-        left = proc.wait_until_gone(found, 1.0) if time.monotonic() >= until else ()
-        if left:
+        if time.monotonic() >= until:
+            # Or those that end start others: this must not go on for ever.
+            left = (*proc.wait_until_gone(found, 1.0), *found)[0]
             raise HostCannot(
-                f"PID {left[0]}, which a CRIU that was killed has left, does not end",
-                hint=f"find out why: ps -o pid,stat,wchan {left[0]}",
+                f"PID {left}, which a CRIU that was killed has left, does not end",
+                hint=f"find out why: ps -o pid,ppid,user,stat,wchan {left}",
             )
         time.sleep(_LOOK_S)
 
 
-def _find_writers(logs: Collection[str]) -> Iterator[int]:
+def _find_writers(logs: Collection[CriuLog]) -> Iterator[int]:
     for pid in pids():
-        if any(writes_to(pid, log) for log in logs):
+        if any(log.is_written_by(pid) for log in logs):
             yield pid
 
 
-def _kill(pid: int, logs: Collection[str]) -> None:
+def _kill(pid: int, logs: Collection[CriuLog]) -> None:
     with suppress(OSError):
         descriptor = os.pidfd_open(pid)
         try:
             # The pidfd keeps naming one process: check that it is the one that was found.
-            if any(writes_to(pid, log) for log in logs):
+            if any(log.is_written_by(pid) for log in logs):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         finally:
             os.close(descriptor)

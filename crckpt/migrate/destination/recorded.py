@@ -64,6 +64,7 @@ def end_unfinished_tree(repository: Repository, move: Move) -> Move:
     """
     if move.side == "destination" and not move.owner.is_alive:
         end_unfinished_restores(repository.backend.scratch)
-        if move.root is not None and move.root.is_unfinished():
-            end_unfinished_trees({move.root.log})
+        root = move.root
+        if root is not None and root.log is not None and root.is_unfinished():
+            end_unfinished_trees([root.log])
     return move.judge()

@@ -8,8 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+from msgspec.structs import replace
+
+from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import LiveRoot, identify_live_root
+from crckpt.host.proc.criu_log import CriuLog, identify_log
+from crckpt.host.process import unfinished_trees
 from crckpt.host.process.unfinished_trees import end_unfinished_trees
 
 OPENS = "import sys, time\nfile = open(sys.argv[1], sys.argv[2])\nprint(flush=True)\ntime.sleep(1000)"
@@ -34,11 +40,18 @@ def identify(root: subprocess.Popen[bytes], builder: subprocess.Popen[bytes]) ->
     return identify_live_root(process, builder.pid)
 
 
+def identified(path: Path) -> CriuLog:
+    log = identify_log(str(path), 0)
+    assert log is not None
+    return log
+
+
 def test_a_tree_is_unfinished_once_its_builder_is_dead(tmp_path: Path) -> None:
     log = tmp_path / "restore.log"
     with program(log, "w") as builder, program(log, "a") as root:
         live = identify(root, builder)
-        assert live.log == str(log)
+        assert live.log is not None
+        assert live.log.path == str(log)
         assert live.is_held()
         assert not live.is_unfinished()
         builder.kill()
@@ -47,7 +60,7 @@ def test_a_tree_is_unfinished_once_its_builder_is_dead(tmp_path: Path) -> None:
         assert live.is_unfinished()
         log.unlink()
         assert live.is_unfinished()
-        end_unfinished_trees({live.log})
+        end_unfinished_trees([live.log])
         assert root.wait() == -9
         assert not live.is_unfinished()
 
@@ -58,9 +71,42 @@ def test_a_tree_that_runs_is_never_taken_for_one(tmp_path: Path) -> None:
     log.touch()
     with program(other, "w") as builder, program(log, "r") as root:
         live = identify(root, builder)
-        assert live.log == ""
+        assert live.log is None
         builder.kill()
         builder.wait()
         assert not live.is_unfinished()
-        end_unfinished_trees({str(log), str(other)})
+        end_unfinished_trees([identified(log), identified(other)])
         assert root.poll() is None
+
+
+def test_a_file_that_only_has_the_path_of_the_log(tmp_path: Path) -> None:
+    """Any user can have one, in mounts of their own, and pass it to any process."""
+    log = tmp_path / "restore.log"
+    log.touch()
+    genuine = identified(log)
+    log.rename(tmp_path / "moved")
+    with program(log, "w") as other:
+        end_unfinished_trees([genuine])
+        assert other.poll() is None
+
+
+def test_a_process_that_is_older_than_criu(tmp_path: Path) -> None:
+    """The program of a user may pass the log to a daemon: no process of the tree is so old."""
+    log = tmp_path / "restore.log"
+    with program(log, "w") as daemon:
+        found = proc.read_process(daemon.pid)
+        assert found is not None
+        end_unfinished_trees([replace(identified(log), began=found.start + 1)])
+        assert daemon.poll() is None
+        end_unfinished_trees([replace(identified(log), began=found.start)])
+        assert daemon.wait() == -9
+
+
+def test_processes_that_start_others_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unfinished_trees, "_WITHIN_S", 0.0)
+    log = tmp_path / "restore.log"
+    with program(log, "w") as writer:
+        # As if there were always another one.
+        monkeypatch.setattr(unfinished_trees, "_find_writers", lambda _logs: [writer.pid])
+        with pytest.raises(HostCannot, match=f"PID {writer.pid}, .* does not end"):
+            end_unfinished_trees([identified(log)])
