@@ -78,7 +78,7 @@ def run_lab(*words: str) -> subprocess.CompletedProcess[str]:
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
         cwd=PROJECT,
     )
