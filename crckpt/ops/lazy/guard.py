@@ -69,15 +69,16 @@ def end_unfilled(root: int, start: int) -> None:
 
 def _end(tasks: tuple[_Task, ...]) -> None:
     """End the processes, and what they have forked meanwhile; return when all are gone."""
+    users = {user for pid, start in tasks for user in _find_users(pid, start)}
     programs = {program for pid, start in tasks if proc.start_time(pid) == start for program in _find_program(pid)}
-    while found := set(_find_living(tasks, programs)):
+    while found := set(_find_living(tasks, programs, users)):
         for pid in found:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
 
 
-def _find_living(tasks: tuple[_Task, ...], programs: set[tuple[int, int]]) -> Iterator[int]:
+def _find_living(tasks: tuple[_Task, ...], programs: set[tuple[int, int]], users: set[int]) -> Iterator[int]:
     for pid, start in tasks:
         root = proc.read_process(pid)
         if root is not None and root.start == start:
@@ -88,8 +89,18 @@ def _find_living(tasks: tuple[_Task, ...], programs: set[tuple[int, int]]) -> It
     for path in Path("/proc").iterdir():
         if path.name.isdecimal():
             pid = int(path.name)
-            if programs & set(_find_program(pid)) and (proc.start_time(pid) or 0) >= since and is_incomplete(pid):
+            began = proc.start_time(pid)
+            # Other users have trees of the same program.
+            if began is None or began < since or not users & set(_find_users(pid, began)):
+                continue
+            if programs & set(_find_program(pid)) and is_incomplete(pid):
                 yield pid
+
+
+def _find_users(pid: int, start: int) -> Iterator[int]:
+    process = proc.read_process(pid)
+    if process is not None and process.start == start:
+        yield process.uids[0]
 
 
 def _find_program(pid: int) -> Iterator[tuple[int, int]]:

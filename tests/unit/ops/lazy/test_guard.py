@@ -1,0 +1,60 @@
+"""Which processes are ended once nobody fills the memory of a tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from other_user import NOBODY
+
+from crckpt.host import proc
+from crckpt.ops.lazy.guard import _end
+
+WAITS = "import sys; print('ready', flush=True); sys.stdin.read()"
+INCOMPLETE = f"""
+import ctypes, fcntl, mmap, os, struct
+descriptor = ctypes.CDLL(None).syscall(323, os.O_CLOEXEC | 1)  # userfaultfd, UFFD_USER_MODE_ONLY
+if descriptor == -1:
+    print('refused', flush=True)
+else:
+    memory = mmap.mmap(-1, 1 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    fcntl.ioctl(descriptor, 0xC018AA3F, struct.pack('QQQ', 0xAA, 0, 0))  # UFFDIO_API
+    fcntl.ioctl(descriptor, 0xC020AA00, bytearray(struct.pack('QQQQ', address, 1 << 20, 1, 0)))  # UFFDIO_REGISTER
+    {WAITS}
+"""
+"""A program some of whose memory is supplied by a userfaultfd."""
+
+
+@contextmanager
+def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that waits."""
+    words = (sys.executable, "-c", code)
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user) as found:
+        try:
+            assert found.stdout is not None
+            if found.stdout.readline() != b"ready\n":
+                pytest.skip("no userfaultfd can be made here")
+            yield found
+        finally:
+            found.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start programs of other users")
+@pytest.mark.parametrize("user", [NOBODY, NOBODY - 1])
+def test_trees_of_other_users_are_not_ended(user: int) -> None:
+    """They may run the same program, and wait for memory of their own."""
+    with program(WAITS, NOBODY) as root, program(INCOMPLETE, user) as other:
+        start = proc.start_time(root.pid)
+        assert start is not None
+        _end(((root.pid, start),))
+        assert root.wait() == -9
+        if user == NOBODY:
+            # As a child that has lost its parent.
+            assert other.wait() == -9
+        else:
+            assert other.poll() is None
