@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
+from typing import Final
+
 from msgspec import Struct
 
 from crckpt.host.proc.criu_log import CriuLog, find_log
 from crckpt.host.proc.namespaces import namespace
 from crckpt.host.proc.procfs import boot_id
+from crckpt.host.proc.status import effective_capabilities
 from crckpt.host.proc.tree import Process, read_process
 from crckpt.model import Count, Pid
+
+_CAP_SYS_PTRACE: Final = 19  # linux/capability.h
 
 
 class LiveRoot(Struct, frozen=True):
@@ -43,7 +50,7 @@ class LiveRoot(Struct, frozen=True):
         """Return whether CRIU holds it: within moments it lets the tree run, or ends it."""
         found = self.find()
         # While CRIU waits in the hold of a restore, it traces nothing.
-        return found is not None and (found.tracer != 0 or self._has_builder())
+        return found is not None and (_is_criu(found.tracer) or self._has_builder())
 
     def is_unfinished(self) -> bool:
         """Return whether CRIU was killed before it let the tree run: its processes wait for ever, and never run."""
@@ -67,6 +74,25 @@ def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
         found.start if found is not None else 0,
         find_log(root.pid, builder, found.start) if found is not None else None,
     )
+
+
+def _is_criu(tracer: int) -> bool:
+    """Return whether a tracer may be CRIU; 0 is none.
+
+    Any user can trace their own program for as long as they like.
+    """
+    process = read_process(tracer) if tracer else None
+    if process is None:
+        return False
+    # The real user is the one who has started a set-user-ID program.
+    if process.uids[0] in (0, os.getuid()) or _CAP_SYS_PTRACE not in effective_capabilities():
+        return True
+    # CRIU may run as the program's user, with our capabilities. In a user namespace everybody can have them all.
+    with suppress(OSError):
+        is_in_ours = namespace(tracer, "user") == namespace("self", "user")
+        is_set_user_id = process.uids[0] != process.uids[1]
+        return is_in_ours and not is_set_user_id and _CAP_SYS_PTRACE in effective_capabilities(tracer)
+    return False
 
 
 def _find(pid: int, start: int) -> Process | None:

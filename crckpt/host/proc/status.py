@@ -44,10 +44,10 @@ def huge_pages(pid: int) -> int:
     return read_bytes(pid, "HugetlbPages")
 
 
-def effective_capabilities() -> frozenset[int]:
-    """Our own effective capabilities, as numbers (linux/capability.h)."""
+def effective_capabilities(pid: int | str = "self") -> frozenset[int]:
+    """The effective capabilities of a process, as numbers (linux/capability.h)."""
     # Being root is not enough: in a container, root lacks most of them.
-    mask = int(read_status("self").get("CapEff", "0"), 16)
+    mask = int(read_status(pid).get("CapEff", "0"), 16)
     return frozenset(bit for bit in range(64) if mask >> bit & 1)
 
 

@@ -1,0 +1,38 @@
+"""Whether CRIU holds the root of a tree."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from other_user import NOBODY
+
+from crckpt.host import proc
+from crckpt.host.proc import identify_live_root
+
+TRACES = """
+import ctypes, os, sys
+child = os.fork()
+if child == 0:
+    ctypes.CDLL(None).ptrace(0, 0, 0, 0)  # PTRACE_TRACEME
+    print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+"""A process that traces its child, whose PID it prints."""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start a program of another user")
+@pytest.mark.parametrize("user", [0, NOBODY])
+def test_only_root_can_hold_the_program_of_a_user(user: int) -> None:
+    """A program that its user traces for ever is not held: crckpt waits until CRIU lets go."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRACES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user
+    ) as tracer:
+        assert tracer.stdout is not None
+        traced = proc.read_process(int(tracer.stdout.readline()))
+        assert traced is not None
+        assert traced.tracer == tracer.pid
+        assert identify_live_root(traced).is_held() == (user == 0)
+        tracer.communicate()
