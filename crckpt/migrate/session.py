@@ -59,7 +59,7 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
             connected(request.host, request.remote_crckpt, request.remote_store, context, _make_bandwidth(request))
         )
         repository = context.repository(create=True)
-        settle_moves(repository, connection, hello, target.job)
+        settle_moves(repository, connection, hello, request.host, target.job)
         found = pass_gate(request, target, connection, report)
         risk = (_make_risk(target.job, request.host),) if request.options.lazy == "source" else ()
         if request.check:

@@ -275,7 +275,7 @@ class Destination:
     def _begin(self, message: messages.Prepare) -> Move:
         recorded = read_move(self._repository.backend, message.job)
         before = end_unfinished_tree(self._repository, recorded) if recorded is not None else None
-        if before is not None and before.id == message.move:
+        if before is not None and before.id == message.move and before.side == "destination":
             refuse_busy(before)
             if before.is_over:
                 # CRIU has decided since the source asked for the state.

@@ -20,7 +20,9 @@ def read_state(repository: Repository, message: messages.Resume, source: str) ->
 
     Raises PreflightRefused if another crckpt still works on it.
     """
-    move = next((move for move in read_last_moves(repository.backend)[0] if move.id == message.move), None)
+    moves = read_last_moves(repository.backend)[0]
+    # What this host has moved away is not for other hosts to decide.
+    move = next((move for move in moves if move.id == message.move and move.side == "destination"), None)
     if move is None:
         job = message.aborted_job
         return messages.MoveState(message.move, _record_abort(repository, message.move, job, source)), None

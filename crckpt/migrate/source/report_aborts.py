@@ -15,8 +15,8 @@ from crckpt.store.move_states import find_report_step
 from crckpt.store.moves import Move, mark_reported, read_all_moves, read_move
 
 
-def settle_moves(repository: Repository, connection: Connection, hello: messages.Hello, job: str) -> None:
-    """Report all aborted moves that went to the store of this connection, before `job` is moved there.
+def settle_moves(repository: Repository, connection: Connection, hello: messages.Hello, host: str, job: str) -> None:
+    """Report all aborted moves to `host`, and to the store of this connection to it, before `job` is moved there.
 
     Raises PreflightRefused if the job is being moved, StoreUnusable if nobody can know; and what `report_abort` raises
     of a move of this job.
@@ -26,7 +26,8 @@ def settle_moves(repository: Repository, connection: Connection, hello: messages
         _refuse_unfinished(last.judge())
     for move in read_all_moves(repository.backend)[0]:
         now = move.judge()
-        if now.is_unreported and now.peer_store == hello.store:
+        # Only ssh knows whom it has reached: a host could claim that it has the store of another one.
+        if now.is_unreported and now.peer == host and now.peer_store == hello.store:
             try:
                 report_abort(repository, connection, hello, now)
             except CrckptError:

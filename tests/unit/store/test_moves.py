@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import MoveInDoubt, PreflightRefused, RemoteError
 from crckpt.migrate.destination.recorded import read_state
-from crckpt.migrate.source.report_aborts import report_abort
+from crckpt.migrate.source.report_aborts import report_abort, settle_moves
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.model import JobName
@@ -164,6 +164,21 @@ def test_only_the_host_of_the_move_can_settle_it(
     assert read_all_moves(repository.backend)[0][0].is_settled == (expected in ("abort", "settled"))
 
 
+@pytest.mark.parametrize(("host", "is_asked"), [("first", True), ("hostile", False)])
+def test_a_host_that_claims_the_store_of_another_one_settles_nothing(tmp_path: Path, host: str, is_asked: bool) -> None:
+    """It knows the other store if it has moved something there. Only ssh knows which host was reached."""
+    repository = Repository.open(tmp_path / "store", create=True)
+    move = replace(aborted(repository.backend), peer_store="its store")
+    store_move(repository.backend, move)
+    sent: list[object] = []
+    answer = messages.MoveState(move.id, "aborted")
+    connection = SimpleNamespace(send=sent.append, receive=lambda *_kinds: answer)
+    hello = SimpleNamespace(hostname="first", store="its store")
+    settle_moves(repository, cast(Connection, connection), cast(messages.Hello, hello), host, "job")
+    assert bool(sent) == is_asked
+    assert read_all_moves(repository.backend)[0][0].is_settled == is_asked
+
+
 def test_a_tree_that_ended_there_settles_the_move(tmp_path: Path) -> None:
     """Its user said that the source was gone."""
     repository = Repository.open(tmp_path / "store", create=True)
@@ -185,3 +200,12 @@ def test_a_destination_remembers_an_abort_of_a_move_that_it_does_not_know(tmp_pa
     assert read_state(repository, told, "source")[0].state == "aborted"
     with pytest.raises(PreflightRefused, match="the move of job is over here: aborted"):
         store_move(repository.backend, late, replaces="")
+
+
+def test_another_host_cannot_decide_about_what_was_moved_away(tmp_path: Path) -> None:
+    """It knows the id of the move if it is the destination, and may connect to this host, too."""
+    repository = Repository.open(tmp_path / "store", create=True)
+    handed = advance(begin_move("source", JobName("job"), "hostile"), "handing-over")
+    move = store_move(repository.backend, advance(handed, "committing"))
+    answer = messages.MoveState(move.id, None)
+    assert read_state(repository, messages.Resume(move.id), "hostile") == (answer, None)
