@@ -151,10 +151,22 @@ def find_unused_transactions(directory: Path) -> tuple[Path, ...]:
     dead = find_dead_transactions(directory)
     # A CRIU that has outlived a killed crckpt works there. One that loses its images may crash, and then leaves the
     # connections of the tree blocked.
-    used = [Path(proc.working_directory(pid)) for pid in pids()] if dead else []
-    places = frozenset(place for directory in used for place in (directory, *directory.parents))
     # Only the directory is resolved: an entry that is a link is no transaction, wherever it leads.
-    return tuple(path for path in dead if directory.resolve() / path.name not in places)
+    directory = directory.resolve() if dead else directory
+    used = [found for pid in pids() if (found := _find_working_directory(pid, directory))] if dead else []
+    places = frozenset(place for path in used for place in (path, *path.parents))
+    return tuple(path for path in dead if directory / path.name not in places)
+
+
+def _find_working_directory(pid: int, within: Path) -> Path | None:
+    """Find the working directory of a process, if it lies within a directory."""
+    path = Path(proc.working_directory(pid))
+    if path.is_relative_to(within):
+        with suppress(OSError):
+            # In mounts of their own, any user can have a directory with this path.
+            if os.path.samestat(path.stat(), Path(f"/proc/{pid}/cwd").stat()):
+                return path
+    return None
 
 
 def find_dead_transactions(directory: Path) -> tuple[Path, ...]:

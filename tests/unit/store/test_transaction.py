@@ -52,6 +52,22 @@ def test_one_is_in_use_as_long_as_a_process_works_in_it(tmp_path: Path) -> None:
     assert [path.name for path in find_unused_transactions(tmp_path / "link/tmp")] == ["1-dead", "1-dead2"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="root can surely have mounts of its own")
+def test_a_user_whose_directory_has_the_path_of_one_does_not_use_it(tmp_path: Path) -> None:
+    """Anybody can mount a directory there, in a mount namespace of their own."""
+    dead = tmp_path / "tmp/1-dead"
+    dead.mkdir(parents=True)
+    code = 'mount -t tmpfs none "$1" && mkdir -p "$1/tmp/1-dead" && cd "$1/tmp/1-dead" && pwd && read line'
+    words = ("unshare", "--mount", "--propagation", "private", "sh", "-c", code, "sh", str(tmp_path))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as user:
+        assert user.stdout is not None
+        if user.stdout.readline() != f"{dead}\n".encode():
+            pytest.skip("nothing can be mounted here")
+        assert Path(f"/proc/{user.pid}/cwd").readlink() == dead
+        assert find_unused_transactions(tmp_path / "tmp") == (dead,)
+        user.communicate()
+
+
 def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
 
