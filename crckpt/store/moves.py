@@ -49,6 +49,7 @@ class Move(Struct, frozen=True):
     - `owner`: the crckpt that wrote it
     - `peer`: the other side
     - `checkpoint`: what is moved; None before the tree was frozen
+    - `keeps_checkpoint`: of the destination: the checkpoint was there before, so it stays if the move is aborted
     - `root`: at the source the tree that is moved, at the destination the one that was built; None if there is none yet
     - `remote`: crckpt and the store there, as the source names them, for a later connection
     - `peer_store`: the store of the other side, as its Hello identifies it
@@ -68,6 +69,7 @@ class Move(Struct, frozen=True):
     began: Annotated[datetime, Meta(tz=True)]
     changed: Annotated[datetime, Meta(tz=True)]
     checkpoint: CheckpointId | None = None
+    keeps_checkpoint: bool = False
     root: LiveRoot | None = None
     remote: tuple[str, ...] = ()
     options: dict[str, str | bool | tuple[str, ...] | None] = {}

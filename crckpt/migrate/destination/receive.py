@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import CrckptError, HostCannot, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.errors import CrckptError, HostCannot, IntegrityError, MoveInDoubt, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.network.late_packets import deliver
 from crckpt.host.steps import step
@@ -47,6 +47,7 @@ from crckpt.ops.lazy.plan import choose_hot_packs
 from crckpt.ops.restore.restore import check_restore, restore
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.layout import manifest_name
 from crckpt.store.move_states import State
 from crckpt.store.moves import (
     Move,
@@ -234,6 +235,9 @@ class Destination:
             checkpoint = self._receiver.store_checkpoint(message.manifest, message.checkpoint)
             if self._filler is not None:
                 self._filler.hot = choose_hot_packs(checkpoint, self._receiver.newest)
+        if checkpoint.job != message.job:
+            # The record of its own job may forbid a restore.
+            raise IntegrityError(f"the checkpoint {checkpoint.short_id} is of {checkpoint.job}, not of {message.job}")
         self._claim(message.move, message.options, checkpoint)
         filler = self._filler
         try:
@@ -294,6 +298,7 @@ class Destination:
             begin_move("destination", message.job, self._source, message.move),
             peer_store=self._peer_store,
             checkpoint=message.checkpoint,
+            keeps_checkpoint=self._repository.backend.exists(manifest_name(message.checkpoint)),
             options=to_builtins(message.options),
         )
         step("move.receiving")
@@ -371,7 +376,7 @@ class Destination:
         # `remove` locks the store for itself alone, so our own share must end first.
         self._transaction.close()
         with suppress(CrckptError, OSError):
-            if move.checkpoint is not None:
+            if move.checkpoint is not None and not move.keeps_checkpoint:
                 self._repository.remove((move.checkpoint,))
         self._receiver = self._enter_store()
 

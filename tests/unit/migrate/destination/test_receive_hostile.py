@@ -1,0 +1,76 @@
+"""A source that is hostile: it names what it must not touch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from image_sets import of_pages, open_store, store
+
+from crckpt.migrate.destination import receive
+from crckpt.migrate.destination.receive import Destination
+from crckpt.migrate.wire import messages
+from crckpt.migrate.wire.connection import Connection
+from crckpt.migrate.wire.connection_errors import ConnectionLost
+from crckpt.model import JobName
+from crckpt.ops.context import Context
+from crckpt.store import Checkpoint, Repository
+from crckpt.store.layout import manifest_name
+from crckpt.store.moves import read_move
+
+MOVE = "0123456789abcdef"
+
+
+@pytest.fixture(autouse=True)
+def in_our_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the tests where they are."""
+    monkeypatch.setattr(receive, "SshSession", lambda _source: SimpleNamespace(leave=lambda _job: None))
+
+
+def serve(repository: Repository, *sent: messages.AnyMessage) -> list[object]:
+    """Serve a source that sends these messages, and then is lost; return the answers."""
+    answers: list[object] = []
+    left = list(sent)
+
+    def receive_next(*_kinds: type) -> messages.AnyMessage:
+        if not left:
+            raise ConnectionLost("the connection was lost")
+        return left.pop(0)
+
+    connection = SimpleNamespace(receive=receive_next, send=answers.append)
+    hello = SimpleNamespace(hostname="hostile", store="its store", boot_id="")
+    Destination(
+        cast(Context, SimpleNamespace()), repository, cast(Connection, connection), cast(messages.Hello, hello)
+    ).serve()
+    return answers
+
+
+def prepare(job: str, checkpoint: Checkpoint, manifest: bytes) -> messages.Prepare:
+    return messages.Prepare(MOVE, JobName(job), checkpoint.id, manifest, messages.RestoreOptions())
+
+
+@pytest.mark.parametrize("ending", [(), (messages.Abort("why not"),)], ids=["lost", "aborted"])
+def test_it_removes_no_checkpoint_that_was_there(tmp_path: Path, ending: tuple[messages.Abort, ...]) -> None:
+    repository = open_store(tmp_path)
+    checkpoint = store(repository, tmp_path, of_pages(1, 2))
+    (failed, *_) = serve(repository, prepare("job", checkpoint, b"not one"), *ending)
+    assert isinstance(failed, messages.Failed)
+    assert repository.get(checkpoint.id) == checkpoint
+    move = read_move(repository.backend, "job")
+    assert move is not None
+    assert move.state == "aborted"
+
+
+def test_it_restores_no_other_job_than_the_one_of_its_move(tmp_path: Path) -> None:
+    """That one may be in the middle of another move."""
+    repository = open_store(tmp_path)
+    checkpoint = store(repository, tmp_path, of_pages(1, 2))
+    name = manifest_name(checkpoint.id)
+    manifest = repository.backend.read(name, 1 << 20)
+    repository.backend.remove(name, "manifest")
+    (failed,) = serve(repository, prepare("another", checkpoint, manifest))
+    assert isinstance(failed, messages.Failed)
+    assert "is of job, not of another" in failed.message
+    assert not repository.backend.exists(name)
