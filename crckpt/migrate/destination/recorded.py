@@ -43,7 +43,8 @@ def _record_abort(repository: Repository, move_id: str, job: JobName | None, sou
     if job is None:
         return None
     last = read_move(repository.backend, job)
-    if last is not None and last.side == "destination" and last.state == "done":
+    is_moved = last is not None and last.side == "destination" and last.state == "done"
+    if last is not None and is_moved and (last.root is None or not last.root.has_ended()):
         # The tree of another move may run here, and its record names it.
         return None
     move = advance(begin_move("destination", job, source, move_id), "aborted", why="it never began here")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -10,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.errors import MoveInDoubt, PreflightRefused, RemoteError
+from crckpt.host import proc
 from crckpt.migrate.destination.recorded import read_state
 from crckpt.migrate.source.report_aborts import report_abort, settle_moves
 from crckpt.migrate.wire import messages
@@ -209,3 +211,20 @@ def test_another_host_cannot_decide_about_what_was_moved_away(tmp_path: Path) ->
     move = store_move(repository.backend, advance(handed, "committing"))
     answer = messages.MoveState(move.id, None)
     assert read_state(repository, messages.Resume(move.id), "hostile") == (answer, None)
+
+
+@pytest.mark.parametrize("has_ended", [True, False])
+def test_a_tree_that_ended_there_hides_no_abort(tmp_path: Path, has_ended: bool) -> None:
+    """The job moved there once before. Were its last move unknown there, the source could never settle it."""
+    repository = Repository.open(tmp_path / "store", create=True)
+    root = proc.read_process(os.getpid())
+    assert root is not None
+    live = proc.identify_live_root(root)
+    move = begin_move("destination", JobName("job"), "source")
+    moved = replace(move, state="done", root=replace(live, start=live.start + 1) if has_ended else live)
+    store_move(repository.backend, moved)
+    answer, _ = read_state(repository, messages.Resume("0" * 16, aborted_job=moved.job), "source")
+    assert answer.state == ("aborted" if has_ended else None)
+    last = read_move(repository.backend, "job")
+    assert last is not None
+    assert last.id == ("0" * 16 if has_ended else moved.id)
