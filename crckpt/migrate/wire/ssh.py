@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
-from crckpt.errors import CrckptError, HostCannot, Interrupted, RemoteError, UsageError
+from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt, RemoteError, UsageError
 from crckpt.host.process.run import Child, Pipes, quote, run, start_with_pipes
 from crckpt.host.process.signals import interrupts_deferred, start_thread
 
@@ -96,6 +96,9 @@ class Remote:
         # Its last words; a connection that ssh shares with others (ControlPersist) may keep the pipe open.
         self._reader.join(_EXPLAIN_S)
         lines = [line.strip() for line in bytes(self._output).decode(errors="replace").splitlines() if line.strip()]
+        if status == MoveInDoubt.exit_code:
+            # The source itself finishes the move, or says how.
+            lines = [line for line in lines if not line.startswith("hint: ")]
         words = "; ".join(lines[-_LINES_SHOWN:])
         return self._explain(status, words) if status else None
 

@@ -17,6 +17,7 @@ from crckpt.errors import (
 from crckpt.migrate.source.aborted import say_where_it_runs
 from crckpt.model import JobName
 
+_INTERRUPTED = "interrupted by SIGINT; app keeps running here"
 _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
 
 
@@ -26,7 +27,12 @@ _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
         (RemoteError("db2: no space is left"), "db2: no space is left; app keeps running here"),
         (Interrupted("interrupted by SIGINT"), "interrupted by SIGINT; app keeps running here"),
         (PreflightRefused("/srv/x is missing"), "/srv/x is missing; app keeps running here"),
-        (DumpFailed("no; the tree runs on"), "no; the tree runs on"),
+        (DumpFailed("no; no checkpoint was made; the tree runs on"), "no; app keeps running here"),
+        (Interrupted("interrupted by SIGINT; nothing was changed, the tree runs on"), _INTERRUPTED),
+        (
+            DumpFailed("no; the tree runs on without 9, which has ended"),
+            "no; the tree runs on without 9, which has ended",
+        ),
         (PreflightRefused("over; the program keeps running here"), "over; the program keeps running here"),
         (TreeStopped("the tree is gone"), "the tree is gone"),
         (TargetNotRunning("there is no process 812"), _ENDED),

@@ -210,6 +210,11 @@ def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tu
             "why (LogLevel)",
             "ssh root@there dmesg | grep -i 'killed process'",
         ),
+        (
+            "#!/bin/sh\nprintf 'crckpt: only node1 knows\\n  hint: on node1: --resume 12\\n' >&2\nexit 31\n",
+            "ended with status 31: crckpt: only node1 knows",
+            "crckpt doctor",
+        ),
         ("#!/bin/sh\nexit 7\n", "crckpt on root@there ended with status 7", "crckpt doctor"),
         ("#!/bin/sh\nkill -11 $$\n", "crckpt on root@there was ended by signal 11", "crckpt doctor"),
         ("#!/bin/sh\nkill -9 $$\n", "ended by signal 9, perhaps because its memory ran out", "dmesg"),
