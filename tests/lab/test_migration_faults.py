@@ -31,12 +31,14 @@ from hosts import CannotMakeLab, Process, TwoHosts, talking, wait_for
 from long_tests import takes_long
 from migrations import (
     FIRST,
+    arrange,
     copies,
     crckpts,
     end,
     find_moves,
     judge,
     migrate_with_fault,
+    migrate_words,
     served,
     wait_until_settled,
     wait_until_stopped,
@@ -44,6 +46,7 @@ from migrations import (
 from namespaces import Namespaces
 from two_hosts import in_namespaces
 
+HOOK_LOG = "/run/hook-log"
 SOURCE = FIRST["source"]
 DESTINATION = FIRST["destination"]
 
@@ -120,6 +123,47 @@ def test_restore_fails(lab: Namespaces) -> None:
             assert judge(lab, str(done)) == "source"
         finally:
             lab.end("sleep", "destination")
+
+
+@pytest.mark.parametrize("moment", ["prepare", "commit"])
+def test_stopped_by_the_terminal_and_then_ended(lab: Namespaces, moment: str) -> None:
+    """^Z stops crckpt when the program runs over there, not when it runs on neither host; then nothing undoes it."""
+    hook = f"echo $CRCKPT_MOVE_STEP >> {HOOK_LOG}; test $CRCKPT_MOVE_STEP != {moment} || kill -TSTP $PPID"
+    # The kernel stops no process whose parent is not in its session.
+    script = '"$@" & while kill -0 $! 2> /dev/null; do sleep 0.1; done; wait $!'
+    with served(lab) as pid:
+        for side in SIDES:
+            arrange(lab, side)
+        process = lab.open("source", "bash", "-mc", script, "bash", *migrate_words(pid, "--address-hook", hook))
+        try:
+            (stopped,) = wait_until_stopped(lab, "source", process)
+            assert [move["state"] for move in find_moves(lab, "source")] == ["done"]
+            assert [found.host for found in copies(lab)] == ["destination"]
+            lab.send_signal(stopped, signal.SIGTERM)
+            lab.send_signal(stopped, signal.SIGCONT)
+            done = end(process)
+            assert done.status == 0, done
+            assert "runs on destination" in done.out
+            assert lab.run("source", "cat", HOOK_LOG).out == "prepare\ncommit\n"
+            assert judge(lab, str(done)) == "destination"
+        finally:
+            lab.run("source", "rm", "-f", HOOK_LOG)
+
+
+def test_an_interruption_leaves_the_hook_of_the_commit_alone(lab: Namespaces) -> None:
+    """Killed half-way, it would leave the clients at a host that the program has left."""
+    hook = (
+        f"test $CRCKPT_MOVE_STEP != commit || {{ kill -TERM $PPID; sleep 0.5; }}; echo $CRCKPT_MOVE_STEP >> {HOOK_LOG}"
+    )
+    with served(lab) as pid:
+        for side in SIDES:
+            arrange(lab, side)
+        try:
+            done = lab.run("source", *migrate_words(pid, "--address-hook", hook))
+            assert "runs on destination" in done.out
+            assert lab.run("source", "cat", HOOK_LOG).out == "prepare\ncommit\n"
+        finally:
+            lab.run("source", "rm", "-f", HOOK_LOG)
 
 
 def test_criu_decides_what_crckpt_cannot(lab: Namespaces) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Final
 
@@ -131,11 +131,11 @@ def run(argv: Sequence[str | Path], *, timeout: float = 60.0, cwd: Path | None =
     return Finished(words, done.returncode, done.stdout.decode(errors="replace"))
 
 
-def run_shell(command: str, more: Mapping[str, str], *, timeout: float) -> Finished:
+def run_shell(command: str, more: Mapping[str, str], *, timeout: float, can_interrupt: bool = True) -> Finished:
     """Run a command line of the user in a shell: in our directory, in our environment with `more`, without stdin.
 
     The end of a long output comes back. What it leaves in the background may run on. Raises HostCannot as `run` does;
-    all of its process group is killed then, also if we are interrupted.
+    all of its process group is killed then, also if we are interrupted and it is one that we `can_interrupt`.
     """
     words = ("/bin/sh", "-c", command)
     # Not a pipe: what runs on in the background may keep that open.
@@ -152,7 +152,7 @@ def run_shell(command: str, more: Mapping[str, str], *, timeout: float) -> Finis
         except OSError as error:
             raise HostCannot(f"cannot run {words[0]}: {error.strerror}") from error
         try:
-            with interrupts_allowed():
+            with interrupts_allowed() if can_interrupt else nullcontext():
                 status = process.wait(timeout)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)

@@ -13,6 +13,7 @@ from crckpt.errors import CrckptError, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal
 from crckpt.host.network.late_packets import Capture
+from crckpt.host.process.signals import ignore_interrupts
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
@@ -157,6 +158,8 @@ class LiveHandOver:
             if self._source.readable is not None:
                 self._report.say("it runs there; sending its memory ...")
                 self._complete()
+            # An error would say that it runs here, and the user's command would send its clients here.
+            ignore_interrupts()
         except (CrckptError, OSError) as error:
             self.failure = error if isinstance(error, CrckptError) else CrckptError(str(error))
 

@@ -27,6 +27,9 @@ SECONDS: Final[Mapping[MoveStep, int]] = {"before-freeze": 600, "prepare": 10, "
 """Time limits. During `prepare` the tree is frozen."""
 
 
+_LATE: Final = ("commit", "abort")
+
+
 class HookedMove(Struct, frozen=True):
     """The user's commands for a move (empty: none), and what they are told about it.
 
@@ -42,7 +45,10 @@ class HookedMove(Struct, frozen=True):
 
 
 def run_hook(move: HookedMove, name: MoveStep) -> None:
-    """Run the user's command for a step, if there is one. Raises HostCannot if it fails or takes too long."""
+    """Run the user's command for a step, if there is one. Raises HostCannot if it fails or takes too long.
+
+    An interruption ends it, unless nothing can stop the step.
+    """
     command = move.before_freeze if name == "before-freeze" else move.address_hook
     if not command:
         return
@@ -51,7 +57,7 @@ def run_hook(move: HookedMove, name: MoveStep) -> None:
     more = _environment(move, name)
     hint = f"try it: {' '.join(f'{key}={value}' for key, value in more.items())} {run.quote(('sh', '-c', command))}"
     try:
-        done = run.run_shell(command, more, timeout=SECONDS[name])
+        done = run.run_shell(command, more, timeout=SECONDS[name], can_interrupt=name not in _LATE)
     except HostCannot as error:
         raise error.reword(f"{failed}: {error.message}", hint=hint) from error
     if done.ok:

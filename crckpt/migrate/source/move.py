@@ -16,6 +16,7 @@ from crckpt.causes.moves import reword
 from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.network.late_packets import capturing
+from crckpt.host.process.signals import stops_deferred
 from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.report import GateReport
@@ -103,6 +104,8 @@ def move_tree(
         source.logs.send_gained(connection)
         # A restore that began before could bring back a copy after the tree has ended here.
         with (
+            # Stopped once the tree has ended here, crckpt would leave it on neither host.
+            stops_deferred(),
             repository.restoring(job),
             capturing(list_source_addresses(request.options.addresses)) as hand_over.capture,
         ):
