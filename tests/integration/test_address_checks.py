@@ -213,10 +213,13 @@ def test_a_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
     assert address.interface not in host.addresses()
 
 
-@pytest.mark.parametrize("text", [f"10.80.0.5/24@{DEVICE}", f"fd80::5/64@{DEVICE}"])
-def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str) -> None:
-    """It goes with the address when that moves on."""
+@pytest.mark.parametrize(
+    ("text", "gateway"), [(f"10.80.0.5/24@{DEVICE}", "10.77.0.99"), (f"fd80::5/64@{DEVICE}", "fd77::99")]
+)
+def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str, gateway: str) -> None:
+    """Before that, other programs of the host reach it on the route that there is. It goes with the address."""
     address = parse_address(text)
+    host.run("ip", f"-{address.family}", "route", "add", "default", "via", gateway)
     before = routes(host)
     assert claim([address], MOVE) == (address,)
     assert routes(host) == before
@@ -226,6 +229,7 @@ def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str) -
     assert find_fences() == frozenset()
     remove(address)
     assert routes(host) == before
+    host.run("ip", f"-{address.family}", "route", "delete", "default")
 
 
 @pytest.mark.parametrize("text", [f"10.80.0.5/32@{DEVICE}", f"fd80::5/128@{DEVICE}"])
