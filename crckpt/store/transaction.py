@@ -70,7 +70,8 @@ def end_unfinished_restores(directory: Path) -> None:
     Raises HostCannot if a process does not end.
     """
     logs = []
-    for path in directory.iterdir():
+    # A backup may have left out an empty directory.
+    for path in directory.iterdir() if is_directory(directory) else ():
         if is_directory(path):
             owner, builder = read_identity(path / _OWNER), read_identity(path / _BUILDER)
             if owner is not None and builder is not None and not owner.is_alive and not builder.is_alive:
