@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 
 import pytest
 from other_user import NOBODY
+from trees import PYTHON
 
 from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
@@ -27,9 +27,7 @@ sys.stdin.read()
 @pytest.mark.parametrize("user", [0, NOBODY])
 def test_only_root_can_hold_the_program_of_a_user(user: int) -> None:
     """A program that its user traces for ever is not held: crckpt waits until CRIU lets go."""
-    with subprocess.Popen(
-        [sys.executable, "-c", TRACES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user
-    ) as tracer:
+    with subprocess.Popen([PYTHON, "-c", TRACES], stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user) as tracer:
         assert tracer.stdout is not None
         traced = proc.read_process(int(tracer.stdout.readline()))
         assert traced is not None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 from other_user import NOBODY
+from trees import PYTHON
 
 from crckpt.host import proc
 from crckpt.ops.lazy.guard import _end
@@ -33,7 +33,7 @@ else:
 @contextmanager
 def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
     """A program that waits."""
-    words = (sys.executable, "-c", code)
+    words = (PYTHON, "-c", code)
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, user=user) as found:
         try:
             assert found.stdout is not None

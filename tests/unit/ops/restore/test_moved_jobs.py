@@ -17,7 +17,7 @@ from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import move_name
 from crckpt.store.move_states import FIRST, Side, State
-from crckpt.store.moves import Move, read_move, store_move
+from crckpt.store.moves import Move, read_move, remove_move, store_move
 
 # By side and state: what a restore is told while the crckpt of the record works, and once it has died.
 WAIT, FINISH, FINISH_THERE, DESPITE, FREE = (
@@ -159,6 +159,7 @@ def test_a_restore_that_waits_for_a_move_says_so(repository: Repository, side: S
         # Another process has it.
         store_move(repository.backend, replace(move, owner=replace(move.owner, pid=os.getppid())))
         assert _find_holder(repository, move).startswith("another restore of job is in progress: PID")
+        remove_move(repository.backend, move.job)
         record_move(repository, side, FIRST[side])
         assert _find_holder(repository, move).startswith("another restore of job is in progress: PID")
 
