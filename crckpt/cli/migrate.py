@@ -224,7 +224,7 @@ def migrate(
 
     This is live migration: memory is copied while the program runs, then the program is frozen, the rest is copied, and
     it continues there. If that fails, it keeps running here. It never runs on both hosts. If the connection is lost
-    when it has already ended here, crckpt prints the command that finishes the move (exit code 31). Both hosts need
+    when it has already ended here, crckpt connects again, or prints what to type later (exit code 31). Both hosts need
     crckpt, and root.
 
     For example:
