@@ -32,6 +32,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 SEED: Final = 99
 BETWEEN: Final = 5000
 ROUNDS: Final = 20
+_TRIES: Final = 10
 """A wrong page comes up in one of the first few."""
 WRONG: Final = rf"{NOT_THERE}|wrong pages"
 
@@ -128,6 +129,15 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
     second.close()
 
 
+def _take_userfaultfd(pid: int) -> int:
+    """Take one: a program that waits for a processor cannot be entered at once."""
+    for _ in range(_TRIES):
+        (taken,) = take_userfaultfds([pid])
+        if taken.descriptor >= 0:
+            return taken.descriptor
+    raise AssertionError(taken.why)
+
+
 def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it resets the bits when it likes."""
     register = WriteProtection.register
@@ -142,8 +152,7 @@ def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatc
     with churning(churn, tmp_path / "work", SEED, BETWEEN) as pid:
         if memory_trials.tracks_by_soft_dirty():
             pytest.skip("this is a trap of write protection; here it is the kernel's own bits that track")
-        (taken,) = take_userfaultfds([pid])
-        own = WriteProtection(taken.descriptor)
+        own = WriteProtection(_take_userfaultfd(pid))
         for one in pagemap.private_anonymous(pid):
             with suppress(OSError):  # it has gone meanwhile
                 own.register(one)

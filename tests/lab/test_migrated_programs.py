@@ -233,6 +233,8 @@ class TestTerminal:
             wait_for(lambda: read_status(lab, workdir)["facts"]["interrupts"] == 1, "the interrupt to arrive")
             user.press("C-]")
             user.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
+            # Until then ssh takes what is typed.
+            user.wait_for(lambda shown: "Connection to destination closed" in shown, "ssh to end")
             # And again: what it wrote meanwhile is in the log.
             user.enter(f"clear; {command[1]}")
             user.wait_for(lambda shown: "says" in shown and "runs on as" not in shown, "its output again")
