@@ -138,7 +138,7 @@ class FileAsker:
         if status is None or not target.startswith("/") or target.startswith(_NAMELESS):
             return 0
         is_log = flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
-        removed = _removed(target, status.st_nlink)
+        removed = _find_removal(target, status.st_nlink)
         key = (os.fsencode(target.removesuffix(_DELETED)), removed, is_log)
         is_regular = stat.S_ISREG(status.st_mode)
         is_written = is_regular and flags & os.O_ACCMODE != os.O_RDONLY
@@ -194,7 +194,7 @@ def limit_time(nanoseconds: int) -> int:
     return max(-_LARGEST_TIME, min(nanoseconds, _LARGEST_TIME))
 
 
-def _removed(target: str, links: int) -> Literal["", "gone", "linked"]:
+def _find_removal(target: str, links: int) -> Literal["", "gone", "linked"]:
     if not target.endswith(_DELETED):
         return ""
     return "linked" if links else "gone"

@@ -99,7 +99,7 @@ def _describe(file: AskedFile) -> SentFile:
         digest = _NOTHING if file.is_log else read_digest(descriptor, file.size)
         mode = stat.S_IFREG | find_permissions(file.mode, descriptor)
     if not digest:
-        raise _changed(file)
+        raise _make_change_error(file)
     return SentFile(
         file.path, mode, file.uid, file.gid, above, file.modified, file.size, digest, user=user, group=group
     )
@@ -126,7 +126,7 @@ def _send_content(connection: Connection, file: AskedFile, progress: Callable[[i
         while left:
             content = os.read(descriptor, min(left, connection.data_bytes))
             if not content:
-                raise _changed(file)
+                raise _make_change_error(file)
             connection.send_data(_CHANNEL, content)
             left -= len(content)
             progress(len(content))
@@ -140,7 +140,7 @@ def opened(file: AskedFile) -> Iterator[int]:
     """
     descriptor, _ = open_regular(file.name)
     if descriptor is None:
-        raise _changed(file)
+        raise _make_change_error(file)
     try:
         found = os.fstat(descriptor)
         # The user chooses the number of an inode (FUSE, tmpfs): only with its file system it names one file.
@@ -149,13 +149,13 @@ def opened(file: AskedFile) -> Iterator[int]:
             file.uid,
             file.gid,
         ):
-            raise _changed(file)
+            raise _make_change_error(file)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _changed(file: AskedFile) -> DumpFailed:
+def _make_change_error(file: AskedFile) -> DumpFailed:
     return DumpFailed(
         f"{file.name} has changed since the check; the program keeps running here", hint="run the command again"
     )

@@ -150,7 +150,7 @@ class _Check:
         if who := self._changers(used.file):
             # First: the file system may give a new file the inode of the one that was there.
             if found is not None and self._is_planted(found, used, {*who.users, *(each.uid for each in theirs)}):
-                yield _planted_finding(process, used, found)
+                yield _make_planted_finding(process, used, found)
             elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
                 yield from self._refusals(process, used, (*theirs, *others) or users_of(who))
@@ -185,7 +185,7 @@ class _Check:
             yield _exchange_finding(process, used, who)
 
 
-def _planted_finding(process: ImageProcess, used: _FileInUse, found: LinkTarget) -> Finding:
+def _make_planted_finding(process: ImageProcess, used: _FileInUse, found: LinkTarget) -> Finding:
     values = {"path": used.file.path, "found": found.path, "user": user_name(read_user(found.owner))}
     return cause("file-planted").finding(pid=process.pid, comm=process.comm, **values)
 

@@ -5,13 +5,13 @@ The model has no states of its own: what each side writes, and what may follow, 
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Literal
 
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
+from worlds import describe_path, find_reachable
 
 from crckpt.store.move_states import RULES, Side, State, can_follow, find_rule, is_over
 
@@ -173,46 +173,24 @@ def next_worlds(world: World, *, failing: bool) -> Iterator[World]:
         yield from faults(world)
 
 
-def reachable(starts: list[World], successors: Callable[[World], Iterator[World]]) -> dict[World, World | None]:
-    """All worlds that can be reached, each with the one before."""
-    found: dict[World, World | None] = dict.fromkeys(starts)
-    left = deque(starts)
-    while left:
-        world = left.popleft()
-        for after in successors(world):
-            if after not in found:
-                found[after] = world
-                left.append(after)
-    return found
-
-
-def path_to(world: World, found: dict[World, World | None]) -> str:
-    steps = []
-    at: World | None = world
-    while at is not None:
-        steps.append(str(at))
-        at = found[at]
-    return "\n".join(reversed(steps))
-
-
 @pytest.fixture(scope="module")
 def worlds() -> dict[World, World | None]:
-    return reachable([World()], lambda world: next_worlds(world, failing=True))
+    return find_reachable([World()], lambda world: next_worlds(world, failing=True))
 
 
 def test_two_copies_never_run(worlds: dict[World, World | None]) -> None:
     assert len(worlds) > 1_000
     for world in worlds:
-        assert not (world.here == "runs" and world.there == "runs"), path_to(world, worlds)
+        assert not (world.here == "runs" and world.there == "runs"), describe_path(world, worlds)
 
 
 def test_a_tree_runs_only_where_the_table_says(worlds: dict[World, World | None]) -> None:
     for world in worlds:
         if world.source_alive and world.here == "runs" and world.source != "committing":
             can_run = find_rule("source", world.source).runs or world.hold == "abort"
-            assert can_run, path_to(world, worlds)
+            assert can_run, describe_path(world, worlds)
         if world.there == "runs":
-            assert world.destination in ("committed", "done"), path_to(world, worlds)
+            assert world.destination in ("committed", "done"), describe_path(world, worlds)
 
 
 def test_from_everywhere_exactly_one_copy_is_reached(worlds: dict[World, World | None]) -> None:
@@ -228,9 +206,9 @@ def test_from_everywhere_exactly_one_copy_is_reached(worlds: dict[World, World |
         and is_over("source", world.source)
         and is_over("destination", world.destination) | (world.source == "aborted")
     ]
-    leading = reachable(settled, lambda world: iter(before[world]))
+    leading = find_reachable(settled, lambda world: iter(before[world]))
     lost = next((world for world in worlds if world not in leading), None)
-    assert lost is None, path_to(lost, worlds) if lost else ""
+    assert lost is None, describe_path(lost, worlds) if lost else ""
 
 
 def test_what_does_not_run_yet_cannot_be_restored(worlds: dict[World, World | None]) -> None:

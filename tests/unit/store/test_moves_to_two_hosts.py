@@ -6,13 +6,13 @@ the first one, and what an answer means, are the functions that the code uses.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Literal
 
 import pytest
 from msgspec import Struct
 from msgspec.structs import replace
+from worlds import describe_path, find_reachable
 
 from crckpt.store.move_states import FIRST, State, can_follow, find_report_step, is_over, is_unreported
 
@@ -213,31 +213,9 @@ def next_worlds(world: World, rules: Rules, *, failing: bool) -> Iterator[World]
         yield from faults(world)
 
 
-def search(starts: list[World], successors: Callable[[World], Iterator[World]]) -> dict[World, World | None]:
-    """All worlds that can be reached, each with the one before."""
-    found: dict[World, World | None] = dict.fromkeys(starts)
-    left = deque(starts)
-    while left:
-        world = left.popleft()
-        for after in successors(world):
-            if after not in found:
-                found[after] = world
-                left.append(after)
-    return found
-
-
-def path_to(world: World, found: dict[World, World | None]) -> str:
-    steps = []
-    step: World | None = world
-    while step is not None:
-        steps.append(str(step))
-        step = found[step]
-    return "\n".join(reversed(steps))
-
-
 def find_lost(rules: Rules) -> tuple[World | None, dict[World, World | None]]:
     """Find a world from which no sequence of steps ends all doubt, if there is one; and all worlds."""
-    worlds = search([World()], lambda world: next_worlds(world, rules, failing=True))
+    worlds = find_reachable([World()], lambda world: next_worlds(world, rules, failing=True))
     before: dict[World, list[World]] = {world: [] for world in worlds}
     for world in worlds:
         for after in next_worlds(world, rules, failing=False):
@@ -245,7 +223,7 @@ def find_lost(rules: Rules) -> tuple[World | None, dict[World, World | None]]:
     decided = [
         world for world in worlds if not any(is_in_doubt(host) for host in world.hosts) and len(copies(world)) == 1
     ]
-    leading = search(decided, lambda world: iter(before[world]))
+    leading = find_reachable(decided, lambda world: iter(before[world]))
     return next((world for world in worlds if world not in leading), None), worlds
 
 
@@ -264,10 +242,10 @@ def copies(world: World) -> list[int]:
 
 def test_no_host_stays_in_doubt_and_two_copies_never_run() -> None:
     lost, worlds = find_lost(RULES)
-    assert lost is None, path_to(lost, worlds)
+    assert lost is None, describe_path(lost, worlds)
     assert len(worlds) > 1_000
     for world in worlds:
-        assert len(copies(world)) <= 1, path_to(world, worlds)
+        assert len(copies(world)) <= 1, describe_path(world, worlds)
     # The case was searched: the second move is done, and the first host is still in doubt.
     assert any(is_in_doubt(world.hosts[0]) and world.hosts[1].tree == "runs" for world in worlds)
 
