@@ -82,7 +82,7 @@ def _dump_and_restore(criu: Path, work: Path, python: str) -> str | None:
         )
         return None if _is_restored(restore, child.pid) else _reason(restore.log, "the trial restore fails")
     finally:
-        _end(child)
+        _end(child, work)
 
 
 def _is_restored(result: CriuResult, pid: int) -> bool:
@@ -97,14 +97,18 @@ def _is_ready(ready: Path, child: run.Child) -> bool:
     return True
 
 
-def _end(child: run.Child) -> None:
-    """End and reap the child, and the process that CRIU restored under the same PID."""
-    process = proc.read_process(child.pid)
-    # By now the PID may belong to a process that is not ours.
-    if process is not None and process.ppid == os.getpid():
-        os.kill(child.pid, signal.SIGKILL)
+def _end(child: run.Child, work: Path) -> None:
+    """End and reap the child, or the process that CRIU restored under the same PID."""
+    child.kill()
     child.wait()
-    # The restored process is a child of ours too, of which `child` does not know.
+    # By now the PID may belong to another process. The restored one is not our child where a script started CRIU.
+    with suppress(OSError):
+        pidfd = os.pidfd_open(child.pid)
+        try:
+            if proc.working_directory(child.pid) == str(work.resolve()):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            os.close(pidfd)
     with suppress(ChildProcessError):
         os.waitpid(child.pid, 0)
 
