@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,6 +23,10 @@ _KINDS: Final[dict[str, LockKind]] = {"FLOCK": "flock", "POSIX": "POSIX", "OFDLC
 _LINE: Final = re.compile(
     r"\d+: (?P<kind>FLOCK|POSIX|OFDLCK) +\S+ +(?P<mode>\S+) +(?P<pid>-?\d+) (?P<file>\S+) (?P<start>\d+) (?P<end>\S+)"
 )
+
+# In another PID namespace /proc/locks leaves out locks whose taker has ended. Source: linux/fs/locks.c, locks_show();
+# include/linux/proc_ns.h.
+_INITIAL_PID_NAMESPACE: Final = 0xEFFFFFFC
 
 # The kernel answers a read with a page at most, all of it of one moment.
 _READ_AT_ONCE: Final = 4096
@@ -49,9 +53,12 @@ def read_held_locks(paths: Iterable[str]) -> dict[str, tuple[HeldLock, ...]]:
     if not wanted:
         # Reading /proc/locks is slow: the kernel waits for every CPU.
         return {}
-    lines = [line for line in map(_LINE.match, _read_lines()) if line]
-    found = {path: _file(path) for path in wanted} if lines else {}
     holders = _Holders()
+    texts = {_without_number(line): line for line in _read_lines()}
+    if os.stat("/proc/self/ns/pid").st_ino != _INITIAL_PID_NAMESPACE:
+        texts = {line: f"1: {line}" for line in holders.all()} | texts
+    lines = [line for line in map(_LINE.match, texts.values()) if line]
+    found = {path: _file(path) for path in wanted} if lines else {}
     of_files = {
         path: tuple(_parse_lock(line, holders) for line in lines if line["file"] == file)
         for path, file in found.items()
@@ -144,14 +151,18 @@ class _Holders:
         # fdinfo has the same line, first at that PID, which is usually right.
         what = _without_number(line[0])
         self._look_at(int(line["pid"]))
-        if what not in self._found and not self._is_all_seen:
-            self._is_all_seen = True
-            for pid in procfs.pids():
-                self._look_at(pid)
-        pid = self._found.get(what, 0)
+        pid = self._found.get(what, 0) or self.all().get(what, 0)
         if pid not in self._names:
             self._names[pid] = title(pid)
         return pid, self._names[pid]
+
+    def all(self) -> Mapping[str, int]:
+        """Find the locks of all processes that we see: lines of /proc/locks without their numbers, and the holders."""
+        if not self._is_all_seen:
+            self._is_all_seen = True
+            for pid in procfs.pids():
+                self._look_at(pid)
+        return self._found
 
     def _look_at(self, pid: int) -> None:
         if pid <= 0 or pid in self._looked_at:

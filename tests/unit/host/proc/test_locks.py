@@ -83,3 +83,26 @@ def test_locks_that_come_and_go_hide_no_other(tmp_path: Path) -> None:
             assert [len(read_held_locks([str(file)])[str(file)]) for _ in range(20)] == [MANY] * 20
         finally:
             other.kill()
+
+
+LEAVES: Final = """
+import fcntl, os, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+if os.fork():
+    os._exit(0)
+print(os.getpid(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_lock_whose_taker_has_ended_is_found(tmp_path: Path) -> None:
+    """A child has inherited it. In a PID namespace, as in a container, /proc/locks does not show it."""
+    file = tmp_path / "file"
+    with subprocess.Popen(
+        [sys.executable, "-c", LEAVES, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as taker:
+        assert taker.stdout is not None
+        holder = int(taker.stdout.readline())
+        taker.wait()
+        assert [(lock.kind, lock.pid) for lock in read_held_locks([str(file)])[str(file)]] == [("flock", holder)]
