@@ -115,7 +115,7 @@ NETWORK = (
     Cause(
         "new-namespace",
         "a new namespace cannot be made",
-        "restore as root, and check the limits: sysctl -a --pattern user.max_.*_namespaces",
+        "restore as root with CAP_SYS_ADMIN, and check the limits: sysctl -a --pattern user.max_.*_namespaces",
         "Unable to create a new (?:netns|mntns|time namespace|mount namespace)|Can't unshare net-namespace"
         "|Can't create new mount namespace|Unable to (?:unshare|clone|create) (?:a )?mount namespace"
         "|couldn't unshare cgns",
