@@ -81,6 +81,9 @@ def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[s
     keyring = thread.system_call(keyctl, _GET_KEYRING, _SESSION_KEYRING, 0, 0, 0)
     if keyring > 0:
         yield "session_keyring", (keyring, max(0, thread.system_call(keyctl, _READ_KEYS, keyring, 0, 0, 0)) // 4)
+    if thread.tid != pid:
+        # Each thread has a domain of its own.
+        raise HostCannot(f"the main thread of PID {pid} is in uninterruptible sleep")
     if has_landlock_domain(pid, lambda other: thread.system_call(*_compare(thread, pid, other))):
         yield "landlock", (1,)
 

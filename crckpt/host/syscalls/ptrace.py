@@ -48,6 +48,7 @@ STOPS_WITHIN_S: Final = 2.0
 """A thread that gets any CPU time stops within this time."""
 _ENTERS_WITHIN_S: Final = 30.0
 _POLL_S: Final = 1.0
+_STATE_POLL_S: Final = 0.002
 
 
 class Refused(HostCannot):
@@ -143,7 +144,8 @@ class StoppedThread:
 
 @contextmanager
 def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[StoppedThread]:
-    """Stop one thread of a process (any, or `tid`), and restore it afterwards.
+    """Stop one thread of a process (`tid`, or the main thread, or another if that one sleeps uninterruptibly for
+    STOPS_WITHIN_S), and restore it afterwards.
 
     With `start` the process must have been started then: otherwise its PID was given to another. Raises Refused, and
     leaves the thread alone.
@@ -193,12 +195,24 @@ def _find_thread(pid: int) -> int:
         raise Refused(f"PID {pid}: {why}")
     if process.tracer:
         raise _tracer_refusal(pid, process.tracer)
-    for tid in sorted(process.threads, key=lambda tid: tid != pid):
-        with suppress(OSError):
-            # A thread in uninterruptible sleep may never stop: take another one.
-            if _state(pid, tid) not in "DZX":
-                return tid
+    # The main thread, because threads may differ. It may wait for a disk now.
+    deadline = time.monotonic() + STOPS_WITHIN_S
+    while time.monotonic() < deadline:
+        if _can_stop(pid, pid):
+            return pid
+        time.sleep(_STATE_POLL_S)
+    for tid in process.threads:
+        if _can_stop(pid, tid):
+            return tid
     raise _uninterruptible_error(pid, pid)
+
+
+def _can_stop(pid: int, tid: int) -> bool:
+    """Return whether a thread is alive and not in uninterruptible sleep, in which it may never stop."""
+    try:
+        return _state(pid, tid) not in "DZX"
+    except OSError:
+        return False
 
 
 def _state(pid: int, tid: int) -> str:

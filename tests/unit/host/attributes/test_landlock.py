@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 from confined import CONFINED, needs_root
-from entering import running
+from entering import compile_program, running
+from trees import wait_for
 
 from crckpt.errors import HostCannot
 from crckpt.host.attributes.landlock import has_landlock_domain, kernel_has_landlock
 from crckpt.host.attributes.remote_calls import Order, carry_out
+from crckpt.host.proc.stat import read_stat
 
 
 @needs_root
@@ -56,3 +58,15 @@ def test_who_ends_what_it_is_compared_with_is_not_taken_for_free() -> None:
 
     with running("/usr/bin/python3", "-c", CONFINED, "nobody", "confined") as process, pytest.raises(HostCannot):
         has_landlock_domain(process.pid, end)
+
+
+@needs_root
+@pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
+def test_another_thread_does_not_answer_for_the_main_one(tmp_path: Path) -> None:
+    """Each has a domain of its own."""
+    with running(compile_program("entered.c", tmp_path, "-pthread"), "partly uninterruptible") as process:
+        wait_for(lambda: read_stat(process.pid).state == "D", 10, "vfork to wait")
+        (answer,) = carry_out([Order(process.pid, process.pid, "ask")])
+        assert answer.why == f"the main thread of PID {process.pid} is in uninterruptible sleep"
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        os.kill(child, signal.SIGKILL)
