@@ -149,7 +149,7 @@ def restrict() -> None:
 
 def may_make_device() -> bool:
     """Return whether a block device can be made, which the domain forbids."""
-    path = Path(f"/tmp/crckpt-device-{threading.get_native_id()}")
+    path = Path(sys.argv[1], f"device-{threading.get_native_id()}")
     try:
         os.mknod(path, stat.S_IFBLK, os.makedev(1, 1))
     except PermissionError:
