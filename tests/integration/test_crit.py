@@ -63,7 +63,7 @@ def crit(criu: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory, network_namespace: int, criu: Path, crit: Path) -> Path:
+def images(tmp_path_factory: pytest.TempPathFactory, criu: Path, crit: Path) -> Path:
     """A dump of a tree that has one of everything, by the CRIU in use."""
     directory = tmp_path_factory.mktemp("crit")
     shutil.copy(SUBJECT / "make", directory)

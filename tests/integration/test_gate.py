@@ -131,7 +131,7 @@ def test_crckpt_is_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_p
 @pytest.mark.parametrize("way", WAYS)
 def test_crckpt_stays_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
     """As by SIGSTOP or a frozen control group: the tree does not stand still for that."""
-    with waiting(crckpt, target, tmp_path, way, CRCKPT_PATIENCE_S="4") as (process, criu):
+    with waiting(crckpt, target, tmp_path, way, CRCKPT_PATIENCE_S="2") as (process, criu):
         wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
         assert psutil.Process(process.pid).status() == psutil.STATUS_STOPPED
         target.look()

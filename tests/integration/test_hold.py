@@ -34,7 +34,7 @@ from crckpt.criu.hold import holds_at
 from crckpt.errors import StoreUnusable
 from crckpt.model import DumpOptions
 
-PATIENCE_S: Final = 4
+PATIENCE_S: Final = 2
 DIALOGUE: Final = Case("dialogue", (PYTHON, "{programs}/dialogue.py", "{workdir}", "--mib", "16"), tcp="keep")
 COUNTER: Final = next(case for case in CASES if case.name == "counter")
 

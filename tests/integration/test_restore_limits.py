@@ -18,7 +18,7 @@ from trees import Tree
 pytestmark = pytest.mark.usefixtures("adopted")
 
 FAILED = 23
-QUIET_S = 5
+QUIET_S = 2
 WITHIN_S = QUIET_S + 33
 
 

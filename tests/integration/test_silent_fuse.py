@@ -24,7 +24,7 @@ MNT_DETACH: Final = 2
 LIBC: Final = ctypes.CDLL(None, use_errno=True)
 WITHIN_S: Final = 40
 FAILED, REFUSED, INTERRUPTED = 21, 24, 130
-QUICKLY: Final = {"CRCKPT_QUIET_S": "4", "CRCKPT_PATIENCE_S": "3"}
+QUICKLY: Final = {"CRCKPT_QUIET_S": "2", "CRCKPT_PATIENCE_S": "1"}
 
 
 @pytest.fixture(autouse=True)

@@ -22,7 +22,7 @@ HARMLESS = frozenset({"stats-dump", "seccomp.img", "timens-0.img"})
 
 
 def test_a_restore_of_truncated_images_ends(crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CRCKPT_QUIET_S", "8")
+    monkeypatch.setenv("CRCKPT_QUIET_S", "3")
     whole = tmp_path / "whole"
     whole.mkdir()
     with started(BY_NAME["threads"]) as tree:
