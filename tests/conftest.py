@@ -1,27 +1,16 @@
-"""What a whole run of the tests needs of the machine."""
+"""What all tests need: plugins of tests/support, and a machine that gives no PID twice in a run."""
 
 from __future__ import annotations
 
-import faulthandler
-import os
 import signal
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
+
+pytest_plugins = ("hangs", "selection", "leftovers")
 
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 MANY_PIDS = str(1 << 22)  # PID_MAX_LIMIT, linux/threads.h
-
-STDERR = pytest.StashKey[int]()
-LIMIT = "--limit"
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add our option."""
-    parser.addoption(LIMIT, type=float, default=300, help="seconds after which a test hangs (default: %(default)s)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -38,67 +27,15 @@ def pytest_configure(config: pytest.Config) -> None:
     for number, usual in usual_handlers:
         if signal.getsignal(number) == signal.SIG_IGN:
             signal.signal(number, usual)
-    config.stash[STDERR] = os.dup(2)  # while tests run, their output goes to a file
     if hasattr(config, "workerinput"):  # what a worker of pytest-xdist has
         return
     before = PID_MAX.read_text()
     try:
         PID_MAX.write_text(MANY_PIDS)
-    except OSError:  # in a container
+    except OSError:  # in a container, or without root
         return
 
     def set_back() -> None:
         PID_MAX.write_text(before)
 
     config.add_cleanup(set_back)
-
-
-def _kill_forked() -> None:
-    """Kill forks of this process that hang: pytest-xdist waits until all that have a worker's pipes have ended."""
-    us = psutil.Process()
-    for child in us.children():
-        with suppress(psutil.Error):
-            if child.cmdline() == us.cmdline():
-                child.kill()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
-    """See `_fail_if_it_hangs`."""
-    return (yield from _fail_if_it_hangs(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
-    """See `_fail_if_it_hangs`."""
-    return (yield from _fail_if_it_hangs(item))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
-    """See `_fail_if_it_hangs`."""
-    return (yield from _fail_if_it_hangs(item))
-
-
-def _fail_if_it_hangs(item: pytest.Item) -> Iterator[None]:
-    """Let a test fail that has not ended in time, and the others go on.
-
-    pytest-timeout interrupts once: a `with Popen(...)` then waits again, and it leaves alone what follows a failure.
-    """
-    limit = item.config.getoption(LIMIT)
-
-    def fail(*_: object) -> None:
-        faulthandler.dump_traceback(2)
-        _kill_forked()
-        pytest.fail(f"hangs: takes more than {limit:g} s")
-
-    usual = signal.signal(signal.SIGALRM, fail)
-    signal.setitimer(signal.ITIMER_REAL, limit, limit / 4)
-    # The signal may be blocked: end the process then.
-    faulthandler.dump_traceback_later(2 * limit, exit=True, file=item.config.stash[STDERR])
-    try:
-        return (yield)
-    finally:
-        faulthandler.cancel_dump_traceback_later()
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, usual)

@@ -1,23 +1,19 @@
-"""What integration tests share: the command itself with a store of the test's own, and a host left as it was found."""
+"""What integration tests share: the command itself with a store of the test's own, and trees to checkpoint."""
 
 from __future__ import annotations
 
-import ctypes
-import os
-import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from command import Crckpt, network_locks
+from command import Crckpt
+from networks import inside
 from oracle import compile_program, find_criu
 from rounds import Target, build_program
 from stopped import ObstructedCriu, orphans_adopted, program
-from trees import READY_S, Tree, started, wait_for
+from trees import Tree, started
 
-CLONE_NEWNET = 0x40000000  # linux/sched.h
-LIBC = ctypes.CDLL(None, use_errno=True)
+OUTSIDE = Path("/proc/1/fd/9")  # scripts/isolated
 
 
 @pytest.fixture
@@ -26,53 +22,11 @@ def crckpt(tmp_path: Path) -> Crckpt:
     return Crckpt(tmp_path / "store")
 
 
-@pytest.fixture(scope="session")
-def network_namespace() -> Iterator[int]:
-    """A network namespace with nothing but loopback, as a descriptor."""
-    host = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    if LIBC.unshare(CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "the integration tests need root: cannot make a network namespace")
-    subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
-    ours = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    enter(host)
-    yield ours
-    os.close(ours)
-    os.close(host)
-
-
-@pytest.fixture(autouse=True)
-def own_network(request: pytest.FixtureRequest, network_namespace: int) -> Iterator[None]:
-    """Ports, connections and packet filters of a test are nobody else's, except where it is marked `host_network`."""
-    if "host_network" in request.keywords:
+@pytest.fixture(scope="module")
+def host_network() -> Iterator[None]:
+    """The machine's network, to install packages."""
+    with OUTSIDE.open("rb") as outside, inside(outside.fileno()):
         yield
-        return
-    host = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    enter(network_namespace)
-    yield
-    enter(host)
-    os.close(host)
-
-
-def enter(namespace: int) -> None:
-    """Move this thread, and what it starts, into a network namespace."""
-    if LIBC.setns(namespace, CLONE_NEWNET) != 0:
-        raise OSError(ctypes.get_errno(), "cannot enter the network namespace")
-
-
-@pytest.fixture(autouse=True)
-def no_network_lock_is_left(request: pytest.FixtureRequest, own_network: None) -> Iterator[None]:
-    """CRIU's tables in the packet filter would drop packets of whoever comes next: a test that leaves one fails."""
-    before = network_locks()
-    yield
-    left = network_locks() - before
-    if left and "host_network" in request.keywords:
-        # There are others, whose locks are gone when they are done.
-        with suppress(AssertionError):
-            wait_for(lambda: not left & network_locks(), READY_S, "others to lift their network locks")
-        left &= network_locks()
-    for table in left:
-        subprocess.run(["nft", "delete", "table", "inet", table], check=True)
-    assert not left, f"network locks are left: {left}"
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from other_user import NOBODY
 from places import PROJECT, TESTS
 from trees import wait_for
 
-pytestmark = pytest.mark.host_network
+pytestmark = pytest.mark.usefixtures("host_network")
 
 IMAGES = TESTS / "data/images/tree"
 SCRIPT = PROJECT / "scripts/install-criu"

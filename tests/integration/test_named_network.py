@@ -1,11 +1,9 @@
 """A tree in a network namespace that has a name: what CRIU locks there does not stay locked."""
 
-import os
 import secrets
 import signal
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -15,33 +13,7 @@ from remote import Remote, remote
 from stopped import JOB
 from trees import wait_for
 
-from crckpt.host.syscalls import clone
-
-pytestmark = pytest.mark.usefixtures("adopted", "own_mounts")
-
-# linux/sched.h
-_CLONE_FS = 0x200
-_CLONE_NEWNS = 0x20000
-
-
-@pytest.fixture(scope="module")
-def own_mounts() -> Iterator[None]:
-    """Be in a mount namespace of our own: `ip netns` mounts what it names.
-
-    A tree with mounts of its own, which a test beside this one dumps, would have a copy of such a mount, which CRIU
-    cannot restore.
-    """
-    before, directory = os.open("/proc/thread-self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC), Path.cwd()
-    clone.unshare(_CLONE_NEWNS)
-    try:
-        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-        yield
-    finally:
-        # A thread that has begun meanwhile shares our directory: then we could not leave.
-        clone.unshare(_CLONE_FS)
-        clone.setns(before)
-        os.close(before)
-        os.chdir(directory)
+pytestmark = pytest.mark.usefixtures("adopted")
 
 
 @pytest.fixture
@@ -51,6 +23,8 @@ def name() -> Iterator[str]:
     subprocess.run(["ip", "netns", "add", name], check=True)
     yield name
     subprocess.run(["ip", "netns", "delete", name], check=True)
+    # `ip netns add` mounts it, and CRIU could not restore that mount of a tree that has mounts of its own.
+    subprocess.run(["umount", "--lazy", "/run/netns"], check=True)
 
 
 @pytest.fixture

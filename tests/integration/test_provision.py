@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from places import PROJECT
 
-pytestmark = pytest.mark.host_network
+pytestmark = pytest.mark.usefixtures("host_network")
 
 
 ENTER_OVERLAY = """

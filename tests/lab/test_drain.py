@@ -10,7 +10,6 @@ from contextlib import contextmanager
 
 import pytest
 from hosts import PROGRAMS, PYTHON, CannotMakeLab, Process, wait_for
-from long_tests import takes_long
 from migrations import SERVER, STORE, arrange, crckpts, wait_until_settled
 from namespaces import Namespaces
 from two_hosts import in_namespaces
@@ -76,7 +75,6 @@ MOVED = {**{f"port{port}": ["destination"] for port in SIZES}, "stays": ["source
 UNMOVED = {job: ["source"] for job in MOVED}
 
 
-@takes_long
 def test_all_but_one_move_and_the_summary_says_why(lab: Namespaces) -> None:
     with four_programs(lab) as pids:
         checked = lab.run("source", "crckpt", "migrate", "--all", "destination", "--check", status=PARTLY_DONE)
@@ -117,7 +115,6 @@ def test_send_files_moves_the_last_one_too_and_what_was_restored(lab: Namespaces
         assert "no program of a job in this store is running here" in nothing.out
 
 
-@takes_long
 def test_a_program_that_ends_meanwhile(lab: Namespaces) -> None:
     """One while it is moved, one before its turn. Neither is a failure, and the others move."""
     with four_programs(lab) as pids:

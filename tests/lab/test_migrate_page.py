@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 from hosts import PROJECT, CannotMakeLab
-from long_tests import takes_long
 from migrate_page import run_page
 from two_hosts import in_namespaces
 
@@ -26,7 +25,6 @@ def test_the_page_on_moves() -> None:
     check_page("migrate.md")
 
 
-@takes_long
 def test_the_page_on_databases() -> None:
     if not (shutil.which("redis-server") and shutil.which("/usr/lib/postgresql/15/bin/postgres")):
         pytest.skip("redis and PostgreSQL 15 are not installed")

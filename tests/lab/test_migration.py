@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from hosts import PROGRAMS, PYTHON, CannotMakeLab, TwoHosts, talking, wait_for
-from long_tests import takes_long
 from migrations import JOB, SERVER, copies, find_moves, served
 from two_hosts import is_here, two_hosts
 
@@ -157,7 +156,6 @@ def test_a_program_that_ends_while_it_is_moved(lab: TwoHosts) -> None:
         assert f"it ran here as PID {pid}, which has ended" in lab.run("source", "crckpt", "migrate", "--list").out
 
 
-@takes_long
 def test_ten_moves_to_and_fro(lab: TwoHosts) -> None:
     """A move back sends little: the other store has most of it."""
     hosts = ("source", "destination")
@@ -186,7 +184,6 @@ def test_a_round_sends_no_more_than_the_program_has_written(lab: TwoHosts) -> No
         assert all(each["sent_bytes"] < 1.1 * each["raw_bytes"] + (64 << 10) for each in rounds), rounds
 
 
-@takes_long
 @pytest.mark.skipif(is_here(), reason="links of real machines cannot be slowed down")
 def test_the_estimated_downtime_counts_a_slow_connection(lab: TwoHosts) -> None:
     """The program writes all of its memory again while it is sent: so much is left for the freeze."""

@@ -1,7 +1,7 @@
 """Whatever fails at whatever moment of a move: afterwards exactly one copy runs, or a command that is named brings it.
 
 CI takes some moments. All of them take hours, in parts of some minutes, which -k chooses by their fault:
-`CRCKPT_ALL_FAULTS=1 scripts/test tests/lab/test_migration_faults.py -k "every_moment and killed"`.
+`CRCKPT_EXTENT=hours scripts/test tests/lab/test_migration_faults.py -k "every_moment and killed"`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from faults import (
     strike_connected,
 )
 from hosts import CannotMakeLab, Process, TwoHosts, talking, wait_for
-from long_tests import takes_long
 from migrations import (
     FIRST,
     arrange,
@@ -187,9 +186,9 @@ def test_criu_decides_what_crckpt_cannot(lab: Namespaces) -> None:
     ("version", "source_is_gone"),
     [
         (4, True),
-        pytest.param(4, False, marks=takes_long),
-        pytest.param(6, True, marks=takes_long),
-        pytest.param(6, False, marks=takes_long),
+        (4, False),
+        (6, True),
+        (6, False),
     ],
 )
 def test_the_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_gone: bool) -> None:
@@ -227,15 +226,15 @@ def test_the_destination_finishes_alone(lab: Namespaces, version: int, *, source
     ("side", "moment"),
     [
         ("source", ("destination", "hold.commit:1")),
-        pytest.param("source", ("source", "receive.Prepared:1"), marks=takes_long),
-        pytest.param("destination", ("destination", "hold.commit:1"), marks=takes_long),
+        ("source", ("source", "receive.Prepared:1")),
+        ("destination", ("destination", "hold.commit:1")),
     ],
+    ids=["by the source at the commit", "by the source before", "by the destination"],
 )
 def test_resume_is_killed(lab: Namespaces, side: str, moment: Moment) -> None:
     kill_resume(lab, side, moment, 4)
 
 
-@takes_long
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("side", SIDES)
 def test_resume_is_killed_at_every_moment(lab: Namespaces, side: str, part: int) -> None:
@@ -250,7 +249,6 @@ def test_resume_is_killed_at_every_moment(lab: Namespaces, side: str, part: int)
     assert failed == []
 
 
-@takes_long
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
@@ -267,7 +265,6 @@ def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
     assert failed == []
 
 
-@takes_long
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_kind_of_moment_before_the_hand_over(lab: Namespaces, part: int) -> None:
     """Each with one fault: with files and a log that are sent, and with hooks."""

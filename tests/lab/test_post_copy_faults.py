@@ -12,7 +12,6 @@ from functools import partial
 import pytest
 from faults import FAULTS, can_matter, strike_all
 from hosts import CannotMakeLab
-from long_tests import takes_long
 from migrations import JOB, copies, crckpts, wait_until_settled
 from namespaces import Namespaces
 from post_copy_faults import (
@@ -30,7 +29,6 @@ from post_copy_faults import (
 )
 from two_hosts import in_namespaces
 
-IN_CI = ("source killed", "destination killed", "helper and guard killed", "cut both ways")
 PARTS = 12
 
 
@@ -44,20 +42,18 @@ def lab() -> Iterator[Namespaces]:
         pytest.skip(str(error))
 
 
-@pytest.mark.parametrize("fault", [pytest.param(fault, marks=() if fault in IN_CI else takes_long) for fault in ENDING])
+@pytest.mark.parametrize("fault", ENDING)
 def test_it_comes_back_as_it_was_frozen(lab: Namespaces, fault: str) -> None:
     said = strike_late(lab, ENDING[fault], ends=True)
     if fault == "cut both ways":
         assert "not all of its memory" in said
 
 
-@takes_long
 @pytest.mark.parametrize("fault", HARMLESS)
 def test_it_goes_on(lab: Namespaces, fault: str) -> None:
     strike_late(lab, HARMLESS[fault], ends=False)
 
 
-@takes_long
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
 def test_every_moment_of_the_end(lab: Namespaces, fault: str, part: int) -> None:
@@ -74,8 +70,8 @@ def test_every_moment_of_the_end(lab: Namespaces, fault: str, part: int) -> None
 @pytest.mark.parametrize(
     "strike",
     [
-        pytest.param(lambda move: move.signal("destination", signal.SIGKILL), marks=takes_long),
-        pytest.param(lambda move: move.signal_guard(signal.SIGKILL), marks=takes_long),
+        lambda move: move.signal("destination", signal.SIGKILL),
+        lambda move: move.signal_guard(signal.SIGKILL),
     ],
     ids=["crckpt killed", "guard killed"],
 )
@@ -88,7 +84,7 @@ def test_all_is_filled_without(lab: Namespaces, strike: Callable[[LateMove], Non
         assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact")
 
 
-@pytest.mark.parametrize("fault", ["helper killed", pytest.param("helper and guard killed", marks=takes_long)])
+@pytest.mark.parametrize("fault", ["helper killed", "helper and guard killed"])
 def test_the_end_of_an_unfilled_program_is_said(lab: Namespaces, fault: str) -> None:
     """With --local-lazy nothing brings it back by itself; `crckpt restore` does."""
     with moving_unfilled(lab) as move:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 from hosts import HOSTS, PROGRAMS, PROJECT, PYTHON, CannotMakeLab, TwoHosts, talking, wait_for
-from long_tests import takes_long
 from namespaces import SCRIPT, Namespaces
 from two_hosts import is_here, two_hosts
 
@@ -181,7 +180,6 @@ def test_link_is_delayed_where_the_kernel_can(lab: TwoHosts) -> None:
         lab.heal()
 
 
-@takes_long
 @needs_namespaces
 def test_here_the_same_tests_run_on_real_machines(lab: TwoHosts) -> None:
     """The hosts of a lab stand for machines that reach each other by ssh; the driver is on the source."""

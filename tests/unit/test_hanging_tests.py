@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-from places import TESTS
+from places import SUPPORT
 
 HANGS = """
 import os
@@ -40,14 +39,13 @@ def test_after(_number):
 
 
 def test_a_test_that_hangs_fails_alone(tmp_path: Path) -> None:
-    shutil.copy(TESTS / "conftest.py", tmp_path)
     (tmp_path / "test_it.py").write_text(HANGS)
     # In a worker: pytest-xdist waits for whatever still has the worker's pipes, like a fork of it.
-    options = ["-p", "no:cacheprovider", "--rootdir=.", "--limit=2", "--numprocesses=1", "-q", "-rfE"]
+    options = ["-p", "hangs", "-p", "no:cacheprovider", "--rootdir=.", "--limit=2", "--numprocesses=1", "-q", "-rfE"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options],
         cwd=tmp_path,
-        env=os.environ | {"COLUMNS": "200"},
+        env=os.environ | {"COLUMNS": "200", "PYTHONPATH": str(SUPPORT)},
         capture_output=True,
         text=True,
         check=False,

@@ -94,6 +94,8 @@ def on_tmpfs(options: str) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-c", f'mount -t tmpfs -o {options} none {{images}} && exec "$@"', "sh")
 
 
+# What it has found out about the kernel: in a new /run it has to find that out again.
+WITHOUT_CACHE: Final = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh")
 NOBODY: Final = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 # Without what other tests change meanwhile: CRIU would fail because of that.
 _REMOVE_SHARED: Final = "while umount /dev/shm; do :; done 2> /dev/null; umount --lazy /run/netns 2> /dev/null"
@@ -173,8 +175,8 @@ PROCESSES: Final = (
     Dump("groups", "many_groups", "a process of the tree is in more groups than CRIU can save"),
     Dump("freezer-path", options=("--freeze-cgroup", "/tmp")),
     Dump("no-privileges", under=NOBODY),
-    Dump("not-permitted", under=without("sys_admin")),
-    Dump("no-loopback", says="loopback", under=("unshare", "--net")),
+    Dump("not-permitted", under=(*WITHOUT_CACHE, *without("sys_admin"))),
+    Dump("no-loopback", says="loopback", under=(*WITHOUT_CACHE, "unshare", "--net")),
 )
 OPTIONS: Final = (
     Dump("page-server", options=("--page-server", "--address", "127.0.0.1", "--port", "1")),

@@ -41,7 +41,7 @@ class Workshop:
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
-        self._plain: Target | None = None
+        self._plain = stack.enter_context(Target(NOTHING, stack.enter_context(fresh_directory())))
         self._checkpoints: dict[tuple[object, ...], Checkpoint] = {}
 
     def checkpoint(self, row: Restore) -> Checkpoint:
@@ -69,8 +69,4 @@ class Workshop:
 
     def plain(self) -> Target:
         """A program against which nothing stands."""
-        # It starts in the network namespace of its first test, which all share.
-        if self._plain is None:
-            workdir = self._stack.enter_context(fresh_directory())
-            self._plain = self._stack.enter_context(Target(NOTHING, workdir))
         return self._plain

@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 
 import pytest
+from effort import some
 from places import TESTS
 
 from crckpt.causes.catalogue import EARLIER, ENGINES, OUTER, OUTSIDE, SILENT
@@ -114,7 +115,7 @@ NOT_SO = {
 @pytest.mark.parametrize("form", FORMS)
 def test_each_line_tells_its_cause(form: str) -> None:
     other = []
-    for key, line in (row for row in LINES if row[0] not in NO_COMPLAINTS):
+    for key, line in some([row for row in LINES if row[0] not in NO_COMPLAINTS], list(FORMS).index(form)):
         text = FORMS[form](line, key)
         failed = FAILED if key in SILENT_KEYS else ""
         told = explain(f"{OF_A_RELEASE.get(key, '')}{text}\n{failed}").finding

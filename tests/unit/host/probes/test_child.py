@@ -6,12 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from own_process import children, descriptors
+from trees import READY_S, runs, wait_for
 
 from crckpt.host.probes.child import fork, probe_in_child, wait_for_status
 from crckpt.host.probes.outcome import Outcome, ok
@@ -88,9 +87,7 @@ def test_what_a_probe_starts_ends_with_it() -> None:
         return ok(str(fork(hang)))
 
     child = int(probe_in_child(starts).found)
-    deadline = time.monotonic() + 30  # it is not ours: whoever adopts it reaps it
-    while Path(f"/proc/{child}").exists() and "\nState:\tZ" not in Path(f"/proc/{child}/status").read_text():
-        assert time.monotonic() < deadline, f"{child} still runs"
+    wait_for(lambda: not runs(child), READY_S, "it to end")
 
 
 def test_a_child_that_raises_does_not_answer_in_place_of_its_parent() -> None:

@@ -10,6 +10,7 @@ import pytest
 from entering import wait_for
 from small_programs import WAITS, free_pid, program, said
 
+from crckpt.host.proc.stat import read_stat
 from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done
 
 
@@ -41,6 +42,12 @@ def test_signs_of_a_dump_are_the_work_of_both_and_the_log(tmp_path: Path) -> Non
     echo = "while True:\n    print(sys.stdin.readline(), flush=True)\n"
     with program(f"print('ready', flush=True)\n{echo}") as process:
         pids = (process.pid,)
+
+        def wait_until_it_reads() -> None:
+            """Until then it works, perhaps: on a busy machine also after its answer."""
+            wait_for(lambda: read_stat(process.pid).state == "S", "it to read")
+
+        wait_until_it_reads()
         before = dump_signs(pids, (), log)
         assert before is not None
         assert dump_signs(pids, (), log) == before
@@ -48,6 +55,7 @@ def test_signs_of_a_dump_are_the_work_of_both_and_the_log(tmp_path: Path) -> Non
         process.stdin.write(b"x" * 5000 + b"\n")
         process.stdin.flush()
         said(process)
+        wait_until_it_reads()
         after = dump_signs(pids, (), log)
         assert after is not None
         assert (after[0], after[1] >= before[1] + 10_000) == (before[0], True)

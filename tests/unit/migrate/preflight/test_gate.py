@@ -27,7 +27,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.growth import try_growth
 from crckpt.store import Repository
 
-pytestmark = [pytest.mark.usefixtures("is_root"), pytest.mark.any_python]
+pytestmark = pytest.mark.usefixtures("is_root")
 
 _CONTENT: Final = b"0123456789"
 _LARGE: Final = (64 << 20) + 1

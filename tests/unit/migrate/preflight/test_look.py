@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from crckpt.migrate.preflight.look import look_for_files
 from crckpt.migrate.preflight.questions import AskedFile
 
-pytestmark = [pytest.mark.usefixtures("is_root"), pytest.mark.any_python]
+pytestmark = pytest.mark.usefixtures("is_root")
 
 _PROGRAM = """
 import ctypes, os, sys

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from effort import examples
 from entering import Told
 from gates import ask_about, target_at
 from hypothesis import given, settings
@@ -117,7 +118,7 @@ def test_the_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPa
         encode_questions(msgspec.msgpack.decode(content, type=Questions))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(content: bytes) -> None:
     for decode in (decode_questions, decode_answers):

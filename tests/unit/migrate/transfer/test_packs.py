@@ -62,8 +62,11 @@ class Move:
     def answering(self) -> Iterator[None]:
         """Let the destination answer an offer while the block runs."""
         thread = in_thread(self._answer)
-        yield
-        thread.join()
+        try:
+            yield
+        finally:
+            # Before the connection is closed: a thread that still sends would raise what nobody expects.
+            thread.join()
 
     def _answer(self) -> None:
         try:

@@ -26,7 +26,7 @@ from crckpt.migrate.transfer.send_files import receive_files, send_files
 from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile, decode_files, encode_files
 from crckpt.migrate.wire.messages import Files, Lacking, Sent, make_failed
 
-pytestmark = [pytest.mark.usefixtures("is_root"), pytest.mark.any_python]
+pytestmark = pytest.mark.usefixtures("is_root")
 
 _CONTENT = b"content of a file\n" * 1000
 _OWNER = 4321

@@ -21,7 +21,7 @@ from crckpt.migrate.transfer.sent_tails import SentTail, decode_tails, encode_ta
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.messages import Lacking, Pack, Sent, Tails, make_failed
 
-pytestmark = [pytest.mark.usefixtures("is_root"), pytest.mark.any_python]
+pytestmark = pytest.mark.usefixtures("is_root")
 
 _OWNER = 4321
 _FIRST, _MORE = b"first\n" * 1000, b"more\n" * 500_000

@@ -11,6 +11,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -75,7 +76,7 @@ crashes = st.none() | seeds
 Stored = CheckpointId | MultipleResults[CheckpointId]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(sets, min_size=1, max_size=3))
 def test_series_come_back_as_they_were(series: list[ImageSet]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -230,7 +231,7 @@ def _crash(forked: Writers) -> None:
 
 TestLives = Lives.TestCase
 TestLives.settings = settings(
-    max_examples=25, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(25), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
 )
 
 

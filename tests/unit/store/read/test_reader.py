@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from image_sets import ImageSet, area, files_of, flip, open_store, packs, page, restore_files, store
@@ -55,7 +56,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int
         yield counts
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     pages=st.lists(
         st.one_of(st.just(0), st.integers(1, 400), st.integers(1, 4000)), min_size=FRAME_PAGES * 3, max_size=1000
@@ -131,13 +132,12 @@ def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str
     assert set(unpacked.values()) == {1}
 
 
-@pytest.mark.any_python
 def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """64 MiB of which 1 % is rewritten a hundred times, and only that dumped: also with one in the middle removed."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 64 << 8)
-    kept = list(chain(repository, program, 100, 0.01))
-    first, middle, last = kept[0], kept[50], kept[-1]
+    kept = list(chain(repository, program, examples(100), 0.01))
+    first, middle, last = kept[0], kept[len(kept) // 2], kept[-1]
     memory = (program.directory / "pages-1.img").read_bytes()
 
     def read() -> int:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from effort import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from image_sets import Area, ImageSet, area, flip, open_store, packs, page, store
@@ -108,7 +109,7 @@ numbers = st.lists(st.one_of(st.none(), st.just(0), st.integers(1, 300)), min_si
 bounds = st.lists(st.integers(0, PAGES), max_size=8, unique=True).map(sorted)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     contents=st.lists(st.tuples(numbers, bounds), min_size=1, max_size=3),
     ahead=st.integers(0, 3),

@@ -1,0 +1,92 @@
+"""Fork commands of crckpt that have their modules loaded: `warm_server.py SOCKET`, which `warm_start` starts and asks.
+
+Loading them takes longer than most commands run, and tests start thousands of commands.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import socket
+import sys
+import traceback
+from pathlib import Path
+from typing import Final, NoReturn
+
+import msgspec
+from warm_start import LARGEST_REQUEST, Ended, Request, Started
+
+from crckpt import __main__ as command
+from crckpt.cli.app import COMMANDS
+
+_DESCRIPTORS: Final = 1024
+"""More than this process has open."""
+
+
+def main() -> None:
+    """Load all commands, and fork one for each request until the tests have ended."""
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    Path("/proc/self/comm").write_text("crckpt")
+    for place, _ in COMMANDS.values():
+        importlib.import_module(f"crckpt.cli.{place.partition(':')[0]}")
+    _import_what_commands_import_late()
+    gc.collect()
+    gc.freeze()
+    poll = select.poll()
+    poll.register(requests, select.POLLIN)
+    running: dict[int, tuple[int, socket.socket]] = {}
+    while True:
+        for ready, _ in poll.poll():
+            if ready in running:
+                pid, answers = running.pop(ready)
+                poll.unregister(ready)
+                os.close(ready)
+                _, status = os.waitpid(pid, 0)
+                with answers:
+                    answers.send(msgspec.json.encode(Ended(os.waitstatus_to_exitcode(status))))
+                continue
+            data, descriptors, _, _ = socket.recv_fds(requests, LARGEST_REQUEST, 4)
+            if not data:
+                return
+            pid = os.fork()
+            if not pid:
+                _run(msgspec.json.decode(data, type=Request), descriptors)
+            *standard, answers_number = descriptors
+            for number in standard:
+                os.close(number)
+            answers = socket.socket(fileno=answers_number)
+            answers.send(msgspec.json.encode(Started(pid)))
+            pidfd = os.pidfd_open(pid)
+            running[pidfd] = pid, answers
+            poll.register(pidfd, select.POLLIN)
+
+
+def _import_what_commands_import_late() -> None:
+    for name in ("ops.dump.dump", "ops.restore.restore", "ops.list", "ops.verify", "ops.gc", "ops.rm", "ops.doctor"):
+        importlib.import_module(f"crckpt.{name}")
+
+
+def _run(request: Request, descriptors: list[int]) -> NoReturn:
+    try:
+        for number, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, number)
+        os.closerange(3, _DESCRIPTORS)
+        # As Python opens them when it starts. ruff: they stay open.
+        sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+        sys.stderr = os.fdopen(2, "w", 1, errors="backslashreplace")
+        os.chdir(request.directory)
+        os.environ.clear()
+        os.environ.update(request.environment)
+        sys.argv = request.words
+        command.main()
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(70)
+
+
+if __name__ == "__main__":
+    main()
