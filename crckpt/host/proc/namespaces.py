@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 _KINDS = ("pid", "mnt", "net", "ipc", "uts", "user", "cgroup", "time", "time_for_children")
@@ -15,11 +15,16 @@ def namespace(pid: int | str, kind: str) -> int:
 
 
 def read_namespaces(pid: int) -> tuple[tuple[str, int], ...]:
-    """(kind, inode) of the namespaces of a process; none if we may not see them."""
-    found = []
-    with suppress(OSError):
-        for kind in _KINDS:
-            with suppress(FileNotFoundError):  # a kernel without such namespaces: `time` came with Linux 5.6
-                # Called for every process: a `Path` of each link takes longer than the kernel's answer.
-                found.append((kind, os.stat(f"/proc/{pid}/ns/{kind}").st_ino))
-    return tuple(found)
+    """(kind, inode) of the namespaces of a process; none if we may not see them, or it has ended."""
+    try:
+        # Called for every process: a `Path` of each link takes longer than the kernel's answer.
+        return tuple((kind, os.stat(f"/proc/{pid}/ns/{kind}").st_ino) for kind in _known_kinds())
+    except OSError:
+        # All or nothing: some of the namespaces of a process that ends meanwhile would be mistaken for others.
+        return ()
+
+
+@cache
+def _known_kinds() -> tuple[str, ...]:
+    """The kinds that the kernel has: `time` came with Linux 5.6."""
+    return tuple(kind for kind in _KINDS if Path(f"/proc/self/ns/{kind}").exists())
