@@ -92,6 +92,13 @@ ATTRIBUTES = (
         "check it: ls -ld {path!r}; if it is the right file: --allow-weaker",
     ),
     Cause(
+        "kernel-file",
+        "process {pid} ({comm}) would have {path} open as root has it: the kernel would let it do with this file what "
+        "only root may",
+        "let the program open it again after the restore, and close it before a dump; or give it that right: "
+        "--allow-weaker",
+    ),
+    Cause(
         "file-exchanged",
         "somebody may have replaced {path}, a file of process {pid} ({comm}): it is {found} now, which the program or "
         "a user who can change the path ({user}) may not open",

@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.images import magics
+from crckpt.images.creds import Rights, decode_rights
 from crckpt.images.framing import Image, Record, read_image, read_single, write_image
 from crckpt.images.wire import BYTES, Message, encode, fields
 
@@ -48,6 +49,7 @@ class Core(Struct, frozen=True):
     - `rseq`: the address and size of its rseq(2) area, 0 if it registered none
     - `parent_death_signal`: the signal that it gets when its parent ends, 0 for none (PR_SET_PDEATHSIG)
     - `adopts`: it becomes the parent of orphans among its descendants (PR_SET_CHILD_SUBREAPER)
+    - `rights`: its credentials in full
     """
 
     arch: str
@@ -63,6 +65,7 @@ class Core(Struct, frozen=True):
     parent_death_signal: int = 0
     no_new_privs: bool = False
     adopts: bool = False
+    rights: Rights | None = None
 
 
 def read_core(data: bytes, name: str = "core.img") -> Core:
@@ -87,6 +90,7 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
         parent_death_signal=thread.uint(_PARENT_DEATH_SIGNAL),
         no_new_privs=10 in thread and thread.message(10).uint(18) != 0,
         adopts=task.uint(18) != 0,
+        rights=decode_rights(thread.message(10)) if 10 in thread else None,
     )
 
 

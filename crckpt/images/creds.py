@@ -31,9 +31,11 @@ class Rights(Struct, frozen=True):
 def read_rights(data: bytes, name: str = "core.img") -> Rights | None:
     """Decode the rights; None if the image has none (a zombie). Raises IntegrityError if it is damaged."""
     thread = read_single(data, name, magics.CORE).message(5)
-    if 10 not in thread:
-        return None
-    found = thread.message(10)
+    return decode_rights(thread.message(10)) if 10 in thread else None
+
+
+def decode_rights(found: Message) -> Rights:
+    """Decode the message with the rights."""
     return Rights(
         uids=tuple(found.uint(number) for number in (1, 3, 5, 7)),
         gids=tuple(found.uint(number) for number in (2, 4, 6, 8)),

@@ -125,7 +125,8 @@ class Vma(Struct, frozen=True):
 class AddressSpace(Struct, frozen=True):
     """A process's mappings, and the addresses in them that the kernel knows; ends are not included.
 
-    `auxv`: the auxiliary vector that the kernel gave the program: type, value, type, value ...
+    `auxv`: the auxiliary vector that the kernel gave the program: type, value, type, value ... `dumpable`: 1 if its
+    user may trace the process (PR_SET_DUMPABLE).
     """
 
     vmas: tuple[Vma, ...]
@@ -139,6 +140,7 @@ class AddressSpace(Struct, frozen=True):
     arg_end: int
     env_start: int
     env_end: int
+    dumpable: int = 1
 
     @property
     def size(self) -> int:
@@ -150,8 +152,10 @@ def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
     """Decode the image. Raises IntegrityError if it is damaged."""
     message = read_single(data, name, magics.MM)
     # In the order of AddressSpace. Fields 3 and 4 (start and end of data) and 7 (end of the heap) are not needed.
-    places = (message.required(number) for number in (12, 1, 2, 5, 6, 8, 9, 10, 11))
-    return AddressSpace(tuple(_vma(entry) for entry in message.messages(14)), message.uints(13), *places)
+    places = [message.required(number) for number in (12, 1, 2, 5, 6, 8, 9, 10, 11)]
+    places.append(message.uint(15, default=1))
+    vmas = tuple(_vma(entry) for entry in message.messages(14))
+    return AddressSpace(vmas, message.uints(13), *places)
 
 
 def _vma(message: Message) -> Vma:

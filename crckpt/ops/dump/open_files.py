@@ -1,4 +1,4 @@
-"""Record which files a live tree has open at paths that other users could replace.
+"""Record which files a live tree has open.
 
 `crckpt.ops.restore.open_files` checks that a restored tree has these open, and no others.
 """
@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.disk.path_trust import PathChangers
 from crckpt.host.disk.users import read_link_target
 from crckpt.host.proc.maps import find_mapped_files
 
@@ -25,12 +24,10 @@ class OpenFiles(Struct, frozen=True):
 
 def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles:
     """Record the files, for the details of the checkpoint."""
-    look = PathChangers()
     known: dict[str, set[tuple[int, int, int]]] = {}
     owners: dict[str, set[int]] = {}
-    # Record only paths that others than root can change: only root can replace a file in /etc or /usr.
     for descriptor in descriptors:
-        if descriptor.identity != (0, 0) and look(descriptor.target):
+        if descriptor.identity != (0, 0) and descriptor.target.startswith("/"):
             writes = int(descriptor.flags & os.O_ACCMODE != os.O_RDONLY)
             known.setdefault(descriptor.target, set()).add((*descriptor.identity, writes))
             found = read_link_target(f"/proc/{descriptor.pid}/fd/{descriptor.fd}")
@@ -42,9 +39,8 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles
         reached = [found for link in links if (found := read_link_target(link))]
         # Another process may have got its PID: its files are not the tree's.
         for found in reached if proc.is_current(process) else ():
-            if look(found.path):
-                known.setdefault(found.path, set()).add((found.device, found.inode, 0))
-                owners.setdefault(found.path, set()).add(found.owner)
+            known.setdefault(found.path, set()).add((found.device, found.inode, 0))
+            owners.setdefault(found.path, set()).add(found.owner)
     return OpenFiles(
         {path: sorted(found) for path, found in known.items()}, {path: sorted(found) for path, found in owners.items()}
     )

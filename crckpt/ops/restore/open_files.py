@@ -4,14 +4,19 @@ CRIU opens the files of a tree by their paths, with root's rights. A user who ca
 file there at any moment, or a file of their own. Each must be the file that the tree had, or one that the program and
 every user who can change the path could open too. It must belong to the owner that it had, to root, to the program's
 user, or to a user who has a directory of the path: another user could choose what the program reads, or executes.
+Where only root can change the path, root may have taken the file away from the program: so it must be one of the same
+owner, or one that the program may open.
+
+Of the kernel's own file systems a program keeps only what gives it no right (`crckpt.preflight.restore.kernel_files`).
 """
 
 from __future__ import annotations
 
 import os
-import re
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
@@ -19,6 +24,7 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
 from crckpt.host import proc
+from crckpt.host.disk.file_system import read_magic
 from crckpt.host.disk.path_trust import Changers, PathChangers
 from crckpt.host.disk.users import (
     LinkTarget,
@@ -36,17 +42,17 @@ from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.preflight.restore.files import find_needed_path
+from crckpt.preflight.restore.kernel_files import KernelFile, is_root, may_keep, may_trace_of
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
 _MAP_SHARED: Final = 0x01  # sys/mman.h
-_PROCESS: Final = re.compile(r"/proc/(\d+)/")
 
 
 class RecordedFiles(Struct, frozen=True):
     """The files that a tree had open at the dump, by path: file system, inode, and whether for writing.
 
-    It has the paths that users other than root can change. `owners`: the owners that each file had; older checkpoints
-    have none. `by_inode`: compare inodes alone, because the restored tree has other file systems.
+    Older checkpoints have only the paths that users other than root can change, or no `owners`, the owners that each
+    file had. `by_inode`: compare inodes alone, because the restored tree has other file systems.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
@@ -74,9 +80,8 @@ def check_open_files(
     The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed if it finds any, unless
     `allow_weaker`.
     """
-    # In the tree's own mounts the recorded paths lead elsewhere; in a PID namespace that CRIU makes, we do not know the
-    # tree's PIDs.
-    if tree.is_apart("mnt") or tree.is_apart("pid"):
+    # In a PID namespace that CRIU makes, we do not know the tree's PIDs.
+    if tree.is_apart("pid"):
         return ()
     root = os.open("/" if init is None else f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -102,11 +107,18 @@ class _Check:
         self._paths = PathChangers()
         self._files = {file.id: file for file in tree.regular_files}
         self._inside = {process.pid for process in tree.processes}
+        self._rights = {each.pid: each.core.rights for each in tree.processes if each.core.rights is not None}
+        self._deaf = {each.pid for each in tree.processes if each.memory and each.memory.dumpable != 1}
+        self._ours = sum(1 << number for number in proc.effective_capabilities())
 
     def findings(self, init: int | None) -> Iterator[Finding]:
         pids = proc.outer_pids(self._inside, init)
         for process in self._tree.processes:
             if process.state != ZOMBIE and process.pid in pids:
+                yield from self._find_kernel_files(process, pids[process.pid])
+                if self._tree.is_apart("mnt"):
+                    # In its own mounts the recorded paths lead elsewhere.
+                    continue
                 # A process may have the same file open many times.
                 done: set[tuple[int, int]] = set()
                 for used in self._files_in_use(process, pids[process.pid]):
@@ -127,8 +139,8 @@ class _Check:
 
     def _find_mapped_files(self, process: ImageProcess, pid: int) -> Iterator[_FileInUse]:
         wanted = [vma for vma in process.memory.vmas if vma.file_id in self._files] if process.memory else []
-        # Usually nobody can change a path of a mapped file: then its maps need not be read.
-        if not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
+        # Usually a program of root has only files whose paths nobody else can change: then its maps need not be read.
+        if not _user_of(process) and not any(self._changers(self._files[vma.file_id or 0]) for vma in wanted):
             return
         maps = read_maps(pid)
         starts = [each.start for each in maps]
@@ -143,9 +155,7 @@ class _Check:
         return self._paths(path) if path else Changers()
 
     def _finding(self, process: ImageProcess, used: _FileInUse) -> Iterator[Finding]:
-        owner = process.core.credentials
-        # A program of root may open any file.
-        theirs = (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
+        owner, theirs = process.core.credentials, _user_of(process)
         found = read_link_target(used.link)
         if who := self._changers(used.file):
             # First: the file system may give a new file the inode of the one that was there.
@@ -154,13 +164,29 @@ class _Check:
             elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
                 yield from self._refusals(process, used, (*theirs, *others) or users_of(who))
-        elif theirs and self._is_of_another(used) and (found is None or found.owner != theirs[0].uid):
-            yield _exchange_finding(process, used, theirs[0])
+        elif theirs and self._is_taken_away(found, used):
+            yield from self._refusals(process, used, theirs)
 
-    def _is_of_another(self, used: _FileInUse) -> bool:
-        """Return whether the path is in /proc of a process outside the tree: that process decides who may open it."""
-        of_process = _PROCESS.match(used.file.path)
-        return of_process is not None and int(of_process[1]) not in self._inside
+    def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse) -> bool:
+        """Return whether a file has another owner than the one that the tree had at this path of root's."""
+        # The file system may give a new file the inode of the one that was there. CRIU compares the modes.
+        owners = self._known.owners.get(find_needed_path(used.file))
+        return owners is not None and (found is None or found.owner not in owners)
+
+    def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
+        """Find files of /proc, /sys and their like that only root may have open."""
+        mine = process.core.rights
+        if mine is None or is_root(mine, self._ours):
+            return
+        may_look_into = may_trace_of(process.pid, self._rights, self._deaf)
+        for opened in process.descriptors:
+            file = opened.file
+            if isinstance(file, RegularFile):
+                link = Path(f"/proc/{pid}/fd/{opened.fd}")
+                with suppress(OSError):
+                    found = KernelFile(read_magic(f"{link}"), f"{link.readlink()}", file.flags, link.stat().st_mode)
+                    if not may_keep(found, may_look_into):
+                        yield cause("kernel-file").finding(pid=process.pid, comm=process.comm, path=found.path)
 
     def _is_right(self, found: LinkTarget, used: _FileInUse, uid: int | None) -> bool:
         """Return whether it is the file that the tree had, or one of `uid`: only that user can put it there, as in
@@ -183,6 +209,12 @@ class _Check:
             who = users[0]
         if who is not None:
             yield _exchange_finding(process, used, who)
+
+
+def _user_of(process: ImageProcess) -> tuple[User, ...]:
+    """The user of the process; none for root, who may open any file."""
+    owner = process.core.credentials
+    return (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
 
 
 def _make_planted_finding(process: ImageProcess, used: _FileInUse, found: LinkTarget) -> Finding:

@@ -1,0 +1,127 @@
+"""Which files of the kernel's own file systems (/proc, /sys, control groups) a restored program may keep open.
+
+CRIU opens them again, as root with all capabilities, and for many of them the kernel remembers who has opened them: it
+judges what is read or written later by the rights of that user (`file->f_cred`), or it bound the file at its opening to
+the memory that a process had then. A program that is not root would have gained rights. So it keeps only what is listed
+here, where the kernel looks at nothing but the reader, or at what the program may open itself.
+
+Sources: Linux 6.18, fs/proc/base.c, fs/proc/array.c, fs/seq_file.c, kernel/cgroup/cgroup.c, kernel/kallsyms.c,
+drivers/pci/pci-sysfs.c.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.images.creds import CAPABILITIES, Rights
+
+PROC: Final = 0x9FA0
+CONTROL_GROUPS: Final = frozenset({0x27E0EB, 0x63677270})
+SYSFS: Final = 0x62656572
+OTHERS: Final = frozenset(
+    {
+        0x64626720,  # debugfs
+        0x74726163,  # tracefs
+        0x73636673,  # securityfs
+        0xCAFE4A11,  # bpf
+        0x62656570,  # configfs
+        0x6165676C,  # pstore
+        0xDE5E81E4,  # efivarfs
+        0xF97CFF8C,  # selinuxfs
+        0x43415D53,  # smackfs
+        0x42494E4D,  # binfmt_misc
+        0x5A3C69F0,  # apparmorfs
+        0x7655821,  # resctrl
+    }
+)
+"""Magic numbers of file systems (linux/magic.h) of which a program that is not root keeps nothing."""
+KERNEL_FILE_SYSTEMS: Final = frozenset({PROC, SYSFS, *CONTROL_GROUPS, *OTHERS})
+"""Magic numbers (statfs(2)) of all of these."""
+
+_PERMITTED, _EFFECTIVE = (list(CAPABILITIES).index(name) for name in ("CapPrm", "CapEff"))
+_PROCESS: Final = re.compile(r"/proc/(\d+)(?:/task/\d+)?(/.*|)")
+
+# What every user may read of every process, with the eyes of the reader.
+_OF_ANY_PROCESS: Final = re.compile(
+    r"(?:|/(?:cgroup|cmdline|comm|limits|mountinfo|mounts|oom_score|stat|statm|status|task))"
+)
+# What a process may read of itself, and of those that it could trace.
+_OF_OWN_PROCESS: Final = re.compile(
+    r"/(?:attr|attr/current|autogroup|auxv|coredump_filter|environ|fd|fdinfo|io|maps|mem|mountstats|net(?:/[a-z0-9_]+)?"
+    r"|ns|numa_maps|oom_adj|oom_score_adj|sched|schedstat|smaps|smaps_rollup|syscall|timerslack_ns|wchan)"
+)
+_WRITTEN_OF_OWN_PROCESS: Final = re.compile(r"/(?:comm|coredump_filter|mem|oom_score_adj|timerslack_ns)")
+# Of the whole system.
+_OF_SYSTEM: Final = re.compile(
+    r"/proc(?:|/(?:buddyinfo|cmdline|cpuinfo|crypto|devices|diskstats|filesystems|interrupts|loadavg|meminfo|partitions"
+    r"|softirqs|stat|swaps|uptime|version|vmstat|zoneinfo|pressure(?:/[a-z]+)?|sys(?:/.*)?))"
+)
+_OF_SYSFS: Final = re.compile(
+    r"/sys(?:|/devices/system/(?:cpu|memory|node)(?:/.*)?|/kernel/mm(?:/.*)?|/devices/.*/net/[^/]+/statistics/[a-z_]+"
+    r"|/devices/virtual/thermal/.*|/fs/cgroup)"
+)
+
+
+class KernelFile(Struct, frozen=True):
+    """An open file of such a file system: `magic` of it, path, `flags` of open(2), and `mode` (st_mode)."""
+
+    magic: int
+    path: str
+    flags: int
+    mode: int
+
+
+def may_keep(file: KernelFile, may_look_into: Callable[[int], bool]) -> bool:
+    """Return whether a process that is not root may keep it open. `may_look_into`: the PIDs that it may trace."""
+    # With O_PATH nothing can be done but to open it again, as oneself.
+    if file.magic not in KERNEL_FILE_SYSTEMS or file.flags & os.O_PATH:
+        return True
+    reads = file.flags & os.O_ACCMODE == os.O_RDONLY
+    if file.magic == PROC:
+        return _may_keep_proc(file, may_look_into, reads=reads)
+    if file.magic in OTHERS or not reads or not file.mode & stat.S_IROTH:
+        return False
+    return file.magic in CONTROL_GROUPS or _OF_SYSFS.fullmatch(file.path) is not None
+
+
+def may_trace_of(pid: int, rights: Mapping[int, Rights], undumpable: Collection[int]) -> Callable[[int], bool]:
+    """Return a function that tells whether process `pid` may trace another of its tree, by PID."""
+    mine = rights[pid]
+
+    def may_trace_it(other: int) -> bool:
+        if other == pid:
+            return True
+        return other in rights and other not in undumpable and may_trace(mine, rights[other])
+
+    return may_trace_it
+
+
+def is_root(rights: Rights, everything: int) -> bool:
+    """Return whether these are all rights that we have ourselves."""
+    return rights.uids[1] == 0 and not everything & ~rights.capabilities[_EFFECTIVE]
+
+
+def may_trace(mine: Rights, theirs: Rights) -> bool:
+    """Return whether a process with the first rights may look into one with the others: ptrace(2), access modes."""
+    return (
+        {*theirs.uids[:3]} == {mine.uids[3]}
+        and {*theirs.gids[:3]} == {mine.gids[3]}
+        and not theirs.capabilities[_PERMITTED] & ~mine.capabilities[_EFFECTIVE]
+    )
+
+
+def _may_keep_proc(file: KernelFile, may_look_into: Callable[[int], bool], *, reads: bool) -> bool:
+    of_process = _PROCESS.fullmatch(file.path)
+    if of_process is None:
+        return reads and bool(file.mode & stat.S_IROTH) and _OF_SYSTEM.fullmatch(file.path) is not None
+    whose, what = int(of_process[1]), of_process[2]
+    if reads and _OF_ANY_PROCESS.fullmatch(what):
+        return True
+    listed = _OF_OWN_PROCESS if reads else _WRITTEN_OF_OWN_PROCESS
+    return listed.fullmatch(what) is not None and may_look_into(whose)

@@ -1,0 +1,140 @@
+"""A restored program of a user gains nothing by files that CRIU has opened again as root."""
+
+from __future__ import annotations
+
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from stopped import JOB, stopped
+from trees import NOBODY, PYTHON, Case, Tree
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+FAILED: Final = 23
+AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+COUNTS: Final = """
+import os, sys
+path, flags = sys.argv[2:]
+os.dup2(os.open(path, int(flags)), 60)
+sys.argv[2:] = []
+from counter import main
+main()
+"""
+CHILD: Final = """
+import os, sys, time
+stdin, keep = os.pipe()
+go, tell = os.pipe()
+if not (child := os.fork()):
+    os.close(tell)
+    os.read(go, 1)
+    os.dup2(stdin, 0)
+    os.closerange(3, 256)
+    os.execv(sys.argv[2], sys.argv[2:])
+os.dup2(os.open("/proc/%d/mem" % child, os.O_RDWR), 60)
+os.write(tell, b"x")
+while b"cat" not in open("/proc/%d/cmdline" % child, "rb").read():
+    time.sleep(0.01)
+sys.argv[2:] = []
+from counter import main
+main()
+"""
+DAC_OVERRIDE: Final = struct.pack("<5I", 0x02000001, 1 << 1, 0, 0, 0)
+"""The value of security.capability (linux/capability.h): permitted and effective."""
+
+
+def as_nobody(code: str, *words: str) -> Case:
+    """A program of nobody's that runs this code."""
+    program = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", code, "{workdir}")
+    return Case("kernel-file", (*AS_NOBODY, *program, *words), user=NOBODY)
+
+
+def refused(crckpt: Crckpt, tree: Tree, path: str) -> None:
+    """Check that the restore is refused, and how it is said."""
+    said = crckpt.run("restore", JOB, "--detach", status=FAILED).err
+    assert f"process {tree.pid} (python3) would have {path} open as root has it" in said
+    assert not Path(f"/proc/{tree.pid}").exists()
+    assert path in crckpt.run("rehearse", JOB, status=25).err
+
+
+@contextmanager
+def own_group() -> Iterator[Path]:
+    """A control group that belongs to nobody, as a unit with Delegate= and User= has one."""
+    mounts = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    root = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
+    if root is None:
+        pytest.skip("there are no control groups of version 2")
+    group = Path(tempfile.mkdtemp(prefix="crckpt-test-", dir=root))
+    try:
+        for path in (group, group / "cgroup.procs"):
+            os.chown(path, NOBODY, NOBODY)
+        yield group
+    finally:
+        group.rmdir()
+
+
+def test_a_control_group_is_not_opened_for_a_user_to_move_others_into(crckpt: Crckpt) -> None:
+    with own_group() as group:
+        procs = str(group / "cgroup.procs")
+        with stopped(crckpt, as_nobody(COUNTS, procs, f"{os.O_WRONLY}"), "--force") as tree:
+            refused(crckpt, tree, procs)
+
+
+def test_the_memory_of_a_child_that_has_gained_rights_is_not_opened(crckpt: Crckpt) -> None:
+    """The kernel had bound the descriptor to what the child was before it executed that program."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        cat = Path(place, "cat")
+        cat.write_bytes(Path("/bin/cat").read_bytes())
+        cat.chmod(0o755)
+        os.setxattr(cat, "security.capability", DAC_OVERRIDE)
+        with stopped(crckpt, as_nobody(CHILD, str(cat)), "--force") as tree:
+            said = crckpt.run("restore", JOB, "--detach", status=FAILED).err
+            assert f"process {tree.pid} (python3) would have /proc/" in said
+            assert "/mem open as root has it" in said
+
+
+@pytest.mark.parametrize("path", ["/proc/self/maps", "/proc/meminfo", "/sys/devices/system/cpu/online"])
+def test_what_gives_no_right_stays_open(crckpt: Crckpt, path: str) -> None:
+    with stopped(crckpt, as_nobody(COUNTS, path, f"{os.O_RDONLY}"), "--force") as tree:
+        before = tree.counters()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert Path(f"/proc/{tree.pid}/fd/60").readlink().name == Path(path).name
+
+
+def test_root_keeps_what_it_had(crckpt: Crckpt) -> None:
+    words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", COUNTS, "{workdir}", "/proc/self/pagemap", "0")
+    with stopped(crckpt, Case("kernel-file", words), "--force") as tree:
+        before = tree.counters()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_a_file_that_root_has_taken_away_is_not_given_back(crckpt: Crckpt) -> None:
+    """A new key, which belongs to root, has the place of the old one, which belonged to the program's user."""
+    with tempfile.TemporaryDirectory() as place:
+        Path(place).chmod(0o755)
+        key = Path(place, "key")
+
+        def write(owner: int) -> None:
+            key.unlink(missing_ok=True)
+            key.write_text("0123456789")
+            key.chmod(0o400)
+            os.chown(key, owner, owner)
+            os.utime(key, (0, 0))
+
+        write(NOBODY)
+        with stopped(crckpt, as_nobody(COUNTS, str(key), f"{os.O_RDONLY}")) as tree:
+            write(0)
+            assert f"somebody may have replaced {key}" in crckpt.run("restore", JOB, "--detach", status=FAILED).err
+            write(NOBODY)
+            before = tree.counters()
+            crckpt.run("restore", JOB, "--detach")
+            tree.wait_growth(before)
