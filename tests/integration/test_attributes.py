@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 from command import PROGRAM, Crckpt
+from control_groups import make_group
 from stopped import JOB, orphans_adopted, program, restored_by, stopped
 from trees import NOBODY, Case, Tree, started, wait_for
 
@@ -229,17 +230,12 @@ def test_a_program_of_our_user_is_in_our_session(crckpt: Crckpt) -> None:
 
 
 @contextmanager
-def _group(controller: str, name: str, **limits: str) -> Iterator[Path]:
+def _group(controller: str, **limits: str) -> Iterator[Path]:
     """A control group of version 1 with these limits; whoever is in it when the block ends is moved out."""
-    top = Path("/sys/fs/cgroup", controller)
-    group = top / f"crckpt-test-{os.getpid()}-{name}"
+    group = make_group(Path("/sys/fs/cgroup", controller))
     try:
-        group.mkdir()
         for file, value in limits.items():
             (group / file.replace("__", ".")).write_text(value)
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
-    try:
         yield group
     finally:
         _remove(group)
@@ -274,7 +270,7 @@ def _is_in(pid: int, group: Path) -> bool:
 
 
 def test_a_tree_is_again_in_the_group_that_limits_it(crckpt: Crckpt) -> None:
-    with _group("pids", "limited", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
+    with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(before)
@@ -284,7 +280,7 @@ def test_a_tree_is_again_in_the_group_that_limits_it(crckpt: Crckpt) -> None:
 
 def test_a_limit_that_is_gone_is_said(crckpt: Crckpt) -> None:
     """The tree runs without it: no service is to be refused for a limit of tasks."""
-    with _group("pids", "gone", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
+    with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
@@ -295,7 +291,7 @@ def test_a_limit_that_is_gone_is_said(crckpt: Crckpt) -> None:
 
 
 def test_rules_on_devices_that_are_gone_are_refused(crckpt: Crckpt) -> None:
-    with _group("devices", "rules", devices__deny="a *:* rwm") as group, _stopped_in(crckpt, group) as tree:
+    with _group("devices", devices__deny="a *:* rwm") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
@@ -306,7 +302,7 @@ def test_rules_on_devices_that_are_gone_are_refused(crckpt: Crckpt) -> None:
 
 
 def test_a_group_that_restricts_nothing_is_not_missed(crckpt: Crckpt) -> None:
-    with _group("pids", "free") as group, _stopped_in(crckpt, group) as tree:
+    with _group("pids") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(before)

@@ -12,6 +12,7 @@ from typing import Final
 
 import pytest
 from command import Crckpt
+from control_groups import make_group
 from stopped import JOB, stopped
 from trees import NOBODY, PYTHON, Case, Tree
 
@@ -70,7 +71,7 @@ def own_group() -> Iterator[Path]:
     root = next((Path(fields[1]) for fields in mounts if fields[2] == "cgroup2"), None)
     if root is None:
         pytest.skip("there are no control groups of version 2")
-    group = Path(tempfile.mkdtemp(prefix="crckpt-test-", dir=root))
+    group = make_group(root)
     try:
         for path in (group, group / "cgroup.procs"):
             os.chown(path, NOBODY, NOBODY)

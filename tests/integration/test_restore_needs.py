@@ -15,6 +15,7 @@ from typing import Final
 
 import pytest
 from command import PROGRAM, Crckpt, Said
+from control_groups import make_group
 from incremental import wrapper
 from stopped import BY_NAME, JOB, program, stopped
 from trees import open_workdir
@@ -255,11 +256,7 @@ def _in_group(crckpt: Crckpt, group: Path, *words: str) -> subprocess.CompletedP
 def _group(controller: str) -> Iterator[Path]:
     """A control group of the test's own."""
     above = GROUPS / controller if (GROUPS / controller).is_dir() else GROUPS
-    group = above / f"crckpt-test-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made: {error}")
+    group = make_group(above)
     try:
         if not any((group / f"{controller}.{name}").exists() for name in ("max", "limit_in_bytes")):
             pytest.skip(f"control groups do not limit {controller} here")

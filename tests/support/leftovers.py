@@ -124,11 +124,13 @@ def _remove(before: Found, now: Found) -> None:
 def _processes() -> Iterator[int]:
     """Processes that are neither ours nor pytest's; those that have ended do not count."""
     ours = {1, os.getpid(), *WarmStart.pids()}
-    for pid in psutil.pids():
-        if pid not in ours:
-            with suppress(psutil.NoSuchProcess):
-                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                    yield pid
+    yield from (pid for pid in psutil.pids() if pid not in ours and _is_alive(pid))
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def _command(pid: int) -> str:
@@ -149,7 +151,7 @@ def _files() -> Iterator[Path]:
             for name in names:
                 path = Path(directory, name)
                 dead = DEAD.fullmatch(str(path))
-                if path not in KEPT and not (dead and not psutil.pid_exists(int(dead[2]))):
+                if path not in KEPT and not (dead and not _is_alive(int(dead[2]))):
                     yield path
 
 

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import pytest
 from command import WITHOUT_CRIU
+from control_groups import make_group
 from entering import PROGRAMS, Told, running, wait_for
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, report, target_at, warned
 from image_sets import described, of_pages, store
@@ -181,11 +182,7 @@ def test_the_limits_of_a_control_group(target: Told, there: Path) -> None:
     directory = next((each for each in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if each.is_dir()), None)
     if directory is None or not os.access(directory, os.W_OK):
         pytest.skip("no control group can be made here")
-    group = directory / f"crckpt-gate-{os.getpid()}"
-    try:
-        group.mkdir()
-    except OSError as error:
-        pytest.skip(f"no control group can be made here: {error}")
+    group = make_group(directory)
     try:
         if not (group / "pids.max").exists():
             pytest.skip("control groups do not limit tasks here")
