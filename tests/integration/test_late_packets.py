@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -14,7 +16,16 @@ from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.late_packets import capturing, deliver
 
 PORT = 7070
+MOST = 256
 DROP = "table inet silence {{ chain {hook} {{ type filter hook {hook} priority 0; tcp dport 7070 drop; }}; }}"
+# Segments with data from ever other ports, as fast as it can: whoever sends them needs no connection.
+FLOOD = """
+import itertools, socket, struct
+link = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_TCP)
+for port in itertools.cycle(range(1, 1 << 16)):
+    segment = struct.pack("!HHIIBBHHH", port, 7070, 1, 1, 5 << 4, 0x18, 1000, 0, 0)
+    link.sendto(segment + bytes(100), ("10.77.0.1", 0))
+"""
 ADDRESSES = (f"10.77.0.1/24@{DEVICE}", f"fd77::1/64@{DEVICE}")
 
 
@@ -89,3 +100,20 @@ def test_nothing_else_is_captured(hosts: Lan, address: HostAddress) -> None:
                 client.sendall(b"request")
                 assert server.recv(100) == b"request"
                 assert len(capture.take()) == expected
+
+
+def test_who_sends_without_end_holds_nothing_up(hosts: Lan) -> None:
+    """The tree is frozen until all is read."""
+    address = parse_address(ADDRESSES[0])
+    with hosts.client.entered():
+        flood = subprocess.Popen([sys.executable, "-c", FLOOD], stdin=subprocess.DEVNULL)
+    try:
+        with hosts.source.entered(), capturing((address,)) as capture:
+            wait_for(lambda: len(capture.take()) == MOST, WITHIN_S, "the flood")
+            for _ in range(20):
+                packets = capture.take()
+                assert len(packets) == MOST
+                assert flood.poll() is None
+    finally:
+        flood.kill()
+        flood.wait()

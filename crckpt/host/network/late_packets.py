@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +25,12 @@ from crckpt.host.network.announce import make_checksum
 _MOST_PACKETS: Final = 256
 _MOST_BYTES: Final = 256 << 10
 _LONGEST: Final = 40 + 0xFFFF
+# What waits is read, and no more: anybody may send faster than we read, and the tree is frozen meanwhile.
+_MOST_READ: Final = 8192
+_READ_WITHIN_S: Final = 0.1
+# Of so many connections, those that were heard of last: anybody may send from any address.
+_MOST_CONNECTIONS: Final = 256
+_MOST_KEPT_BYTES: Final = 4 << 20
 # Of each connection, the last: a peer that waits sends again the first one that was not acknowledged.
 _MOST_OF_CONNECTION: Final = 8
 
@@ -62,14 +69,19 @@ class Capture:
 
     def __init__(self, links: Sequence[socket.socket]) -> None:
         self._links = links
+        # The connection that was heard of last comes last.
         self._packets: dict[tuple[bytes, bytes, bytes], deque[bytes]] = {}
+        self._bytes = 0
 
     def take(self) -> tuple[bytes, ...]:
         """Return the last packets with data of each connection, in order: at most 256, and 256 KiB."""
         for link in self._links:
+            end = time.monotonic() + _READ_WITHIN_S
             with suppress(OSError):
-                while True:
+                for _ in range(_MOST_READ):
                     self._keep(link.recv(_LONGEST))
+                    if time.monotonic() > end:
+                        break
         found = [content for packets in self._packets.values() for content in packets][:_MOST_PACKETS]
         fits = accumulate(map(len, found))
         return tuple(content for content, size in zip(found, fits, strict=True) if size <= _MOST_BYTES)
@@ -77,8 +89,14 @@ class Capture:
     def _keep(self, content: bytes) -> None:
         packet = parse_packet(content)
         if packet is not None and packet.has_data:
-            packets = self._packets.setdefault(packet.connection, deque(maxlen=_MOST_OF_CONNECTION))
+            packets = self._packets.pop(packet.connection, deque[bytes]())
+            self._packets[packet.connection] = packets
             packets.append(packet.content)
+            self._bytes += len(packet.content)
+            if len(packets) > _MOST_OF_CONNECTION:
+                self._bytes -= len(packets.popleft())
+            while len(self._packets) > _MOST_CONNECTIONS or self._bytes > _MOST_KEPT_BYTES:
+                self._bytes -= sum(map(len, self._packets.pop(next(iter(self._packets)))))
 
 
 @contextmanager
