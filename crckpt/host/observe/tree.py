@@ -265,9 +265,8 @@ def _find_weak_sockets(
 def _find_shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
     """Find shared locks: a POSIX lock belongs to a process, all others to an open file, which may be shared."""
     inside = frozenset(tree.pids)
-    for found in descriptors:
-        if _LOCKED.search(found.info):
-            yield from (SharedLock(found.pid, found.fd, found.target, other) for other in find_sharers(found, inside))
+    locked = [found for found in descriptors if _LOCKED.search(found.info)]
+    return (SharedLock(found.pid, found.fd, found.target, other) for found, other in find_sharers(locked, inside))
 
 
 def _is_waiting(pid: int) -> bool:

@@ -8,19 +8,22 @@ import itertools
 import os
 import re
 import struct
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from crckpt.host.proc import Descriptor, procfs
 from crckpt.host.proc.fd import read_targets
+from crckpt.host.proc.status import read_status
 from crckpt.host.syscalls.libc import syscall
 
 # linux/kcmp.h
 _KCMP_FILE: Final = 0
 _KCMP_VM: Final = 1
 _KCMP_EPOLL_TFD: Final = 7  # since Linux 4.13
+_LOOKS_FOR_S: Final = 1.0
 # A line of an epoll's fdinfo: the number under which a file was added, which it may no longer have, and its inode.
 _TARGET: Final = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:([\da-f]+))?", re.MULTILINE)
 
@@ -63,21 +66,39 @@ def find_escaped_epolls(descriptors: tuple[Descriptor, ...]) -> tuple[Descriptor
     )
 
 
-def find_sharers(held: Descriptor, inside: frozenset[int]) -> tuple[int, ...]:
-    """Find other processes than those `inside` that have the same open file (inherited or received)."""
-    found = []
-    for pid in procfs.pids():
-        # The same open file has the same target everywhere, so kcmp is needed for few descriptors.
-        if pid not in inside and any(
-            _is_same(held.pid, pid, _KCMP_FILE, held.fd, fd) for fd in _find_descriptors(pid, held.target)
-        ):
-            found.append(pid)
-    return tuple(found)
+def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator[tuple[Descriptor, int]]:
+    """Find other processes than those `inside` that have one of these open files (inherited or received).
+
+    Looks at all processes once, and first at those of the users of `held` and of root. Anybody may have as many
+    descriptors as they like: others are looked at for a second only.
+    """
+    by_target: dict[str, list[Descriptor]] = {}
+    for each in held:
+        by_target.setdefault(each.target, []).append(each)
+    if not by_target:
+        return
+    near = {0, *(user for pid in {each.pid for each in held} if (user := _user_of(pid)) is not None)}
+    others = sorted((_user_of(pid) not in near, pid) for pid in procfs.pids() if pid not in inside)
+    end = time.monotonic() + _LOOKS_FOR_S
+    for is_far, pid in others:
+        found: set[tuple[int, int]] = set()
+        with suppress(OSError):  # the process ends at the same time
+            for fd, target in read_targets(pid):
+                if is_far and time.monotonic() > end:
+                    return
+                # The same open file has the same target everywhere, so kcmp is needed for few descriptors.
+                for each in by_target.get(target, ()):
+                    one = each.pid, each.fd
+                    if one not in found and _is_same(each.pid, pid, _KCMP_FILE, each.fd, fd):
+                        found.add(one)
+                        yield each, pid
 
 
-def _find_descriptors(pid: int, target: str) -> Iterator[int]:
-    with suppress(OSError):  # the process ends at the same time
-        yield from (fd for fd, found in read_targets(pid) if found == target)
+def _user_of(pid: int) -> int | None:
+    # Not the owner of /proc/PID: a process can make that root (PR_SET_DUMPABLE).
+    with suppress(OSError):
+        return int(read_status(pid)["Uid"].split()[0])
+    return None
 
 
 def _find_watched(epoll: Descriptor) -> Iterator[_Watched]:

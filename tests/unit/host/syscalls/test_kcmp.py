@@ -69,10 +69,10 @@ def test_an_inherited_descriptor_is_the_same_open_file(pipe: tuple[int, int]) ->
 def test_who_else_has_an_open_file(pipe: tuple[int, int]) -> None:
     reading, _ = pipe
     (held,) = (found for found in proc.descriptors(os.getpid()) if found.fd == reading)
-    assert find_sharers(held, frozenset({os.getpid()})) == ()
+    assert list(find_sharers([held], frozenset({os.getpid()}))) == []
     with program(WAITS, reading) as process:
-        assert find_sharers(held, frozenset({os.getpid()})) == (process.pid,)
-        assert find_sharers(held, frozenset({os.getpid(), process.pid})) == ()
+        assert list(find_sharers([held], frozenset({os.getpid()}))) == [(held, process.pid)]
+        assert list(find_sharers([held], frozenset({os.getpid(), process.pid}))) == []
 
 
 def test_an_epoll_that_watches_a_file_that_is_closed() -> None:
