@@ -54,9 +54,9 @@ def identity(path: Path, writes: int) -> tuple[int, int, int]:
 
 def test_open_files_by_path(root: proc.Process, place: Path) -> None:
     files = recorded(root)
-    # The directory itself lies in one of root's.
+    # The directory is the program's working directory.
     names = {Path(path).name for path in files if path.startswith(str(place))}
-    assert names == {"read", "written", "new", "mapped"}
+    assert names == {"users", "read", "written", "new", "mapped"}
     assert files["/etc/passwd"] == [identity(Path("/etc/passwd"), 0)]
     assert files[f"{place}/read"] == [identity(place / "read", 0)]
     assert files[f"{place}/written"] == [identity(place / "written", 0), identity(place / "written", 1)]
