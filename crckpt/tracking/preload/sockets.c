@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "links.h"
+#include "peers.h"
 #include "trusted.h"
 
 #include <errno.h>
@@ -53,6 +54,8 @@ VISIBLE int bind(int socket, const struct sockaddr *address, socklen_t length)
 {
     char path[sizeof(struct sockaddr_un)];
     struct place place;
+    if (is_name_of_criu(address, length, OF_DESCRIPTORS))
+        ask_who_sends(socket);
     if (!has_path(address, length, path))
         return syscall(SYS_bind, socket, address, length);
     if (!find_place(AT_FDCWD, path, 0, &place))
