@@ -6,12 +6,13 @@ import signal
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import psutil
 import pytest
 from command import Crckpt
 from stopped import BY_NAME, JOB, program
-from trees import NOBODY, started, wait_for
+from trees import NOBODY, PYTHON, Case, started, wait_for
 
 from crckpt.criu.hold import PROGRAM
 from crckpt.host.attributes.credentials import read_thread_rights
@@ -39,6 +40,40 @@ def test_no_checkpoint_gives_a_program_more_than_it_had(crckpt: Crckpt) -> None:
         assert f"task {tree.pid} told CRIU that it has the rights of user 65534, which it does not have" in said
         tree.wait_growth(tree.counters())
         assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
+
+
+OWNS: Final = """
+import fcntl, os, signal
+end, _ = os.pipe()
+os.dup2(end, 50)
+fcntl.fcntl(50, fcntl.F_SETOWN, os.getpid())
+import sys
+sys.argv[2:] = []
+from counter import main
+main()
+"""
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_no_descriptor_sends_signals_with_the_rights_of_another_user(crckpt: Crckpt) -> None:
+    """CRIU sets who gets them, and by whose rights, as each process reports it. A program's own comes back."""
+    words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", OWNS, "{workdir}")
+    with started(Case("owner", words)) as tree:
+        first = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB)
+        command = crckpt.start("dump", str(tree.pid), JOB, CRCKPT_STOP_AT="hold.commit:2")
+        wait_for(lambda: _is_stopped(command.pid), 20, "the tree to be dumped")
+        (image,) = crckpt.store.glob("tmp/*/images/files.img")
+        image.write_bytes(_owned_by_nobody(image.read_bytes()))
+        command.send_signal(signal.SIGCONT)
+        _, said = command.communicate(timeout=60)
+        assert command.returncode == 21, said
+        assert f"send signals to process {tree.pid} with the rights of user 65534" in said
+        tree.wait_growth(tree.counters())
+        tree.end()
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(first)
 
 
 @pytest.mark.parametrize("name", ["nobody", "threads", "family"])
@@ -76,6 +111,18 @@ def _of_nobody(data: bytes) -> bytes:
 
     image = read_image(data, "core.img", magics.CORE)
     records = tuple(Record(_changed(record.payload, THREAD, thread), record.extra) for record in image.records)
+    return write_image(Image(image.magic, records))
+
+
+def _owned_by_nobody(data: bytes) -> bytes:
+    def owner(message: bytes) -> bytes:
+        return encode((number, kind, NOBODY if number < 3 else value) for number, kind, value in fields(message))
+
+    def pipe(message: bytes) -> bytes:
+        return _changed(message, 4, owner)
+
+    image = read_image(data, "files.img", magics.FILES)
+    records = tuple(Record(_changed(record.payload, 18, pipe), record.extra) for record in image.records)
     return write_image(Image(image.magic, records))
 
 

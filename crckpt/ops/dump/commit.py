@@ -8,7 +8,10 @@ from pathlib import Path
 
 from crckpt.errors import DumpFailed
 from crckpt.images.creds import Rights, excess_rights, read_rights
+from crckpt.images.fdinfo import read_descriptors
+from crckpt.images.ids import read_ids
 from crckpt.images.inventory import read_inventory
+from crckpt.images.signal_owners import read_signal_owners
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import Workspace
 from crckpt.store import BeforeWrite, Checkpoint, NewCheckpoint, Preparation, ingest
@@ -46,6 +49,7 @@ def commit_checkpoint(
     read_inventory((images / "inventory.img").read_bytes())
     if rights:
         _check_rights(images, rights)
+        _check_signal_owners(images, rights)
     if target.parent:
         target.parent.link_pages(images)
     checkpoint = ingest(
@@ -67,6 +71,26 @@ def commit_checkpoint(
     if target.request.tag is not None:
         repository.tag(checkpoint.id, target.request.tag)
     return checkpoint
+
+
+def _check_signal_owners(images: Path, rights: Mapping[int, Rights]) -> None:
+    """Raise DumpFailed if a descriptor would send signals with the rights of a user that no process having it was."""
+    # This, too, each process reports itself (F_SETOWN), and CRIU sets it as root, with the user ids that were reported.
+    holders: dict[int, set[int]] = {}
+    for image in images.glob("ids-*.img"):
+        users = set(rights[pid].uids) if (pid := int(image.stem.removeprefix("ids-"))) in rights else set()
+        table = images / f"fdinfo-{read_ids(image.read_bytes(), image.name).files}.img"
+        for descriptor in read_descriptors(table.read_bytes(), table.name) if table.exists() else ():
+            holders.setdefault(descriptor.file_id, set()).update(users)
+    files = images / "files.img"
+    for owner in read_signal_owners(files.read_bytes(), files.name) if files.exists() else ():
+        if excess := owner.uids - holders.get(owner.file_id, set()):
+            raise DumpFailed(
+                f"the dump failed: a descriptor would send signals to process {owner.pid} with the rights of user "
+                f"{min(excess)}, which no process of the tree that has it is: it came from another program, or another "
+                "process changed the memory of its process during the dump",
+                hint="let the program set the owner of its signals itself: F_SETOWN, fcntl(2)",
+            )
 
 
 def _check_rights(images: Path, rights: Mapping[int, Rights]) -> None:

@@ -1,0 +1,33 @@
+"""Who gets the signals of a descriptor."""
+
+from __future__ import annotations
+
+import pytest
+from image_trees import one
+
+from crckpt.errors import IntegrityError
+from crckpt.images import magics
+from crckpt.images.signal_owners import SignalOwner, read_signal_owners
+from crckpt.images.wire import BYTES, VARINT, encode
+
+ID, PIPE, OWNER = 7, 18, 4
+
+
+def file(*owner: tuple[int, int, int]) -> bytes:
+    """A files.img with a pipe that has this owner."""
+    entry = encode([(1, VARINT, ID), (OWNER, BYTES, encode(owner))])
+    return one(magics.FILES, (1, VARINT, 2), (2, VARINT, ID), (PIPE, BYTES, entry))
+
+
+def test_an_owner_has_users_and_a_process() -> None:
+    owner = ((1, VARINT, 1000), (2, VARINT, 0), (3, VARINT, 9), (4, VARINT, 1), (5, VARINT, 42))
+    assert list(read_signal_owners(file(*owner))) == [SignalOwner(ID, frozenset((1000, 0)), 42)]
+
+
+def test_most_descriptors_have_none() -> None:
+    assert list(read_signal_owners(file(*((number, VARINT, 0) for number in range(1, 6))))) == []
+
+
+def test_a_damaged_image_is_refused() -> None:
+    with pytest.raises(IntegrityError):
+        list(read_signal_owners(file((1, VARINT, 1000))[:-1]))
