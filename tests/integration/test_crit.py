@@ -24,6 +24,7 @@ from places import TESTS
 
 from crckpt.images import core, memfd, other_files, pipes, sockets, tty
 from crckpt.images.core import read_core
+from crckpt.images.creds import Rights
 from crckpt.images.fdinfo import Directories, ImageDescriptor, read_descriptors, read_directories
 from crckpt.images.files import OpenFile, read_files
 from crckpt.images.framing import read_image
@@ -155,10 +156,20 @@ def thread(records: list[Record]) -> tuple[object, ...]:
         blocked=tuple(number for number in range(1, 65) if mask >> number - 1 & 1),
         pending=signals(own.get("signals_p", {})),
         credentials=owner and made(core.Credentials, owner, "uid gid euid egid", groups=tuple(owner.get("groups", ()))),
+        rights=owner and rights_of(owner),
         has_seccomp_filter=own.get("seccomp_mode") in ("filter", 2),
         rseq=tuple(own.get("rseq_entry", {}).get(f"rseq_abi_{name}", 0) for name in ("pointer", "size")),
     )
     return state, *(registers(record["thread_info"]) if "thread_info" in record else ())
+
+
+def rights_of(owner: Record) -> Rights:
+    """The rights of a thread."""
+    uids, gids = (tuple(owner[f"{kind}{name}"] for kind in ("", "e", "s", "fs")) for name in ("uid", "gid"))
+    sets = (owner.get(f"cap_{name}", ()) for name in ("inh", "prm", "eff", "bnd", "amb"))
+    capabilities = tuple(sum(word << 32 * place for place, word in enumerate(words)) for words in sets)
+    groups = frozenset(owner.get("groups", ()))
+    return Rights(uids, gids, groups, capabilities, confined=bool(owner.get("no_new_privs", 0)))
 
 
 def signals(queue: Record) -> tuple[int, ...]:
@@ -192,8 +203,9 @@ def memory(records: list[Record]) -> AddressSpace:
     """Maps, vector and places of a process."""
     (record,) = records
     vmas = tuple(made(Vma, vma, "start end pgoff shmid prot flags status") for vma in record["vmas"])
-    places = {name: record[f"mm_{name}"] for name in AddressSpace.__struct_fields__[3:]}
-    return AddressSpace(vmas, tuple(record["mm_saved_auxv"]), record["exe_file_id"], **places)
+    places = {name: record[f"mm_{name}"] for name in AddressSpace.__struct_fields__[3:-1]}
+    auxv, dumpable = tuple(record["mm_saved_auxv"]), record.get("dumpable", 1)
+    return AddressSpace(vmas, auxv, record["exe_file_id"], **places, dumpable=dumpable)
 
 
 def pages(records: list[Record]) -> tuple[int, tuple[Entry, ...]]:
