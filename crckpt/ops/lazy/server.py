@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
@@ -49,6 +49,7 @@ from crckpt.ops.lazy.protocol import (
 from crckpt.ops.lazy.segments import Segment, Segments
 from crckpt.store import Repository
 from crckpt.store.format.manifest import unseal
+from crckpt.store.held_backend import HeldBackend
 from crckpt.store.late_backend import LateBackend
 from crckpt.store.read.contents import Contents
 
@@ -102,7 +103,10 @@ class _Filling:
 
     def finish(self) -> None:
         """Pass faults on until all memory is there."""
-        while self._start is not None or not all(space.has_ended for space in self._spaces):
+        while self._start is not None or self._spaces:
+            # Other threads add children meanwhile: the list stays the same.
+            for space in [each for each in self._spaces if each.has_ended]:
+                self._spaces.remove(space)
             for descriptor, _ in self._waiting.poll(_POLL_S):
                 if self._start is not None and descriptor == self._start.descriptor:
                     self._start.check()
@@ -161,15 +165,22 @@ class _Helper:
         if plan is None:
             return
         repository = Repository.open(Path(plan.store))
-        # Until the end: nobody may remove the packs.
-        with repository.shared():
+        with ExitStack() as stack:
+            stack.enter_context(repository.shared())
             attach = self._receive(Attach)
-            if attach is not None:
-                self._fill(plan, attach, self._open(plan, repository))
+            if attach is None:
+                return
+            contents = self._open(plan, repository)
+            if not plan.manifest:
+                # All packs are open: nobody needs to keep them in the store for as long as the program likes, which may
+                # go on in ever new children that lack memory, too.
+                stack.close()
+            self._fill(plan, attach, contents)
 
     def _open(self, plan: Plan, repository: Repository) -> Contents:
         if not plan.manifest or self._packs is None:
-            return Contents(repository.backend, repository.get(plan.checkpoint))
+            held = repository.get(plan.checkpoint)
+            return Contents(HeldBackend(repository.root, held), held)
         checkpoint = unseal(plan.manifest, plan.checkpoint)
         return Contents(LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch), checkpoint)
 

@@ -15,6 +15,7 @@ from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.lazy.client import Filler
+from crckpt.ops.restore.holders import HOLDERS
 from crckpt.ops.restore.images import images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
@@ -86,4 +87,4 @@ class RestoreAttempt(Struct, frozen=True):
         # closed.
         options = replace(self.checkpoint.options, tcp=self.request.tcp or self.checkpoint.options.tcp)
         words = restore_command(self.criu.path, paths, options, sibling=self.is_sibling, inherit=inherit, stream=stream)
-        return (*restore_words(self.criu.path), *words)
+        return (*restore_words(self.criu.path, paths.work / HOLDERS), *words)

@@ -33,6 +33,7 @@ from crckpt.ops.context import nsenter_words
 from crckpt.ops.failure_locations import name_place_in_images
 from crckpt.ops.failures import criu_failure
 from crckpt.ops.restore.attributes import AttributeRestore
+from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
 from crckpt.ops.restore.images import ImageStreams
 from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
@@ -171,9 +172,12 @@ def _run_criu(
         stream = isolated.directory is None
         criu = isolated.criu.path
         command = restore_command(criu, paths, options, sibling=False, inherit=tuple(ends), stream=stream)
+        holders = work / HOLDERS
+        create_holders(holders)
+        write_holders(holders, isolated.tree)
         try:
             result = run_criu(
-                (*inside, *restore_words(criu), *command),
+                (*inside, *restore_words(criu, holders), *command),
                 work / "restore.log",
                 hold=hold,
                 in_hold=in_hold,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -17,6 +18,7 @@ from crckpt.host.process.signals import interrupts_deferred
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import nsenter_words
 from crckpt.ops.restore.attempt import RestoreAttempt
+from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.work_directory import opened_work_directory
@@ -31,6 +33,7 @@ class LaunchedCriu(Struct, frozen=True):
     hold: Hold
     new: namespace.PidNamespace | None
     command: tuple[str, ...]
+    holders: Path
 
     @property
     def init(self) -> int | None:
@@ -82,6 +85,10 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
             *(nsenter_words(new.init, ("pid", "mnt")) if new else ()),
             *attempt.command(Paths(images, work, hold.script), tuple(ends), stream=not as_files),
         )
+        holders = work / HOLDERS
+        create_holders(holders)
+        if tree is not None:
+            write_holders(holders, tree)
         # Interrupted in between, crckpt would leave a CRIU that nobody ends.
         with interrupts_deferred():
             criu = CriuRun(
@@ -93,7 +100,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
                 limited=True,
                 start=run.start if outside.holder is None else outside.holder.start_in_session,
             )
-            launched = LaunchedCriu(criu, streamer, hold, new, command)
+            launched = LaunchedCriu(criu, streamer, hold, new, command, holders)
             stack.callback(launched.give_up)
             if new is None:
                 record_builder(work, criu.pid)

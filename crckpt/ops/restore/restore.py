@@ -41,6 +41,7 @@ from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
 from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
+from crckpt.ops.restore.holders import write_holders
 from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.judgement import judge_attempt, refuse_blocked
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
@@ -238,6 +239,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             early.close()
             attributes.enter_session()
             criu = stack.enter_context(launched_criu(attempt, outside, tree))
+        write_holders(criu.holders, tree)
         recorded = RecordedFiles.of_details(details)
         # Only until the tree runs: its files are its own then.
         with files_rewound(checkpoint, verdict) as kept:

@@ -70,9 +70,13 @@ def dump_words(criu: Path, *, enter: int | None = None) -> tuple[str, ...]:
     return ("env", f"{_variable(criu)}={LIBRARY}", *((f"CRCKPT_ENTER={enter}",) if enter is not None else ()))
 
 
-def restore_words(criu: Path) -> tuple[str, ...]:
-    """Return the words before the command line of this CRIU for a restore (trusted.c); none without the library."""
-    return ("env", f"{_variable(criu)}={RESTORE_LIBRARY}") if RESTORE_LIBRARY.exists() else ()
+def restore_words(criu: Path, holders: Path) -> tuple[str, ...]:
+    """Return the words before the command line of this CRIU for a restore (trusted.c); none without the library.
+
+    `holders` is the file that says whose things are made (holders.c).
+    """
+    library = RESTORE_LIBRARY
+    return ("env", f"{_variable(criu)}={library}", f"CRCKPT_HOLDERS={holders}") if library.exists() else ()
 
 
 def environment(criu: Path, tracker: str) -> Mapping[str, str]:

@@ -49,21 +49,6 @@ struct file {
     struct bytes unchanged, vdso;
 };
 
-extern char **environ;
-
-/* The value of `name`, which ends in =, in the environment; empty if it is not there. */
-static inline const char *variable(const char *name)
-{
-    for (char **one = environ; one && *one; one++)
-        if (starts_with(*one, name)) {
-            const char *value = *one;
-            while (*name++)
-                value++;
-            return value;
-        }
-    return "";
-}
-
 static inline int tracker_is(const char *name)
 {
     return is_equal(variable("CRCKPT_TRACKER="), name);

@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+extern char **environ;
+
 /* Write to stderr. */
 static inline void say(const char *text)
 {
@@ -36,4 +38,17 @@ static inline const char *last_part(const char *path)
         if (*path == '/')
             last = path + 1;
     return last;
+}
+
+/* The value of `name`, which ends in =, in the environment; empty if it is not there. */
+static inline const char *variable(const char *name)
+{
+    for (char **one = environ; one && *one; one++)
+        if (starts_with(*one, name)) {
+            const char *value = *one;
+            while (*name++)
+                value++;
+            return value;
+        }
+    return "";
 }

@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "trusted.h"
+#include "holders.h"
 #include "links.h"
 
 #include <errno.h>
@@ -197,14 +198,25 @@ static int is_of_proc(int directory)
     return !syscall(SYS_fstatfs, directory, &there) && there.f_type == PROC_SUPER_MAGIC;
 }
 
+static long open_without_symlinks(int directory, const char *path, int flags, mode_t mode)
+{
+    struct open_how how = {.flags = (unsigned)flags, .resolve = RESOLVE_NO_SYMLINKS};
+    if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY)))
+        how.mode = mode & 07777;
+    return syscall(SYS_openat2, directory, path, &how, sizeof how);
+}
+
 /* Mostly there is no symlink at all. Directories of /proc are CRIU's own, and not checked. */
 int open_trusted(int directory, const char *path, int flags, mode_t mode)
 {
-    struct open_how how = {.flags = (unsigned)flags, .resolve = RESOLVE_NO_SYMLINKS};
     struct place place;
-    if (flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY)))
-        how.mode = mode & 07777;
-    long number = syscall(SYS_openat2, directory, path, &how, sizeof how);
+    long number = -1;
+    if (!(flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) && !is_of_proc(directory) && become_holder()) {
+        number = open_without_symlinks(directory, path, flags, mode);
+        become_builder();
+    }
+    if (number < 0)
+        number = open_without_symlinks(directory, path, flags, mode);
     if (number >= 0 || (errno != ELOOP && errno != ENOSYS && errno != EINVAL))
         return number;
     if (is_of_proc(directory))

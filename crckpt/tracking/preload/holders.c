@@ -1,0 +1,167 @@
+/*
+ * A restore makes sockets, pipes and the like as root, and opens files as root; and the kernel remembers who did: it takes
+ * a socket for root's in firewall rules and in SO_REUSEPORT, charges watches to root, and judges what is done to many files
+ * of /proc and of control groups by who has opened them. So do it with user and groups of the process that had it. CRIU
+ * does it in that process, whose PID is the right one already. Where the user may not, it is done as root: the program may
+ * have got it from root, and crckpt judges in the hold whether it may keep it.
+ *
+ * CRCKPT_HOLDERS names a file of numbers: PID, user, group, the number of other groups, and these; for each process, until
+ * a zero. crckpt writes it when it has read the images, which may be after CRIU has started.
+ */
+#define _GNU_SOURCE
+#include "holders.h"
+#include "text.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define VISIBLE __attribute__((visibility("default")))
+#define MOST_GROUPS 256
+
+struct rights {
+    uid_t users[3];
+    gid_t groups[3], others[MOST_GROUPS];
+    int count, dumpable, death;
+};
+
+static const uint32_t *table, *table_end;
+static pid_t started_as;
+/* Of this process: each is looked for once. */
+static struct {
+    pid_t pid;
+    const uint32_t *found;
+} own;
+static struct rights before;
+
+__attribute__((constructor)) static void map_table(void)
+{
+    struct stat status;
+    const char *path = variable("CRCKPT_HOLDERS=");
+    int number = *path ? syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_NOFOLLOW | O_CLOEXEC, 0) : -1;
+    if (number < 0)
+        return;
+    if (!syscall(SYS_fstat, number, &status)) {
+        long place = syscall(SYS_mmap, NULL, status.st_size, PROT_READ, MAP_SHARED, number, 0l);
+        if (place != -1) {
+            table = (const uint32_t *)place;
+            table_end = table + status.st_size / sizeof *table;
+            started_as = syscall(SYS_getpid);
+        }
+    }
+    syscall(SYS_close, number);
+}
+
+/* The record of this process, or NULL. In CRIU itself there is none, whatever its PID. */
+static const uint32_t *find_holder(void)
+{
+    pid_t pid = syscall(SYS_getpid);
+    if (!table || pid == started_as)
+        return NULL;
+    if (own.pid == pid)
+        return own.found;
+    own.pid = pid;
+    own.found = NULL;
+    for (const uint32_t *one = table; one + 4 <= table_end && *one; one += 4 + one[3])
+        if (one[3] > MOST_GROUPS || one + 4 + one[3] > table_end)
+            break;
+        else if (one[0] == (uint32_t)pid)
+            own.found = one;
+    return own.found;
+}
+
+static int note_rights(void)
+{
+    uid_t *user = before.users;
+    gid_t *group = before.groups;
+    before.count = syscall(SYS_getgroups, MOST_GROUPS, before.others);
+    before.dumpable = syscall(SYS_prctl, PR_GET_DUMPABLE, 0l, 0l, 0l, 0l);
+    return before.count >= 0 && !syscall(SYS_getresuid, &user[0], &user[1], &user[2]) && user[1] == 0 && user[2] == 0 &&
+           !syscall(SYS_getresgid, &group[0], &group[1], &group[2]) &&
+           !syscall(SYS_prctl, PR_GET_PDEATHSIG, &before.death, 0l, 0l, 0l);
+}
+
+int become_holder(void)
+{
+    const uint32_t *holder = find_holder();
+    if (!holder || !holder[1] || !note_rights())
+        return 0;
+    /* The saved user stays root's: with it we come back. */
+    if (!syscall(SYS_setgroups, (long)holder[3], holder + 4) && !syscall(SYS_setresgid, (long)holder[2], (long)holder[2], -1l) &&
+        !syscall(SYS_setresuid, (long)holder[1], (long)holder[1], -1l))
+        return 1;
+    become_builder();
+    return 0;
+}
+
+void become_builder(void)
+{
+    int why = errno;
+    if (syscall(SYS_setresuid, (long)before.users[0], 0l, -1l) ||
+        syscall(SYS_setresgid, (long)before.groups[0], (long)before.groups[1], -1l) ||
+        syscall(SYS_setgroups, (long)before.count, before.others))
+        syscall(SYS_exit_group, 1l);
+    /* The kernel resets both when a process gets other rights. */
+    syscall(SYS_prctl, PR_SET_PDEATHSIG, (long)before.death, 0l, 0l, 0l);
+    syscall(SYS_prctl, PR_SET_DUMPABLE, (long)before.dumpable, 0l, 0l, 0l);
+    errno = why;
+}
+
+/* Make the call as the holder, and as root if that is not allowed. */
+#define MAKE(...)                                       \
+    if (become_holder()) {                              \
+        long made = syscall(__VA_ARGS__);               \
+        become_builder();                               \
+        if (made >= 0 || (errno != EPERM && errno != EACCES)) \
+            return made;                                \
+    }                                                   \
+    return syscall(__VA_ARGS__);
+
+VISIBLE int socket(int family, int type, int protocol)
+{
+    /* For netlink the kernel looks at both, who has made it and who uses it. CRIU uses it itself. */
+    if (family == AF_NETLINK)
+        return syscall(SYS_socket, family, type, protocol);
+    MAKE(SYS_socket, family, type, protocol)
+}
+
+VISIBLE int socketpair(int family, int type, int protocol, int ends[2])
+{
+    MAKE(SYS_socketpair, family, type, protocol, ends)
+}
+
+VISIBLE int pipe(int ends[2])
+{
+    MAKE(SYS_pipe2, ends, 0l)
+}
+
+VISIBLE int epoll_create(int size)
+{
+    if (size <= 0) {
+        errno = EINVAL;
+        return -1;
+    }
+    MAKE(SYS_epoll_create1, 0l)
+}
+
+VISIBLE int inotify_init1(int flags)
+{
+    MAKE(SYS_inotify_init1, flags)
+}
+
+VISIBLE int inotify_init(void)
+{
+    MAKE(SYS_inotify_init1, 0l)
+}
+
+VISIBLE int fanotify_init(unsigned flags, unsigned event_flags)
+{
+    MAKE(SYS_fanotify_init, flags, event_flags)
+}
