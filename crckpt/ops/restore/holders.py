@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from pathlib import Path
 from typing import Final
@@ -18,8 +19,11 @@ _MOST_GROUPS: Final = 256
 
 def create_holders(path: Path) -> None:
     """Create the file, which says nothing yet."""
-    with path.open("xb") as file:
-        file.truncate(_SIZE)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(descriptor, _SIZE)
+    finally:
+        os.close(descriptor)
 
 
 def write_holders(path: Path, tree: ImageTree) -> None:
