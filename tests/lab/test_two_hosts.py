@@ -225,8 +225,8 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
         assert processes > {(pid, read_start(pid)) for pid in pids}
     finally:
         lab.down()
-    # The kernel gives numbers of namespaces again: those of others that are made meanwhile must not count. A process that
-    # was killed may take a moment to end.
+    # The kernel gives numbers of namespaces again: those of others that are made meanwhile must not count. A process
+    # that was killed may take a moment to end.
     wait_for(lambda: not processes & list_processes_in(namespaces), "the end of all processes")
     assert_nothing_is_left(tmp_path, cgroup)
     lab.down()  # of a lab that is not there

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from command_line import CommandLine
+from in_memory import tmp_path as tmp_path
 
 from crckpt.store import Repository
 

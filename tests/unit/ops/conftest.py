@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from in_memory import tmp_path as tmp_path
 
 from crckpt.ops.context import Context
 from crckpt.store import Repository

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from in_memory import tmp_path as tmp_path
 from stages import Stage, build, memory_directory
 from writer import Writers, writers
 
