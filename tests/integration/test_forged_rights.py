@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -29,14 +30,7 @@ def test_no_checkpoint_gives_a_program_more_than_it_had(crckpt: Crckpt) -> None:
     """The tree runs on, and what was saved before stays."""
     with started(program("counter")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
-        # The first hold is before CRIU freezes the tree.
-        command = crckpt.start("dump", str(tree.pid), JOB, CRCKPT_STOP_AT="hold.commit:2")
-        wait_for(lambda: _is_stopped(command.pid), 20, "the tree to be dumped")
-        for image in crckpt.store.glob(f"tmp/*/images/core-{tree.pid}.img"):
-            image.write_bytes(_of_nobody(image.read_bytes()))
-        command.send_signal(signal.SIGCONT)
-        _, said = command.communicate(timeout=60)
-        assert command.returncode == 21, said
+        said = _dump_forged(crckpt, tree.pid, f"core-{tree.pid}.img", _of_nobody)
         assert f"task {tree.pid} told CRIU that it has the rights of user 65534, which it does not have" in said
         tree.wait_growth(tree.counters())
         assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
@@ -61,13 +55,7 @@ def test_no_descriptor_sends_signals_with_the_rights_of_another_user(crckpt: Crc
     with started(Case("owner", words)) as tree:
         first = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB)
-        command = crckpt.start("dump", str(tree.pid), JOB, CRCKPT_STOP_AT="hold.commit:2")
-        wait_for(lambda: _is_stopped(command.pid), 20, "the tree to be dumped")
-        (image,) = crckpt.store.glob("tmp/*/images/files.img")
-        image.write_bytes(_owned_by_nobody(image.read_bytes()))
-        command.send_signal(signal.SIGCONT)
-        _, said = command.communicate(timeout=60)
-        assert command.returncode == 21, said
+        said = _dump_forged(crckpt, tree.pid, "files.img", _give_to_nobody)
         assert f"send signals to process {tree.pid} with the rights of user 65534" in said
         tree.wait_growth(tree.counters())
         tree.end()
@@ -94,6 +82,19 @@ def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path,
             assert now[tree.pid].uids == (NOBODY,) * 4
 
 
+def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], bytes]) -> str:
+    """Change an image of a dump before it is stored, which must fail; what the dump says."""
+    # The first hold is before CRIU freezes the tree.
+    command = crckpt.start("dump", str(pid), JOB, CRCKPT_STOP_AT="hold.commit:2")
+    wait_for(lambda: _is_stopped(command.pid), 20, "the tree to be dumped")
+    (image,) = crckpt.store.glob(f"tmp/*/images/{name}")
+    image.write_bytes(forge(image.read_bytes()))
+    command.send_signal(signal.SIGCONT)
+    _, said = command.communicate(timeout=60)
+    assert command.returncode == 21, said
+    return said
+
+
 def _is_stopped(pid: int) -> bool:
     with suppress(psutil.Error):
         return psutil.Process(pid).status() == psutil.STATUS_STOPPED
@@ -114,7 +115,7 @@ def _of_nobody(data: bytes) -> bytes:
     return write_image(Image(image.magic, records))
 
 
-def _owned_by_nobody(data: bytes) -> bytes:
+def _give_to_nobody(data: bytes) -> bytes:
     def owner(message: bytes) -> bytes:
         return encode((number, kind, NOBODY if number < 3 else value) for number, kind, value in fields(message))
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from documents.json_documents import check
+from firewall import tables
 from warm_start import WarmStart
 
 WITHIN_S = 120
@@ -133,5 +134,4 @@ def _read_to_end(pipes: tuple[int, int]) -> tuple[str, str]:
 
 def network_locks() -> frozenset[str]:
     """Names of CRIU's tables in this network namespace."""
-    shown = subprocess.run(["nft", "list", "tables"], capture_output=True, text=True, check=True).stdout
-    return frozenset(line.split()[-1] for line in shown.splitlines() if "CRIU-" in line)
+    return frozenset(table.split()[-1] for table in tables() if "CRIU-" in table)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from stages import memory_directory
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     """A directory in memory."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        yield Path(directory)
+    with memory_directory() as directory:
+        yield directory

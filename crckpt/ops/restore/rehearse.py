@@ -13,7 +13,6 @@ from crckpt.causes import Finding, cause, mebibytes
 from crckpt.criu.find import Criu
 from crckpt.errors import CrckptError, Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit
-from crckpt.images.creds import read_rights
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import limited_waits_of_restore, preflight_refusal, to_crckpt_error
@@ -41,7 +40,7 @@ from crckpt.preflight.restore.checks import Verdict, judge_restore
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsal_warnings, writable_bytes
-from crckpt.store import Checkpoint, Repository, open_reader, read_file
+from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
 
 # For CRIU, the init, the probe, and what the kernel charges to the group: page tables, pipes.
@@ -126,7 +125,6 @@ def _rehearse(
         # A rehearsal changes nothing, so the tree may be less protected; crckpt reports that.
         attributes = plan_attributes(read_attribute_record(details), tree, allow_weaker=True, is_isolated=True)
         attributes.enter_session()
-        core = f"core-{tree.root.pid}.img"
         isolated = IsolatedRestore(
             request=request,
             checkpoint=checkpoint,
@@ -141,7 +139,7 @@ def _rehearse(
             pipes=read_pipes(repository, checkpoint, verdict.two_way_pipes),
             # On an overlay the files are on another file system.
             recorded=RecordedFiles.of_details(details, by_inode=True),
-            rights=read_rights(read_file(repository, checkpoint, core), core),
+            rights=tree.root.core.rights,
         )
         run = run_isolated(isolated, limit)
         out_of_memory = group is not None and group.ran_out

@@ -239,7 +239,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             early.close()
             attributes.enter_session()
             criu = stack.enter_context(launched_criu(attempt, outside, tree))
-        write_holders(criu.holders, tree)
+        else:
+            write_holders(criu.holders, tree)
         recorded = RecordedFiles.of_details(details)
         # Only until the tree runs: its files are its own then.
         with files_rewound(checkpoint, verdict) as kept:

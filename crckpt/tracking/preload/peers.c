@@ -6,7 +6,6 @@
  */
 #define _GNU_SOURCE
 #include "peers.h"
-#include "links.h"
 #include "text.h"
 
 #include <errno.h>
