@@ -23,6 +23,7 @@ from moments import (
     MOMENTS,
     assert_runs_on,
     checkpoints,
+    is_traced,
     kill_below,
     manifests,
     orphans_of,
@@ -192,6 +193,24 @@ def test_a_killed_criu_is_told_as_it_is(crckpt: Crckpt, name: str) -> None:
         if not gone:
             assert_runs_on(tree, frozenset())
             crckpt.run("dump", str(tree.pid), "job")
+
+
+def test_a_process_that_is_killed_while_it_is_held(crckpt: Crckpt) -> None:
+    """Of that one not all is known any more: no checkpoint without it, and the others run on."""
+    with started(FAMILY) as tree:
+        dump = crckpt.start("dump", str(tree.pid), "job", "--stop")
+        assert wait_for_moment(MOMENTS["inventory"], crckpt.store, tree, dump), "too late"
+        dump.send_signal(signal.SIGSTOP)
+        killed = tree.pids()[-1]
+        os.kill(killed, signal.SIGKILL)
+        wait_ended((killed,))
+        dump.send_signal(signal.SIGCONT)
+        _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 21, said
+        assert f"task {killed} was killed while it was frozen" in said
+        assert f"no checkpoint was made; the tree runs on without {killed}, which has ended" in said
+        assert checkpoints(crckpt) == ()
+        assert not is_traced(tree)
 
 
 def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_tree(crckpt: Crckpt) -> None:

@@ -129,6 +129,11 @@ def is_stopped(process: psutil.Process) -> bool:
     return process.status() == psutil.STATUS_STOPPED
 
 
+def wait_stopped(process: psutil.Process) -> None:
+    """Wait until a signal has stopped it, which it notices only once the kernel lets go of it."""
+    wait_for(lambda: is_stopped(process), WITHIN_S, f"{process} to stop")
+
+
 def find_program(pane: Pane) -> psutil.Process:
     """The restored program, as the host sees it."""
     below = psutil.Process(pane.shell).children(recursive=True)
@@ -156,7 +161,7 @@ def press_stop_and_go_on(program: Program, pane: Pane) -> None:
     pane.clear_screen()
     pane.press("C-z")
     pane.wait_prompt()
-    assert is_stopped(running)
+    wait_stopped(running)
     pane.type("jobs")
     pane.wait(STOPPED)
     pane.type("bg")
@@ -252,7 +257,7 @@ def test_a_signal_stops_and_continues_it(crckpt: Crckpt, program: Program, tmux:
     running, ours = find_program(pane), front(pane)
     ours.send_signal(signal.SIGTSTP)
     pane.wait_prompt()
-    assert is_stopped(running)
+    wait_stopped(running)
     ours.send_signal(signal.SIGCONT)
     program.wait_running(pane)
     ours.send_signal(signal.SIGINT)
@@ -372,7 +377,7 @@ def test_what_runs_crckpt_stops_with_it(crckpt: Crckpt, program: Program, tmux: 
     program.wait_running(pane)
     pane.press("C-z")
     pane.wait_prompt()
-    assert is_stopped(psutil.Process(pid))
+    wait_stopped(psutil.Process(pid))
     pane.type("fg")
     program.wait_running(pane)
     pane.press("C-c")
@@ -429,7 +434,7 @@ def test_a_pipeline_comes_back_with_a_pipe_to_crckpt(crckpt: Crckpt, program: Pr
     wait_for(lambda: "says" in (program.directory / "log").read_text(), WITHIN_S, "its output")
     pane.press("C-z")
     pane.wait_prompt()
-    assert is_stopped(psutil.Process(pid))
+    wait_stopped(psutil.Process(pid))
     pane.type("fg")
     program.wait_running(pane)
     pane.press("C-c")

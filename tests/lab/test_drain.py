@@ -129,7 +129,7 @@ def test_a_program_that_ends_meanwhile(lab: Namespaces) -> None:
             assert process.wait() == PARTLY_DONE
         found = {job["job"]: job["outcome"] for job in result["jobs"]}
         # It was killed when its checkpoint was complete: that runs there.
-        assert found.pop("port9002") == "moved"
+        assert found.pop("port9002") == "moved", result["jobs"][0]
         assert found == {"port9003": "ended", "port9001": "moved", "stays": "stayed"}
 
 

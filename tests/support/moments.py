@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -66,9 +67,21 @@ def find_below(pid: int, word: str) -> list[psutil.Process]:
 
 def kill_below(pid: int) -> None:
     """SIGKILL whatever still runs below this process."""
-    for process in psutil.Process(pid).children(recursive=True):
+    # Stop them first: what one starts just before it is killed would not be found.
+    stopped: set[psutil.Process] = set()
+    while found := set(psutil.Process(pid).children(recursive=True)) - stopped:
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.suspend()
+                wait_for(partial(_stands, process), ENDS_WITHIN_S, f"{process} to stop")
+        stopped |= found
+    for process in stopped:
         with suppress(psutil.NoSuchProcess):
             process.kill()
+
+
+def _stands(process: psutil.Process) -> bool:
+    return process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP, psutil.STATUS_ZOMBIE)
 
 
 def orphans_of(dump: subprocess.Popen[str]) -> tuple[int, ...]:

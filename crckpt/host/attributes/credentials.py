@@ -10,7 +10,10 @@ from crckpt.images.creds import CAPABILITIES, Rights
 
 
 def read_thread_rights(root: int) -> dict[int, Rights]:
-    """Read the rights of all threads of `root` and its descendants, by thread id in the thread's own pid namespace."""
+    """Read the rights of all threads of `root` and its descendants, by thread id in the thread's own pid namespace.
+
+    Without those that have ended.
+    """
     found: dict[int, Rights] = {}
     waiting = [root]
     while waiting:
@@ -19,7 +22,8 @@ def read_thread_rights(root: int) -> dict[int, Rights]:
             # The tree is frozen, so its lists of children are complete (proc_tid_children(5)).
             for tid in procfs.threads(pid):
                 status = read_status(pid, tid)
-                found[int(status["NSpid"].split()[-1])] = _rights(status)
+                if "VmSize" in status:  # it has memory
+                    found[int(status["NSpid"].split()[-1])] = _rights(status)
                 waiting.extend(procfs.children(pid, tid))
     return found
 

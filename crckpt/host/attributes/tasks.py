@@ -159,9 +159,8 @@ def parse_memory_policy(line: str) -> Value:
 
 
 def core_filter(pid: int) -> Value:
-    """The core dump filter of a process; nothing for one that has no memory."""
-    said = procfs.text(f"/proc/{pid}/coredump_filter").strip()
-    return (int(said, 16),) if said else ()
+    """The core dump filter of a process. Raises ValueError if it has no memory, as one that has ended."""
+    return (int(procfs.text(f"/proc/{pid}/coredump_filter"), 16),)
 
 
 def set_core_filter(pid: int, value: Value) -> None:
@@ -184,7 +183,7 @@ def parse_autogroup(said: str) -> Value:
 
 def set_autogroup_nice(pid: int, value: Value) -> None:
     """Set the nice value of the autogroup. Raises OSError."""
-    Path(f"/proc/{pid}/autogroup").write_text(str(value[0]))
+    Path(f"/proc/{pid}/autogroup").write_text(str(value[0] if value else 0))
 
 
 def memory_merge(pid: int) -> Value:

@@ -148,10 +148,15 @@ def _dump_and_resume(
     # Ask before the freeze: frozen processes cannot answer, and the freeze must be short.
     target, answers = ask_processes(target)
     details, began = read_details(target, answers), time.monotonic()
-    rights: dict[int, Rights] = {}
+    rights: dict[int, Rights] | None = None
+
+    def read_rights(tree: HeldTree) -> None:
+        nonlocal rights
+        rights = tree.read_rights()
+
     preparation = Preparation(workspace.repository, workspace.images)
     with _copying_reported(target, workspace):
-        outcome = dump_held(target, workspace, waiting, preparation, lambda tree: rights.update(tree.read_rights()))
+        outcome = dump_held(target, workspace, waiting, preparation, read_rights)
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
     # CRIU writes its statistics when the tree has just resumed.
@@ -192,15 +197,16 @@ def _dump_and_stop(
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
         with interrupts_deferred():
             preparation.load()
-        if hand_over is not None:
-            hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
-        rights = tree.read_rights()
         # CRIU writes its statistics after the hold only: until then the freeze is at most all of CRIU's work.
         spent_ms = (time.monotonic() - began) * 1000
         log = read_log(workspace.log)
         target.check_entered(log)
         # Read this from the frozen tree: nothing changes any more.
         details = read_details(target, answers)
+        # Read these last: that a task has rights shows that it was there until now. One that is killed is not frozen.
+        rights = tree.read_rights()
+        if hand_over is not None:
+            hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
 
         def check(checkpoint: Checkpoint, manifest: bytes) -> None:

@@ -23,7 +23,7 @@ def commit_checkpoint(
     target: DumpTarget,
     workspace: Workspace,
     new: NewCheckpoint,
-    rights: Mapping[int, Rights],
+    rights: Mapping[int, Rights] | None,
     preparation: Preparation,
     *,
     at_least: int = 0,
@@ -31,7 +31,7 @@ def commit_checkpoint(
 ) -> Checkpoint:
     """Store the checkpoint, report it to the tree's keeper, and tag it. It exists once its manifest is written.
 
-    `rights` are those of the frozen threads by TID, empty if they are not known. `preparation` has run for the images.
+    `rights` are those of the frozen threads by TID, None if they are not known. `preparation` has run for the images.
     `at_least` and `before` are for `Repository.add_checkpoint`.
     """
     context, repository, images = target.context, workspace.repository, workspace.images
@@ -47,7 +47,7 @@ def commit_checkpoint(
         )
     # A newer CRIU may write another format: store nothing that could not be read again.
     read_inventory((images / "inventory.img").read_bytes())
-    if rights:
+    if rights is not None:
         _check_rights(images, rights)
         _check_signal_owners(images, rights)
     if target.parent:
@@ -94,22 +94,23 @@ def _check_signal_owners(images: Path, rights: Mapping[int, Rights]) -> None:
 
 
 def _check_rights(images: Path, rights: Mapping[int, Rights]) -> None:
-    """Raise DumpFailed if a thread would come back with rights that it did not have when the tree was frozen."""
+    """Raise DumpFailed if a thread would come back with rights that it did not have when the tree was frozen.
+
+    Or if it was killed before these were read.
+    """
     # CRIU lets each process report its own rights, from memory that other processes of its user can write meanwhile.
-    for image in images.glob("core-*.img"):
+    for tid, image in sorted((int(found.stem.removeprefix("core-")), found) for found in images.glob("core-*.img")):
         saved = read_rights(image.read_bytes(), image.name)
         if saved is None:  # a zombie
             continue
-        tid = int(image.stem.removeprefix("core-"))
-        had = rights.get(tid)
-        if had is None or (more := ", ".join(excess_rights(saved, had))):
-            what = (
-                f"the rights of {more}, which it does not have"
-                if had is not None
-                else "rights that crckpt could not read"
-            )
+        if (had := rights.get(tid)) is None:
             raise DumpFailed(
-                f"the dump failed: task {tid} told CRIU that it has {what}: another process changed its memory "
-                "during the dump",
+                f"the dump failed: task {tid} was killed while it was frozen, before all was known of it",
+                hint="if other processes of the tree run on, dump these",
+            )
+        if more := ", ".join(excess_rights(saved, had)):
+            raise DumpFailed(
+                f"the dump failed: task {tid} told CRIU that it has the rights of {more}, which it does not have: "
+                "another process changed its memory during the dump",
                 hint="find the process of its user that did this, and end it",
             )

@@ -45,7 +45,7 @@ def rights() -> dict[int, Rights]:
 
 
 def commit(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> Checkpoint:
-    return commit_checkpoint(target, workspace, described(), rights or {}, Preparation(workspace.repository))
+    return commit_checkpoint(target, workspace, described(), rights, Preparation(workspace.repository))
 
 
 def refusal(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
@@ -92,11 +92,17 @@ def test_rights_that_a_thread_did_not_have(
     assert what in said
 
 
-def test_a_thread_whose_rights_are_not_known(
+def test_a_thread_that_was_killed_before_its_rights_were_read(
     target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]
 ) -> None:
     del rights[ROOT]
-    assert "rights that crckpt could not read" in refusal(target, workspace, rights)
+    assert f"task {ROOT} was killed while it was frozen" in refusal(target, workspace, rights)
+
+
+def test_a_tree_that_was_killed_before_its_rights_were_read(
+    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]
+) -> None:
+    assert f"task {min(rights)} was killed while it was frozen" in refusal(target, workspace, {})
 
 
 def test_a_check_that_fails_leaves_no_checkpoint(target: DumpTarget, workspace: Workspace) -> None:
@@ -105,7 +111,7 @@ def test_a_check_that_fails_leaves_no_checkpoint(target: DumpTarget, workspace: 
         raise DumpFailed("the tree runs again")
 
     with pytest.raises(DumpFailed, match="runs again"):
-        commit_checkpoint(target, workspace, described(), {}, Preparation(workspace.repository), before=fail)
+        commit_checkpoint(target, workspace, described(), None, Preparation(workspace.repository), before=fail)
     assert workspace.repository.checkpoints() == ()
 
 
