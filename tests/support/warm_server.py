@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import importlib
 import os
+import pkgutil
 import select
 import socket
 import sys
@@ -18,8 +19,8 @@ from typing import Final, NoReturn
 import msgspec
 from warm_start import LARGEST_REQUEST, Ended, Request, Started
 
+import crckpt
 from crckpt import __main__ as command
-from crckpt.cli.app import COMMANDS
 
 _DESCRIPTORS: Final = 1024
 """More than this process has open."""
@@ -29,9 +30,7 @@ def main() -> None:
     """Load all commands, and fork one for each request until the tests have ended."""
     requests = socket.socket(fileno=int(sys.argv[1]))
     Path("/proc/self/comm").write_text("crckpt")
-    for place, _ in COMMANDS.values():
-        importlib.import_module(f"crckpt.cli.{place.partition(':')[0]}")
-    _import_what_commands_import_late()
+    _import_all()
     gc.collect()
     gc.freeze()
     poll = select.poll()
@@ -63,9 +62,16 @@ def main() -> None:
             poll.register(pidfd, select.POLLIN)
 
 
-def _import_what_commands_import_late() -> None:
-    for name in ("ops.dump.dump", "ops.restore.restore", "ops.list", "ops.verify", "ops.gc", "ops.rm", "ops.doctor"):
-        importlib.import_module(f"crckpt.{name}")
+def _import_all() -> None:
+    """Import all modules of crckpt, also those that commands import late, and what these import later still."""
+    # It would start a thread for each core, and a command of ours has only the thread that forks it.
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    for module in pkgutil.walk_packages(crckpt.__path__, "crckpt."):
+        # The libraries that CRIU loads look like modules of Python.
+        if not module.name.startswith("crckpt.tracking.preload.") and not module.name.endswith(".__main__"):
+            importlib.import_module(module.name)
+    for name in ("concurrent.futures.thread", "encodings.unicode_escape", "numpy", "typer._click.decorators"):
+        importlib.import_module(name)
 
 
 def _run(request: Request, descriptors: list[int]) -> NoReturn:
