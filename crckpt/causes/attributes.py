@@ -99,6 +99,12 @@ ATTRIBUTES = (
         "--allow-weaker",
     ),
     Cause(
+        "kernel-file-open",
+        "process {pid} ({comm}) has {path} open at fd {fd}; after a restore, the kernel would let it do with this file "
+        "what only root may: a restore is refused without --allow-weaker",
+        "leave out --stop, so that the tree runs on; or end it anyway: --force",
+    ),
+    Cause(
         "file-exchanged",
         "somebody may have replaced {path}, a file of process {pid} ({comm}): it is {found} now, which the program or "
         "a user who can change the path ({user}) may not open",

@@ -74,6 +74,11 @@ CGROUPS = (
         "criu/cgroup-props.c",
     ),
     Cause(
+        "group-frozen",
+        "the control group {path}, to which process {pid} must go back, is frozen: a restore would wait for ever",
+        "let it go on: write 0 to its cgroup.freeze, or to that of a group above it; then try again",
+    ),
+    Cause(
         "group-rules-lost",
         "process {pid} ({comm}) was in the control group {path}, but crckpt runs in a group without its rules on "
         "{what}",

@@ -34,6 +34,11 @@ def read_rights(data: bytes, name: str = "core.img") -> Rights | None:
     return decode_rights(thread.message(10)) if 10 in thread else None
 
 
+def read_securebits(data: bytes, name: str = "core.img") -> int:
+    """Decode the securebits (capabilities(7)). Raises IntegrityError if the image is damaged."""
+    return read_single(data, name, magics.CORE).message(5).message(10).uint(13)
+
+
 def decode_rights(found: Message) -> Rights:
     """Decode the message with the rights."""
     return Rights(

@@ -153,9 +153,18 @@ def read_mm(data: bytes, name: str = "mm.img") -> AddressSpace:
     message = read_single(data, name, magics.MM)
     # In the order of AddressSpace. Fields 3 and 4 (start and end of data) and 7 (end of the heap) are not needed.
     places = [message.required(number) for number in (12, 1, 2, 5, 6, 8, 9, 10, 11)]
-    places.append(message.uint(15, default=1))
+    places.append(_dumpable(message))
     vmas = tuple(_vma(entry) for entry in message.messages(14))
     return AddressSpace(vmas, message.uints(13), *places)
+
+
+def read_dumpable(data: bytes, name: str = "mm.img") -> int:
+    """Decode only `AddressSpace.dumpable`. Raises IntegrityError if the image is damaged."""
+    return _dumpable(read_single(data, name, magics.MM))
+
+
+def _dumpable(message: Message) -> int:
+    return message.uint(15, default=1)
 
 
 def _vma(message: Message) -> Vma:

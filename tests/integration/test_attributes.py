@@ -11,9 +11,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import psutil
 import pytest
 from command import PROGRAM, Crckpt
-from control_groups import make_group
+from control_groups import make_group, rule_packets
 from stopped import JOB, orphans_adopted, program, restored_by, stopped
 from trees import NOBODY, Case, Tree, started, wait_for
 
@@ -257,8 +258,8 @@ def _remove(group: Path) -> None:
 
 
 @contextmanager
-def _stopped_in(crckpt: Crckpt, group: Path) -> Iterator[Tree]:
-    with started(program("counter")) as tree:
+def _stopped_in(crckpt: Crckpt, group: Path, name: str = "counter") -> Iterator[Tree]:
+    with started(program(name)) as tree:
         (group / "cgroup.procs").write_text(str(tree.pid))
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
@@ -276,6 +277,46 @@ def test_a_tree_is_again_in_the_group_that_limits_it(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
         assert said["warnings"] == []
         assert _is_in(tree.pid, group)
+
+
+def test_its_memory_counts_for_its_group(crckpt: Crckpt) -> None:
+    """Whatever CRIU fills before the tree runs: the kernel does not count it again when a process changes its group."""
+    limit = {"memory__limit_in_bytes": str(1 << 30)}
+    with _group("memory", **limit) as group, _stopped_in(crckpt, group) as tree:
+        before = tree.counters()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert _is_in(tree.pid, group)
+        memory = psutil.Process(tree.pid).memory_full_info()
+        assert int((group / "memory.usage_in_bytes").read_text()) > memory.uss * 0.8
+
+
+def test_its_sockets_are_of_its_group(crckpt: Crckpt) -> None:
+    """The kernel asks the rules of the group in which a socket was made."""
+    with _group("unified") as group:
+        rule_packets(group)
+        with _stopped_in(crckpt, group, "tcp_listen") as tree:
+            before = tree.counters()
+            crckpt.run("restore", JOB, "--detach")
+            tree.wait_growth(before)
+            listening = subprocess.run(("ss", "-tlnpH", "--cgroup"), capture_output=True, text=True, check=True).stdout
+            own = [line for line in listening.splitlines() if f"pid={tree.pid}," in line]
+            assert own
+            assert all(line.rstrip().endswith(f"cgroup:/{group.name}") for line in own), own
+
+
+def test_a_frozen_group_is_named(crckpt: Crckpt) -> None:
+    """In it CRIU would wait for ever."""
+    with _group("unified") as group:
+        rule_packets(group)
+        with _stopped_in(crckpt, group) as tree:
+            before = tree.counters()
+            (group / "cgroup.freeze").write_text("1")
+            said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert f"the control group /{group.name}, to which process {tree.pid} must go back, is frozen" in said
+            (group / "cgroup.freeze").write_text("0")
+            crckpt.run("restore", JOB, "--detach")
+            tree.wait_growth(before)
 
 
 def test_a_limit_that_is_gone_is_said(crckpt: Crckpt) -> None:

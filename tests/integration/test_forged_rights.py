@@ -16,7 +16,7 @@ from stopped import BY_NAME, JOB, program
 from trees import NOBODY, PYTHON, Case, started, wait_for
 
 from crckpt.criu.hold import PROGRAM
-from crckpt.host.attributes.credentials import read_thread_rights
+from crckpt.host.proc.task_states import read_task_states
 from crckpt.images import magics
 from crckpt.images.creds import excess_rights, read_rights
 from crckpt.images.framing import Image, Record, read_image, write_image
@@ -69,7 +69,7 @@ def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path,
     """Of each thread."""
     with started(BY_NAME[name]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
-        now = read_thread_rights(tree.pid)
+        now = read_task_states(tree.pid).rights
         crckpt.run("export", JOB, str(tmp_path / "images"))
         images = sorted((tmp_path / "images").glob("core-*.img"))
         saved = {int(image.stem[5:]): read_rights(image.read_bytes()) for image in images}

@@ -14,7 +14,7 @@ import pytest
 from command import Crckpt
 from control_groups import make_group
 from stopped import JOB, stopped
-from trees import NOBODY, PYTHON, Case, Tree
+from trees import NOBODY, PYTHON, Case, Tree, started
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -85,6 +85,20 @@ def test_a_control_group_is_not_opened_for_a_user_to_move_others_into(crckpt: Cr
         procs = str(group / "cgroup.procs")
         with stopped(crckpt, as_nobody(COUNTS, procs, f"{os.O_WRONLY}"), "--force") as tree:
             refused(crckpt, tree, procs)
+
+
+def test_a_dump_says_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
+    """Before the freeze, and it ends no program that does not come back as it was."""
+    with own_group() as group:
+        procs = str(group / "cgroup.procs")
+        with started(as_nobody(COUNTS, procs, f"{os.O_WRONLY}")) as tree:
+            said = f"process {tree.pid} (python3) has {procs} open at fd 60"
+            refusal = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=24).err
+            assert said in refusal
+            assert "a restore is refused without --allow-weaker" in refusal
+            assert said in crckpt.run("doctor", str(tree.pid)).out
+            assert said in crckpt.run("dump", str(tree.pid), JOB).out
+            tree.wait_growth(tree.counters())
 
 
 def test_the_memory_of_a_child_that_has_gained_rights_is_not_opened(crckpt: Crckpt) -> None:

@@ -74,6 +74,8 @@ def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[s
     refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
     if refuses > 0:
         yield "no_written_code", (refuses,)
+    if (bits := thread.system_call(number, prctl.GET_SECUREBITS, 0, 0, 0, 0)) > 0:
+        yield "securebits", (bits,)
     if locked := _locks_new_maps(thread, pid):
         yield "lock_future", (locked,)
     # The serial number of the keyring (the user's if the process has none), and the number of its keys.

@@ -159,13 +159,16 @@ def parse_memory_policy(line: str) -> Value:
 
 
 def core_filter(pid: int) -> Value:
-    """The core dump filter of a process. Raises ValueError if it has no memory, as one that has ended."""
-    return (int(procfs.text(f"/proc/{pid}/coredump_filter"), 16),)
+    """The core dump filter of a process; nothing for one that has no memory."""
+    said = procfs.text(f"/proc/{pid}/coredump_filter").strip()
+    return (int(said, 16),) if said else ()
 
 
 def set_core_filter(pid: int, value: Value) -> None:
     """Set the core dump filter. Raises OSError."""
-    Path(f"/proc/{pid}/coredump_filter").write_text(f"{value[0]:#x}")
+    # It is not known if the process was killed during the dump.
+    if value:
+        Path(f"/proc/{pid}/coredump_filter").write_text(f"{value[0]:#x}")
 
 
 def autogroup_nice(pid: int) -> Value:

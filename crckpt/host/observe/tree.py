@@ -13,6 +13,7 @@ from crckpt.host import proc
 from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.files import UnreachableFile, find_unreachable_files
+from crckpt.host.observe.kernel_files import HeldKernelFile, find_kernel_files
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.tasks import WaitingThread, find_waiting_threads
@@ -20,6 +21,7 @@ from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.observe.weak_sockets import WeakSocket, find_weak_sockets
 from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
+from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
 from crckpt.host.syscalls.kcmp import find_escaped_epolls, find_sharers, is_sharing_memory
@@ -41,6 +43,7 @@ _OF_ONE_PROCESS: Final = (
     "traced_threads",
     "waits",
     "weak_sockets",
+    "kernel_files",
 )
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
@@ -108,7 +111,8 @@ class Observed(Struct, frozen=True):
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
     namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are threads in a
-    call that CRIU alone would interrupt. `weak_sockets` come back with less protection.
+    call that CRIU alone would interrupt. `weak_sockets` come back with less protection. `states` are read only if there
+    are `kernel_files`.
     """
 
     tree: proc.Tree
@@ -135,6 +139,8 @@ class Observed(Struct, frozen=True):
     transient: Transient = Transient()
     waits: tuple[WaitingThread, ...] = ()
     weak_sockets: tuple[WeakSocket, ...] = ()
+    kernel_files: tuple[HeldKernelFile, ...] = ()
+    states: TaskStates = TaskStates()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -178,6 +184,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     # Takes the kernel a millisecond for each 128 MiB.
     measured = _start_measuring(lambda: proc.memory(*tree.pids) if memory is None else memory)
     sockets = tuple(_read_socket_kinds(descriptors))
+    kernel_files = tuple(find_kernel_files(descriptors))
     transient = _read_transient(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
@@ -221,6 +228,8 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
             found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
         ),
         weak_sockets=tuple(_find_weak_sockets(tree, descriptors, sockets)),
+        kernel_files=kernel_files,
+        states=read_task_states(tree.root.pid) if kernel_files else TaskStates(),
         memory=measured(),
     )
 

@@ -129,6 +129,15 @@ def find_frozen_group(pid: int) -> FrozenGroup | None:
     return None
 
 
+def is_frozen(directory: Path) -> bool:
+    """Return whether what is in a group is frozen, by its own switch or by one above it."""
+    with suppress(OSError):
+        return "frozen 1" in (directory / "cgroup.events").read_text().splitlines()
+    with suppress(OSError):
+        return (directory / "freezer.state").read_text().strip() != "THAWED"
+    return False
+
+
 def memory_left(*, swap: int = 0) -> Iterator[int]:
     """Bytes that each group with a limit leaves us.
 

@@ -16,9 +16,9 @@ from crckpt.criu.freeze_time import find_freeze
 from crckpt.errors import IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
+from crckpt.host.proc.task_states import TaskStates
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.host.process.yield_cpus import cores_left_to
-from crckpt.images.creds import Rights
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
 from crckpt.ops.context import ignore_progress
@@ -34,6 +34,7 @@ from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.pre_copy import pre_copy
+from crckpt.ops.dump.reported import Reported, find_securebits
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
 from crckpt.ops.dump.tracked_before import find_tracked_root
 from crckpt.ops.failures import to_dump_error
@@ -148,20 +149,21 @@ def _dump_and_resume(
     # Ask before the freeze: frozen processes cannot answer, and the freeze must be short.
     target, answers = ask_processes(target)
     details, began = read_details(target, answers), time.monotonic()
-    rights: dict[int, Rights] | None = None
+    states: TaskStates | None = None
 
-    def read_rights(tree: HeldTree) -> None:
-        nonlocal rights
-        rights = tree.read_rights()
+    def read_states(tree: HeldTree) -> None:
+        nonlocal states
+        states = tree.read_states()
 
     preparation = Preparation(workspace.repository, workspace.images)
     with _copying_reported(target, workspace):
-        outcome = dump_held(target, workspace, waiting, preparation, read_rights)
+        outcome = dump_held(target, workspace, waiting, preparation, read_states)
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
     # CRIU writes its statistics when the tree has just resumed.
     resumed = utc_datetime(workspace.stats.stat().st_mtime)
     target.check_entered(outcome.log)
+    reported = Reported(states, find_securebits(target.observed.tree, answers))
     # The checkpoint's time is the middle of the freeze.
     freeze = Freeze(resumed - timedelta(milliseconds=frozen_ms / 2), frozen_ms, (outcome.ended - began) * 1000)
     new = describe_checkpoint(target, outcome.log, details, freeze)
@@ -177,7 +179,7 @@ def _dump_and_resume(
         try:
             # Storing takes longer than the freeze, and would use all cores.
             with cores_left_to(target.observed.tree.pids):
-                return replace(result, checkpoint=commit_checkpoint(target, workspace, new, rights, preparation))
+                return replace(result, checkpoint=commit_checkpoint(target, workspace, new, reported, preparation))
         except OSError as error:
             raise to_dump_error(error, "the dump", target.context) from error
 
@@ -203,8 +205,8 @@ def _dump_and_stop(
         target.check_entered(log)
         # Read this from the frozen tree: nothing changes any more.
         details = read_details(target, answers)
-        # Read these last: that a task has rights shows that it was there until now. One that is killed is not frozen.
-        rights = tree.read_rights()
+        # Read these last: that a task has a state shows that it was there until now. One that is killed is not frozen.
+        reported = Reported(tree.read_states(), find_securebits(target.observed.tree, answers))
         if hand_over is not None:
             hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
@@ -216,7 +218,7 @@ def _dump_and_stop(
                 hand_over.prepare(checkpoint, manifest)
 
         at_least = hand_over.at_least if hand_over is not None else 0
-        made.append(commit_checkpoint(target, workspace, new, rights, preparation, at_least=at_least, before=check))
+        made.append(commit_checkpoint(target, workspace, new, reported, preparation, at_least=at_least, before=check))
         if hand_over is not None:
             hand_over.decide()
 

@@ -10,8 +10,7 @@ from msgspec import Struct
 
 from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.hold import Hold, gate
-from crckpt.host.attributes.credentials import read_thread_rights
-from crckpt.images.creds import Rights
+from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.ops.dump.aftermath import raise_if_failed
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import StartedCriu, Workspace, started_criu
@@ -25,9 +24,9 @@ class HeldTree(Struct, frozen=True):
     target: DumpTarget
     hold: Hold
 
-    def read_rights(self) -> dict[int, Rights]:
-        """The rights of each thread, by TID."""
-        return read_thread_rights(self.target.pid)
+    def read_states(self) -> TaskStates:
+        """Read from the kernel what each task of the tree is."""
+        return read_task_states(self.target.pid)
 
     def check(self) -> None:
         """Raise GaveUp if CRIU no longer waits: the tree runs, or soon will."""

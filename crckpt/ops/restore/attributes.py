@@ -107,13 +107,13 @@ def plan_attributes(
         record = msgspec.structs.replace(record, groups=())
     # A group without limits protects nothing: the tree can stay in ours.
     restricting = {group.id for members in record.groups for group in members if group.restricts}
+    existing = {place: where for place in restricting if (where := cgroups.group_directory(*place)) is not None}
     host = HostAttributes(
         cpus=tasks.online_cpus(),
         session=session,
         restricts=_least(cgroups.restrictions(*place) for place in read_cgroups("self")),
-        old_groups={
-            place: cgroups.restrictions(*place) for place in restricting if cgroups.group_directory(*place) is not None
-        },
+        old_groups={place: cgroups.restrictions(*place) for place in existing},
+        frozen=frozenset(place for place, where in existing.items() if cgroups.is_frozen(where)),
     )
     return AttributeRestore(record, tree, host, judge_attributes(record, tree, host), allow_weaker, is_isolated)
 

@@ -1,13 +1,16 @@
-"""Tell CRIU's preload library with whose rights it makes and opens what a process had (holders.c)."""
+"""Tell CRIU's preload library with whose rights and in which control groups it makes what a process had (holders.c)."""
 
 from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+from crckpt.host.process import cgroups
 from crckpt.images.tree import ImageTree
+from crckpt.preflight.attribute_record import ControlGroup
 
 HOLDERS: Final = "holders"
 """Its name in the directory of CRIU's run."""
@@ -15,6 +18,8 @@ HOLDERS: Final = "holders"
 # The library maps it before we know how much is needed. It stays sparse.
 _SIZE: Final = 8 << 20
 _MOST_GROUPS: Final = 256
+_WORD: Final = 4
+_END: Final = bytes(_WORD)
 
 
 def create_holders(path: Path) -> None:
@@ -26,15 +31,28 @@ def create_holders(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_holders(path: Path, tree: ImageTree) -> None:
-    """Write user and groups of all processes that are not root's, before CRIU makes any."""
-    content = b""
+def write_holders(path: Path, tree: ImageTree, moves: tuple[tuple[int, ControlGroup], ...] = ()) -> None:
+    """Write user and groups of all processes that are not root's, before CRIU makes any. `moves` are (PID, group)."""
+    content = b"".join(_list_users(tree)) + _END + b"".join(_list_control_groups(moves))
+    with path.open("r+b") as file:
+        file.write(content[: _SIZE - len(_END)])
+
+
+def _list_users(tree: ImageTree) -> Iterator[bytes]:
     for process in tree.processes:
         rights = process.core.rights
         # With more groups than the library takes, a process gets its things from root.
         if rights is not None and rights.uids[3] and len(rights.groups) <= _MOST_GROUPS:
             groups = sorted(rights.groups)
             numbers = (process.pid, rights.uids[3], rights.gids[3], len(groups), *groups)
-            content += struct.pack(f"={len(numbers)}I", *numbers)
-    with path.open("r+b") as file:
-        file.write(content[: _SIZE - 4])
+            yield struct.pack(f"={len(numbers)}I", *numbers)
+
+
+def _list_control_groups(moves: tuple[tuple[int, ControlGroup], ...]) -> Iterator[bytes]:
+    for pid, group in moves:
+        directory = cgroups.group_directory(group.controllers, group.path)
+        # Rules for the opening of devices are not for what was opened before: such a group is entered in the hold.
+        if directory is not None and group.controllers != "devices":
+            name = os.fsencode(directory / "cgroup.procs")
+            words = len(name) // _WORD + 1
+            yield struct.pack(f"=II{words * _WORD}s", pid, words, name)

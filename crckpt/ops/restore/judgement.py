@@ -49,6 +49,8 @@ def judge_attempt(
 
 def refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:
     """Raise PreflightRefused if something prevents the restore that its user has not allowed."""
+    if attributes.verdict.blockers:
+        raise preflight_refusal(attributes.verdict.blockers)
     # --no-preflight does not lift this: CRIU would restore the tree without a word, unprotected.
     if attributes.verdict.weaker and not request.allow_weaker:
         raise preflight_refusal(attributes.verdict.weaker)

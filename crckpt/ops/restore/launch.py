@@ -22,6 +22,7 @@ from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.work_directory import opened_work_directory
+from crckpt.preflight.attribute_record import ControlGroup
 from crckpt.store.transaction import RESTORE_LOG, record_builder
 
 
@@ -48,10 +49,16 @@ class LaunchedCriu(Struct, frozen=True):
 
 
 @contextmanager
-def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree | None) -> Iterator[LaunchedCriu]:
+def launched_criu(
+    attempt: RestoreAttempt,
+    outside: OutsideEnds,
+    tree: ImageTree | None,
+    moves: tuple[tuple[int, ControlGroup], ...] = (),
+) -> Iterator[LaunchedCriu]:
     """Start CRIU. If the block ends before CRIU was followed, CRIU ends too.
 
-    `tree` is None if it has not been read yet: then CRIU gets its images as streams, and no new PID namespace.
+    `tree` is None if it has not been read yet: then CRIU gets its images as streams, and no new PID namespace. `moves`
+    are (PID, control group) of the processes that come back to a control group.
     """
     request = attempt.request
     with ExitStack() as stack:
@@ -88,7 +95,7 @@ def launched_criu(attempt: RestoreAttempt, outside: OutsideEnds, tree: ImageTree
         holders = work / HOLDERS
         create_holders(holders)
         if tree is not None:
-            write_holders(holders, tree)
+            write_holders(holders, tree, moves)
         # Interrupted in between, crckpt would leave a CRIU that nobody ends.
         with interrupts_deferred():
             criu = CriuRun(

@@ -7,7 +7,7 @@ user, or to a user who has a directory of the path: another user could choose wh
 Where only root can change the path, root may have taken the file away from the program: so it must be one of the same
 owner, or one that the program may open.
 
-Of the kernel's own file systems a program keeps only what gives it no right (`crckpt.preflight.restore.kernel_files`).
+Of the kernel's own file systems a program keeps only what gives it no right (`crckpt.preflight.kernel_files`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Final
 
 from msgspec import Struct
@@ -24,7 +23,7 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
 from crckpt.host import proc
-from crckpt.host.disk.file_system import read_magic
+from crckpt.host.disk.kernel_files import read_kernel_file
 from crckpt.host.disk.path_trust import Changers, PathChangers
 from crckpt.host.disk.users import (
     LinkTarget,
@@ -41,8 +40,8 @@ from crckpt.images.mm import PROT_WRITE
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageProcess, ImageTree
+from crckpt.preflight.kernel_files import is_root, may_keep, may_trace_of
 from crckpt.preflight.restore.files import find_needed_path
-from crckpt.preflight.restore.kernel_files import KernelFile, is_root, may_keep, may_trace_of
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
 _MAP_SHARED: Final = 0x01  # sys/mman.h
@@ -182,9 +181,8 @@ class _Check:
         for opened in process.descriptors:
             file = opened.file
             if isinstance(file, RegularFile):
-                link = Path(f"/proc/{pid}/fd/{opened.fd}")
                 with suppress(OSError):
-                    found = KernelFile(read_magic(f"{link}"), f"{link.readlink()}", file.flags, link.stat().st_mode)
+                    found = read_kernel_file(pid, opened.fd, file.flags)
                     if not may_keep(found, may_look_into):
                         yield cause("kernel-file").finding(pid=process.pid, comm=process.comm, path=found.path)
 

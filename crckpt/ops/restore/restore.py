@@ -238,9 +238,9 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             # CRIU must know at its start what it gets from outside, and whether its images are files.
             early.close()
             attributes.enter_session()
-            criu = stack.enter_context(launched_criu(attempt, outside, tree))
+            criu = stack.enter_context(launched_criu(attempt, outside, tree, attributes.verdict.moves))
         else:
-            write_holders(criu.holders, tree)
+            write_holders(criu.holders, tree, attributes.verdict.moves)
         recorded = RecordedFiles.of_details(details)
         # Only until the tree runs: its files are its own then.
         with files_rewound(checkpoint, verdict) as kept:

@@ -61,6 +61,7 @@ def plan_dump(
     untested = (
         *(cause("untested-kind").finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
         *sockets.find_weaker(observed),
+        *files.find_weaker(observed),
     )
     return DumpPlan(
         options=options,

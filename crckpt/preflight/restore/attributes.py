@@ -44,18 +44,19 @@ class HostAttributes(Struct, frozen=True):
     """The attributes that a restored tree gets from this host: online CPUs, the restrictions of our control groups, our
     keyring.
 
-    `old_groups`: what those old groups of the tree restrict that still exist.
+    `old_groups`: what those old groups of the tree restrict that still exist; `frozen` are frozen.
     """
 
     cpus: frozenset[int]
     restricts: dict[str, int] = {}
     session: SessionKeyring | None = None
     old_groups: dict[GroupId, dict[str, int]] = {}
+    frozen: frozenset[GroupId] = frozenset()
 
 
 class AttributeVerdict(Struct, frozen=True):
     """The attributes that a restore cannot keep: `weaker` needs the user's consent, `lost` is a warning. `moves` are
-    (PID, group).
+    (PID, group). `blockers` prevent the restore.
 
     `is_in_session`: the tree may have our session keyring.
     """
@@ -64,6 +65,7 @@ class AttributeVerdict(Struct, frozen=True):
     lost: tuple[Finding, ...] = ()
     moves: tuple[tuple[int, ControlGroup], ...] = ()
     is_in_session: bool = True
+    blockers: tuple[Finding, ...] = ()
 
 
 class RecordedSocket(Struct, frozen=True):
@@ -157,7 +159,9 @@ def judge_attributes(record: AttributeRecord, tree: ImageTree, host: HostAttribu
     weaker.extend(_find_weaker_sockets(record, tree))
     is_in_session = shares_session(record, tree, host.session)
     lost.extend(_find_lost_keys(record, tree, host.session, is_in_session=is_in_session))
-    return AttributeVerdict(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves), is_in_session)
+    # CRIU would wait there for ever.
+    frozen = [cause("group-frozen").finding(pid=pid, path=at.path) for pid, at in moves if at.id in host.frozen]
+    return AttributeVerdict(tuple(_once(weaker)), tuple(_once(lost)), tuple(moves), is_in_session, tuple(frozen))
 
 
 def _find_weaker(process: ProcessRecord, values: dict[str, object]) -> Iterator[Finding]:

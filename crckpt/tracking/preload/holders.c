@@ -5,8 +5,12 @@
  * does it in that process, whose PID is the right one already. Where the user may not, it is done as root: the program may
  * have got it from root, and crckpt judges in the hold whether it may keep it.
  *
+ * The kernel also remembers in which control group a socket was made and memory first used. So a process that comes back to
+ * control groups enters them before anything else; in the hold crckpt makes sure that it is there.
+ *
  * CRCKPT_HOLDERS names a file of numbers: PID, user, group, the number of other groups, and these; for each process, until
- * a zero. crckpt writes it when it has read the images, which may be after CRIU has started.
+ * a zero. Then for each control group: PID, the number of words of its path, and the path of its cgroup.procs, with zeros at
+ * its end; until a zero. crckpt writes it when it has read the images, which may be after CRIU has started.
  */
 #define _GNU_SOURCE
 #include "holders.h"
@@ -59,6 +63,20 @@ __attribute__((constructor)) static void map_table(void)
     syscall(SYS_close, number);
 }
 
+static void enter_control_groups(const uint32_t *one, pid_t pid)
+{
+    for (; one + 2 < table_end && *one && one[1] && one[1] < table_end - one - 1; one += 2 + one[1]) {
+        const char *path = (const char *)(one + 2);
+        if (one[0] != (uint32_t)pid || path[4 * one[1] - 1])
+            continue;
+        int number = syscall(SYS_openat, AT_FDCWD, path, O_WRONLY | O_CLOEXEC, 0);
+        if (number >= 0) {
+            syscall(SYS_write, number, "0", 1l); /* the process that writes */
+            syscall(SYS_close, number);
+        }
+    }
+}
+
 /* The record of this process, or NULL. In CRIU itself there is none, whatever its PID. */
 static const uint32_t *find_holder(void)
 {
@@ -69,11 +87,13 @@ static const uint32_t *find_holder(void)
         return own.found;
     own.pid = pid;
     own.found = NULL;
-    for (const uint32_t *one = table; one + 4 <= table_end && *one; one += 4 + one[3])
+    const uint32_t *one = table;
+    for (; one + 4 <= table_end && *one; one += 4 + one[3])
         if (one[3] > MOST_GROUPS || one + 4 + one[3] > table_end)
-            break;
+            return NULL;
         else if (one[0] == (uint32_t)pid)
             own.found = one;
+    enter_control_groups(one + 1, pid);
     return own.found;
 }
 

@@ -13,11 +13,15 @@ from other_user import NOBODY
 from recorded import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.errors import CrckptError, DumpFailed
+from crckpt.host.proc.task_states import ProcessState, TaskStates
 from crckpt.images.creds import Rights, read_rights
+from crckpt.images.fdinfo import read_directories
+from crckpt.images.pstree import read_pstree
 from crckpt.ops.context import Context
 from crckpt.ops.dump.commit import commit_checkpoint
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import Workspace
+from crckpt.ops.dump.reported import Reported
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import Checkpoint, Preparation, Repository
 
@@ -45,7 +49,11 @@ def rights() -> dict[int, Rights]:
 
 
 def commit(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> Checkpoint:
-    return commit_checkpoint(target, workspace, described(), rights, Preparation(workspace.repository))
+    return commit_reported(target, workspace, Reported(None if rights is None else TaskStates(rights)))
+
+
+def commit_reported(target: DumpTarget, workspace: Workspace, reported: Reported) -> Checkpoint:
+    return commit_checkpoint(target, workspace, described(), reported, Preparation(workspace.repository))
 
 
 def refusal(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
@@ -105,13 +113,43 @@ def test_a_tree_that_was_killed_before_its_rights_were_read(
     assert f"task {min(rights)} was killed while it was frozen" in refusal(target, workspace, {})
 
 
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"sid": 1}, "session"),
+        ({"pgid": 1}, "process group"),
+        ({"umask": 0o777}, "umask"),
+        ({"is_dumpable": False}, "dumpable flag"),
+    ],
+)
+def test_a_state_that_a_process_did_not_have(
+    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, int], what: str
+) -> None:
+    (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
+    umask = read_directories(IMAGES[f"fs-{ROOT}.img"]).umask or 0
+    state = ProcessState(root.pgid, root.sid, umask, is_dumpable=True)
+    forged = Reported(TaskStates(rights, {ROOT: replace(state, **changes)}))
+    with pytest.raises(DumpFailed, match=f"process {ROOT} told CRIU that it has another {what} than it has"):
+        commit_reported(target, workspace, forged)
+    commit_reported(target, workspace, Reported(TaskStates(rights, {ROOT: state})))
+
+
+def test_securebits_that_are_lost(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]) -> None:
+    """Who has the capability may have dropped them itself."""
+    poor = replace(rights[ROOT], capabilities=(0, 0, 0, rights[ROOT].capabilities[3], 0))
+    reported = Reported(TaskStates(rights | {ROOT: poor}), {ROOT: 3})
+    with pytest.raises(DumpFailed, match="securebits"):
+        commit_reported(target, workspace, reported)
+    commit_reported(target, workspace, Reported(TaskStates(rights), {ROOT: 3}))
+
+
 def test_a_check_that_fails_leaves_no_checkpoint(target: DumpTarget, workspace: Workspace) -> None:
     def fail(_checkpoint: Checkpoint, _manifest: bytes) -> None:
         assert workspace.repository.checkpoints() == ()
         raise DumpFailed("the tree runs again")
 
     with pytest.raises(DumpFailed, match="runs again"):
-        commit_checkpoint(target, workspace, described(), None, Preparation(workspace.repository), before=fail)
+        commit_checkpoint(target, workspace, described(), Reported(), Preparation(workspace.repository), before=fail)
     assert workspace.repository.checkpoints() == ()
 
 

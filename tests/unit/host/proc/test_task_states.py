@@ -8,7 +8,7 @@ import pytest
 from small_programs import free_pid, program
 
 from crckpt.host import proc
-from crckpt.host.attributes.credentials import read_thread_rights
+from crckpt.host.proc.task_states import TaskStates, read_task_states
 
 CONFINED = """
 import ctypes, threading
@@ -42,9 +42,9 @@ def test_threads_may_have_different_rights() -> None:
     with program(CONFINED) as process:
         assert process.stdout is not None
         tid = int(process.stdout.readline())
-        found = read_thread_rights(process.pid)
+        found = read_task_states(process.pid).rights
     assert {number: rights.confined for number, rights in found.items()} == {process.pid: False, tid: True}
-    own = read_thread_rights(os.getpid())[os.getpid()]
+    own = read_task_states(os.getpid()).rights[os.getpid()]
     assert found[process.pid] == own
 
 
@@ -52,7 +52,7 @@ def test_threads_may_have_different_rights() -> None:
 def test_children_have_their_own_rights() -> None:
     with program(CHILD) as process:
         (child,) = proc.children(process.pid)
-        found = read_thread_rights(process.pid)
+        found = read_task_states(process.pid).rights
         assert set(found) == {process.pid, child}
         assert found[process.pid].uids == (0, 0, 0, 0)
         assert found[child].uids == (1, 2, 3, 2)
@@ -68,11 +68,11 @@ def test_children_have_their_own_rights() -> None:
 def test_a_thread_has_the_number_of_its_own_namespace() -> None:
     """By that CRIU names its image."""
     with program(INNER) as process:
-        found = read_thread_rights(process.pid)
+        found = read_task_states(process.pid).rights
         assert set(found) == {process.pid, 1}
         for child in proc.children(process.pid):
             os.kill(child, 9)
 
 
 def test_a_tree_that_has_ended_has_none() -> None:
-    assert read_thread_rights(free_pid()) == {}
+    assert read_task_states(free_pid()) == TaskStates()

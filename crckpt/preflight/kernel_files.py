@@ -17,8 +17,7 @@ import stat
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
-from msgspec import Struct
-
+from crckpt.host.disk.kernel_files import KernelFile
 from crckpt.images.creds import CAPABILITIES, Rights
 
 PROC: Final = 0x9FA0
@@ -66,15 +65,6 @@ _OF_SYSFS: Final = re.compile(
     r"/sys(?:|/devices/system/(?:cpu|memory|node)(?:/.*)?|/kernel/mm(?:/.*)?|/devices/.*/net/[^/]+/statistics/[a-z_]+"
     r"|/devices/virtual/thermal/.*|/fs/cgroup)"
 )
-
-
-class KernelFile(Struct, frozen=True):
-    """An open file of such a file system: `magic` of it, path, `flags` of open(2), and `mode` (st_mode)."""
-
-    magic: int
-    path: str
-    flags: int
-    mode: int
 
 
 def may_keep(file: KernelFile, may_look_into: Callable[[int], bool]) -> bool:

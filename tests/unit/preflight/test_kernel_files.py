@@ -7,8 +7,9 @@ import stat
 
 import pytest
 
+from crckpt.host.disk.kernel_files import KernelFile
 from crckpt.images.creds import Rights
-from crckpt.preflight.restore.kernel_files import PROC, SYSFS, KernelFile, is_root, may_keep, may_trace_of
+from crckpt.preflight.kernel_files import PROC, SYSFS, is_root, may_keep, may_trace_of
 
 CGROUP2, DEBUGFS, EXT4 = 0x63677270, 0x64626720, 0xEF53
 READS, WRITES = os.O_RDONLY, os.O_WRONLY

@@ -1,0 +1,70 @@
+"""Read from the kernel what each task of a tree is and may do, whatever its own code says of that."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from msgspec import Struct
+
+from crckpt.host.proc import procfs
+from crckpt.host.proc.status import read_status
+from crckpt.images.creds import CAPABILITIES, Rights
+
+
+class ProcessState(Struct, frozen=True):
+    """Process group and session in its own PID namespace (0: outside), umask, and whether its user may trace it."""
+
+    pgid: int
+    sid: int
+    umask: int
+    is_dumpable: bool
+
+
+class TaskStates(Struct, frozen=True):
+    """The rights of all threads, and the state of all processes, by the ids that they have in their PID namespaces."""
+
+    rights: dict[int, Rights] = {}
+    processes: dict[int, ProcessState] = {}
+
+
+def read_task_states(root: int) -> TaskStates:
+    """Read those of `root` and its descendants, without those that have ended. Complete if the tree is frozen."""
+    rights: dict[int, Rights] = {}
+    processes: dict[int, ProcessState] = {}
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        with suppress(OSError):
+            # Lists of the children of a task that runs may be incomplete (proc_tid_children(5)).
+            for tid in procfs.threads(pid):
+                status = read_status(pid, tid)
+                waiting.extend(procfs.children(pid, tid))
+                if "VmSize" not in status:  # it has no memory
+                    continue
+                number = int(status["NSpid"].split()[-1])
+                rights[number] = _rights(status)
+                if tid == pid:
+                    processes[number] = _state(pid, status)
+    return TaskStates(rights, processes)
+
+
+def _rights(status: dict[str, str]) -> Rights:
+    return Rights(
+        uids=tuple(map(int, status["Uid"].split())),
+        gids=tuple(map(int, status["Gid"].split())),
+        groups=frozenset(map(int, status["Groups"].split())),
+        capabilities=tuple(int(status[name], 16) for name in CAPABILITIES),
+        confined=status["NoNewPrivs"] == "1",
+    )
+
+
+def _state(pid: int, status: dict[str, str]) -> ProcessState:
+    # The kernel gives the files of a process that its user may not trace to root: proc(5), /proc/pid.
+    owner = Path(f"/proc/{pid}/status").stat().st_uid
+    return ProcessState(
+        pgid=int(status["NSpgid"].split()[-1]),
+        sid=int(status["NSsid"].split()[-1]),
+        umask=int(status["Umask"], 8),
+        is_dumpable=owner == int(status["Uid"].split()[1]),
+    )

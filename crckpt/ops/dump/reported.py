@@ -1,0 +1,129 @@
+"""Check what CRIU's code in a process has reported of it: a program can forge it, and a restore does it as root.
+
+That code runs in the memory of the process, where its other threads, and other processes of its user, can write. So
+what gives a right, or may do harm outside the tree, must be what the kernel says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.errors import DumpFailed
+from crckpt.host import proc
+from crckpt.host.proc.task_states import ProcessState, TaskStates
+from crckpt.images.creds import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
+from crckpt.images.fdinfo import read_descriptors, read_directories
+from crckpt.images.ids import read_ids
+from crckpt.images.mm import read_dumpable
+from crckpt.images.pstree import ProcessEntry, read_pstree
+from crckpt.images.signal_owners import read_signal_owners
+from crckpt.ops.dump.attributes import Answers
+
+_FIND: Final = "find the process of its user that did this, and end it"
+_PERMITTED: Final = list(CAPABILITIES).index("CapPrm")
+_SETPCAP: Final = 1 << 8  # linux/capability.h
+_SECUREBITS: Final = "securebits"
+# A program that is executed loses this one (capabilities(7)).
+_KEEP_CAPS: Final = 1 << 4
+
+
+class Reported(Struct, frozen=True):
+    """What the kernel says of the frozen tasks, None if that is not known; and the securebits that processes had."""
+
+    states: TaskStates | None = None
+    securebits: dict[int, int] = {}
+
+
+def find_securebits(tree: proc.Tree, answers: Answers) -> dict[int, int]:
+    """The securebits of the processes that were asked, by their own PIDs."""
+    by_pid = {process.pid: process.ns_pids[-1] for process in tree.processes}
+    return {
+        by_pid[pid]: answer[_SECUREBITS][0]
+        for pid, answer in answers.items()
+        if pid in by_pid and answer.get(_SECUREBITS)
+    }
+
+
+def check_reported(images: Path, reported: Reported) -> None:
+    """Raise DumpFailed if the images say something else than the kernel, or a task was killed while it was frozen."""
+    if reported.states is None:
+        return
+    rights = reported.states.rights
+    _check_rights(images, rights, reported.securebits)
+    _check_signal_owners(images, rights)
+    tree = images / "pstree.img"
+    for entry in read_pstree(tree.read_bytes(), tree.name):
+        if state := reported.states.processes.get(entry.pid):
+            for what in _find_differences(images, entry, state):
+                raise DumpFailed(
+                    f"the dump failed: process {entry.pid} told CRIU that it has another {what} than it has: another "
+                    "process changed its memory during the dump",
+                    hint=_FIND,
+                )
+
+
+def _find_differences(images: Path, entry: ProcessEntry, state: ProcessState) -> tuple[str, ...]:
+    """Name what the images say of a process and the kernel does not."""
+    memory, places = images / f"mm-{entry.pid}.img", images / f"fs-{entry.pid}.img"
+    umask = read_directories(places.read_bytes(), places.name).umask if places.exists() else None
+    # Another user's program may execute as this one: its memory is then not for its user.
+    is_open = memory.exists() and read_dumpable(memory.read_bytes(), memory.name) == 1 and not state.is_dumpable
+    found = {
+        "process group": entry.pgid != state.pgid,
+        "session": entry.sid != state.sid,
+        "umask": umask not in (None, state.umask),
+        "dumpable flag": is_open,
+    }
+    return tuple(what for what, differs in found.items() if differs)
+
+
+def _check_signal_owners(images: Path, rights: Mapping[int, Rights]) -> None:
+    """Raise DumpFailed if a descriptor would send signals with the rights of a user that no process having it was."""
+    # CRIU sets F_SETOWN as root, with the user ids that were reported.
+    holders: dict[int, set[int]] = {}
+    for image in images.glob("ids-*.img"):
+        users = set(rights[pid].uids) if (pid := int(image.stem.removeprefix("ids-"))) in rights else set()
+        table = images / f"fdinfo-{read_ids(image.read_bytes(), image.name).files}.img"
+        for descriptor in read_descriptors(table.read_bytes(), table.name) if table.exists() else ():
+            holders.setdefault(descriptor.file_id, set()).update(users)
+    files = images / "files.img"
+    for owner in read_signal_owners(files.read_bytes(), files.name) if files.exists() else ():
+        if excess := owner.uids - holders.get(owner.file_id, set()):
+            raise DumpFailed(
+                f"the dump failed: a descriptor would send signals to process {owner.pid} with the rights of user "
+                f"{min(excess)}, which no process of the tree that has it is: it came from another program, or another "
+                "process changed the memory of its process during the dump",
+                hint="let the program set the owner of its signals itself: F_SETOWN, fcntl(2)",
+            )
+
+
+def _check_rights(images: Path, rights: Mapping[int, Rights], securebits: Mapping[int, int]) -> None:
+    """Raise DumpFailed if a thread would come back with rights that it did not have when the tree was frozen.
+
+    Or if it was killed before these were read.
+    """
+    for tid, image in sorted((int(found.stem.removeprefix("core-")), found) for found in images.glob("core-*.img")):
+        content = image.read_bytes()
+        saved = read_rights(content, image.name)
+        if saved is None:  # a zombie
+            continue
+        if (had := rights.get(tid)) is None:
+            raise DumpFailed(
+                f"the dump failed: task {tid} was killed while it was frozen, before all was known of it",
+                hint="if other processes of the tree run on, dump these",
+            )
+        excess = [*excess_rights(saved, had)]
+        # With that capability it may have dropped them itself, since it was asked.
+        bits = 0 if had.capabilities[_PERMITTED] & _SETPCAP else securebits.get(tid, 0) & ~_KEEP_CAPS
+        if bits & ~read_securebits(content, image.name):
+            excess.append("a root that it is not (securebits)")
+        if excess:
+            raise DumpFailed(
+                f"the dump failed: task {tid} told CRIU that it has the rights of {', '.join(excess)}, which it does "
+                "not have: another process changed its memory during the dump",
+                hint=_FIND,
+            )
