@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta, Struct
@@ -155,6 +155,10 @@ class ControlGroup(Struct, frozen=True):
     def id(self) -> GroupId:
         """Hierarchy and path together."""
         return self.controllers, self.path
+
+
+GroupMoves: TypeAlias = tuple[tuple[int, ControlGroup], ...]
+"""(PID, group) of processes that come back to a control group."""
 
 
 class ProcessRecord(Struct, frozen=True):

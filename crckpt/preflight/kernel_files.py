@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 from crckpt.host.disk.kernel_files import KernelFile
@@ -90,6 +90,19 @@ def may_trace_of(pid: int, rights: Mapping[int, Rights], undumpable: Collection[
         return other in rights and other not in undumpable and may_trace(mine, rights[other])
 
     return may_trace_it
+
+
+def make_judge(
+    pid: int, rights: Mapping[int, Rights], undumpable: Collection[int], capabilities: Iterable[int]
+) -> Callable[[KernelFile], bool] | None:
+    """Return a function that tells whether process `pid` may keep a file open; None if it may keep all.
+
+    That is so for root with all our `capabilities`, and where the rights of the process are not known.
+    """
+    if pid not in rights or is_root(rights[pid], sum(1 << number for number in capabilities)):
+        return None
+    may_look_into = may_trace_of(pid, rights, undumpable)
+    return lambda file: may_keep(file, may_look_into)
 
 
 def is_root(rights: Rights, everything: int) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -120,22 +120,25 @@ def _limits(group: Path) -> Iterator[tuple[str, int]]:
 def find_frozen_group(pid: int) -> FrozenGroup | None:
     """The frozen group that freezes a process: its own or one above it; None if there is none, or it has ended."""
     with suppress(OSError):
-        for group in groups("freezer", pid):
-            for switch, thaw, file in _FREEZERS:
-                # Do not look at the state (cgroup.events, freezer.state): a group below a frozen one cannot be thawed
-                # by itself.
-                if (group / switch).exists() and (group / switch).read_text().strip() == "1":
-                    return FrozenGroup(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
+        return _find_frozen(groups("freezer", pid))
     return None
 
 
 def is_frozen(directory: Path) -> bool:
     """Return whether what is in a group is frozen, by its own switch or by one above it."""
     with suppress(OSError):
-        return "frozen 1" in (directory / "cgroup.events").read_text().splitlines()
-    with suppress(OSError):
-        return (directory / "freezer.state").read_text().strip() != "THAWED"
+        return _find_frozen((directory, *directory.parents)) is not None
     return False
+
+
+def _find_frozen(upwards: Iterable[Path]) -> FrozenGroup | None:
+    for group in upwards:
+        for switch, thaw, file in _FREEZERS:
+            # Do not look at the state (cgroup.events, freezer.state): a group below a frozen one cannot be thawed by
+            # itself.
+            if (group / switch).exists() and (group / switch).read_text().strip() == "1":
+                return FrozenGroup(str(group), f"{thaw} > {shlex.quote(str(group / file))}")
+    return None
 
 
 def memory_left(*, swap: int = 0) -> Iterator[int]:

@@ -119,7 +119,7 @@ def _check_rights(images: Path, rights: Mapping[int, Rights], securebits: Mappin
         excess = [*excess_rights(saved, had)]
         # With that capability it may have dropped them itself, since it was asked.
         bits = 0 if had.capabilities[_PERMITTED] & _SETPCAP else securebits.get(tid, 0) & ~_KEEP_CAPS
-        if bits & ~read_securebits(content, image.name):
+        if bits and bits & ~read_securebits(content, image.name):
             excess.append("a root that it is not (securebits)")
         if excess:
             raise DumpFailed(

@@ -31,7 +31,7 @@ from crckpt.preflight.attribute_record import (
     ATTRIBUTES,
     AttributeRecord,
     AttributeValue,
-    ControlGroup,
+    GroupMoves,
 )
 from crckpt.preflight.restore.attributes import (
     AttributeVerdict,
@@ -165,7 +165,7 @@ class _RestoredTree:
             return {tid if self._init is None else proc.inner_tid(here, tid): tid for tid in listed}
         return {}
 
-    def move(self, moves: tuple[tuple[int, ControlGroup], ...]) -> Iterator[Finding]:
+    def move(self, moves: GroupMoves) -> Iterator[Finding]:
         """Move processes to their old control groups; yield those that could not be moved."""
         for pid, group in moves:
             where = cgroups.group_directory(group.controllers, group.path)

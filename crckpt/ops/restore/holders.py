@@ -10,7 +10,7 @@ from typing import Final
 
 from crckpt.host.process import cgroups
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.attribute_record import ControlGroup
+from crckpt.preflight.attribute_record import GroupMoves
 
 HOLDERS: Final = "holders"
 """Its name in the directory of CRIU's run."""
@@ -31,8 +31,8 @@ def create_holders(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_holders(path: Path, tree: ImageTree, moves: tuple[tuple[int, ControlGroup], ...] = ()) -> None:
-    """Write user and groups of all processes that are not root's, before CRIU makes any. `moves` are (PID, group)."""
+def write_holders(path: Path, tree: ImageTree, moves: GroupMoves = ()) -> None:
+    """Write user and groups of all processes that are not root's, before CRIU makes any; and their `moves`."""
     content = b"".join(_list_users(tree)) + _END + b"".join(_list_control_groups(moves))
     with path.open("r+b") as file:
         file.write(content[: _SIZE - len(_END)])
@@ -48,7 +48,7 @@ def _list_users(tree: ImageTree) -> Iterator[bytes]:
             yield struct.pack(f"={len(numbers)}I", *numbers)
 
 
-def _list_control_groups(moves: tuple[tuple[int, ControlGroup], ...]) -> Iterator[bytes]:
+def _list_control_groups(moves: GroupMoves) -> Iterator[bytes]:
     for pid, group in moves:
         directory = cgroups.group_directory(group.controllers, group.path)
         # Rules for the opening of devices are not for what was opened before: such a group is entered in the hold.

@@ -22,7 +22,7 @@ from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.work_directory import opened_work_directory
-from crckpt.preflight.attribute_record import ControlGroup
+from crckpt.preflight.attribute_record import GroupMoves
 from crckpt.store.transaction import RESTORE_LOG, record_builder
 
 
@@ -53,12 +53,11 @@ def launched_criu(
     attempt: RestoreAttempt,
     outside: OutsideEnds,
     tree: ImageTree | None,
-    moves: tuple[tuple[int, ControlGroup], ...] = (),
+    moves: GroupMoves = (),
 ) -> Iterator[LaunchedCriu]:
     """Start CRIU. If the block ends before CRIU was followed, CRIU ends too.
 
-    `tree` is None if it has not been read yet: then CRIU gets its images as streams, and no new PID namespace. `moves`
-    are (PID, control group) of the processes that come back to a control group.
+    `tree` is None if it has not been read yet: then CRIU gets its images as streams, and no new PID namespace.
     """
     request = attempt.request
     with ExitStack() as stack:

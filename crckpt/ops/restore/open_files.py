@@ -40,7 +40,7 @@ from crckpt.images.mm import PROT_WRITE
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageProcess, ImageTree
-from crckpt.preflight.kernel_files import is_root, may_keep, may_trace_of
+from crckpt.preflight.kernel_files import make_judge
 from crckpt.preflight.restore.files import find_needed_path
 
 _ACCESS: Final = {os.O_RDONLY: os.R_OK, os.O_WRONLY: os.W_OK, os.O_RDWR: os.R_OK | os.W_OK}
@@ -108,7 +108,7 @@ class _Check:
         self._inside = {process.pid for process in tree.processes}
         self._rights = {each.pid: each.core.rights for each in tree.processes if each.core.rights is not None}
         self._deaf = {each.pid for each in tree.processes if each.memory and each.memory.dumpable != 1}
-        self._ours = sum(1 << number for number in proc.effective_capabilities())
+        self._ours = proc.effective_capabilities()
 
     def findings(self, init: int | None) -> Iterator[Finding]:
         pids = proc.outer_pids(self._inside, init)
@@ -174,16 +174,15 @@ class _Check:
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
         """Find files of /proc, /sys and their like that only root may have open."""
-        mine = process.core.rights
-        if mine is None or is_root(mine, self._ours):
+        judge = make_judge(process.pid, self._rights, self._deaf, self._ours)
+        if judge is None:
             return
-        may_look_into = may_trace_of(process.pid, self._rights, self._deaf)
         for opened in process.descriptors:
             file = opened.file
             if isinstance(file, RegularFile):
                 with suppress(OSError):
                     found = read_kernel_file(pid, opened.fd, file.flags)
-                    if not may_keep(found, may_look_into):
+                    if not judge(found):
                         yield cause("kernel-file").finding(pid=process.pid, comm=process.comm, path=found.path)
 
     def _is_right(self, found: LinkTarget, used: _FileInUse, uid: int | None) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
-from crckpt.preflight.kernel_files import is_root, may_keep, may_trace_of
+from crckpt.preflight.kernel_files import make_judge
 
 # How the paths of deleted maps begin that are memory, not files.
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
@@ -37,15 +37,11 @@ def find_warnings(observed: Observed) -> Iterator[Finding]:
 def find_weaker(observed: Observed) -> Iterator[Finding]:
     """Find files of the kernel for which a restore is refused without --allow-weaker."""
     processes = {process.pid: process for process in observed.tree.processes}
-    everything = sum(1 << number for number in observed.own_capabilities)
-    rights = observed.states.rights
     undumpable = {pid for pid, state in observed.states.processes.items() if not state.is_dumpable}
     for held in observed.kernel_files:
         process = processes[held.pid]
-        own_pid = process.ns_pids[-1]
-        if own_pid not in rights or is_root(rights[own_pid], everything):
-            continue
-        if not may_keep(held.file, may_trace_of(own_pid, rights, undumpable)):
+        judge = make_judge(process.ns_pids[-1], observed.states.rights, undumpable, observed.own_capabilities)
+        if judge is not None and not judge(held.file):
             yield cause("kernel-file-open").finding(pid=held.pid, comm=process.comm, fd=held.fd, path=held.file.path)
 
 

@@ -24,6 +24,7 @@ from crckpt.preflight.attribute_record import (
     AttributeValue,
     ControlGroup,
     GroupId,
+    GroupMoves,
     ProcessRecord,
 )
 from crckpt.preflight.restore.cgroups import CheckedGroups, check_groups, groups_of
@@ -55,15 +56,15 @@ class HostAttributes(Struct, frozen=True):
 
 
 class AttributeVerdict(Struct, frozen=True):
-    """The attributes that a restore cannot keep: `weaker` needs the user's consent, `lost` is a warning. `moves` are
-    (PID, group). `blockers` prevent the restore.
+    """The attributes that a restore cannot keep: `weaker` needs the user's consent, `lost` is a warning. `blockers`
+    prevent the restore.
 
     `is_in_session`: the tree may have our session keyring.
     """
 
     weaker: tuple[Finding, ...] = ()
     lost: tuple[Finding, ...] = ()
-    moves: tuple[tuple[int, ControlGroup], ...] = ()
+    moves: GroupMoves = ()
     is_in_session: bool = True
     blockers: tuple[Finding, ...] = ()
 

@@ -135,7 +135,7 @@ def test_a_state_that_a_process_did_not_have(
 
 
 def test_securebits_that_are_lost(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]) -> None:
-    """Who has the capability may have dropped them itself."""
+    """A process with the capability to change them may have done that itself."""
     poor = replace(rights[ROOT], capabilities=(0, 0, 0, rights[ROOT].capabilities[3], 0))
     reported = Reported(TaskStates(rights | {ROOT: poor}), {ROOT: 3})
     with pytest.raises(DumpFailed, match="securebits"):
