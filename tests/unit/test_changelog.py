@@ -1,4 +1,4 @@
-"""CHANGELOG.md mentions each change once."""
+"""CHANGELOG.md mentions each change once, and the version of crckpt."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 from itertools import combinations
 
 from places import PROJECT
+
+from crckpt import __version__
 
 PAGE = (PROJECT / "CHANGELOG.md").read_text(encoding="utf-8")
 FEW_WORDS = 8
@@ -26,3 +28,8 @@ def test_no_two_bullets_say_the_same() -> None:
         if len(words(one) & words(other)) > ALIKE * min(len(words(one)), len(words(other)))
     ]
     assert not alike
+
+
+def test_the_newest_version_is_that_of_crckpt() -> None:
+    """What the package, `version`, the man pages and the other host of a move say."""
+    assert re.findall(r"^## (\d\S*)$", PAGE, flags=re.MULTILINE)[0] == __version__
