@@ -154,6 +154,7 @@ DESCRIPTORS = (
     Cause(
         "untested-kind",
         "no test covers the restore of: {kind} ({where})",
-        "leave out --stop, so that the tree runs on; or end it anyway: --force",
+        "try its restore before the tree is ended: --rehearse; or leave out --stop, so that the tree runs on; or end "
+        "it anyway: --force",
     ),
 )

@@ -31,6 +31,14 @@ def dump(
     target: options.Target,
     job: options.Job = None,
     stop: Annotated[bool, typer.Option("--stop", help="End the tree, after its checkpoint is safe on disk.")] = False,
+    rehearse: Annotated[
+        bool,
+        typer.Option(
+            "--rehearse",
+            help="With --stop: first restore the checkpoint in isolation, as **crckpt rehearse** does. If that fails, "
+            "the tree runs on, and no checkpoint is made.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -142,7 +150,7 @@ def dump(
     For example:
 
         crckpt dump 812 trainer
-        crckpt dump unit:redis --stop --tcp close
+        crckpt dump unit:redis --stop --tcp close --rehearse
         crckpt dump pidfile:/run/app.pid
     """
     # Fork before much is loaded: the kernel copies each page that the child changes, if only a count of references.
@@ -164,6 +172,7 @@ def dump(
         pre_copy=_rounds(pre_copy, max_rounds, max_freeze, abort_over),
         skip_in_flight=skip_in_flight,
         force=force,
+        rehearse=rehearse,
         other_program=other_program,
     )
 
@@ -218,6 +227,7 @@ def _document(result: DumpResult) -> dict[str, object]:
         "dry_run": _is_dry_run(result),
         "committing": result.pending,
         "stopped": result.stop and checkpoint is not None,
+        "rehearsed": result.rehearsal is not None,
         "root_ended": result.root_ended,
         "criu": result.criu.path,
         "criu_passed_over": result.criu.passed_over,
@@ -262,6 +272,10 @@ def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[st
         f"{_freeze(result, numbers.frozen_ms)}, {size(numbers.raw_bytes)} of images; "
         f"the store grew by {size(numbers.stored_bytes)}\n"
     )
+    if (rehearsal := result.rehearsal) is not None:
+        yield from note_lines(rehearsal.warnings)
+        started, ran = duration(rehearsal.restore_ms), duration(rehearsal.ran_s * 1000)
+        yield f"rehearsed: restored in isolation in {started}, ran for {ran}\n"
     state = "the tree has ended" if result.stop else _tree_state(result)
     when = "" if result.stop or result.root_ended else "once it has ended, "
     # By its id: another dump may become the newest checkpoint of the job.

@@ -72,6 +72,9 @@ class DumpDocument(Struct, frozen=True, forbid_unknown_fields=True):
     dry_run: bool
     committing: Annotated[bool, Meta(description="With `--async`: the checkpoint is still being stored.")]
     stopped: Annotated[bool, Meta(description="Whether `--stop` ended the tree.")]
+    rehearsed: Annotated[
+        bool, Meta(description="Whether `--rehearse` restored the checkpoint before the tree was ended.")
+    ]
     root_ended: Annotated[bool, Meta(description="The tree was to run on, and its root has ended since.")]
     criu: CriuFile
     criu_passed_over: PassedOver

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -39,6 +40,9 @@ from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
 from crckpt.ops.dump.tracked_before import find_tracked_root
 from crckpt.ops.failures import to_dump_error
 from crckpt.store import Checkpoint, Preparation, is_blank
+
+if TYPE_CHECKING:
+    from crckpt.ops.restore.rehearse import RehearsalResult
 
 # The system's init may be slow to reap. Another parent reaps at once, or at a time that nobody knows.
 _REAPED_BY_INIT_WITHIN_S = 5.0
@@ -192,6 +196,10 @@ def _dump_and_stop(
     parent = target.parent.checkpoint if target.parent is not None and not target.request.searches else None
     preparation, began = Preparation(workspace.repository, workspace.images, parent), time.monotonic()
     made: list[Checkpoint] = []
+    rehearsals: list[RehearsalResult] = []
+    if target.request.rehearse:
+        # The steps of a restore take long to load: not in the freeze.
+        from crckpt.ops.dump.rehearse_held import rehearse_held
 
     def commit(tree: HeldTree) -> None:
         # From now on the store reports its own progress.
@@ -212,6 +220,8 @@ def _dump_and_stop(
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
 
         def check(checkpoint: Checkpoint, manifest: bytes) -> None:
+            if target.request.rehearse:
+                rehearsals.append(rehearse_held(target, workspace.repository, checkpoint))
             # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
             tree.check()
             if hand_over is not None:
@@ -227,7 +237,12 @@ def _dump_and_stop(
     if hand_over is not None:
         hand_over.end()
     result = _make_result(target, outcome.argv)
-    return replace(result, checkpoint=made[0], lineage=_summarise_lineage(target, workspace))
+    return replace(
+        result,
+        checkpoint=made[0],
+        lineage=_summarise_lineage(target, workspace),
+        rehearsal=rehearsals[0] if rehearsals else None,
+    )
 
 
 def _compare_with_budget(rounds: PreCopyResult | None, frozen_ms: float) -> PreCopyResult | None:

@@ -33,6 +33,7 @@ from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, Growth, depends_on_growth, find_risks, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
+from crckpt.preflight.dump.terminals import outside_terminals
 from crckpt.store import check_name, check_note
 from crckpt.store.read.details import RootIdentity
 from crckpt.tracking.choose_tracker import count_untracked, count_written
@@ -175,10 +176,24 @@ def examine_target(
         blockers = tuple(found for found in target.plan.blockers if found.key in UNCONDITIONAL)
     if blockers:
         raise preflight_refusal(blockers)
+    if request.rehearse:
+        target = _plan_rehearsal(target)
     # CRIU dumps some things that it cannot restore: the tree would be ended and lost.
     if request.stop and not request.force and target.plan.untested:
         raise preflight_refusal(target.plan.untested)
     return target
+
+
+def _plan_rehearsal(target: DumpTarget) -> DumpTarget:
+    """Leave out the findings that a rehearsal settles. Raises PreflightRefused if the tree cannot be rehearsed."""
+    if outside_terminals(target.observed):
+        raise preflight_refusal((replace(cause("terminal-rehearsed").finding(), remedy="leave out --rehearse"),))
+    plan = target.plan
+    untested, warnings = (
+        tuple(found for found in findings if found.key != "untested-kind")
+        for findings in (plan.untested, plan.warnings)
+    )
+    return replace(target, plan=replace(plan, untested=untested, warnings=warnings))
 
 
 def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:

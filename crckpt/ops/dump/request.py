@@ -24,8 +24,9 @@ class PreCopy(Struct, frozen=True):
 class DumpRequest(Struct, frozen=True):
     """The user's request. Without `preflight` only what CRIU would not find itself is checked.
 
-    `force`: end the tree even if it holds what no test has shown to come back. `other_program`: dump into the job even
-    if its last checkpoint is of another program. `incremental` None: if the tree is tracked already, or with
+    `force`: end the tree even if it holds what no test has shown to come back. `rehearse`: end it only after its
+    checkpoint was restored in isolation. `other_program`: dump into the job even if its last checkpoint is of another
+    program. `incremental` None: if the tree is tracked already, or with
     `pre_copy`. `copies`: store again some known pages so that old packs die. `searches`: find known
     pages by their content, too, not only at their place.
     """
@@ -43,6 +44,7 @@ class DumpRequest(Struct, frozen=True):
     pre_copy: PreCopy | None = None
     skip_in_flight: bool = False
     force: bool = False
+    rehearse: bool = False
     other_program: bool = False
     copies: bool = True
     searches: bool = True
@@ -68,5 +70,10 @@ class DumpRequest(Struct, frozen=True):
         hint = "leave one of them out"
         if self.stop and self.asynchronous:
             raise UsageError("--stop and --async cannot be combined: --stop waits for the checkpoint", hint=hint)
+        if self.rehearse and not self.stop:
+            raise UsageError(
+                "--rehearse needs --stop: a tree that runs on can be rehearsed later",
+                hint="leave --rehearse out, then: crckpt rehearse JOB",
+            )
         if self.pre_copy is not None and self.incremental is False:
             raise UsageError("--pre-copy cannot be combined with --no-incremental", hint=hint)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from msgspec import Struct
 
 from crckpt.criu.find import Criu
 from crckpt.model import CheckpointId, JobName
 from crckpt.preflight.dump.checks import DumpPlan
 from crckpt.store import Checkpoint
+
+if TYPE_CHECKING:
+    from crckpt.ops.restore.rehearse import RehearsalResult
 
 
 class RoundResult(Struct, frozen=True):
@@ -59,7 +64,8 @@ class DumpResult(Struct, frozen=True):
     """A dump. `checkpoint` is None after a dry run, and while it is `pending`: the tree runs, images are being stored.
 
     `root_ended`: the tree was to run on, and its root has ended since. `unreaped` are PIDs of the ended tree that its
-    parent still keeps: a restore must wait for them. `lineage` is None unless the dump was to be incremental.
+    parent still keeps: a restore must wait for them. `lineage` is None unless the dump was to be incremental;
+    `rehearsal` unless the tree was rehearsed before it was ended.
     """
 
     job: JobName
@@ -75,6 +81,7 @@ class DumpResult(Struct, frozen=True):
     root_ended: bool = False
     lineage: LineageSummary | None = None
     pre_copy: PreCopyResult | None = None
+    rehearsal: RehearsalResult | None = None
 
 
 class PreDumpResult(Struct, frozen=True):

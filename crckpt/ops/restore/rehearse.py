@@ -81,7 +81,7 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
     with repository.shared():
         checkpoint = repository.get(repository.resolve(request.ref))
         try:
-            return _rehearse(request, context, repository, checkpoint)
+            return rehearse_checkpoint(request, context, repository, checkpoint)
         except RestoreFailed as error:
             # Checks in the hold, which a restore has too, raise it.
             hint = name_ref(error.hint, request.ref)
@@ -95,9 +95,13 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
             raise error.reword(error.message, hint=name_ref(error.hint, request.ref)) from error
 
 
-def _rehearse(
+def rehearse_checkpoint(
     request: RehearsalRequest, context: Context, repository: Repository, checkpoint: Checkpoint
 ) -> RehearsalResult:
+    """Rehearse a checkpoint whose packs are in the store; its manifest need not be there.
+
+    Raises what `rehearse` raises, as it happens: also RestoreFailed, Interrupted and OSError.
+    """
     criu = context.criu()
     with ExitStack() as stack:
         reading = stack.enter_context(open_reader(repository, checkpoint))

@@ -1,0 +1,143 @@
+"""`dump --stop --rehearse` ends a tree only after its checkpoint was restored in isolation."""
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import psutil
+import pytest
+from command import Crckpt, network_locks
+from remote import remote
+from stopped import BY_NAME, JOB, program, staging
+from trees import PYTHON, Case, runs, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+FAILED: Final = 21
+REFUSED: Final = 24
+WITHIN_S: Final = 60
+REHEARSED: Final = ("--stop", "--rehearse")
+
+
+@pytest.mark.parametrize("name", ["family", "growing-log", "unix-sockets", "tcp-pair", "deleted-files", "sysv-ipc"])
+def test_a_tree_is_ended_once_its_restore_was_seen(crckpt: Crckpt, name: str) -> None:
+    case = BY_NAME[name]
+    with started(case) as tree:
+        before = tree.counters()
+        words = ("dump", str(tree.pid), JOB, *REHEARSED, *(("--tcp", case.tcp) if case.tcp else ()))
+        said = crckpt.run(*words).out
+        assert "rehearsed: restored in isolation in " in said
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+
+
+def test_a_script_reads_that_it_was_rehearsed(crckpt: Crckpt) -> None:
+    for words, is_rehearsed in ((REHEARSED, True), (("--stop",), False)):
+        with started(BY_NAME["counter"]) as tree:
+            result = crckpt.run("dump", str(tree.pid), JOB, *words, "--json").document["result"]
+            assert result["rehearsed"] is is_rehearsed
+            assert result["stopped"]
+
+
+@pytest.mark.parametrize(
+    ("what", "argument", "reason"),
+    [
+        ("signal", signal.SIGSEGV, "was ended by signal 11"),
+        ("child", signal.SIGKILL, "was ended by signal 9"),
+        ("exit", 7, "ended with status 7"),
+    ],
+)
+def test_a_tree_that_does_not_run_on_in_isolation_runs_on_here(
+    crckpt: Crckpt, what: str, argument: int, reason: str
+) -> None:
+    with started(program("elsewhere", "127.0.0.1", what, str(int(argument)))) as tree:
+        assert_runs_on(crckpt, tree.pid, reason)
+        tree.wait_growth(tree.counters())
+
+
+def test_a_tree_that_criu_saves_and_cannot_restore_runs_on(crckpt: Crckpt) -> None:
+    """A network namespace of a child's own, which CRIU does not make again."""
+    case = Case("nested", (PYTHON, "{programs}/blocked.py", "{workdir}", "nested_network"))
+    with started(case) as tree:
+        assert_runs_on(crckpt, tree.pid, "namespace", "--no-preflight")
+        tree.wait_growth(tree.counters())
+
+
+def test_a_kind_that_no_test_covers_needs_a_rehearsal(crckpt: Crckpt) -> None:
+    with remote() as held:
+        held.ask("import socket; rare = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 0); rare.bind((0, 0))")
+        words = ("dump", str(held.pid), JOB, "--stop")
+        said = crckpt.run(*words, status=REFUSED).err
+        assert "no test covers the restore of: socket AF_NETLINK SOCK_DGRAM" in said
+        assert "--rehearse" in said
+        assert "no test covers" not in crckpt.run(*words, "--rehearse", "--dry-run").out
+        assert "no test covers" not in crckpt.run(*words, "--rehearse").out
+        held.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        assert held.ask("answer = rare.getsockname()[0]") == held.pid
+
+
+def test_it_is_for_trees_that_end(crckpt: Crckpt) -> None:
+    with started(BY_NAME["counter"]) as tree:
+        said = crckpt.run("dump", str(tree.pid), JOB, "--rehearse", status=2).err
+        assert "--rehearse needs --stop" in said
+        assert f"crckpt rehearse {JOB}" in said or "crckpt rehearse JOB" in said
+        tree.wait_growth(tree.counters())
+
+
+def test_a_terminal_is_named_before_the_freeze(crckpt: Crckpt) -> None:
+    master, slave = os.openpty()
+    try:
+        with remote(slave) as program_:
+            words = ("dump", str(program_.pid), JOB, *REHEARSED)
+            for more in ((), ("--dry-run",)):
+                said = crckpt.run(*words, *more, status=REFUSED).err
+                assert "needs one, which a rehearsal does not have" in said
+                assert "leave out --rehearse" in said
+            assert runs(program_.pid)
+    finally:
+        os.close(master)
+        os.close(slave)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
+def test_one_that_is_cut_short_lets_the_tree_run_on(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
+    with started(BY_NAME["family"]) as tree:
+        dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
+        wait_for(lambda: bool(rehearsal_inits(crckpt)), WITHIN_S, "the rehearsal")
+        dump.send_signal(number)
+        said = dump.communicate(timeout=WITHIN_S)[1]
+        assert dump.returncode == status, said
+        wait_for(lambda: not rehearsal_inits(crckpt), WITHIN_S, "the rehearsal to end")
+        wait_for(lambda: psutil.Process(tree.pid).status() != psutil.STATUS_TRACING_STOP, WITHIN_S, "the tree to run")
+        tree.wait_growth(tree.counters())
+        assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
+        # Another one takes away what the kernel does not, and comes to the end.
+        crckpt.run("dump", str(tree.pid), JOB, *REHEARSED)
+
+
+def rehearsal_inits(crckpt: Crckpt) -> list[int]:
+    """PIDs of the inits of rehearsals from this test's store."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if "crckpt.host.namespaces.init" in words and any(str(crckpt.store) in word for word in words):
+                found.append(process.pid)
+    return found
+
+
+def assert_runs_on(crckpt: Crckpt, pid: int, reason: str, *words: str) -> None:
+    """A rehearsed stop of this tree fails for this reason, and leaves the tree and nothing else."""
+    said = crckpt.run("dump", str(pid), JOB, *REHEARSED, *words, status=FAILED).err
+    assert "the rehearsal failed: " in said
+    assert reason in said
+    assert "no checkpoint was made; the tree runs on" in said
+    assert runs(pid)
+    assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
+    assert not staging(crckpt)
+    assert not network_locks()
+    assert not list(Path("/sys/fs/cgroup").rglob("crckpt-rehearsal-*"))
