@@ -35,16 +35,14 @@ def dump(
         bool,
         typer.Option(
             "--rehearse",
-            help="With --stop: first restore the checkpoint in isolation, as **crckpt rehearse** does. If that fails, "
-            "the tree runs on, and no checkpoint is made.",
+            help="With --stop: first restore the checkpoint in isolation; if that fails, the tree runs on.",
         ),
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="With --stop: end the tree even if it uses something whose restore is untested, or needs "
-            "--allow-weaker. You may be unable to restore it.",
+            help="With --stop: end the tree even if its restore is untested, or needs --allow-weaker. You may lose it.",
             rich_help_panel=ADVANCED,
         ),
     ] = False,
@@ -106,8 +104,7 @@ def dump(
         typer.Option(
             "--max-freeze",
             help="With --pre-copy: the longest freeze that you want, the budget (100ms, 0.5s). Rounds repeat until the "
-            "estimated freeze is within it. If that fails, the dump goes on, and reports a freeze over the budget; "
-            "with --abort-over it makes no checkpoint.",
+            "estimated freeze is within it. If that fails, the dump goes on, and says so.",
             show_default="until little is left",
             metavar="TIME",
             rich_help_panel=INCREMENTAL,
