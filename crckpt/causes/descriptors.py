@@ -42,6 +42,11 @@ DESCRIPTORS = (
         "criu/eventpoll.c",
     ),
     Cause(
+        "epoll-elsewhere",
+        "PID {builder} has an epoll of PID {pid}, but not all that it watches; a restore makes it in PID {builder}",
+        "close the epoll in PID {builder}",
+    ),
+    Cause(
         "epoll-again",
         "an epoll cannot be restored",
         "close the descriptor in the program before the dump",

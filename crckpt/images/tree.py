@@ -22,6 +22,7 @@ from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.memfd import MemFd, read_memfd_inodes
 from crckpt.images.mm import AddressSpace, read_mm
+from crckpt.images.other_files import EventPoll
 from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
 from crckpt.images.regfile import GHOST, LINKED, RegularFile, Remap, ghost_image, read_ghost, read_remaps
@@ -130,6 +131,17 @@ class ImageTree(Struct, frozen=True):
         """Whether CRIU needs the images as files, not as streams."""
         spaces = (process.memory for process in self.processes if process.memory is not None)
         return any(vma.is_read_by_position for space in spaces for vma in space.vmas)
+
+    @property
+    def polled(self) -> frozenset[int]:
+        """The ids of files that an epoll watches."""
+        found = set()
+        for process in self.processes:
+            numbers = {opened.fd: opened.file.id for opened in process.descriptors}
+            for opened in process.descriptors:
+                if isinstance(opened.file, EventPoll):
+                    found |= {numbers[fd] for fd in opened.file.watched if fd in numbers}
+        return frozenset(found)
 
     @property
     def listening(self) -> tuple[InetSocket, ...]:

@@ -12,6 +12,7 @@ from msgspec import Struct, structs
 from crckpt.host import proc
 from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
 from crckpt.host.observe import sockets as observed_sockets
+from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
 from crckpt.host.observe.files import UnreachableFile, find_unreachable_files
 from crckpt.host.observe.kernel_files import HeldKernelFile, find_kernel_files
 from crckpt.host.observe.pipes import find_closed_pipes
@@ -24,7 +25,7 @@ from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
-from crckpt.host.syscalls.kcmp import find_escaped_epolls, find_sharers, is_sharing_memory
+from crckpt.host.syscalls.kcmp import find_sharers, is_sharing_memory
 
 # In the fdinfo of a unix socket (Linux 5.10): descriptors that were sent and wait there.
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
@@ -38,7 +39,7 @@ _OF_ONE_PROCESS: Final = (
     "unsavable_maps",
     "unreachable_files",
     "lost_watches",
-    "escaped_epolls",
+    "lost_epolls",
     "shared_locks",
     "traced_threads",
     "waits",
@@ -129,7 +130,7 @@ class Observed(Struct, frozen=True):
     unsavable_maps: tuple[UnsavableMap, ...] = ()
     unreachable_files: tuple[UnreachableFile, ...] = ()
     lost_watches: tuple[proc.Descriptor, ...] = ()
-    escaped_epolls: tuple[proc.Descriptor, ...] = ()
+    lost_epolls: tuple[LostEpoll, ...] = ()
     shared_locks: tuple[SharedLock, ...] = ()
     traced_threads: tuple[TracedThread, ...] = ()
     strangers: frozenset[int] = frozenset()
@@ -209,7 +210,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         unsavable_maps=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
         unreachable_files=find_unreachable_files(sorted(here), reached),
         lost_watches=find_lost_watches(reached),
-        escaped_epolls=find_escaped_epolls(descriptors),
+        lost_epolls=find_lost_epolls(descriptors, {process.pid: process.ns_pids[-1] for process in tree.processes}),
         shared_locks=tuple(_find_shared_locks(tree, descriptors)),
         traced_threads=tuple(
             TracedThread(process.pid, tid, tracer)

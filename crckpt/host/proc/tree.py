@@ -59,7 +59,7 @@ class Process(Struct, frozen=True):
 
 
 class Tree(Struct, frozen=True):
-    """The processes below and with `root`, root first, parents before children."""
+    """The processes below and with `root` in the order of CRIU: root first, each child with its own, oldest first."""
 
     root: Process
     processes: tuple[Process, ...]
@@ -111,15 +111,15 @@ def read_tree(root: Process) -> Tree:
     children: dict[int, list[int]] = {}
     for pid, ppid in _parents():
         children.setdefault(ppid, []).append(pid)
-    found, waiting = [root], [root]
+    found, waiting = [], [root]
     while waiting:
-        parent = waiting.pop(0)
+        parent = waiting.pop()
+        found.append(parent)
         below = [read for pid in children.get(parent.pid, ()) if (read := read_process(pid)) is not None]
         # Its children are known by its PID: that must still be its own after they were read.
         if below and is_current(parent):
-            own = [child for child in below if child.ppid == parent.pid]
-            found += own
-            waiting += own
+            own = (child for child in below if child.ppid == parent.pid)
+            waiting += sorted(own, key=lambda child: (child.start, child.pid), reverse=True)
     return Tree(root, tuple(found))
 
 

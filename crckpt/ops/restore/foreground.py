@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
 
 from msgspec import Struct
 
@@ -14,6 +16,8 @@ from crckpt.host.process.job_control import Job, wait_for_job
 from crckpt.host.process.shell_terminal import ShellTerminal, read_terminal
 from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.result import RestoreResult
+
+_COPIED_WITHIN_S: Final = 1.0
 
 
 class ProgramEnd(Struct, frozen=True):
@@ -72,6 +76,23 @@ def wait_for_program(restored: RestoreResult) -> ProgramEnd:
     Since the restore, signals that crckpt gets are passed on to it. If the program stops, crckpt stops too, until a
     shell continues both.
     """
+    end = _wait_for_end(restored)
+    for copier in restored.copiers:
+        # For its last words. Other processes of the tree may run on, and write.
+        _wait_for_child(copier, _COPIED_WITHIN_S)
+    return end
+
+
+def _wait_for_child(pid: int, seconds: float) -> None:
+    with suppress(ProcessLookupError):  # it has ended, and was reaped
+        child = os.pidfd_open(pid)
+        try:
+            select.select([child], [], [], seconds)
+        finally:
+            os.close(child)
+
+
+def _wait_for_end(restored: RestoreResult) -> ProgramEnd:
     job = restored.job
     assert job is not None
     if restored.holder is not None:

@@ -171,7 +171,7 @@ def _run_criu(
         paths = Paths(isolated.directory or streamer.directory, work, hold.script)
         stream = isolated.directory is None
         criu = isolated.criu.path
-        command = restore_command(criu, paths, options, sibling=False, inherit=tuple(ends), stream=stream)
+        command = restore_command(criu, paths, options, sibling=False, inherit=ends.values, stream=stream)
         holders = work / HOLDERS
         create_holders(holders)
         write_holders(holders, isolated.tree)
@@ -181,7 +181,7 @@ def _run_criu(
                 work / "restore.log",
                 hold=hold,
                 in_hold=in_hold,
-                keep=(streamer.descriptor, *ends.values()),
+                keep=(streamer.descriptor, *ends.kept),
                 limited=True,
             )
         except OSError:

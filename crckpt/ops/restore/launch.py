@@ -27,7 +27,10 @@ from crckpt.store.transaction import RESTORE_LOG, record_builder
 
 
 class LaunchedCriu(Struct, frozen=True):
-    """A CRIU that waits for its images, or has them as files. `new` is the tree's new PID namespace, if it gets one."""
+    """A CRIU that waits for its images, or has them as files. `new` is the tree's new PID namespace, if it gets one.
+
+    `copiers` are as in `InheritedEnds`.
+    """
 
     run: CriuRun
     streamer: Streamer
@@ -35,6 +38,7 @@ class LaunchedCriu(Struct, frozen=True):
     new: namespace.PidNamespace | None
     command: tuple[str, ...]
     holders: Path
+    copiers: tuple[int, ...]
 
     @property
     def init(self) -> int | None:
@@ -89,7 +93,7 @@ def launched_criu(
         ends = stack.enter_context(inherited_ends(outside, None if request.detach else request.output))
         command = (
             *(nsenter_words(new.init, ("pid", "mnt")) if new else ()),
-            *attempt.command(Paths(images, work, hold.script), tuple(ends), stream=not as_files),
+            *attempt.command(Paths(images, work, hold.script), ends.values, stream=not as_files),
         )
         holders = work / HOLDERS
         create_holders(holders)
@@ -102,11 +106,11 @@ def launched_criu(
                 work / RESTORE_LOG,
                 holds=(hold,),
                 terminal=outside.terminal,
-                keep=(streamer.descriptor, *ends.values()),
+                keep=(streamer.descriptor, *ends.kept),
                 limited=True,
                 start=run.start if outside.holder is None else outside.holder.start_in_session,
             )
-            launched = LaunchedCriu(criu, streamer, hold, new, command, holders)
+            launched = LaunchedCriu(criu, streamer, hold, new, command, holders, tuple(ends.copiers))
             stack.callback(launched.give_up)
             if new is None:
                 record_builder(work, criu.pid)

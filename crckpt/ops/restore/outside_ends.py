@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -10,6 +11,7 @@ from contextlib import contextmanager, suppress
 from msgspec import Struct
 
 from crckpt.host.observe.pipes import make_filled_pipe
+from crckpt.host.process import run
 from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.images.pipes import PipeContent
 from crckpt.images.terminal_files import NO_INPUT, OUTPUT
@@ -32,13 +34,34 @@ class OutsideEnds(Struct, frozen=True):
     holder: TerminalHolder | None = None
 
 
+class InheritedEnds(Struct, frozen=True):
+    """Values for CRIU's --inherit-fd, each with our descriptor.
+
+    `copiers` are PIDs of processes that copy what the tree writes to its output. They end with the tree; we reap them.
+    """
+
+    descriptors: dict[str, int] = {}
+    copiers: list[int] = []
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values."""
+        return tuple(self.descriptors)
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """Our descriptors."""
+        return tuple(self.descriptors.values())
+
+
 @contextmanager
-def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[dict[str, int]]:
-    """Give values for CRIU's --inherit-fd, each with our descriptor; they are closed with the block.
+def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[InheritedEnds]:
+    """Give what CRIU inherits; our descriptors are closed with the block.
 
     A pipe to the outside becomes `output`, or /dev/null if that is None.
     """
-    ends: dict[str, int] = {}
+    inherited = InheritedEnds()
+    ends = inherited.descriptors
     writers: list[int] = []
     try:
         for content in outside.contents:
@@ -51,13 +74,16 @@ def inherited_ends(outside: OutsideEnds, output: int | None) -> Iterator[dict[st
                 descriptor = _open_for_writing(2 if pipe.errors else output)
             else:
                 descriptor = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+            if pipe.polled and not _can_poll(descriptor):
+                descriptor, copier = _copy_to(descriptor)
+                inherited.copiers.append(copier)
             ends[f"fd[{descriptor}]:pipe:[{pipe.inode}]"] = descriptor
         if outside.replaces_terminal:
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
             ends[f"fd[{null}]:{NO_INPUT}"] = null
             written = os.dup(null if outside.terminal_output is None else outside.terminal_output)
             ends[f"fd[{written}]:{OUTPUT}"] = written
-        yield ends
+        yield inherited
     finally:
         for descriptor in (*ends.values(), *writers):
             os.close(descriptor)
@@ -79,3 +105,26 @@ def _open_for_writing(output: int) -> int:
         with suppress(OSError):  # the terminal has no name in this mount namespace
             return os.open(f"/proc/self/fd/{output}", os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC)
     return os.dup(output)
+
+
+def _can_poll(descriptor: int) -> bool:
+    """Return whether an epoll can watch it: no file on a disk, and not /dev/null."""
+    with select.epoll() as epoll:
+        try:
+            epoll.register(descriptor)
+        except PermissionError:
+            return False
+    return True
+
+
+def _copy_to(output: int) -> tuple[int, int]:
+    """Make a pipe from which another process copies to `output`, which is closed; return its end and the PID."""
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        # It holds no directory of ours, and no descriptor that anybody waits for.
+        copier = ("env", "--chdir=/", "cat")
+        return writer, run.spawn(copier, {0: reader, 1: output, 2: null}, environment={}, own_session=True)
+    finally:
+        for descriptor in (reader, output, null):
+            os.close(descriptor)

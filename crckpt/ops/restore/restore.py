@@ -304,6 +304,7 @@ def _follow(
             job=job,
             restore_ms=(ended - criu.run.started) * 1000,
             holder=holder,
+            copiers=criu.copiers,
         )
 
     def announce() -> None:

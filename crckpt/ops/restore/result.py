@@ -17,6 +17,7 @@ class RestoreResult(Struct, frozen=True):
     - `pid`: the root of the tree, or the init of its new PID namespace, as we see it
     - `job`: the program to wait for, in the foreground
     - `holder`: of the new terminal of the tree, if it got one; then `job.child` is a child of the holder
+    - `copiers`: PIDs of our processes that copy what the tree writes; they end after it
     - `skipped`: (id, reason) of newer checkpoints that could not be restored
     """
 
@@ -29,3 +30,4 @@ class RestoreResult(Struct, frozen=True):
     restore_ms: float = 0.0
     holder: TerminalHolder | None = None
     skipped: tuple[tuple[str, str], ...] = ()
+    copiers: tuple[int, ...] = ()

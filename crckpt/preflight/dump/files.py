@@ -22,8 +22,11 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
             yield cause("mount-lookup").finding(path=file.path, fd=file.fd)
         else:
             yield cause("file-hidden").finding(path=file.path)
-    for epoll in observed.escaped_epolls:
-        yield cause("epoll-closed").finding(pid=epoll.pid)
+    for epoll in observed.lost_epolls:
+        if epoll.builder:
+            yield cause("epoll-elsewhere").finding(pid=epoll.pid, builder=epoll.builder)
+        else:
+            yield cause("epoll-closed").finding(pid=epoll.pid)
     if observed.lost_watches:
         yield cause("watch").finding()
 

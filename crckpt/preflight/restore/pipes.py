@@ -18,12 +18,13 @@ _STDOUT, _STDERR = 1, 2
 class OutsidePipe(Struct, frozen=True):
     """A pipe into which the tree writes and from which a process outside read.
 
-    `errors`: the tree has it only as standard error (fd 2). A pipe that the tree reads is none: CRIU makes it again
-    with the bytes in it, and nobody can write to it.
+    `errors`: the tree has it only as standard error (fd 2). `polled`: an epoll watches it. A pipe that the tree reads
+    is none: CRIU makes it again with the bytes in it, and nobody can write to it.
     """
 
     inode: int
     errors: bool
+    polled: bool = False
 
 
 def find_blockers(planned: PlannedRestore, outside: tuple[OutsidePipe, ...]) -> Iterator[Finding]:
@@ -45,8 +46,9 @@ def outside_pipes(planned: PlannedRestore) -> tuple[OutsidePipe, ...]:
     for file in tree.files:
         if isinstance(file, Pipe):
             ends.setdefault(file.pipe_id, set()).add(file.flags & os.O_ACCMODE)
+    polled = {file.pipe_id for file in tree.files if isinstance(file, Pipe) and file.id in tree.polled}
     return tuple(
-        OutsidePipe(inode, errors=numbers.get(inode) == {_STDERR})
+        OutsidePipe(inode, errors=numbers.get(inode) == {_STDERR}, polled=inode in polled)
         for inode, found in ends.items()
         # Where a reader is not known there was one: the program must not be ended by SIGPIPE.
         if found == {os.O_WRONLY} and inode not in planned.closed_pipes

@@ -18,7 +18,7 @@ def test_our_terminal_can_only_be_written_to() -> None:
         tty.setraw(terminal)
         assert fcntl.fcntl(terminal, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDWR
         with inherited_ends(OutsideEnds((OutsidePipe(1, errors=False),)), terminal) as ends:
-            (descriptor,) = ends.values()
+            (descriptor,) = ends.kept
             assert fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_WRONLY
             os.write(descriptor, b"said")
         assert os.read(ours, 10) == b"said"

@@ -1,0 +1,148 @@
+"""Find epolls that CRIU cannot make again: the process that would make one lacks a file that it watches.
+
+CRIU dumps an epoll once, in the first process that has it, and names what it watches by that process's numbers. It
+makes the epoll again in the process with the lowest PID. Source: criu/eventpoll.c, criu/files.c.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cmp_to_key
+from typing import Final, NamedTuple
+
+from msgspec import Struct
+
+from crckpt.host.proc import Descriptor
+from crckpt.host.proc.fd import read_targets
+from crckpt.host.syscalls.kcmp import is_watched, order_files
+
+# A line of an epoll's fdinfo: the number under which a file was added, which it may no longer have, and its inode.
+_TARGET: Final = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:([\da-f]+))?", re.MULTILINE)
+
+
+class LostEpoll(Struct, frozen=True):
+    """An epoll that CRIU cannot make again, by the number in the first process that has it.
+
+    `builder` is the process that would make it and lacks a file that it watches; 0 if `pid` itself has closed one.
+    """
+
+    pid: int
+    fd: int
+    builder: int = 0
+
+
+class _Watched(NamedTuple):
+    """A file that an epoll watches. `fd` is the number by which it was added, `at` counts those of that number."""
+
+    fd: int
+    at: int
+    inode: int
+
+
+class _Epoll(NamedTuple):
+    """An epoll in the first process that has it, and the PID of the process that makes it again."""
+
+    first: Descriptor
+    builder: int
+
+    def has(self, watched: _Watched, fd: int) -> bool | None:
+        return is_watched(self.first.pid, self.first.fd, watched.fd, watched.at, fd)
+
+
+def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, int]) -> tuple[LostEpoll, ...]:
+    """Find them in a tree's descriptors, in the order of its processes. `numbers`: the PIDs that a restore gives."""
+    epolls = [found for found in descriptors if found.target == "anon_inode:[eventpoll]"]
+    by_number = {(found.pid, found.fd): found for found in descriptors}
+    lost = []
+    for same in _group_same(epolls):
+        builder = min((each.pid for each in same), key=lambda pid: numbers.get(pid, pid))
+        epoll = _Epoll(same[0], builder)
+        watched = tuple(_find_watched(epoll.first))
+        kept = frozenset(each for each in watched if _is_kept(epoll, each, by_number))
+        # Twice: while the descriptors are compared, a server may close a connection and accept one by the same number.
+        if len(kept) < len(watched) and _find_lost(epoll, watched, kept, by_number):
+            lost.append(_find_lost(epoll, watched, kept, by_number))
+    return tuple(found for found in lost if found is not None)
+
+
+def _group_same(epolls: Sequence[Descriptor]) -> list[list[Descriptor]]:
+    """Group the descriptors of each epoll, in their order."""
+    if len({each.pid for each in epolls}) < 2:
+        return [[each] for each in epolls]
+
+    def order(one: Descriptor, other: Descriptor) -> int:
+        return order_files(one.pid, one.fd, other.pid, other.fd)
+
+    # Sorted, so that not all are compared with all.
+    groups: list[list[Descriptor]] = []
+    for each in sorted(epolls, key=cmp_to_key(order)):
+        if groups and not order(groups[-1][0], each):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
+
+
+def _find_watched(epoll: Descriptor) -> Iterator[_Watched]:
+    """Find what an epoll watches. One number may have been several files."""
+    counts: Counter[int] = Counter()
+    for number, inode in _TARGET.findall(epoll.info):
+        fd = int(number)
+        yield _Watched(fd, counts[fd], int(inode or "0", 16))
+        counts[fd] += 1
+
+
+def _is_kept(epoll: _Epoll, watched: _Watched, by_number: Mapping[tuple[int, int], Descriptor]) -> bool:
+    """Return whether the file still has its number in both processes, or is watched no longer."""
+    found, other = by_number.get((epoll.first.pid, watched.fd)), by_number.get((epoll.builder, watched.fd))
+    if found is None or other is None or found.target != other.target:
+        return False
+    # The number may be of another file now. A server watches thousands of sockets: their inodes are faster to compare.
+    if found.socket_inode and found.socket_inode == watched.inode:
+        return True
+    if found is not other and order_files(found.pid, found.fd, other.pid, other.fd):
+        return False
+    try:
+        return bool(epoll.has(watched, found.fd))
+    except OSError:
+        return True
+
+
+def _find_lost(
+    epoll: _Epoll,
+    watched: tuple[_Watched, ...],
+    kept: frozenset[_Watched],
+    by_number: Mapping[tuple[int, int], Descriptor],
+) -> LostEpoll | None:
+    """Look at what is not `kept` as it is now."""
+    first, builder = epoll.first, epoll.builder
+    used = {each.fd for each in kept}
+    for each in watched:
+        # An OSError: it is watched no longer.
+        with suppress(OSError):
+            if each in kept:
+                continue
+            targets = dict(read_targets(first.pid))
+            answers = {fd: epoll.has(each, fd) for fd in targets}
+            if set(answers.values()) == {None}:  # the epoll itself has been closed
+                continue
+            numbers = [fd for fd, is_same in answers.items() if is_same]
+            # CRIU adds the file by another number that it has in the first process: one number only once, and not if a
+            # process before that has the file, too.
+            fd = each.fd if each.fd in numbers else min(numbers, default=-1)
+            if fd < 0 or fd in used or (fd != each.fd and _is_held_before(first.pid, fd, targets[fd], by_number)):
+                return LostEpoll(first.pid, first.fd)
+            used.add(fd)
+            if builder != first.pid and order_files(first.pid, fd, builder, fd):
+                return LostEpoll(first.pid, first.fd, builder)
+    return None
+
+
+def _is_held_before(pid: int, fd: int, target: str, by_number: Mapping[tuple[int, int], Descriptor]) -> bool:
+    """Return whether a process before this one has the same open file."""
+    before = itertools.takewhile(lambda found: found.pid != pid, by_number.values())
+    return any(found.target == target and not order_files(pid, fd, found.pid, found.fd) for found in before)

@@ -1,0 +1,151 @@
+"""Epolls come back with all that they watch, or are refused before the tree is frozen."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import PROGRAM, Crckpt
+from remote import Remote, remote
+from stopped import JOB
+from trees import runs
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+WITHIN_S: Final = 60
+REFUSED: Final = 24
+LAST_PID: Final = "/proc/sys/kernel/ns_last_pid"
+LOWEST: Final = 2
+
+_CHILD_WITH_LOWER_PID: Final = f"""
+import os, select, signal
+from pathlib import Path
+poll = select.epoll()
+end, other = os.pipe()
+poll.register(end, select.EPOLLIN)
+before = Path("{LAST_PID}").read_text()
+Path("{LAST_PID}").write_text("{LOWEST}")
+child = os.fork()
+if child == 0:
+    CLOSE
+    while True: signal.pause()
+Path("{LAST_PID}").write_text(before)
+answer = child
+"""
+_CLOSED_IN_CHILD: Final = _CHILD_WITH_LOWER_PID.replace("CLOSE", "os.close(end)")
+_OTHER_IN_CHILD: Final = _CHILD_WITH_LOWER_PID.replace("CLOSE", "os.dup2(other, end)")
+_TWICE: Final = """
+import os, select
+poll = select.epoll()
+first, other = os.pipe()
+again = os.dup(first)
+poll.register(first, select.EPOLLIN); poll.register(again, select.EPOLLIN)
+os.close(first)
+"""
+_WATCHED_ELSEWHERE: Final = """
+import os, select, signal
+poll = select.epoll()
+child = os.fork()
+if child == 0:
+    end, other = os.pipe()
+    poll.register(end, select.EPOLLIN)
+    while True: signal.pause()
+answer = child
+"""
+
+
+@pytest.mark.parametrize(
+    ("hold", "said"),
+    [
+        (_CLOSED_IN_CHILD, "a restore makes it in PID {answer}"),
+        (_OTHER_IN_CHILD, "a restore makes it in PID {answer}"),
+        (_WATCHED_ELSEWHERE, "watches a descriptor that is closed there but open elsewhere"),
+        (_TWICE, "watches a descriptor that is closed there but open elsewhere"),
+    ],
+    ids=["closed in the lowest", "another file in the lowest", "in a child only", "twice"],
+)
+def test_one_that_no_restore_makes_again_is_refused_before_the_freeze(crckpt: Crckpt, hold: str, said: str) -> None:
+    with remote() as program:
+        answer = program.ask(f"answer = None\n{hold}")
+        try:
+            assert answer is None or runs(int(str(answer)))
+            words = ("dump", str(program.pid), JOB)
+            for told in (
+                crckpt.run("doctor", str(program.pid), status=REFUSED).out,
+                crckpt.run(*words, "--stop", "--dry-run", status=REFUSED).err,
+                crckpt.run(*words, "--stop", status=REFUSED).err,
+            ):
+                assert said.format(answer=answer) in told
+            assert program.ask("answer = 1") == 1
+            if hold != _OTHER_IN_CHILD:  # which comes back, and then watches the other file
+                crckpt.run(*words, "--stop", "--rehearse", "--no-preflight", status=21)
+                assert program.ask("answer = 2") == 2
+        finally:
+            if answer is not None:
+                os.kill(int(str(answer)), signal.SIGKILL)
+
+
+def test_one_that_a_child_with_a_lower_pid_inherited_comes_back(crckpt: Crckpt) -> None:
+    with remote() as program:
+        child = program.ask(_CHILD_WITH_LOWER_PID.replace("CLOSE", "pass"))
+        assert int(str(child)) < program.pid
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        os.waitpid(int(str(child)), 0)
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("os.write(other, b'x'); answer = poll.poll(5) == [(end, select.EPOLLIN)]") is True
+        os.kill(int(str(child)), signal.SIGKILL)
+
+
+def test_one_of_a_pipe_to_the_outside_comes_back_without_it(crckpt: Crckpt) -> None:
+    """No epoll takes /dev/null."""
+    with watched_output(crckpt) as program:
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
+        # More than any pipe holds: somebody reads it.
+        assert program.ask("answer = sum(os.write(end, bytes(4096)) for _ in range(1000))") == 4096 * 1000
+        # It can be saved and brought back again.
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        os.waitpid(program.pid, 0)
+        crckpt.run("restore", JOB, "--detach")
+        assert program.ask("os.write(end, b'x'); answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
+
+
+def test_one_of_a_pipe_to_the_outside_writes_to_a_file(crckpt: Crckpt, tmp_path: Path) -> None:
+    """To its last byte."""
+    said = tmp_path / "said"
+    with watched_output(crckpt) as program, said.open("wb") as output, (tmp_path / "err").open("wb") as err:
+        null = subprocess.DEVNULL
+        process = subprocess.Popen(
+            (str(PROGRAM), "restore", JOB), stdin=null, stdout=output, stderr=err, env=crckpt.environment
+        )
+        assert program.ask("answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
+        program.tell("for number in range(10_000): os.write(end, b'%d\\n' % number)\nos._exit(0)")
+        assert process.wait(WITHIN_S) == 0, (tmp_path / "err").read_text()
+        assert said.read_text().split()[-10_000:] == [str(number) for number in range(10_000)]
+
+
+def test_one_of_a_pipe_to_the_outside_can_be_rehearsed(crckpt: Crckpt) -> None:
+    with watched_output(crckpt, "--rehearse"):
+        pass
+
+
+@contextmanager
+def watched_output(crckpt: Crckpt, *words: str) -> Iterator[Remote]:
+    """A program whose epoll watches a pipe to a process outside the tree, dumped and ended."""
+    reading, writing = os.pipe()
+    try:
+        with remote(writing) as program:
+            os.close(writing)
+            program.ask(
+                f"import os, select; poll = select.epoll(); end = {writing}; poll.register(end, select.EPOLLOUT)"
+            )
+            crckpt.run("dump", str(program.pid), JOB, "--stop", *words)
+            program.wait_gone()
+            yield program
+    finally:
+        os.close(reading)

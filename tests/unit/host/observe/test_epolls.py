@@ -1,0 +1,154 @@
+"""Epolls whose files were closed, or are not open where a restore would make the epoll."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+from small_programs import WAITS, program
+
+from crckpt.host import proc
+from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
+from crckpt.host.proc.fd import read_targets
+
+
+@contextmanager
+def own_descriptors() -> Iterator[None]:
+    """Afterwards, close what was opened meanwhile."""
+    before = {fd for fd, _ in read_targets(os.getpid())}
+    try:
+        yield
+    finally:
+        for fd, _ in read_targets(os.getpid()):
+            if fd not in before:
+                os.close(fd)
+
+
+def test_an_epoll_that_watches_a_file_that_is_closed() -> None:
+    """The open file lives on in the queue of a socket, say."""
+    left, right = socket.socketpair()
+    watched = os.eventfd(0)
+    with left, right, select.epoll() as epoll:
+        epoll.register(watched)
+        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+        socket.send_fds(left, [b"."], [watched])
+        os.close(watched)
+        (found,) = find_lost_epolls(proc.descriptors(os.getpid()), {})
+        assert found.fd == epoll.fileno()
+
+
+def test_an_epoll_whose_file_has_another_number_is_not_lost() -> None:
+    watched = os.eventfd(0)
+    with select.epoll() as epoll:
+        epoll.register(watched)
+        kept = os.dup(watched)
+        os.close(watched)
+        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+        os.close(kept)
+
+
+def two_eventfds() -> tuple[int, int]:
+    return os.eventfd(0), os.eventfd(0)
+
+
+def two_pipes() -> tuple[int, int]:
+    (watched, _), (other, _) = os.pipe(), os.pipe()
+    return watched, other
+
+
+def two_sockets() -> tuple[int, int]:
+    return socket.socket().detach(), socket.socket().detach()
+
+
+@pytest.mark.parametrize("open_two", [two_eventfds, two_pipes, two_sockets])
+def test_an_epoll_of_a_closed_file_whose_number_is_that_of_another(open_two: Callable[[], tuple[int, int]]) -> None:
+    """All eventfds have one inode, each socket its own."""
+    left, right = socket.socketpair()
+    with own_descriptors(), left, right, select.epoll() as epoll:
+        watched, other = open_two()
+        epoll.register(watched)
+        socket.send_fds(left, [b"."], [watched])
+        os.dup2(other, watched)
+        (found,) = find_lost_epolls(proc.descriptors(os.getpid()), {})
+        assert found.fd == epoll.fileno()
+        # Both files were added by one number.
+        epoll.register(watched)
+        (found,) = find_lost_epolls(proc.descriptors(os.getpid()), {})
+        assert found.fd == epoll.fileno()
+
+
+def test_an_epoll_of_two_open_files_that_were_added_by_one_number() -> None:
+    with own_descriptors(), select.epoll() as epoll:
+        watched, other = two_eventfds()
+        epoll.register(watched)
+        os.dup(watched)
+        os.dup2(other, watched)
+        epoll.register(watched)
+        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+
+
+def test_an_epoll_that_watches_a_file_no_longer_when_it_is_compared() -> None:
+    """A server goes on while its descriptors are read."""
+    with own_descriptors(), select.epoll() as epoll:
+        watched, other = two_eventfds()
+        epoll.register(watched)
+        read_before = proc.descriptors(os.getpid())
+        os.dup2(other, watched)
+        assert find_lost_epolls(read_before, {}) == ()
+        os.close(watched)
+        assert find_lost_epolls(read_before, {}) == ()
+        without = tuple(found for found in read_before if found.fd != watched)
+        assert find_lost_epolls(without, {}) == ()
+        epoll.close()
+        assert find_lost_epolls(without, {}) == ()
+
+
+def test_an_epoll_that_another_process_would_make() -> None:
+    """The one with the lowest PID, by the numbers of the first that has it."""
+    with own_descriptors(), select.epoll() as epoll:
+        watched, other = os.eventfd(0), os.eventfd(0)
+        epoll.register(watched)
+        ours = proc.descriptors(os.getpid())
+        for inherited, is_lost in ((watched, False), (other, True)):
+            with program(WAITS, epoll.fileno(), inherited) as child:
+                both = (*ours, *proc.descriptors(child.pid))
+                assert find_lost_epolls(both, {}) == ()
+                found = find_lost_epolls(both, {child.pid: 1, os.getpid(): 2})
+                assert found == ((LostEpoll(os.getpid(), epoll.fileno(), child.pid),) if is_lost else ())
+        # By that number it has another file.
+        with program(f"os.dup2({other}, {watched})\n{WAITS}", epoll.fileno(), watched, other) as child:
+            assert find_lost_epolls((*ours, *proc.descriptors(child.pid)), {child.pid: 1, os.getpid(): 2})
+
+
+def test_an_epoll_of_one_file_by_two_numbers_of_which_one_is_closed() -> None:
+    """CRIU would add it twice by the other."""
+    with own_descriptors(), select.epoll() as epoll:
+        watched = os.eventfd(0)
+        again = os.dup(watched)
+        epoll.register(watched)
+        epoll.register(again)
+        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+        os.close(watched)
+        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == (LostEpoll(os.getpid(), epoll.fileno()),)
+
+
+def test_an_epoll_of_a_file_by_another_number_that_a_process_before_has_too() -> None:
+    """CRIU finds it only in the first process that has the file."""
+    with own_descriptors():
+        watched = os.eventfd(0)
+        code = (
+            f"import select; epoll = select.epoll(); watched = os.dup({watched}); epoll.register(watched)\n"
+            f"os.close(watched)\n{WAITS}"
+        )
+        with program(code, watched) as child:
+            theirs = proc.descriptors(child.pid)
+            assert find_lost_epolls(theirs, {}) == ()
+            ((pid, _, builder),) = (
+                (found.pid, found.fd, found.builder)
+                for found in find_lost_epolls((*proc.descriptors(os.getpid()), *theirs), {})
+            )
+            assert (pid, builder) == (child.pid, 0)
