@@ -54,6 +54,11 @@ TERMINALS = (
         "criu/tty.c",
     ),
     Cause(
+        "terminal-polled",
+        "the program waits for its terminal with an epoll, which takes no file and not /dev/null",
+        "give it a new terminal: --tty new",
+    ),
+    Cause(
         "terminal-taken",
         "another program uses terminal /dev/pts/{index}",
         "find it: fuser -v /dev/pts/{index} (package psmisc); then end it",

@@ -134,6 +134,23 @@ def test_one_of_a_pipe_to_the_outside_can_be_rehearsed(crckpt: Crckpt) -> None:
         pass
 
 
+def test_one_of_a_terminal_needs_a_terminal(crckpt: Crckpt, tmp_path: Path) -> None:
+    master, slave = os.openpty()
+    with remote(slave) as program:
+        program.ask(f"import os, select; poll = select.epoll(); end = {slave}; poll.register(end, select.EPOLLIN)")
+        os.close(slave)
+        crckpt.run("dump", str(program.pid), JOB, "--stop")
+        program.wait_gone()
+        os.close(master)
+        for tty in ("null", str(tmp_path / "said")):
+            for more in ((), ("--dry-run",)):
+                said = crckpt.run("restore", JOB, "--detach", "--tty", tty, *more, status=REFUSED).err
+                assert "waits for its terminal with an epoll" in said
+                assert "--tty new" in said
+        crckpt.run("restore", JOB, "--detach", "--tty", "new")
+        assert program.ask("answer = os.isatty(end) and poll.poll(0) == []") is True
+
+
 @contextmanager
 def watched_output(crckpt: Crckpt, *words: str) -> Iterator[Remote]:
     """A program whose epoll watches a pipe to a process outside the tree, dumped and ended."""

@@ -89,6 +89,8 @@ def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
             # CRIU puts its own group in the place of the shell's, and has none in a new PID namespace.
             if planned.new_pid_namespace and planned.tree.root.pgid != planned.tree.root.pid:
                 yield cause("terminal-group-outside").finding()
+    if planned.tty in ("null", "file") and find_terminal_files(planned.tree).files & planned.tree.polled:
+        yield cause("terminal-polled").finding()
     if not planned.may_have_consoles:
         yield from _find_other_users_consoles(planned.tree, host)
 
