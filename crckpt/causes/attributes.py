@@ -89,7 +89,7 @@ ATTRIBUTES = (
         "file-planted",
         "{path}, a file of process {pid} ({comm}), is {found} now, and belongs to {user}, who did not own it at the "
         "checkpoint: that user may have put it there to control the program",
-        "check it: ls -ld {path!r}; if it is the right file: --allow-weaker",
+        "check it: ls -ld {path}; if it is the right file: --allow-weaker",
     ),
     Cause(
         "kernel-file",
@@ -108,6 +108,6 @@ ATTRIBUTES = (
         "file-exchanged",
         "somebody may have replaced {path}, a file of process {pid} ({comm}): it is {found} now, which the program or "
         "a user who can change the path ({user}) may not open",
-        "check it: ls -ld {path!r}; if it is the right file: --allow-weaker",
+        "check it: ls -ld {path}; if it is the right file: --allow-weaker",
     ),
 )

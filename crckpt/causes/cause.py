@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 from msgspec import Struct
 
 from crckpt.model import MEBIBYTE
@@ -14,7 +16,8 @@ class Cause(Struct, frozen=True):
 
     `{name}` becomes the value, `{name|other words}` the other words if the value is not known. If the cause is not
     `sure`, CRIU writes the same in other cases: the message calls it the most likely one. CRIU does not have this cause
-    from the release `fixed` on. `by_criu` is the remedy for users of criu without crckpt, if it is another one.
+    from the release `fixed` on. `by_criu` is the remedy for users of criu without crckpt, if it is another one. In remedies
+    paths are quoted for the shell: programs choose them, and people copy commands.
     """
 
     key: str
@@ -32,9 +35,9 @@ class Cause(Struct, frozen=True):
 
     def finding(self, **values: object) -> Finding:
         """Fill in the names; an unknown value is shown as `?`."""
-        known = _Known(values)
-        says = self.says.format_map(known)
-        return Finding(self.key, says if self.sure else f"{LIKELY}{says}", self.remedy.format_map(known), self.sure)
+        quoted = {name: shlex.quote(str(values[name])) for name in ("path", "log") if name in values}
+        says, remedy = self.says.format_map(_Known(values)), self.remedy.format_map(_Known(values | quoted))
+        return Finding(self.key, says if self.sure else f"{LIKELY}{says}", remedy, self.sure)
 
 
 def mebibytes(size: int) -> str:

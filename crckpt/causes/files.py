@@ -286,7 +286,7 @@ FILES = (
     Cause(
         "fuse",
         "{path} is a FUSE mount, and CRIU cannot save its server",
-        "unmount it: fusermount -u {path}; with criu: --external mnt[{path}]:KEY",
+        "unmount it: fusermount -u {path}; with criu: --external mnt[PATH]:KEY",
         r"(?P<path>/\S*) is a fuse mount but not external",
         "criu/filesystems.c",
     ),

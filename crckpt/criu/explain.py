@@ -97,7 +97,7 @@ def explain(log: str, *, by_criu: bool = False) -> Explanation:
     shown = tuple(line.text for line in telling if "Warn " not in line.text)[:8]
     release = find_release(log)
     is_silent = _FAILED in log and all(is_consequence(line) for line in telling)
-    silent = _explain_silence(log, shown, by_criu=by_criu) if is_silent else None
+    silent = _explain_silence(log, shown, release, by_criu=by_criu) if is_silent else None
     for line, finding in _find_causes(log, telling, release):
         # A sure cause beats the silence; the silence beats a guess.
         if silent and silent.finding and not finding.sure:
@@ -202,10 +202,12 @@ def _find_surer_before(retyped: Iterable[Line], line: Line) -> Iterator[tuple[Li
             yield earlier, finding
 
 
-def _explain_silence(log: str, shown: tuple[str, ...], *, by_criu: bool) -> Explanation:
-    """Look for what else a CRIU wrote that failed and did not complain."""
+def _explain_silence(
+    log: str, shown: tuple[str, ...], release: tuple[int, ...] | None, *, by_criu: bool
+) -> Explanation:
+    """Look for what else a CRIU of this `release` wrote that failed and did not complain."""
     for cause in SILENT:
-        if found := re.search(cause.pattern, log):
+        if not _is_fixed(cause, release) and (found := re.search(cause.pattern, log)):
             finding = cause.finding(**found.groupdict())
             finding = _advise_by_criu(finding) if by_criu else finding
             return Explanation(finding, shown, line_at(log, found.start(), 0).text)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.causes.releases import find_release
 from crckpt.criu.cache import candidates
 from crckpt.criu.find import Search, search
 from crckpt.criu.install import PREFIX
@@ -20,7 +21,7 @@ from crckpt.host.probes.tools import has_gpu
 from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.choose_tracker import find_method
-from crckpt.tracking.preload.library import LIBRARY
+from crckpt.tracking.preload.library import LIBRARY, restarts_calls
 
 # Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used.
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
@@ -32,6 +33,7 @@ _OF_TRACKER = frozenset({"soft_dirty", "write_protection"})
 _ANY_TRACKER = "use Linux 6.7 or later, or a kernel with CONFIG_MEM_SOFT_DIRTY"
 
 _INSTALL = "crckpt install-criu"
+_SAFE = (4, 2, 1)
 _AS_ROOT = "sudo crckpt doctor"
 
 
@@ -151,10 +153,11 @@ def _criu(context: Context) -> tuple[Outcome, Search | None]:
         return Outcome(
             "missing", f"the trial failed: {error_text(error)}", "nothing can be checkpointed", _INSTALL
         ), None
-    return _verdict(found_by), found_by
+    return judge_criu(found_by), found_by
 
 
-def _verdict(found: Search) -> Outcome:
+def judge_criu(found: Search) -> Outcome:
+    """Say whether a CRIU works, and whether it is safe with programs of users."""
     tried = (
         f"{candidate.path} ({candidate.origin}): {why}"
         for candidate, why in found.rejected
@@ -168,6 +171,10 @@ def _verdict(found: Search) -> Outcome:
         )
     criu = found.criu
     works = f"CRIU {criu.version} works: a trial dump and restore by {criu.path} ({criu.origin}) succeeded"
+    # The library is not made without a C compiler. A version that a distribution has repaired says the old number.
+    if not restarts_calls() and (find_release(f"Version: {criu.version}") or _SAFE) < _SAFE:
+        lost = "a program can take control of what this CRIU runs in it (CVE-2026-18107): dump only programs of root"
+        return Outcome("limited", f"{works}{skipped}", lost, _INSTALL)
     return Outcome("ok", f"{works}{skipped}")
 
 

@@ -306,7 +306,7 @@ def _find_instruction(pid: int, wanted: bytes) -> int:
 
 
 def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) -> None:
-    """Abort a restartable sequence, as the kernel does: it would see our registers. Source: kernel/rseq.c."""
+    """Leave a restartable sequence, as the kernel does: it would abort our call instead. Source: kernel/rseq.c."""
     try:
         info = ptrace_requests.get_rseq(tid)
     except OSError:  # a kernel before 5.13 has no such request, and cannot track either
@@ -315,7 +315,7 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) 
     if not area:
         return
     # Nothing can be read there if the program is being replaced.
-    with suppress(OSError, struct.error), Path(f"/proc/{pid}/mem").open("rb", buffering=0) as memory:
+    with suppress(OSError, OverflowError, struct.error), Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
         # struct rseq: cpu_id_start, cpu_id, rseq_cs. struct rseq_cs: version, flags, start_ip, post_commit_offset,
         # abort_ip.
         memory.seek(area + 8)
@@ -325,6 +325,8 @@ def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) 
             start, length, abort = struct.unpack("<3Q", memory.read(24))
             if start <= registers.instruction_pointer < start + length:
                 registers.instruction_pointer = abort
+            memory.seek(area + 8)
+            memory.write(bytes(8))
 
 
 def _let_call_go_on(tid: int, registers: ThreadRegisters) -> None:

@@ -48,6 +48,7 @@
 /* Bytes of both `syscall` and `int $0x80`. */
 #define INSTRUCTION 2
 #define MOST_TASKS (1 << 22)
+#define GET_RSEQ 0x420f /* of Linux 5.13 (linux/ptrace.h) */
 
 /* A thread whose call ends otherwise than CRIU is told, or would have it; `next` has the same hash. */
 struct kept {
@@ -205,6 +206,33 @@ static long end_of(int tid, const struct call *call)
     return call->result;
 }
 
+/*
+ * Leave a restartable sequence (rseq(2)), as the kernel does when the thread runs again. CRIU before 4.2.1 lets it run
+ * CRIU's code without that: a program whose sequence covers the addresses of this code would get control instead.
+ */
+static void leave_sequence(int tid, struct iovec *where, struct call *call)
+{
+    struct {
+        uint64_t area;
+        uint32_t others[4];
+    } rseq; /* struct ptrace_rseq_configuration; the area has its sequence at 8, this its begin, length and abort at 8 */
+    uint64_t sequence, found[3];
+    if (ask(GET_RSEQ, tid, (void *)sizeof rseq, &rseq) != sizeof rseq || !rseq.area)
+        return;
+    const char *pointer = (const char *)rseq.area + 8;
+    if (ask(PTRACE_PEEKDATA, tid, pointer, &sequence) != 0 || !sequence)
+        return;
+    int is_read = 1;
+    for (int i = 0; i < 3; i++)
+        is_read = is_read && ask(PTRACE_PEEKDATA, tid, (const char *)sequence + 8 + 8 * i, &found[i]) == 0;
+    if (is_read && (uint64_t)call->ip - found[0] < found[1]) {
+        call->ip = found[2];
+        write_call(where, call, call->ip, call->result);
+        ask(PTRACE_SETREGSET, tid, (void *)NT_PRSTATUS, where);
+    }
+    ask(PTRACE_POKEDATA, tid, pointer, NULL);
+}
+
 /* Record the call of a thread that is still untouched, and set what CRIU is to save. */
 static void look(int tid, struct iovec *where)
 {
@@ -212,6 +240,7 @@ static void look(int tid, struct iovec *where)
     if (!read_call(where, &call))
         return;
     is_looked_at[tid / 8] |= 1 << tid % 8;
+    leave_sequence(tid, where, &call);
     if (!is_interrupted(&call))
         return;
     recognise(tid, &call);

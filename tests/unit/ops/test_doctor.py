@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from crckpt.criu.find import Criu, Search
 from crckpt.host.probes.outcome import Fact
-from crckpt.ops.doctor import Diagnosis
+from crckpt.ops.doctor import Diagnosis, judge_criu
+from crckpt.tracking.preload import library
 
 
 def fact(key: str, state: str = "missing", fix: str = "") -> Fact:
@@ -37,3 +43,16 @@ def test_one_way_to_track_is_enough() -> None:
     """`tracker` says what follows from both."""
     found = diagnosis(fact("soft_dirty"), fact("write_protection", "ok"), fact("tracker", "ok"))
     assert (keys(found.shown), found.problems) == (["tracker"], ())
+
+
+@pytest.mark.parametrize(("version", "state"), [("4.2", "limited"), ("4.1.1", "limited"), ("4.2.1", "ok"), ("5.0", "ok")])
+def test_a_criu_that_programs_can_take_over_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str
+) -> None:
+    """Only without the library, which keeps every CRIU from that."""
+    found = Search(Criu(Path("/criu"), "PATH", version, "", locks_by_nftables=True), ())
+    monkeypatch.setattr(library, "LIBRARY", Path(__file__))
+    assert judge_criu(found).state == "ok"
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
+    judged = judge_criu(found)
+    assert (judged.state, "CVE-2026-18107" in judged.consequence) == (state, state == "limited")

@@ -1,0 +1,89 @@
+"""A program whose restartable sequence covers what others run in its threads: it never gets control of that."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+from command import Crckpt
+from entering import compile_program, preload_library, running
+from stopped import JOB
+
+from crckpt.host.attributes.remote_calls import Order, carry_out
+from crckpt.host.proc.status import tracer
+from crckpt.host.process.take_userfaultfd import take_userfaultfds
+from crckpt.host.syscalls import memory_trials
+
+TRACER: Final = """
+import ctypes, os, sys
+SEIZE, INTERRUPT, GET, SET, STEP, DETACH, STATUS, POINTER = 0x4206, 0x4207, 0x4204, 0x4205, 9, 17, 1, 16
+pid, libc = int(sys.argv[1]), ctypes.CDLL(None, use_errno=True)
+registers = (ctypes.c_uint64 * 27)()
+place = (ctypes.c_uint64 * 2)(ctypes.addressof(registers), ctypes.sizeof(registers))
+def trace(request, address=0, data=None):
+    if libc.ptrace(request, pid, ctypes.c_void_p(address), data):
+        raise OSError(ctypes.get_errno(), request)
+trace(SEIZE)
+trace(INTERRUPT)
+os.waitpid(pid, 0)
+trace(GET, STATUS, place)
+before = bytes(registers)
+(code,) = (int(line.split("-")[0], 16) for line in open(f"/proc/{pid}/maps") if "[vdso]" in line)
+registers[POINTER] = code
+registers[POINTER - 1] = 2**64 - 1
+trace(SET, STATUS, place)
+trace(STEP)
+os.waitpid(pid, 0)
+ctypes.memmove(registers, before, len(before))
+trace(SET, STATUS, place)
+trace(DETACH)
+"""
+"""It lets a thread run one instruction somewhere else, as a CRIU does that knows nothing of sequences (before 4.2.1)."""
+
+
+class Seizing(NamedTuple):
+    """A program that counts in `counts` how often it got control."""
+
+    process: subprocess.Popen[str]
+    counts: Path
+
+    def is_unharmed(self) -> bool:
+        """Return whether it never got control, and runs on by itself."""
+        has_count = any(self.counts.read_bytes())
+        return not has_count and self.process.poll() is None and not tracer(self.process.pid, self.process.pid)
+
+
+@pytest.fixture
+def seizing(tmp_path: Path) -> Iterator[Seizing]:
+    program, counts = compile_program("seizing.c", tmp_path), tmp_path / "counts"
+    with running(program, str(counts)) as process:
+        yield Seizing(process, counts)
+
+
+@pytest.mark.parametrize("with_library", [False, True], ids=["alone", "library"])
+def test_no_criu_runs_its_code_in_a_sequence(seizing: Seizing, tmp_path: Path, with_library: bool) -> None:
+    """By the library that crckpt loads into it, whatever it does itself."""
+    environment = {"LD_PRELOAD": str(preload_library(tmp_path))} if with_library else {}
+    words = [sys.executable, "-S", "-c", TRACER, str(seizing.process.pid)]
+    subprocess.run(words, env=environment, check=True, timeout=60)
+    assert any(seizing.counts.read_bytes()) != with_library
+
+
+def test_a_dump_is_what_it_was(crckpt: Crckpt, seizing: Seizing) -> None:
+    crckpt.run("dump", str(seizing.process.pid), JOB, "--stop", "--force")
+    seizing.process.wait(10)
+    crckpt.run("restore", JOB, "--detach")
+    assert not any(seizing.counts.read_bytes())
+
+
+def test_calls_of_ours_are_made(seizing: Seizing) -> None:
+    pid = seizing.process.pid
+    (answer,) = carry_out([Order(pid, pid, "ask")])
+    assert (answer.why, seizing.is_unharmed()) == ("", True)
+    if memory_trials.tracks_by_write_protection():
+        (taken,) = take_userfaultfds([pid])
+        assert (taken.why, seizing.is_unharmed()) == ("", True)
