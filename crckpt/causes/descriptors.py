@@ -47,6 +47,12 @@ DESCRIPTORS = (
         "close the epoll in PID {builder}",
     ),
     Cause(
+        "epolls-unexamined",
+        "PID {pid} has {count} epolls with so many files that crckpt did not examine them: CRIU takes long to save "
+        "them, and refuses one of a file that is closed",
+        "remove from its epolls what the program does not wait for",
+    ),
+    Cause(
         "epoll-again",
         "an epoll cannot be restored",
         "close the descriptor in the program before the dump",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,6 +21,7 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_targets
 from crckpt.host.syscalls.kcmp import is_watched, order_files
 
+_COMPARES_FOR_S: Final = 1.0
 # A line of an epoll's fdinfo: the number under which a file was added, which it may no longer have, and its inode.
 _TARGET: Final = re.compile(r"^tfd:\s*(\d+)(?:.*\bino:([\da-f]+))?", re.MULTILINE)
 
@@ -35,6 +37,17 @@ class LostEpoll(Struct, frozen=True):
     builder: int = 0
 
 
+class EpollSurvey(NamedTuple):
+    """The epolls that CRIU cannot make again, and those of which that is not known."""
+
+    lost: tuple[LostEpoll, ...] = ()
+    unexamined: tuple[Descriptor, ...] = ()
+
+
+class _LateError(Exception):
+    """The time for comparisons is over."""
+
+
 class _Watched(NamedTuple):
     """A file that an epoll watches. `fd` is the number by which it was added, `at` counts those of that number."""
 
@@ -44,29 +57,44 @@ class _Watched(NamedTuple):
 
 
 class _Epoll(NamedTuple):
-    """An epoll in the first process that has it, and the PID of the process that makes it again."""
+    """An epoll in the first process that has it, and the PID of the process that makes it again.
+
+    Nothing is compared any more after the time `end`: then _LateError is raised.
+    """
 
     first: Descriptor
     builder: int
+    end: float
 
     def has(self, watched: _Watched, fd: int) -> bool | None:
+        if time.monotonic() > self.end:
+            raise _LateError
         return is_watched(self.first.pid, self.first.fd, watched.fd, watched.at, fd)
 
 
-def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, int]) -> tuple[LostEpoll, ...]:
-    """Find them in a tree's descriptors, in the order of its processes. `numbers`: the PIDs that a restore gives."""
+def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, int]) -> EpollSurvey:
+    """Find them in a tree's descriptors, in the order of its processes. `numbers`: the PIDs that a restore gives.
+
+    Takes a second or two at most: the more an epoll watches, the longer the kernel takes for each file.
+    """
+    end = time.monotonic() + _COMPARES_FOR_S
     epolls = [found for found in descriptors if found.target == "anon_inode:[eventpoll]"]
     by_number = {(found.pid, found.fd): found for found in descriptors}
-    lost = []
+    lost: list[LostEpoll] = []
+    unexamined: list[Descriptor] = []
     for same in _group_same(epolls):
         builder = min((each.pid for each in same), key=lambda pid: numbers.get(pid, pid))
-        epoll = _Epoll(same[0], builder)
-        watched = tuple(_find_watched(epoll.first))
-        kept = frozenset(each for each in watched if _is_kept(epoll, each, by_number))
-        # Twice: while the descriptors are compared, a server may close a connection and accept one by the same number.
-        if len(kept) < len(watched) and _find_lost(epoll, watched, kept, by_number):
-            lost.append(_find_lost(epoll, watched, kept, by_number))
-    return tuple(found for found in lost if found is not None)
+        epoll = _Epoll(same[0], builder, end)
+        try:
+            watched = tuple(_find_watched(epoll.first))
+            kept = frozenset(each for each in watched if _is_kept(epoll, each, by_number))
+            # Twice: while descriptors are compared, a server may close a connection and accept one by the same number.
+            if len(kept) < len(watched) and _find_lost(epoll, watched, kept, by_number):
+                found = _find_lost(epoll, watched, kept, by_number)
+                lost.extend(() if found is None else (found,))
+        except _LateError:
+            unexamined.append(epoll.first)
+    return EpollSurvey(tuple(lost), tuple(unexamined))
 
 
 def _group_same(epolls: Sequence[Descriptor]) -> list[list[Descriptor]]:

@@ -40,6 +40,7 @@ _OF_ONE_PROCESS: Final = (
     "unreachable_files",
     "lost_watches",
     "lost_epolls",
+    "unexamined_epolls",
     "shared_locks",
     "traced_threads",
     "waits",
@@ -131,6 +132,7 @@ class Observed(Struct, frozen=True):
     unreachable_files: tuple[UnreachableFile, ...] = ()
     lost_watches: tuple[proc.Descriptor, ...] = ()
     lost_epolls: tuple[LostEpoll, ...] = ()
+    unexamined_epolls: tuple[proc.Descriptor, ...] = ()
     shared_locks: tuple[SharedLock, ...] = ()
     traced_threads: tuple[TracedThread, ...] = ()
     strangers: frozenset[int] = frozenset()
@@ -186,6 +188,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     measured = _start_measuring(lambda: proc.memory(*tree.pids) if memory is None else memory)
     sockets = tuple(_read_socket_kinds(descriptors))
     kernel_files = tuple(find_kernel_files(descriptors))
+    epolls = find_lost_epolls(descriptors, {process.pid: process.ns_pids[-1] for process in tree.processes})
     transient = _read_transient(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
@@ -210,7 +213,8 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         unsavable_maps=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
         unreachable_files=find_unreachable_files(sorted(here), reached),
         lost_watches=find_lost_watches(reached),
-        lost_epolls=find_lost_epolls(descriptors, {process.pid: process.ns_pids[-1] for process in tree.processes}),
+        lost_epolls=epolls.lost,
+        unexamined_epolls=epolls.unexamined,
         shared_locks=tuple(_find_shared_locks(tree, descriptors)),
         traced_threads=tuple(
             TracedThread(process.pid, tid, tracer)

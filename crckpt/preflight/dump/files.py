@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from crckpt.causes import Finding, cause
@@ -32,7 +33,9 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
 
 
 def find_warnings(observed: Observed) -> Iterator[Finding]:
-    """Find locks that a process outside the tree holds too."""
+    """Find locks that a process outside the tree holds too, and epolls that are too large to examine."""
+    for pid, count in Counter(epoll.pid for epoll in observed.unexamined_epolls).items():
+        yield cause("epolls-unexamined").finding(pid=pid, count=count)
     for lock in observed.shared_locks:
         yield cause("lock-shared").finding(pid=lock.pid, fd=lock.fd, path=lock.path, other=lock.other)
 

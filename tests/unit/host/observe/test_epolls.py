@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,8 +13,15 @@ import pytest
 from small_programs import WAITS, program
 
 from crckpt.host import proc
+from crckpt.host.observe import epolls
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
 from crckpt.host.proc.fd import read_targets
+
+
+def find_lost(descriptors: tuple[proc.Descriptor, ...], numbers: dict[int, int]) -> tuple[LostEpoll, ...]:
+    found = find_lost_epolls(descriptors, numbers)
+    assert found.unexamined == ()
+    return found.lost
 
 
 @contextmanager
@@ -34,10 +42,10 @@ def test_an_epoll_that_watches_a_file_that_is_closed() -> None:
     watched = os.eventfd(0)
     with left, right, select.epoll() as epoll:
         epoll.register(watched)
-        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+        assert find_lost(proc.descriptors(os.getpid()), {}) == ()
         socket.send_fds(left, [b"."], [watched])
         os.close(watched)
-        (found,) = find_lost_epolls(proc.descriptors(os.getpid()), {})
+        (found,) = find_lost(proc.descriptors(os.getpid()), {})
         assert found.fd == epoll.fileno()
 
 
@@ -47,7 +55,7 @@ def test_an_epoll_whose_file_has_another_number_is_not_lost() -> None:
         epoll.register(watched)
         kept = os.dup(watched)
         os.close(watched)
-        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+        assert find_lost(proc.descriptors(os.getpid()), {}) == ()
         os.close(kept)
 
 
@@ -73,11 +81,11 @@ def test_an_epoll_of_a_closed_file_whose_number_is_that_of_another(open_two: Cal
         epoll.register(watched)
         socket.send_fds(left, [b"."], [watched])
         os.dup2(other, watched)
-        (found,) = find_lost_epolls(proc.descriptors(os.getpid()), {})
+        (found,) = find_lost(proc.descriptors(os.getpid()), {})
         assert found.fd == epoll.fileno()
         # Both files were added by one number.
         epoll.register(watched)
-        (found,) = find_lost_epolls(proc.descriptors(os.getpid()), {})
+        (found,) = find_lost(proc.descriptors(os.getpid()), {})
         assert found.fd == epoll.fileno()
 
 
@@ -88,7 +96,7 @@ def test_an_epoll_of_two_open_files_that_were_added_by_one_number() -> None:
         os.dup(watched)
         os.dup2(other, watched)
         epoll.register(watched)
-        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+        assert find_lost(proc.descriptors(os.getpid()), {}) == ()
 
 
 def test_an_epoll_that_watches_a_file_no_longer_when_it_is_compared() -> None:
@@ -98,13 +106,13 @@ def test_an_epoll_that_watches_a_file_no_longer_when_it_is_compared() -> None:
         epoll.register(watched)
         read_before = proc.descriptors(os.getpid())
         os.dup2(other, watched)
-        assert find_lost_epolls(read_before, {}) == ()
+        assert find_lost(read_before, {}) == ()
         os.close(watched)
-        assert find_lost_epolls(read_before, {}) == ()
+        assert find_lost(read_before, {}) == ()
         without = tuple(found for found in read_before if found.fd != watched)
-        assert find_lost_epolls(without, {}) == ()
+        assert find_lost(without, {}) == ()
         epoll.close()
-        assert find_lost_epolls(without, {}) == ()
+        assert find_lost(without, {}) == ()
 
 
 def test_an_epoll_that_another_process_would_make() -> None:
@@ -116,12 +124,12 @@ def test_an_epoll_that_another_process_would_make() -> None:
         for inherited, is_lost in ((watched, False), (other, True)):
             with program(WAITS, epoll.fileno(), inherited) as child:
                 both = (*ours, *proc.descriptors(child.pid))
-                assert find_lost_epolls(both, {}) == ()
-                found = find_lost_epolls(both, {child.pid: 1, os.getpid(): 2})
+                assert find_lost(both, {}) == ()
+                found = find_lost(both, {child.pid: 1, os.getpid(): 2})
                 assert found == ((LostEpoll(os.getpid(), epoll.fileno(), child.pid),) if is_lost else ())
         # By that number it has another file.
         with program(f"os.dup2({other}, {watched})\n{WAITS}", epoll.fileno(), watched, other) as child:
-            assert find_lost_epolls((*ours, *proc.descriptors(child.pid)), {child.pid: 1, os.getpid(): 2})
+            assert find_lost((*ours, *proc.descriptors(child.pid)), {child.pid: 1, os.getpid(): 2})
 
 
 def test_an_epoll_of_one_file_by_two_numbers_of_which_one_is_closed() -> None:
@@ -131,9 +139,9 @@ def test_an_epoll_of_one_file_by_two_numbers_of_which_one_is_closed() -> None:
         again = os.dup(watched)
         epoll.register(watched)
         epoll.register(again)
-        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == ()
+        assert find_lost(proc.descriptors(os.getpid()), {}) == ()
         os.close(watched)
-        assert find_lost_epolls(proc.descriptors(os.getpid()), {}) == (LostEpoll(os.getpid(), epoll.fileno()),)
+        assert find_lost(proc.descriptors(os.getpid()), {}) == (LostEpoll(os.getpid(), epoll.fileno()),)
 
 
 def test_an_epoll_of_a_file_by_another_number_that_a_process_before_has_too() -> None:
@@ -146,9 +154,24 @@ def test_an_epoll_of_a_file_by_another_number_that_a_process_before_has_too() ->
         )
         with program(code, watched) as child:
             theirs = proc.descriptors(child.pid)
-            assert find_lost_epolls(theirs, {}) == ()
+            assert find_lost(theirs, {}) == ()
             ((pid, _, builder),) = (
                 (found.pid, found.fd, found.builder)
-                for found in find_lost_epolls((*proc.descriptors(os.getpid()), *theirs), {})
+                for found in find_lost((*proc.descriptors(os.getpid()), *theirs), {})
             )
             assert (pid, builder) == (child.pid, 0)
+
+
+def test_epolls_of_too_many_files_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel walks through all files of an epoll for each comparison: here some seconds for each of them."""
+    monkeypatch.setattr(epolls, "_COMPARES_FOR_S", 0.05)
+    with own_descriptors(), select.epoll() as epoll, select.epoll() as other:
+        for _ in range(10_000):
+            watched = os.eventfd(0)
+            epoll.register(watched)
+            other.register(watched)
+        descriptors = proc.descriptors(os.getpid())
+        began = time.monotonic()
+        found = find_lost_epolls(descriptors, {})
+        assert time.monotonic() - began < 1
+        assert [one.fd for one in found.unexamined] == [epoll.fileno(), other.fileno()]
