@@ -16,8 +16,8 @@ class Cause(Struct, frozen=True):
 
     `{name}` becomes the value, `{name|other words}` the other words if the value is not known. If the cause is not
     `sure`, CRIU writes the same in other cases: the message calls it the most likely one. CRIU does not have this cause
-    from the release `fixed` on. `by_criu` is the remedy for users of criu without crckpt, if it is another one. In remedies
-    paths are quoted for the shell: programs choose them, and people copy commands.
+    from the release `fixed` on. `by_criu` is the remedy for users of criu without crckpt, if it is another one.
+    Paths in remedies are quoted for the shell: programs choose them, and people copy commands.
     """
 
     key: str

@@ -117,12 +117,12 @@ SILENT = (
     ),
     Cause(
         "bug-udp-lite",
-        "CRIU cannot list the sockets of this kernel: before 4.2.1 it asks for UDP-Lite, which Linux 7.1 and later do not "
-        "have",
+        "CRIU cannot list the sockets of this kernel: before 4.2.1 it asks for UDP-Lite, which Linux 7.1 and later do "
+        "not have",
         "install CRIU 4.2.1 or newer: crckpt install-criu",
         # -2: ENOENT, for -v4 only. At lower levels the list is the last that CRIU logs before it fails.
         r"Sockets collect procedure family \S{1,40} proto IPPROTO_UDPLITE: -2"
-        r"|Collect(?:ing netns \d{1,10}/\d{1,10}| netlink sock 0x[0-9a-f]{1,10})\n(?:\([\d.]{1,20}\) )?(?:net: )?Unlock net",
+        r"|Collect(?:ing netns \d{1,10}/\d{1,10}| netlink sock \w{1,12})\n(?:\([\d.]{1,20}\) )?(?:net: )?Unlock",
         "criu/sockets.c",
         sure=False,
         fixed=(4, 2, 1),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -105,5 +103,5 @@ def running_trial_tree(criu: Path, work: Path) -> Iterator[TrialTree]:
                 raise HostCannot(f"the trial's program does not start: {said}")
         yield TrialTree(criu, work, root.pid, int(ready.read_text()))
     finally:
-        os.kill(root.pid, signal.SIGTERM)
+        root.terminate()
         root.wait()

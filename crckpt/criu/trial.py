@@ -15,6 +15,7 @@ from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.explain import explain
 from crckpt.host import proc
 from crckpt.host.process import run
+from crckpt.host.process.send_signal import send_signal_if
 from crckpt.model import DumpOptions
 
 # Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the process has one of each common kind.
@@ -101,14 +102,9 @@ def _end(child: run.Child, work: Path) -> None:
     """End and reap the child, or the process that CRIU restored under the same PID."""
     child.kill()
     child.wait()
-    # By now the PID may belong to another process. The restored one is not our child where a script started CRIU.
-    with suppress(OSError):
-        pidfd = os.pidfd_open(child.pid)
-        try:
-            if proc.working_directory(child.pid) == str(work.resolve()):
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        finally:
-            os.close(pidfd)
+    # The restored one is not our child where a script started CRIU.
+    place = str(work.resolve())
+    send_signal_if(child.pid, signal.SIGKILL, lambda: proc.working_directory(child.pid) == place)
     with suppress(ChildProcessError):
         os.waitpid(child.pid, 0)
 

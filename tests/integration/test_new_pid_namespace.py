@@ -3,7 +3,8 @@
 import os
 import signal
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,7 @@ from stopped import (
     stopped,
     taken,
 )
-from trees import PYTHON, Case, runs, started, wait_for
+from trees import PYTHON, Case, Tree, runs, started, wait_for
 
 from crckpt.criu.find import find
 
@@ -61,19 +62,33 @@ def test_a_tree_has_its_old_pids_inside_and_can_be_checkpointed_again(crckpt: Cr
 
 def test_a_tree_that_had_pids_of_its_own(crckpt: Crckpt, tmp_path: Path) -> None:
     """Dumped by CRIU alone: its first process has PID 1, which is none of ours."""
-    apart = Case("apart", ("unshare", "--pid", "--fork", "setsid", PYTHON, "{programs}/counter.py", "{workdir}"))
-    with started(apart) as tree:
+    with _imported(crckpt, tmp_path, (PYTHON, "{programs}/counter.py", "{workdir}")) as tree:
         before = tree.counters()
+        with detached_in_namespace(crckpt):
+            tree.wait_growth(before)
+            tree.wait_verified()
+
+
+def test_files_of_a_tree_with_pids_of_its_own_are_judged_too(crckpt: Crckpt, tmp_path: Path) -> None:
+    """The kernel lets who has less rights than root use this one as root, who opens it again."""
+    holds = "held = open('/proc/self/pagemap', 'rb'); from counter import main; main()"
+    words = ("setpriv", "--bounding-set=-kill", "env", "PYTHONPATH={programs}", PYTHON, "-c", holds, "{workdir}")
+    with _imported(crckpt, tmp_path, words):
+        assert "/pagemap" in crckpt.run("restore", JOB, IN_NAMESPACE, "--detach", status=FAILED).err
+
+
+@contextmanager
+def _imported(crckpt: Crckpt, work: Path, words: tuple[str, ...]) -> Iterator[Tree]:
+    """A program in a PID namespace of its own, which CRIU alone has dumped, and its images as a checkpoint."""
+    with started(Case("apart", ("unshare", "--pid", "--fork", "setsid", *words))) as tree:
         (root,) = psutil.Process(tree.pid).children()
-        images = tmp_path / "images"
+        images = work / "images"
         images.mkdir()
         dumped = (find(None, None).path, "dump", "--tree", str(root.pid), "--images-dir", images)
         subprocess.run(dumped, check=True, stdin=subprocess.DEVNULL, capture_output=True)
         wait_for(lambda: not runs(root.pid), WITHIN_S, "the tree to end")
         crckpt.run("import", str(images), JOB)
-        with detached_in_namespace(crckpt):
-            tree.wait_growth(before)
-            tree.wait_verified()
+        yield tree
 
 
 def test_a_tree_goes_on_while_it_is_checkpointed_in_its_namespace(crckpt: Crckpt) -> None:

@@ -42,7 +42,7 @@ ctypes.memmove(registers, before, len(before))
 trace(SET, STATUS, place)
 trace(DETACH)
 """
-"""It lets a thread run one instruction somewhere else, as a CRIU does that knows nothing of sequences (before 4.2.1)."""
+"""It lets a thread run one instruction somewhere else, as CRIU before 4.2.1 does, whatever the sequence."""
 
 
 class Seizing(NamedTuple):

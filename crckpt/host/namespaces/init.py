@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
+from crckpt.host.process.send_signal import send_signal_if
 from crckpt.host.process.signals import FORWARDED, handle_signal
 from crckpt.host.process.wakeups import woken_by_signals
 
@@ -33,8 +34,7 @@ class _Root:
         self.status: int | None = None
 
     def pass_on(self, number: int, _frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        send_signal_if(self.pid, number, lambda: self.status is None)
 
     def reap(self, *_: object) -> None:
         """Reap every ended child."""

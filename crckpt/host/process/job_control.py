@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.proc.status import read_status
+from crckpt.host.process.send_signal import send_signal
 from crckpt.host.process.shell_terminal import ShellTerminal
 from crckpt.host.process.signals import FORWARDED, TYPED
 from crckpt.host.process.wakeups import Wakeups, woken_by_signals
@@ -34,6 +35,7 @@ class Job(Struct, frozen=True):
 
     - `child`: our child to wait for
     - `program`: our PID of the program; another one than `child` if it runs in a PID namespace
+    - `start`: when `program` was started, in clock ticks after boot
     - `foreground`: our number of the group that gets what is typed, if the program has its own session
     - `terminal`: the shell's terminal as it was before the restore, if the program got it
     - `modes`: the settings that the program wants for it, if the program runs in the background
@@ -41,6 +43,7 @@ class Job(Struct, frozen=True):
 
     child: int
     program: int
+    start: int | None
     foreground: int = 0
     terminal: ShellTerminal | None = None
     modes: list[Any] | None = None
@@ -79,7 +82,7 @@ class Job(Struct, frozen=True):
         """Send a signal to these process groups, or to the program alone."""
         with suppress(ProcessLookupError):
             if not groups:
-                os.kill(self.program, number)
+                send_signal(self.program, number, self.start)
             for group in set(groups) - {0}:
                 os.killpg(group, number)
 

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.proc import procfs
+from crckpt.host.process.send_signal import send_signal
 from crckpt.host.syscalls.prctl import is_child_subreaper, set_child_subreaper
 
 
@@ -75,14 +76,7 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
     if process is None:
         return
     for each in filter(is_meant, proc.read_tree(process).processes):
-        with suppress(ProcessLookupError):
-            descriptor = os.pidfd_open(each.pid)
-            try:
-                # The pidfd keeps naming one process: check that it is the one that was read.
-                if proc.start_time(each.pid) == each.start:
-                    signal.pidfd_send_signal(descriptor, number)
-            finally:
-                os.close(descriptor)
+        send_signal(each.pid, number, each.start)
 
 
 def _end(pids: Collection[int]) -> None:

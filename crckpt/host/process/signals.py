@@ -6,10 +6,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 
 from crckpt.errors import Interrupted
+from crckpt.host.proc.stat import start_time
+from crckpt.host.process.send_signal import send_signal
 
 FORWARDED = (
     signal.SIGTERM,
@@ -141,9 +143,10 @@ def forward_signals(pid: int, *, on_our_terminal: bool) -> None:
     (^C, ^\\) from the terminal.
     """
 
+    start = start_time(pid)
+
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        send_signal(pid, number, start)
 
     for number in FORWARDED:
         typed = on_our_terminal and number in TYPED

@@ -6,17 +6,17 @@ writing, a file that no other program can open: so none that runs is taken for o
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc.criu_log import CriuLog
 from crckpt.host.proc.procfs import pids
+from crckpt.host.process.send_signal import send_signal_if
 
 # A killed process may have to free much memory first.
 _WITHIN_S: Final = 60.0
@@ -32,7 +32,7 @@ def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
     # Again and again: one may have started another meanwhile.
     while logs and (found := tuple(_find_writers(logs))):
         for pid in found:
-            _kill(pid, logs)
+            send_signal_if(pid, signal.SIGKILL, partial(_is_writer, pid, logs))
         if time.monotonic() >= until:
             # Or those that end start others: this must not go on for ever.
             left = (*proc.wait_until_gone(found, 1.0), *found)[0]
@@ -45,16 +45,9 @@ def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
 
 def _find_writers(logs: Collection[CriuLog]) -> Iterator[int]:
     for pid in pids():
-        if any(log.is_written_by(pid) for log in logs):
+        if _is_writer(pid, logs):
             yield pid
 
 
-def _kill(pid: int, logs: Collection[CriuLog]) -> None:
-    with suppress(OSError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            # The pidfd keeps naming one process: check that it is the one that was found.
-            if any(log.is_written_by(pid) for log in logs):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)
+def _is_writer(pid: int, logs: Collection[CriuLog]) -> bool:
+    return any(log.is_written_by(pid) for log in logs)

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from crckpt.host import proc
+from crckpt.host.process.send_signal import send_signal
 from crckpt.host.syscalls.clone import fork_with_same_descriptors
 from crckpt.ops.lazy.marks import is_incomplete, is_unfilled, wait_until_released
 
@@ -72,17 +73,18 @@ def _end(tasks: tuple[_Task, ...]) -> None:
     users = {user for pid, start in tasks for user in _find_users(pid, start)}
     programs = {program for pid, start in tasks if proc.start_time(pid) == start for program in _find_program(pid)}
     while found := set(_find_living(tasks, programs, users)):
-        for pid in found:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        for pid, start in found:
+            send_signal(pid, signal.SIGKILL, start)
         time.sleep(_POLL_S)
 
 
-def _find_living(tasks: tuple[_Task, ...], programs: set[tuple[int, int]], users: set[int]) -> Iterator[int]:
+def _find_living(tasks: tuple[_Task, ...], programs: set[tuple[int, int]], users: set[int]) -> Iterator[_Task]:
+    """Find those processes, as PIDs and start times."""
     for pid, start in tasks:
         root = proc.read_process(pid)
         if root is not None and root.start == start:
-            yield from (each.pid for each in proc.read_tree(root).processes if each.state not in ("zombie", "dead"))
+            living = (each for each in proc.read_tree(root).processes if each.state not in ("zombie", "dead"))
+            yield from ((each.pid, each.start) for each in living)
     # A child that was forked meanwhile may have lost its parent. Until it runs another program, it has that of the
     # tree.
     since = max((start for _, start in tasks), default=0)
@@ -94,7 +96,7 @@ def _find_living(tasks: tuple[_Task, ...], programs: set[tuple[int, int]], users
             if began is None or began < since or not users & set(_find_users(pid, began)):
                 continue
             if programs & set(_find_program(pid)) and is_incomplete(pid):
-                yield pid
+                yield pid, began
 
 
 def _find_users(pid: int, start: int) -> Iterator[int]:

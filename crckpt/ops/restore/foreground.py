@@ -55,9 +55,11 @@ def start_job(tree: ImageTree, child: int, init: int | None, terminal: ShellTerm
     root = tree.root
     group = next((of.group for of in tree.terminals if of.session == root.sid and not of.is_master), 0)
     pids = proc.outer_pids((root.pid, group), init)
+    program = pids.get(root.pid, init or child)
     job = Job(
         child=child,
-        program=pids.get(root.pid, init or child),
+        program=program,
+        start=proc.start_time(program),
         foreground=pids.get(group, 0) if root.sid == root.pid else 0,
         terminal=terminal,
         modes=modes or None,

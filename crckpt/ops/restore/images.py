@@ -98,9 +98,8 @@ class ImageStreams:
         self._progress = progress
         self._done = 0
         self._lock = threading.Lock()
-        # If CRIU makes the tree's PID namespace, we do not know the PIDs that the tree has for us. CRIU would read this
-        # memory with one thread; crckpt unpacks and writes it with one thread for each core.
-        own = own_memory(tree) if can_write_memory() and not tree.is_apart("pid") else {}
+        # CRIU would read this memory with one thread; crckpt unpacks and writes it with one thread for each core.
+        own = own_memory(tree) if can_write_memory() else {}
         self._owners = {pid: pagemap_name(pid) for pid in own}
         plans = make_plans(tree, own) if late is not None else ()
         self._memory_fill = reading.set_apart(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ from crckpt.criu.command import Paths
 from crckpt.criu.engine import CriuRun
 from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
+from crckpt.errors import RestoreFailed
+from crckpt.host import proc
 from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process import run
 from crckpt.host.process.signals import interrupts_deferred
@@ -44,6 +47,20 @@ class LaunchedCriu(Struct, frozen=True):
     def init(self) -> int | None:
         """The init of the new PID namespace, as we see it; None if the tree is in ours."""
         return self.new.init if self.new else None
+
+    def find_init(self, tree: ImageTree) -> int | None:
+        """In the hold: find the init of the tree's PID namespace, as we see it; None if the tree is in ours.
+
+        Raises RestoreFailed.
+        """
+        if not tree.is_apart("pid"):
+            return self.init
+        # CRIU made it, in ours or in the new one. Its first process descends from us, as CRIU does.
+        ours = proc.read_process(os.getpid())
+        for process in proc.read_tree(ours).processes if ours is not None else ():
+            if process.ns_pids[-1] == tree.root.pid and process.pid not in (self.init, os.getpid()):
+                return process.pid
+        raise RestoreFailed("crckpt does not find the PID namespace of the restored tree; nothing is left behind")
 
     def give_up(self) -> None:
         """Let CRIU end if it has not: without images it does nothing, and from the hold it undoes what it did."""

@@ -31,8 +31,7 @@ def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) 
 
 
 def _living(tree: ImageTree) -> list[ImageProcess]:
-    # If the tree has its own PID namespace, we do not know the PIDs that its tasks have for us.
-    return [] if tree.is_apart("pid") else [process for process in tree.processes if process.state != ZOMBIE]
+    return [process for process in tree.processes if process.state != ZOMBIE]
 
 
 def _join(numbers: tuple[int, ...]) -> str:

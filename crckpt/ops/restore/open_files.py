@@ -79,9 +79,6 @@ def check_open_files(
     The tree is in our PID namespace, or in that of the process `init`. Raises RestoreFailed if it finds any, unless
     `allow_weaker`.
     """
-    # In a PID namespace that CRIU makes, we do not know the tree's PIDs.
-    if tree.is_apart("pid"):
-        return ()
     root = os.open("/" if init is None else f"/proc/{init}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         found = tuple(_Check(tree, known, root).findings(init))

@@ -313,12 +313,13 @@ def _follow(
     def in_hold() -> AfterCommit | None:
         # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
         criu.streamer.check()
-        fill_memory(tree, criu.init, streams)
-        lost.extend(check_open_files(tree, recorded, criu.init, allow_weaker=attempt.request.allow_weaker))
-        lost.extend(attributes.set_all(criu.init))
+        init = criu.find_init(tree)
+        fill_memory(tree, init, streams)
+        lost.extend(check_open_files(tree, recorded, init, allow_weaker=attempt.request.allow_weaker))
+        lost.extend(attributes.set_all(init))
         if holder is not None:
-            lost.extend(give_terminal(holder, tree, criu.init))
-        after_commit = attempt.wait_before_run(proc.outer_pids((root,), criu.init).get(root, root), criu.run.pid)
+            lost.extend(give_terminal(holder, tree, init))
+        after_commit = attempt.wait_before_run(proc.outer_pids((root,), init).get(root, root), criu.run.pid)
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
             modes.extend(announce_on_terminal(announce, terminal))

@@ -14,7 +14,7 @@ from crckpt.preflight.dump import descriptors, files, memory, namespaces, pipes,
 from crckpt.preflight.dump.options import OptionReason, pick_options
 from crckpt.preflight.dump.tested_kinds import find_untested
 
-UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-enter"})
+UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-enter", "container"})
 """Keys of blockers that --no-preflight does not lift: without them the tree could gain rights, or be lost."""
 
 

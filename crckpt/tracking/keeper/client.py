@@ -16,6 +16,7 @@ from crckpt.errors import DumpFailed, HostCannot
 from crckpt.host import proc
 from crckpt.host.peers import is_trusted, peer_pid
 from crckpt.host.process import run
+from crckpt.host.process.send_signal import send_signal_if
 from crckpt.host.steps import limit
 from crckpt.tracking.dump_basis import Base, DumpBasis
 from crckpt.tracking.keeper.protocol import (
@@ -91,8 +92,13 @@ class KeeperSession:
 
     def retire(self) -> None:
         """End the keeper as if it was terminated: the next dump starts another."""
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGTERM)
+        self._connection.setblocking(False)
+        send_signal_if(self._pid, signal.SIGTERM, self._is_connected)
+
+    def _is_connected(self) -> bool:
+        with suppress(BlockingIOError):
+            return self._connection.recv(1, socket.MSG_PEEK) != b""
+        return True
 
     def close(self) -> None:
         """Close the connection. The keeper stays."""

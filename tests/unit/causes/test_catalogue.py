@@ -124,7 +124,7 @@ def test_what_explain_advises_names_options_of_criu() -> None:
 def test_paths_are_quoted_in_commands_that_people_copy() -> None:
     """Programs choose them. A key of CRIU's external mounts cannot have every path (`]:`)."""
     path = "/tmp/a'; reboot; $(id)"
-    for cause in CATALOGUE:
-        remedy = cause.finding(path=path, log=path).remedy
-        assert path not in remedy, cause.key
-        assert not re.search(r"mnt\[\S*/", remedy), cause.key
+    for entry in CATALOGUE:
+        remedy = entry.finding(path=path, log=path).remedy
+        assert path not in remedy, entry.key
+        assert not re.search(r"mnt\[\S*/", remedy), entry.key

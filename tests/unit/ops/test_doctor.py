@@ -45,7 +45,9 @@ def test_one_way_to_track_is_enough() -> None:
     assert (keys(found.shown), found.problems) == (["tracker"], ())
 
 
-@pytest.mark.parametrize(("version", "state"), [("4.2", "limited"), ("4.1.1", "limited"), ("4.2.1", "ok"), ("5.0", "ok")])
+@pytest.mark.parametrize(
+    ("version", "state"), [("4.2", "limited"), ("4.1.1", "limited"), ("4.2.1", "ok"), ("5.0", "ok")]
+)
 def test_a_criu_that_programs_can_take_over_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str
 ) -> None:

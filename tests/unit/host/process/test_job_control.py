@@ -151,7 +151,7 @@ if program == 0:
     os.setpgid(0, 0)
     os.execv("/bin/sh", ["sh", "-c", "while :; do kill -STOP $$; done"])
 print(program, flush=True)
-print(os.waitstatus_to_exitcode(job_control.wait_for_job(job_control.Job(program, program))))
+print(os.waitstatus_to_exitcode(job_control.wait_for_job(job_control.Job(program, program, None))))
 """
     master, slave = os.openpty()
     job = subprocess.Popen(
@@ -178,8 +178,8 @@ def test_a_group_that_has_gone_gets_no_keys() -> None:
     try:
         assert member.stdout is not None
         group = int(member.stdout.readline())
-        assert Job(program.pid, program.pid, foreground=stranger.pid).typing_group == program.pid
-        assert Job(member.pid, member.pid, foreground=group).typing_group == group
+        assert Job(program.pid, program.pid, None, foreground=stranger.pid).typing_group == program.pid
+        assert Job(member.pid, member.pid, None, foreground=group).typing_group == group
         os.kill(group, signal.SIGKILL)
     finally:
         for process in (program, stranger, member):

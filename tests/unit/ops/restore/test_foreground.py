@@ -21,7 +21,7 @@ VERDICT = Verdict((), (), (), (), needs_terminal=False)
 
 
 def of_child(pid: int) -> RestoreResult:
-    return RestoreResult(cast(Checkpoint, None), VERDICT, (), CRIU, pid=pid, job=Job(pid, pid))
+    return RestoreResult(cast(Checkpoint, None), VERDICT, (), CRIU, pid=pid, job=Job(pid, pid, None))
 
 
 @pytest.mark.parametrize(

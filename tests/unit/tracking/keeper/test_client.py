@@ -160,10 +160,18 @@ def test_nobody_else_is_taken_for_a_keeper(root: proc.Process) -> None:
         assert descriptors() == before
 
 
-def test_to_retire_one_that_has_ended_is_no_failure() -> None:
+def test_to_retire_one_that_has_ended_harms_nobody() -> None:
+    """Another process may have its number."""
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with theirs, closing(KeeperSession(ours, free_pid())) as held:
         held.retire()
+    with subprocess.Popen(["/bin/sleep", "60"]) as process:
+        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        theirs.close()
+        with closing(KeeperSession(ours, process.pid)) as held:
+            held.retire()
+        assert process.poll() is None
+        process.kill()
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
         ours, theirs = socket.socketpair(socket.AF_UNIX)
         with theirs, closing(KeeperSession(ours, process.pid)) as held:

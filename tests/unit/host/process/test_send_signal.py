@@ -1,0 +1,34 @@
+"""A signal goes to one process, and to no other that has its number by then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+
+from crckpt.host.proc import start_time
+from crckpt.host.process.send_signal import send_signal, send_signal_if
+
+
+def test_another_process_with_the_number_gets_nothing() -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = start_time(process.pid)
+        assert started is not None
+        send_signal(process.pid, signal.SIGKILL, started - 1)
+        send_signal_if(process.pid, signal.SIGKILL, lambda: False)
+        assert process.poll() is None
+        send_signal(process.pid, signal.SIGKILL, started)
+        assert process.wait(10) == -signal.SIGKILL
+
+
+def test_who_gets_the_number_while_it_is_asked_gets_nothing() -> None:
+    """The signal is for the process that had it before: here one that has ended, and was reaped."""
+    process = subprocess.Popen(["sleep", "60"])
+
+    def end() -> bool:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        return True
+
+    send_signal_if(process.pid, signal.SIGUSR1, end)
+    send_signal_if(process.pid, signal.SIGUSR1, lambda: True)
