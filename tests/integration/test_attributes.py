@@ -305,6 +305,33 @@ def test_its_sockets_are_of_its_group(crckpt: Crckpt) -> None:
             assert all(line.rstrip().endswith(f"cgroup:/{group.name}") for line in own), own
 
 
+def test_a_tree_is_again_in_the_group_that_the_packet_filter_knows(crckpt: Crckpt) -> None:
+    """Without limits, and without rules of the group itself. Once it is gone, nothing can judge the packets so."""
+    with _group("unified") as group, _filtered(group), _stopped_in(crckpt, group) as tree:
+        before = tree.counters()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert _is_in(tree.pid, group)
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        _remove(group)
+        said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert "crckpt runs in a group without its rules on packets of " in said
+        crckpt.run("restore", JOB, "--detach", "--allow-weaker")
+
+
+@contextmanager
+def _filtered(group: Path) -> Iterator[None]:
+    """Count what is sent from this group, by a rule of nftables in the network of the test."""
+    rule = f'socket cgroupv2 level 1 "{group.relative_to("/sys/fs/cgroup")}" counter'
+    chain = f"chain sent {{ type filter hook output priority 0\n{rule}\n}}"
+    subprocess.run(("nft", f"table inet groups {{\n{chain}\n}}"), check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(("nft", "delete", "table", "inet", "groups"), check=True)
+
+
 def test_a_frozen_group_is_named(crckpt: Crckpt) -> None:
     """In it CRIU would wait for ever."""
     with _group("unified") as group:

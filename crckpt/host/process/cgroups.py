@@ -115,6 +115,10 @@ def _limits(group: Path) -> Iterator[tuple[str, int]]:
         # Version 1: this one line allows all devices. Version 2 has BPF programs instead.
         if (group / "devices.list").read_text().split() != ["a", "*:*", "rwm"]:
             yield "devices", 1
+    with suppress(OSError):
+        # Version 1: rules on packets, and of traffic control, that name this class.
+        if (group / "net_cls.classid").read_text().strip() != "0":
+            yield "network", 1
 
 
 def find_frozen_group(pid: int) -> FrozenGroup | None:

@@ -14,10 +14,10 @@ from crckpt.causes import Finding, cause
 from crckpt.host import proc
 from crckpt.host.attributes import sockets, tasks
 from crckpt.host.attributes.remote_calls import Order, carry_out
+from crckpt.host.network.packet_rules import group_restrictions
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.proc.status import read_status
-from crckpt.host.process import cgroups
 from crckpt.preflight.attribute_record import UNASKED, AttributeRecord, AttributeValue, ControlGroup, ProcessRecord
 
 Answers = dict[int, dict[str, AttributeValue]]
@@ -80,7 +80,7 @@ def record(root: proc.Process, asked: Answers) -> object:
         cpus=tuple(sorted(tasks.online_cpus())),
         processes=tuple(processes),
         groups=tuple(
-            tuple(ControlGroup(*place, cgroups.restrictions(*place)) for place in members) for members in groups
+            tuple(ControlGroup(*place, group_restrictions(*place)) for place in members) for members in groups
         ),
         asked=tuple(were_asked),
         sockets=tuple(read_sockets),

@@ -14,6 +14,7 @@ from crckpt.preflight.attribute_record import AttributeRecord, ControlGroup, Gro
 
 LIMITS: Final = ("memory", "swap", "pids", "cpu")
 RULES: Final = ("devices", "network")
+PACKETS: Final = "packets of "
 
 
 class CheckedGroups(Struct, frozen=True):
@@ -52,8 +53,8 @@ def check_groups(
         # The path may belong to another group by now: use it only if it still has all of the old limits.
         if missing and _still_restricts(group, old):
             moves.append(group)
-        elif rules := [name for name in missing if name in RULES]:
-            # Rules on devices and on the network are for security.
+        elif rules := [name for name in missing if _is_rule(name)]:
+            # Rules on devices, the network and packets are for security.
             weaker.append(cause("group-rules-lost").finding(what=" and ".join(rules), path=group.path, **values))
         elif missing:
             # A service must stay restorable from a shell, in spite of its default limit of tasks.
@@ -66,8 +67,12 @@ def _missing_restrictions(group: ControlGroup, ours: dict[str, int]) -> list[str
     return [
         name
         for name, limit in group.restricts.items()
-        if name in (*LIMITS, *RULES) and ours.get(name, limit + 1) > limit
+        if (name in LIMITS or _is_rule(name)) and ours.get(name, limit + 1) > limit
     ]
+
+
+def _is_rule(name: str) -> bool:
+    return name in RULES or name.startswith(PACKETS)
 
 
 def _still_restricts(group: ControlGroup, old: dict[GroupId, dict[str, int]]) -> bool:

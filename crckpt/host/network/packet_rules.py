@@ -1,0 +1,64 @@
+"""Find rules of the packet filter that judge by control group (version 2): nft(8), `socket cgroupv2`."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from crckpt.errors import HostCannot
+from crckpt.host.namespaces.network_locks import find_nft
+from crckpt.host.process import run
+from crckpt.host.process.cgroups import group_directory, restrictions
+
+_MOUNTS: Final = Path("/sys/fs/cgroup")
+_NETFILTER: Final = 12  # NETLINK_NETFILTER
+# linux/netlink.h, linux/netfilter/nfnetlink.h: length, type (10: nftables, 1: NFT_MSG_GETTABLE, 0 in the answer), flags
+# (all of them), sequence number, port; family, version, resource.
+_TABLES: Final = struct.pack("=IHHIIBBH", 20, 10 << 8 | 1, 0x301, 0, 0, 0, 0, 0)
+_TABLE: Final = 10 << 8
+_WITHIN_S: Final = 5.0
+_QUOTED: Final = re.compile(r'"([^"\n]+)"')
+
+
+def group_restrictions(controllers: str, path: str) -> dict[str, int]:
+    """What a group and those above it restrict: as `restrictions` says, and rules of our network on their packets.
+
+    Such a rule is `packets of GROUP`, and counts as 1.
+    """
+    found = restrictions(controllers, path)
+    own = None if controllers else group_directory(controllers, path)
+    if own is not None:
+        # nft names a group below /sys/fs/cgroup, newer ones below the mount of version 2.
+        parts = [part for part in path.split("/") if part]
+        names = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        below = str(own).removesuffix("/".join(parts)).removeprefix(f"{_MOUNTS}/")
+        named = _named_groups()
+        found.update((f"packets of {name}", 1) for name in names if name in named or below + name in named)
+    return found
+
+
+@cache
+def _named_groups() -> frozenset[str]:
+    """All names in rules that have to do with groups: of groups, and of other things, which are no paths of groups."""
+    listed = ""
+    if _has_tables() and (tool := find_nft()):
+        with suppress(HostCannot):
+            listed = run.run([tool, "list", "ruleset"], timeout=_WITHIN_S).output
+    return frozenset(_QUOTED.findall(listed) if "cgroupv2" in listed else ())
+
+
+def _has_tables() -> bool:
+    """Return whether there is any rule: to start nft takes 10 ms, to ask nothing."""
+    with (
+        suppress(OSError),
+        socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETFILTER) as asked,
+    ):
+        asked.sendto(_TABLES, (0, 0))
+        _, kind = struct.unpack_from("=IH", asked.recv(1 << 16))
+        return bool(kind == _TABLE)
+    return False
