@@ -64,6 +64,24 @@ def test_no_descriptor_sends_signals_with_the_rights_of_another_user(crckpt: Crc
         tree.wait_growth(first)
 
 
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_no_descriptor_leads_to_another_file(crckpt: Crckpt) -> None:
+    """CRIU opens them again as root, with the flags that they have: here one of a user's own, to write."""
+    with started(BY_NAME["nobody"]) as tree:
+        said = _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
+        assert f"process {tree.pid} told CRIU that its descriptor " in said
+        assert " is /etc/hosts, but it is /" in said
+        tree.wait_growth(tree.counters())
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_no_process_has_threads_of_another(crckpt: Crckpt) -> None:
+    """The image of a thread, with its registers and rights, has its number."""
+    with started(BY_NAME["threads"]) as tree:
+        said = _dump_forged(crckpt, tree.pid, "pstree.img", _without_last_thread, hold=1)
+        assert f"process {tree.pid} told CRIU that it has another list of threads than it has" in said
+
+
 @pytest.mark.parametrize("name", ["nobody", "threads", "family"])
 def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path, name: str) -> None:
     """Of each thread."""
@@ -82,10 +100,10 @@ def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path,
             assert now[tree.pid].uids == (NOBODY,) * 4
 
 
-def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], bytes]) -> str:
+def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], bytes], hold: int = 2) -> str:
     """Change an image of a dump before it is stored, which must fail; what the dump says."""
-    # The first hold is before CRIU freezes the tree.
-    command = crckpt.start("dump", str(pid), JOB, CRCKPT_STOP_AT="hold.commit:2")
+    # Where CRIU is started early, the first hold is before it freezes the tree.
+    command = crckpt.start("dump", str(pid), JOB, CRCKPT_STOP_AT=f"hold.commit:{hold}")
     wait_for(lambda: _is_stopped(command.pid), 20, "the tree to be dumped")
     (image,) = crckpt.store.glob(f"tmp/*/images/{name}")
     image.write_bytes(forge(image.read_bytes()))
@@ -125,6 +143,23 @@ def _give_to_nobody(data: bytes) -> bytes:
     image = read_image(data, "files.img", magics.FILES)
     records = tuple(Record(_changed(record.payload, 18, pipe), record.extra) for record in image.records)
     return write_image(Image(image.magic, records))
+
+
+def _lead_to_hosts(data: bytes) -> bytes:
+    def lead(message: bytes) -> bytes:
+        return encode(
+            (number, kind, b"/etc/hosts" if number == 6 else value) for number, kind, value in fields(message)
+        )
+
+    image = read_image(data, "files.img", magics.FILES)
+    records = tuple(Record(_changed(record.payload, 3, lead), record.extra) for record in image.records)
+    return write_image(Image(image.magic, records))
+
+
+def _without_last_thread(data: bytes) -> bytes:
+    image = read_image(data, "pstree.img", magics.PSTREE)
+    kept = [[*fields(record.payload)][:-1] for record in image.records]
+    return write_image(Image(image.magic, tuple(Record(encode(each)) for each in kept)))
 
 
 def _changed(message: bytes, wanted: int, change: object) -> bytes:

@@ -8,17 +8,24 @@ from pathlib import Path
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
+from crckpt.host.proc.fd import read_targets
 from crckpt.host.proc.status import read_status
 from crckpt.images.creds import CAPABILITIES, Rights
 
 
 class ProcessState(Struct, frozen=True):
-    """Process group and session in its own PID namespace (0: outside), umask, and whether its user may trace it."""
+    """Threads, process group and session in its own PID namespace (0: outside), umask, and whether its user may trace
+    it.
 
+    `links` are the paths that its descriptors lead to, by number; none of root's processes.
+    """
+
+    threads: frozenset[int]
     pgid: int
     sid: int
     umask: int
     is_dumpable: bool
+    links: dict[int, str]
 
 
 class TaskStates(Struct, frozen=True):
@@ -36,17 +43,24 @@ def read_task_states(root: int) -> TaskStates:
     while waiting:
         pid = waiting.pop()
         with suppress(OSError):
+            own: dict[int, Rights] = {}
+            leader: dict[str, str] = {}
             # Lists of the children of a task that runs may be incomplete (proc_tid_children(5)).
             for tid in procfs.threads(pid):
                 status = read_status(pid, tid)
                 waiting.extend(procfs.children(pid, tid))
                 if "VmSize" not in status:  # it has no memory
                     continue
-                number = int(status["NSpid"].split()[-1])
-                rights[number] = _rights(status)
-                if tid == pid:
-                    processes[number] = _state(pid, status)
+                own[_number(status)] = _rights(status)
+                leader = status if tid == pid else leader
+            rights.update(own)
+            if leader:
+                processes[_number(leader)] = _state(pid, leader, frozenset(own))
     return TaskStates(rights, processes)
+
+
+def _number(status: dict[str, str]) -> int:
+    return int(status["NSpid"].split()[-1])
 
 
 def _rights(status: dict[str, str]) -> Rights:
@@ -59,12 +73,15 @@ def _rights(status: dict[str, str]) -> Rights:
     )
 
 
-def _state(pid: int, status: dict[str, str]) -> ProcessState:
+def _state(pid: int, status: dict[str, str], threads: frozenset[int]) -> ProcessState:
     # The kernel gives the files of a process that its user may not trace to root: proc(5), /proc/pid.
     owner = Path(f"/proc/{pid}/status").stat().st_uid
+    user = int(status["Uid"].split()[1])
     return ProcessState(
+        threads=threads,
         pgid=int(status["NSpgid"].split()[-1]),
         sid=int(status["NSsid"].split()[-1]),
         umask=int(status["Umask"], 8),
-        is_dumpable=owner == int(status["Uid"].split()[1]),
+        is_dumpable=owner == user,
+        links={fd: target for fd, target in read_targets(pid) if target.startswith("/")} if user else {},
     )

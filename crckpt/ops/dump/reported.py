@@ -6,7 +6,7 @@ what gives a right, or may do harm outside the tree, must be what the kernel say
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -16,16 +16,20 @@ from crckpt.errors import DumpFailed
 from crckpt.host import proc
 from crckpt.host.proc.task_states import ProcessState, TaskStates
 from crckpt.images.creds import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
-from crckpt.images.fdinfo import read_descriptors, read_directories
+from crckpt.images.fdinfo import ImageDescriptor, read_descriptors, read_directories
+from crckpt.images.files import read_files
 from crckpt.images.ids import read_ids
 from crckpt.images.mm import read_dumpable
+from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import ProcessEntry, read_pstree
+from crckpt.images.regfile import RegularFile
 from crckpt.images.signal_owners import read_signal_owners
 from crckpt.ops.dump.attributes import Answers
 
 _FIND: Final = "find the process of its user that did this, and end it"
 _PERMITTED: Final = list(CAPABILITIES).index("CapPrm")
 _SETPCAP: Final = 1 << 8  # linux/capability.h
+_DELETED: Final = " (deleted)"
 _SECUREBITS: Final = "securebits"
 # A program that is executed loses this one (capabilities(7)).
 _KEEP_CAPS: Final = 1 << 4
@@ -55,6 +59,7 @@ def check_reported(images: Path, reported: Reported) -> None:
     rights = reported.states.rights
     _check_rights(images, rights, reported.securebits)
     _check_signal_owners(images, rights)
+    _check_files(images, reported.states.processes)
     tree = images / "pstree.img"
     for entry in read_pstree(tree.read_bytes(), tree.name):
         if state := reported.states.processes.get(entry.pid):
@@ -73,6 +78,7 @@ def _find_differences(images: Path, entry: ProcessEntry, state: ProcessState) ->
     # Another user's program may execute as this one: its memory is then not for its user.
     is_open = memory.exists() and read_dumpable(memory.read_bytes(), memory.name) == 1 and not state.is_dumpable
     found = {
+        "list of threads": {*entry.threads} != state.threads,
         "process group": entry.pgid != state.pgid,
         "session": entry.sid != state.sid,
         "umask": umask not in (None, state.umask),
@@ -85,11 +91,8 @@ def _check_signal_owners(images: Path, rights: Mapping[int, Rights]) -> None:
     """Raise DumpFailed if a descriptor would send signals with the rights of a user that no process having it was."""
     # CRIU sets F_SETOWN as root, with the user ids that were reported.
     holders: dict[int, set[int]] = {}
-    for image in images.glob("ids-*.img"):
-        users = set(rights[pid].uids) if (pid := int(image.stem.removeprefix("ids-"))) in rights else set()
-        table = images / f"fdinfo-{read_ids(image.read_bytes(), image.name).files}.img"
-        for descriptor in read_descriptors(table.read_bytes(), table.name) if table.exists() else ():
-            holders.setdefault(descriptor.file_id, set()).update(users)
+    for pid, descriptor in _find_descriptors(images):
+        holders.setdefault(descriptor.file_id, set()).update(rights[pid].uids if pid in rights else ())
     files = images / "files.img"
     for owner in read_signal_owners(files.read_bytes(), files.name) if files.exists() else ():
         if excess := owner.uids - holders.get(owner.file_id, set()):
@@ -99,6 +102,36 @@ def _check_signal_owners(images: Path, rights: Mapping[int, Rights]) -> None:
                 "process changed the memory of its process during the dump",
                 hint="let the program set the owner of its signals itself: F_SETOWN, fcntl(2)",
             )
+
+
+def _check_files(images: Path, processes: Mapping[int, ProcessState]) -> None:
+    """Raise DumpFailed if a descriptor of a user's process leads elsewhere than the kernel says."""
+    # CRIU opens the path of the file that the process has sent, as root, with the flags that the kernel shows: a file
+    # that the process may only read would become writable.
+    links = {pid: state.links for pid, state in processes.items() if state.links}
+    files = images / "files.img"
+    if not links or not files.exists():
+        return
+    opened = read_files(files.read_bytes(), files.name)
+    paths = {file.id: file.path for file in opened if isinstance(file, RegularFile)}
+    # The path of a named pipe is that of another entry.
+    paths.update({file.id: paths.get(file.file_id or 0, "") for file in opened if isinstance(file, Fifo)})
+    for pid, descriptor in _find_descriptors(images):
+        path, link = paths.get(descriptor.file_id), links.get(pid, {}).get(descriptor.fd, "")
+        if path is not None and pid in links and link.removesuffix(_DELETED) != path.removesuffix(_DELETED):
+            raise DumpFailed(
+                f"the dump failed: process {pid} told CRIU that its descriptor {descriptor.fd} is {path}, but it is "
+                f"{link or 'no file'}: another process changed its memory during the dump",
+                hint=_FIND,
+            )
+
+
+def _find_descriptors(images: Path) -> Iterator[tuple[int, ImageDescriptor]]:
+    """Find the descriptors of each process, by its PID."""
+    for image in images.glob("ids-*.img"):
+        table = images / f"fdinfo-{read_ids(image.read_bytes(), image.name).files}.img"
+        for descriptor in read_descriptors(table.read_bytes(), table.name) if table.exists() else ():
+            yield int(image.stem.removeprefix("ids-")), descriptor
 
 
 def _check_rights(images: Path, rights: Mapping[int, Rights], securebits: Mapping[int, int]) -> None:

@@ -127,7 +127,7 @@ def test_a_state_that_a_process_did_not_have(
 ) -> None:
     (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
     umask = read_directories(IMAGES[f"fs-{ROOT}.img"]).umask or 0
-    state = ProcessState(root.pgid, root.sid, umask, is_dumpable=True)
+    state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True, links={})
     forged = Reported(TaskStates(rights, {ROOT: replace(state, **changes)}))
     with pytest.raises(DumpFailed, match=f"process {ROOT} told CRIU that it has another {what} than it has"):
         commit_reported(target, workspace, forged)
