@@ -21,6 +21,7 @@ _KCMP_FILE: Final = 0
 _KCMP_VM: Final = 1
 _KCMP_EPOLL_TFD: Final = 7  # since Linux 4.13
 _LOOKS_FOR_S: Final = 1.0
+_LOOKS_NEAR_FOR_S: Final = 5.0
 
 
 def is_sharing_memory(one: int, other: int) -> bool:
@@ -59,8 +60,8 @@ def is_watched(pid: int, epoll: int, number: int, at: int, descriptor: int) -> b
 def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator[tuple[Descriptor, int]]:
     """Find other processes than those `inside` that have one of these open files (inherited or received).
 
-    Looks at all processes once, and first at those of the users of `held` and of root. Anybody may have as many
-    descriptors as they like: others are looked at for a second only.
+    Looks at all processes once, and first at those of the users of `held` and of root, for some seconds. Anybody may
+    have as many descriptors as they like: others are looked at for a second only.
     """
     by_target: dict[str, list[Descriptor]] = {}
     for each in held:
@@ -69,12 +70,13 @@ def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator
         return
     near = {0, *(user for pid in {each.pid for each in held} if (user := _user_of(pid)) is not None)}
     others = sorted((_user_of(pid) not in near, pid) for pid in procfs.pids() if pid not in inside)
-    end = time.monotonic() + _LOOKS_FOR_S
+    began = time.monotonic()
     for is_far, pid in others:
+        end = began + (_LOOKS_FOR_S if is_far else _LOOKS_NEAR_FOR_S)
         found: set[tuple[int, int]] = set()
         with suppress(OSError):  # the process ends at the same time
             for fd, target in read_targets(pid):
-                if is_far and time.monotonic() > end:
+                if time.monotonic() > end:
                     return
                 # The same open file has the same target everywhere, so kcmp is needed for few descriptors.
                 for each in by_target.get(target, ()):

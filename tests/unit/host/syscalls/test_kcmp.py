@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from small_programs import WAITS, free_pid, program
 
 from crckpt.host import proc
+from crckpt.host.syscalls import kcmp
 from crckpt.host.syscalls.kcmp import find_sharers, is_same_file, is_sharing_memory
 
 CLONE_VM = 0x100
@@ -57,3 +61,20 @@ def test_who_else_has_an_open_file(pipe: tuple[int, int]) -> None:
     with program(WAITS, reading) as process:
         assert list(find_sharers([held], frozenset({os.getpid()}))) == [(held, process.pid)]
         assert list(find_sharers([held], frozenset({os.getpid(), process.pid}))) == []
+
+
+def test_who_has_any_number_of_descriptors_is_looked_at_for_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each descriptor of a file is compared with each other one, because each may be the same open file."""
+    file = tmp_path / "locked"
+    file.touch()
+    opens = f"opened = [os.open({str(file)!r}, os.O_RDONLY) for _ in range(900)]"
+    with ExitStack() as opened, program(f"{opens}\n{WAITS}"):
+        for _ in range(900):
+            opened.callback(os.close, os.open(file, os.O_RDONLY))
+        held = [found for found in proc.descriptors(os.getpid()) if found.target == str(file)]
+        monkeypatch.setattr(kcmp, "_LOOKS_NEAR_FOR_S", 0.05)
+        began = time.monotonic()
+        assert list(find_sharers(held, frozenset({os.getpid()}))) == []
+        assert time.monotonic() - began < 0.5
