@@ -53,9 +53,11 @@ def read_task_states(root: int) -> TaskStates:
                     continue
                 own[_number(status)] = _rights(status)
                 leader = status if tid == pid else leader
+            # First: a process of which not all can be read has no rights either, and is refused.
+            state = _state(pid, leader, frozenset(own)) if leader else None
             rights.update(own)
-            if leader:
-                processes[_number(leader)] = _state(pid, leader, frozenset(own))
+            if state is not None:
+                processes[_number(leader)] = state
     return TaskStates(rights, processes)
 
 
