@@ -13,6 +13,12 @@ SECURITY = (
         "criu/cr-check.c",
     ),
     Cause(
+        "criu-unsafe",
+        "programs can take control of the code that CRIU {version} runs in them (CVE-2026-18107), and this one is not "
+        "root's",
+        "crckpt install-criu (4.2.1 or newer); or: apt-get install gcc libc6-dev, then install crckpt again",
+    ),
+    Cause(
         "seccomp-filter",
         "the seccomp filters of the tree cannot be read",
         "run crckpt as root outside of any container (CAP_SYS_ADMIN, and no seccomp filter)",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.causes.releases import find_release
 from crckpt.criu.cache import candidates
 from crckpt.criu.find import Search, search
 from crckpt.criu.install import PREFIX
@@ -21,7 +20,7 @@ from crckpt.host.probes.tools import has_gpu
 from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.choose_tracker import find_method
-from crckpt.tracking.preload.library import LIBRARY, restarts_calls
+from crckpt.tracking.preload.library import LIBRARY, lets_programs_take_over
 
 # Facts without which nothing can be checkpointed. Without others, some trees or options cannot be used.
 _VITAL = frozenset({"criu", "checkpoint_restore", "ptrace_scope", "capabilities", "util_linux"})
@@ -33,7 +32,6 @@ _OF_TRACKER = frozenset({"soft_dirty", "write_protection"})
 _ANY_TRACKER = "use Linux 6.7 or later, or a kernel with CONFIG_MEM_SOFT_DIRTY"
 
 _INSTALL = "crckpt install-criu"
-_SAFE = (4, 2, 1)
 _AS_ROOT = "sudo crckpt doctor"
 
 
@@ -171,8 +169,7 @@ def judge_criu(found: Search) -> Outcome:
         )
     criu = found.criu
     works = f"CRIU {criu.version} works: a trial dump and restore by {criu.path} ({criu.origin}) succeeded"
-    # The library is not made without a C compiler. A version that a distribution has repaired says the old number.
-    if not restarts_calls() and (find_release(f"Version: {criu.version}") or _SAFE) < _SAFE:
+    if lets_programs_take_over(criu.version):
         lost = "a program can take control of what this CRIU runs in it (CVE-2026-18107): dump only programs of root"
         return Outcome("limited", f"{works}{skipped}", lost, _INSTALL)
     return Outcome("ok", f"{works}{skipped}")

@@ -11,12 +11,18 @@ from typing import Final, NamedTuple
 import pytest
 from command import Crckpt
 from entering import compile_program, preload_library, running
-from stopped import JOB
+from incremental import wrapper
+from stopped import BY_NAME, JOB
+from trees import started
 
 from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.proc.status import tracer
 from crckpt.host.process.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import memory_trials
+from crckpt.ops.context import Context
+from crckpt.ops.dump.dump import dump
+from crckpt.ops.dump.request import DumpRequest
+from crckpt.tracking.preload import library
 
 TRACER: Final = """
 import ctypes, os, sys
@@ -78,6 +84,19 @@ def test_a_dump_is_what_it_was(crckpt: Crckpt, seizing: Seizing) -> None:
     seizing.process.wait(10)
     crckpt.run("restore", JOB, "--detach")
     assert not any(seizing.counts.read_bytes())
+
+
+def test_without_the_library_a_dump_names_a_criu_that_lets_them(
+    crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For programs of users alone."""
+    older = wrapper(tmp_path, '[ "$1" != --version ] || { echo Version: 4.2; exit; }')
+    monkeypatch.setattr(library, "LIBRARY", tmp_path / "none")
+    context = Context(store=crckpt.store, criu_option=older)
+    for name, is_named in (("nobody", True), ("counter", False)):
+        with started(BY_NAME[name]) as tree:
+            done = dump(DumpRequest(target=str(tree.pid), job=name), context)
+        assert ("criu-unsafe" in {found.key for found in done.plan.warnings}) == is_named
 
 
 def test_calls_of_ours_are_made(seizing: Seizing) -> None:

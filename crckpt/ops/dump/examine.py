@@ -37,7 +37,13 @@ from crckpt.preflight.dump.terminals import outside_terminals
 from crckpt.store import check_name, check_note
 from crckpt.store.read.details import RootIdentity
 from crckpt.tracking.choose_tracker import count_untracked, count_written
-from crckpt.tracking.preload.library import ENTERED, dump_words, find_enter_refusal, restarts_calls
+from crckpt.tracking.preload.library import (
+    ENTERED,
+    dump_words,
+    find_enter_refusal,
+    lets_programs_take_over,
+    restarts_calls,
+)
 
 # CRIU logs this when it dumps mounts, which it does only outside of their namespace.
 _MOUNTS_DUMPED = "Dumping mountpoints"
@@ -227,6 +233,9 @@ def _observe_target(request: DumpRequest, context: Context, pid: int, memory: in
     if planned.enter and (why := find_enter_refusal(criu.path)):
         found = cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why)
         planned = replace(planned, blockers=(*planned.blockers, found))
+    if lets_programs_take_over(criu.version) and any(process.uids[1] for process in observed.tree.processes):
+        found = cause("criu-unsafe").finding(version=criu.version)
+        planned = replace(planned, warnings=(*planned.warnings, found))
     return DumpTarget(request, context, observed, job, criu, planned, program=program)
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt import __version__
+from crckpt.causes.releases import find_release
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.host.versions import read_criu_version
@@ -25,6 +26,7 @@ RESTORE_LIBRARY: Final = LIBRARY.with_name("librestore.so")
 ENTERED: Final = "crckpt's preload: entered the mounts of the tree"
 """The library writes this to CRIU's stderr when CRIU has entered the mounts."""
 NO_TRACKER: Final = "no tracker of this name"
+_SAFE: Final = (4, 2, 1)
 _NO_PID: Final = "no PID was given"
 NO_LIBRARY: Final = (
     "crckpt was installed without a C compiler: apt-get install gcc libc6-dev, then install crckpt again"
@@ -53,6 +55,12 @@ def read_release(criu: Path) -> tuple[int, int] | None:
     with suppress(HostCannot):
         return criu_release(read_criu_version(criu))
     return None
+
+
+def lets_programs_take_over(version: str) -> bool:
+    """Return whether programs can take control of what a CRIU of this version runs in them (CVE-2026-18107)."""
+    # The library keeps every CRIU from that. One that a distribution has repaired may say an older number.
+    return not restarts_calls() and (find_release(f"Version: {version}") or _SAFE) < _SAFE
 
 
 def restarts_calls() -> bool:
