@@ -10,15 +10,14 @@ from typing import Final, NamedTuple
 
 import pytest
 from command import Crckpt
-from entering import compile_program, preload_library, running
+from entering import NO_WRITE_PROTECTION, compile_program, preload_library, running
 from incremental import wrapper
 from stopped import BY_NAME, JOB
-from trees import started
+from trees import READY_S, started, wait_for
 
 from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.proc.status import tracer
 from crckpt.host.process.take_userfaultfd import take_userfaultfds
-from crckpt.host.syscalls import memory_trials
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest
@@ -67,6 +66,7 @@ class Seizing(NamedTuple):
 def seizing(tmp_path: Path) -> Iterator[Seizing]:
     program, counts = compile_program("seizing.c", tmp_path), tmp_path / "counts"
     with running(program, str(counts)) as process:
+        wait_for(lambda: Path(f"/proc/{process.pid}/syscall").read_text().startswith("7 "), READY_S, "it to wait")
         yield Seizing(process, counts)
 
 
@@ -103,6 +103,6 @@ def test_calls_of_ours_are_made(seizing: Seizing) -> None:
     pid = seizing.process.pid
     (answer,) = carry_out([Order(pid, pid, "ask")])
     assert (answer.why, seizing.is_unharmed()) == ("", True)
-    if memory_trials.tracks_by_write_protection():
+    if not NO_WRITE_PROTECTION:
         (taken,) = take_userfaultfds([pid])
         assert (taken.why, seizing.is_unharmed()) == ("", True)

@@ -14,10 +14,13 @@
 #define BELOW_STACK (64ul << 20) /* above all that the kernel chooses an address for: what is injected lies below */
 
 static const unsigned char waiting[] = {
-    0x48, 0x89, 0x37,             /* mov %rsi, (%rdi): the kernel drops the sequence where it does not apply */
-    0xb8, 0x22, 0x00, 0x00, 0x00, /* mov $SYS_pause, %eax */
-    0x0f, 0x05,                   /* syscall */
-    0xeb, 0xf4,                   /* jmp to the first */
+    0x49, 0x89, 0xf8, 0x49, 0x89, 0xf1, /* mov %rdi, %r8; mov %rsi, %r9 */
+    0x4d, 0x89, 0x08,                   /* mov %r9, (%r8): the kernel drops the sequence where it does not apply */
+    0xb8, 0x07, 0x00, 0x00, 0x00,       /* mov $SYS_poll, %eax: for nothing, 10 ms */
+    0x31, 0xff, 0x31, 0xf6,             /* xor %edi, %edi; xor %esi, %esi */
+    0xba, 0x0a, 0x00, 0x00, 0x00,       /* mov $10, %edx */
+    0x0f, 0x05,                         /* syscall */
+    0xeb, 0xeb,                         /* jmp to the third */
 };
 static const unsigned char caught[] = {
     0x53, 0x30, 0x05, 0x53,                   /* RSEQ_SIG */
