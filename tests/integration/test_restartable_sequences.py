@@ -37,7 +37,7 @@ trace(INTERRUPT)
 os.waitpid(pid, 0)
 trace(GET, STATUS, place)
 before = bytes(registers)
-(code,) = (int(line.split("-")[0], 16) for line in open(f"/proc/{pid}/maps") if "[vdso]" in line)
+code = next(int(line.split("-")[0], 16) for line in open(f"/proc/{pid}/maps") if " r-xp " in line)
 registers[POINTER] = code
 registers[POINTER - 1] = 2**64 - 1
 trace(SET, STATUS, place)
