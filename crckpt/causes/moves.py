@@ -189,6 +189,7 @@ REWORDED: Final = {
 _CLOSE: Final = "close it in the program before the move"
 _OF_DUMP: Final = {
     "memory": "end another program, or put the images on a disk: staging in the configuration file",
+    "packet-ring": _CLOSE,
     "peer-of-another": _CLOSE,
     "tcp-keys": _CLOSE,
     "untested-kind": _CLOSE,

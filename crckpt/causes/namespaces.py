@@ -57,6 +57,12 @@ NAMESPACES = (
         "criu/namespaces.c",
     ),
     Cause(
+        "namespace-mounted",
+        "fd {fd} of PID {pid} is the namespace that is mounted at {path}, which CRIU takes for a file: it cannot open "
+        "it again",
+        "close it in the program, or open it in /proc/PID/ns of a process of the tree",
+    ),
+    Cause(
         "id-map",
         "the user and group IDs of a user namespace cannot be set",
         "restore as root, and check the ranges: cat /etc/subuid /etc/subgid",

@@ -155,6 +155,12 @@ SOCKETS = (
         "criu/sk-packet.c",
     ),
     Cause(
+        "packet-ring",
+        "PID {pid} reads packets from memory that it shares with the kernel (PACKET_RX_RING), which a restore makes "
+        "anew: the program then misses packets, or sees none",
+        "leave out --stop, and start the program again instead of restoring it; or end it anyway: --force",
+    ),
+    Cause(
         "packet-details",
         "the kernel gives no details of a packet socket",
         "load the module: modprobe af_packet_diag; update libnl (before 3.2.25 it drops some answers of the kernel)",

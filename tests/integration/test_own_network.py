@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 from command import Crckpt
+from remote import remote
 from stopped import JOB
 from trees import PYTHON, Case, Tree, started
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
+FAILED, REFUSED = 21, 24
 LISTENING = Case(
     "own-network",
     ("unshare", "--net", "sh", "-c", f"ip link set lo up; exec {PYTHON} {{programs}}/tcp_listen.py {{workdir}}"),
@@ -35,6 +37,46 @@ def test_it_listens_again(crckpt: Crckpt) -> None:
         assert network != Path("/proc/self/ns/net").readlink()
         assert _greeted(tree)
         assert not _inside(tree, "nft", "list", "tables")
+
+
+@pytest.mark.parametrize("kind", ["net", "uts", "ipc"])
+def test_a_descriptor_of_its_own_namespaces_comes_back_and_no_other(crckpt: Crckpt, kind: str) -> None:
+    with remote() as program:
+        flag = {"net": 0x40000000, "uts": 0x04000000, "ipc": 0x08000000}[kind]
+        program.ask(
+            "import ctypes, os\n"
+            f"left = os.open('/proc/self/ns/{kind}', os.O_RDONLY); ctypes.CDLL(None).unshare({flag})\n"
+            f"held = os.open('/proc/self/ns/{kind}', os.O_RDONLY)"
+        )
+        words = ("dump", str(program.pid), JOB, "--stop")
+        for more in ((), ("--dry-run",)):
+            assert "that none of its processes is in" in crckpt.run(*words, *more, status=REFUSED).err
+        program.ask("os.close(left)")
+        crckpt.run(*words)
+        program.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        same = f"answer = os.path.samestat(os.fstat(held), os.stat('/proc/self/ns/{kind}'))"
+        assert program.ask(same) is True
+
+
+def test_a_descriptor_of_a_mounted_namespace_is_refused(crckpt: Crckpt) -> None:
+    """As `ip netns add` mounts it."""
+    with remote() as program:
+        place = program.workdir / "mounted"
+        place.touch()
+        subprocess.run(["mount", "--bind", "/proc/self/ns/uts", place], check=True)
+        try:
+            program.ask(f"import os; held = os.open({str(place)!r}, os.O_RDONLY)")
+            words = ("dump", str(program.pid), JOB, "--stop")
+            for more in ((), ("--dry-run",)):
+                said = crckpt.run(*words, *more, status=REFUSED).err
+                assert f"is the namespace that is mounted at {place}" in said
+            said = crckpt.run(*words, "--rehearse", "--no-preflight", status=FAILED).err
+            assert "the tree runs on" in said
+            program.ask("os.close(held)")
+            crckpt.run(*words)
+        finally:
+            subprocess.run(["umount", place], check=True)
 
 
 def _greeted(tree: Tree) -> bool:

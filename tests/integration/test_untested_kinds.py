@@ -12,6 +12,7 @@ import pytest
 from cases import CASES
 from command import Crckpt
 from places import PROJECT
+from remote import remote
 from trees import PYTHON, runs, wait_for
 
 from crckpt.preflight.dump.tested_kinds import TESTED
@@ -20,8 +21,8 @@ REFUSED: Final = 24
 ROOT: Final = PROJECT
 HOLDS: Final = """
 import os, socket, sys, time
-held = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
-named = os.open("/proc/self/ns/net", os.O_RDONLY)
+held = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 0)
+named = os.open("/sys/kernel", os.O_RDONLY)
 open(sys.argv[1], "w").close()
 while os.path.exists(sys.argv[1]): time.sleep(0.02)
 """
@@ -29,7 +30,7 @@ while os.path.exists(sys.argv[1]): time.sleep(0.02)
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """A process with a packet socket of a rare type."""
+    """A process with a netlink socket of a rare type, and a directory of the kernel's."""
     ready = tmp_path / "ready"
     null = subprocess.DEVNULL
     words = (PYTHON, "-c", HOLDS, str(ready))
@@ -47,8 +48,8 @@ def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[byte
     words = ("dump", str(holder.pid), "job")
     for more in ((), ("--no-preflight",), ("--dry-run",)):
         said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
-        assert f"no test covers the restore of: socket AF_PACKET SOCK_DGRAM (fd 3 of process {holder.pid})" in said
-        assert f"descriptor of a namespace (fd 4 of process {holder.pid}, net:[" in said
+        assert f"no test covers the restore of: socket AF_NETLINK SOCK_DGRAM (fd 3 of process {holder.pid})" in said
+        assert f"directory of /sys (fd 4 of process {holder.pid}, /sys/kernel)" in said
         assert "--force" in said
     assert runs(holder.pid)
     assert "no test covers" in crckpt.run(*words).out
@@ -57,6 +58,34 @@ def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[byte
     crckpt.run(*words, "--stop", "--force")
     holder.wait(20)
     assert crckpt.run("show", "job").out
+
+
+def test_a_ring_of_packets_needs_force(crckpt: Crckpt) -> None:
+    """CRIU makes it anew and the kernel begins at its start, where the program does not wait: no rehearsal shows it."""
+    with remote() as program:
+        program.ask(
+            "import mmap, socket, struct\n"
+            "held = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)\n"
+            "held.setsockopt(263, 5, struct.pack('4I', 4096, 1, 1024, 4))\n"  # PACKET_RX_RING
+            "ring = mmap.mmap(held.fileno(), 4096)"
+        )
+        words = ("dump", str(program.pid), "job")
+        for more in ((), ("--rehearse",), ("--dry-run",), ("--no-preflight",)):
+            said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
+            assert f"PID {program.pid} reads packets from memory that it shares with the kernel" in said
+        assert "PACKET_RX_RING" in crckpt.run(*words).out
+        assert "PACKET_RX_RING" in crckpt.run("doctor", str(program.pid)).out
+
+
+def test_unread_packets_are_named(crckpt: Crckpt) -> None:
+    with remote() as program:
+        program.ask(
+            "import socket\n"
+            "held = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0); held.bind(('lo', 0x88B6))\n"
+            "held.sendto(b'unread', ('lo', 0x88B6, 0, 0, bytes(6)))"
+        )
+        said = crckpt.run("dump", str(program.pid), "job").out
+        assert f"does not save the unread data of descriptor 3 of PID {program.pid} (packets)" in said
 
 
 def test_a_tree_without_it_needs_no_force(crckpt: Crckpt, tmp_path: Path) -> None:

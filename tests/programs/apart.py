@@ -19,6 +19,7 @@ def main() -> None:
     program = Program(Path(sys.argv[1]))
     assert ctypes.CDLL(None).sethostname(NAME.encode(), len(NAME)) == 0
     last = time.monotonic()
+    namespaces = {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in ("uts", "time")}
 
     def look() -> None:
         nonlocal last
@@ -27,6 +28,9 @@ def main() -> None:
         program.expect(last <= now < last + 600, f"the clock went from {last} to {now}")
         program.expect(now > AHEAD_S, f"the clock is at {now}")
         last = now
+        for kind, held in namespaces.items():
+            same = os.path.samestat(os.fstat(held), Path(f"/proc/self/ns/{kind}").stat())
+            program.expect(same, f"the descriptor is of another {kind} namespace")
 
     program.run(look)
 

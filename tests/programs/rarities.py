@@ -14,6 +14,17 @@ from selfcheck import Program, fork
 
 DEVICES: Final = {"/dev/null": b"", "/dev/zero": bytes(8), "/dev/full": bytes(8)}
 RANDOM: Final = ("/dev/random", "/dev/urandom")
+NAMESPACES: Final = ("cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts")
+UNENTERED: Final = ("user",)
+"""Nobody enters a user namespace that they are in already."""
+EXPERIMENT: Final = 0x88B5
+"""A protocol of packets that nobody else sends."""
+SOCK_PACKET: Final = 10
+SOL_PACKET: Final = 263
+PACKET_ADD_MEMBERSHIP: Final = 1
+PACKET_DROP_MEMBERSHIP: Final = 2
+PACKET_FANOUT: Final = 18
+PROMISCUOUS: Final = struct.pack("IHH8x", socket.if_nametoindex("lo"), 1, 0)
 ENDED_WITH: Final = 7
 SYS_FANOTIFY_INIT: Final = 300
 SYS_FANOTIFY_MARK: Final = 301
@@ -41,12 +52,17 @@ class Files:
         self.of_proc = os.open("/proc/self/comm", os.O_RDONLY)
         self.devices = {name: os.open(name, os.O_RDWR) for name in (*DEVICES, *RANDOM)}
         self.inode = os.fstat(self.path).st_ino
+        self.namespaces = {kind: os.open(f"/proc/self/ns/{kind}", os.O_RDONLY) for kind in NAMESPACES}
 
     def verify(self, program: Program) -> None:
         """Each of them is still what it was."""
         program.expect("named" in os.listdir(self.directory), "the directory has other names")  # noqa: PTH208
         program.expect(os.fstat(self.path).st_ino == self.inode, "O_PATH names another file")
         program.expect(os.pread(self.of_proc, 99, 0).startswith(b"python"), "the file of /proc differs")
+        for kind, namespace in self.namespaces.items():
+            same = os.path.sameopenfile(namespace, os.open(f"/proc/self/ns/{kind}", os.O_RDONLY))
+            program.expect(same, f"the {kind} namespace is another")
+            program.expect(LIBC.setns(namespace, 0) == 0 or kind in UNENTERED, f"nobody can enter the {kind} namespace")
         for name, content in DEVICES.items():
             program.expect(os.read(self.devices[name], 8) == content, f"{name} is not itself")
         for name in RANDOM:
@@ -64,6 +80,11 @@ class Sockets:
         self.netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
         self.netlink.bind((0, 0))
         self.packet = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+        self.bound = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0)
+        self.bound.bind(("lo", EXPERIMENT))
+        self.bound.setsockopt(SOL_PACKET, PACKET_ADD_MEMBERSHIP, PROMISCUOUS)
+        self.bound.setsockopt(SOL_PACKET, PACKET_FANOUT, os.getpid() & 0xFFFF)
+        self.old = socket.socket(socket.AF_PACKET, SOCK_PACKET, socket.htons(EXPERIMENT))
         self.seqpacket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def verify(self, program: Program) -> None:
@@ -74,6 +95,13 @@ class Sockets:
         request = struct.pack("IHHIIB3x", 20, 18, 0x301, 1, 0, 0)  # RTM_GETLINK, NLM_F_REQUEST | NLM_F_DUMP
         self.netlink.send(request)
         program.expect(b"lo\0" in self.netlink.recv(1 << 16), "netlink does not know the loopback interface")
+        self.bound.sendto(b"a packet", ("lo", EXPERIMENT, 0, 0, bytes(6)))
+        for found in (self.bound, self.old):
+            found.settimeout(30)
+            program.expect(found.recv(100).endswith(b"a packet"), f"no packet came over {found}")
+        self.bound.setsockopt(SOL_PACKET, PACKET_DROP_MEMBERSHIP, PROMISCUOUS)
+        fanout = self.bound.getsockopt(SOL_PACKET, PACKET_FANOUT)
+        program.expect(fanout == os.getpid() & 0xFFFF, f"the packet socket has fanout {fanout}")
         self.seqpacket[0].send(b"a message")
         program.expect(self.seqpacket[1].recv(100) == b"a message", "seqpacket is no pair")
         kinds = [(found.family, found.type) for found in (self.raw, self.raw6, self.packet)]

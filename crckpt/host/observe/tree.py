@@ -301,8 +301,9 @@ def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -
 
 def _find_unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
     for held in sockets:
-        if held.protocol == socket.IPPROTO_UDP and unread_bytes(held.pid, held.fd):
-            yield Unread(held.pid, held.fd, "UDP")
+        kind = "packets" if held.family == socket.AF_PACKET else "UDP" if held.protocol == socket.IPPROTO_UDP else ""
+        if kind and unread_bytes(held.pid, held.fd):
+            yield Unread(held.pid, held.fd, kind)
     for found in descriptors:
         if found.target == "anon_inode:inotify" and unread_bytes(found.pid, found.fd):
             yield Unread(found.pid, found.fd, "inotify")

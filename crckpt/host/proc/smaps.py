@@ -23,15 +23,15 @@ _SHARED_HUGE: Final = "Shared_Hugetlb:"
 
 # CRIU refuses unknown maps (criu/proc_parse.c:502), [uprobes] without an option (614), and SysV memory outside the
 # tree's IPC namespace (criu/cr-dump.c:477).
-_UNSAVABLE: Final = re.compile(r"/secretmem|anon_inode:|/SYSV|\[uprobes\]|/dev/(?!zero\b|shm/)")
+_UNSAVABLE: Final = re.compile(r"/secretmem|anon_inode:|socket:|/SYSV|\[uprobes\]|/dev/(?!zero\b|shm/)")
 _MAP: Final = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S{4} \S+ \S+ \d+ *(.*)\n((?:[A-Z].*\n)*)", re.MULTILINE)
 # mseal(2), Linux 6.10. CRIU restores such a map without its seal.
 _SEALED: Final = re.compile(r"^VmFlags:.* sl\b", re.MULTILINE)
 
 # Where none of these is in the text, all can be saved: to see that takes a tenth of the time that parsing takes.
-_HINTS: Final = ("/secretmem", "anon_inode:", "/SYSV", "[uprobes]", "/dev/", " sl")
+_HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl")
 
-UnsavableKind = Literal["device", "sealed", "sysv", "unknown", "uprobes"]
+UnsavableKind = Literal["device", "ring", "sealed", "sysv", "unknown", "uprobes"]
 
 
 class UnsavableMap(Struct, frozen=True):
@@ -90,6 +90,9 @@ def _judge(pid: int, addresses: str, path: str, details: str) -> Iterator[Unsava
 def _kind(link: Path, path: str) -> UnsavableKind | None:
     if path.startswith("/dev/"):
         return "device" if _is_device(link) else None
+    # Of a packet socket: CRIU makes an empty ring in its place.
+    if path.startswith("socket:"):
+        return "ring"
     return "sysv" if path.startswith("/SYSV") else "uprobes" if path == "[uprobes]" else "unknown"
 
 

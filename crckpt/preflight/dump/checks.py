@@ -62,6 +62,7 @@ def plan_dump(
         *(cause("untested-kind").finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
         *sockets.find_weaker(observed),
         *files.find_weaker(observed),
+        *memory.find_rings(observed),
     )
     return DumpPlan(
         options=options,

@@ -74,6 +74,8 @@ def _find_unsaved(descriptor: Descriptor, observed: Observed) -> Iterator[Findin
     elif stat.S_ISFIFO(descriptor.mode) and descriptor.flags & os.O_DIRECT:
         # CRIU saves a named pipe in packet mode, but cannot open it so again.
         yield cause("packet-pipe").finding()
+    elif descriptor.is_namespace and descriptor.target.startswith("/"):
+        yield cause("namespace-mounted").finding(pid=descriptor.pid, fd=descriptor.fd, path=descriptor.target)
     # CRIU names a namespace by a process that is in it.
     elif (inode := _NAMESPACE.fullmatch(descriptor.target)) and int(inode[1]) not in find_known_namespaces(observed):
         yield cause("namespace-outside").finding(inode=inode[1])

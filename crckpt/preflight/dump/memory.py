@@ -26,6 +26,12 @@ def find_warnings(observed: Observed) -> Iterator[Finding]:
         yield cause("sealed").finding(pid=pid, start=f"{mapping.start:x}")
 
 
+def find_rings(observed: Observed) -> Iterator[Finding]:
+    """Find rings of packet sockets: the kernel begins a new one at its start, and the program waits where it was."""
+    for pid in sorted({mapping.pid for mapping in observed.unsavable_maps if mapping.kind == "ring"}):
+        yield cause("packet-ring").finding(pid=pid)
+
+
 def _find_unsaved(mapping: UnsavableMap, observed: Observed) -> Iterator[Finding]:
     """Find what CRIU refuses. Source: criu/proc_parse.c, handle_vma and vma_get_mapfile."""
     if mapping.kind == "device":

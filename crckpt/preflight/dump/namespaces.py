@@ -47,9 +47,10 @@ def shares_namespace(observed: Observed, kind: str) -> bool:
 
 
 def find_known_namespaces(observed: Observed) -> frozenset[int]:
-    """Return the inodes of all namespaces that CRIU can name: the tree's and its own."""
+    """Return the inodes of all namespaces that CRIU can open again: those that a process of the tree is in."""
+    # It also saves a descriptor of its own namespace, which it cannot open again (criu/namespaces.c, open_ns_fd).
     processes = (process.namespaces for process in observed.tree.processes)
-    return frozenset(inode for kinds in (observed.own_namespaces, *processes) for _, inode in kinds)
+    return frozenset(inode for kinds in processes for kind, inode in kinds if not kind.endswith("_for_children"))
 
 
 def _find_session_outside(observed: Observed) -> Iterator[Finding]:

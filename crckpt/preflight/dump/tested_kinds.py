@@ -34,6 +34,7 @@ TESTED: Final = {
     "inotify": f"{_TREES}[events]",
     "fanotify": f"{_TREES}[rarities]",
     "pidfd": f"{_TREES}[rarities]",
+    "descriptor of a namespace": f"{_TREES}[rarities]",
     "device 1:3": f"{_TREES}[rarities]",  # null
     "device 1:5": f"{_TREES}[rarities]",  # zero
     "device 1:7": f"{_TREES}[rarities]",  # full
@@ -55,6 +56,8 @@ TESTED: Final = {
     "socket AF_INET6 SOCK_RAW": f"{_TREES}[rarities]",
     "socket AF_NETLINK SOCK_RAW": f"{_TREES}[rarities]",
     "socket AF_PACKET SOCK_RAW": f"{_TREES}[rarities]",
+    "socket AF_PACKET SOCK_DGRAM": f"{_TREES}[rarities]",
+    "socket AF_PACKET 10": f"{_TREES}[rarities]",  # SOCK_PACKET
     "System V shared memory": f"{_TREES}[sysv-ipc]",
     "ipc namespace": f"{_TREES}[sysv-ipc]",
     "uts namespace": f"{_TREES}[apart]",
@@ -141,7 +144,7 @@ def _descriptor_kind(found: Descriptor) -> str:
         return "pipe"
     if kind == "anon_inode":
         return name.strip("[]")
-    # This comes before files: `ip netns` mounts a namespace at a path, where a restore does not find it.
+    # This comes before files, as a namespace may be mounted at a path.
     if found.is_namespace:
         return "descriptor of a namespace"
     if found.target.startswith("/memfd:"):

@@ -134,7 +134,8 @@ def test_words_of_a_move_name_no_restore(key: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "key", ["memory", "outside-pipe", "outside-pipe-read", "peer-of-another", "tcp-keys", "untested-kind"]
+    "key",
+    ["memory", "outside-pipe", "outside-pipe-read", "packet-ring", "peer-of-another", "tcp-keys", "untested-kind"],
 )
 def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> None:
     """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
