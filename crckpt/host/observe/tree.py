@@ -63,7 +63,7 @@ class Unread(Struct, frozen=True):
 
     pid: int
     fd: int
-    what: Literal["UDP", "inotify"]
+    what: Literal["UDP", "packets", "inotify"]
 
 
 class SharedLock(Struct, frozen=True):
@@ -301,9 +301,9 @@ def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -
 
 def _find_unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
     for held in sockets:
-        kind = "packets" if held.family == socket.AF_PACKET else "UDP" if held.protocol == socket.IPPROTO_UDP else ""
-        if kind and unread_bytes(held.pid, held.fd):
-            yield Unread(held.pid, held.fd, kind)
+        is_packets = held.family == socket.AF_PACKET
+        if (is_packets or held.protocol == socket.IPPROTO_UDP) and unread_bytes(held.pid, held.fd):
+            yield Unread(held.pid, held.fd, "packets" if is_packets else "UDP")
     for found in descriptors:
         if found.target == "anon_inode:inotify" and unread_bytes(found.pid, found.fd):
             yield Unread(found.pid, found.fd, "inotify")

@@ -9,6 +9,7 @@ from typing import Final
 
 from crckpt.causes import Finding, cause
 from crckpt.images.mm import FILE_SHARED, PROT_WRITE
+from crckpt.images.sockets import PacketSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.files import find_needed_path
@@ -16,6 +17,8 @@ from crckpt.preflight.restore.host import FileState
 
 # A tree with one of these would need another inside that of the rehearsal.
 _NOT_NESTED: Final = ("mnt", "pid", "user")
+# The number of `lo` in each network namespace.
+_LOOPBACK: Final = 1
 _BROADCAST: Final = "255.255.255.255"
 
 
@@ -28,6 +31,9 @@ def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterato
         # SO_BINDTODEVICE: a new network namespace has `lo` alone.
         if socket.interface not in ("", "lo"):
             yield cause("interface-rehearsed").finding(socket=socket.title, interface=socket.interface)
+    for file in tree.files:
+        if isinstance(file, PacketSocket) and file.interface > _LOOPBACK:
+            yield cause("interface-rehearsed").finding(socket=file.title, interface=f"number {file.interface}")
     if needs_terminal:
         yield cause("terminal-rehearsed").finding()
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import cause
 from crckpt.images.regfile import RegularFile
-from crckpt.images.sockets import Address, InetSocket
+from crckpt.images.sockets import Address, InetSocket, PacketSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.preflight.restore.files import Rewind, find_needed_files, find_needed_path
@@ -110,3 +110,9 @@ def test_a_rehearsal_says_where_it_cuts_files() -> None:
 def there() -> FileState:
     then = datetime(2026, 1, 2, tzinfo=UTC)
     return FileState(SIZE, 0o100644, then, then, "")
+
+
+def test_a_packet_socket_that_is_bound_to_an_interface(tree: ImageTree) -> None:
+    for number, keys in ((0, []), (1, []), (2, ["interface-rehearsed"])):
+        other = replace(tree, files=(PacketSocket(999, "raw", 3, number, 0),))
+        assert [found.key for found in find_rehearsal_blockers(other, needs_terminal=False)] == keys
