@@ -54,8 +54,8 @@ DESCRIPTORS = (
     ),
     Cause(
         "epoll-again",
-        "an epoll cannot be restored",
-        "close the descriptor in the program before the dump",
+        "an epoll cannot be restored: what it watches is missing, or is now a file or /dev/null",
+        "restore it with a pipe for the output of the program (| cat), not a file",
         "Can't add event on|No epoll FD for",
         "criu/eventpoll.c",
     ),
