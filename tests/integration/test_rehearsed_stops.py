@@ -119,6 +119,18 @@ def test_one_that_is_cut_short_lets_the_tree_run_on(crckpt: Crckpt, number: sign
         crckpt.run("dump", str(tree.pid), JOB, *REHEARSED)
 
 
+def test_other_dumps_need_not_wait_for_it(crckpt: Crckpt) -> None:
+    """It may take minutes, and they share the store."""
+    with started(BY_NAME["family"]) as tree, started(BY_NAME["counter"]) as other:
+        dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
+        wait_for(lambda: bool(rehearsal_inits(crckpt)), WITHIN_S, "the rehearsal")
+        dump.send_signal(signal.SIGSTOP)
+        crckpt.run("dump", str(other.pid), "other", CRCKPT_LOCK_S="0.1")
+        dump.send_signal(signal.SIGCONT)
+        said = dump.communicate(timeout=WITHIN_S)[1]
+        assert dump.returncode == 0, said
+
+
 def rehearsal_inits(crckpt: Crckpt) -> list[int]:
     """PIDs of the inits of rehearsals from this test's store."""
     found = []
@@ -140,4 +152,4 @@ def assert_runs_on(crckpt: Crckpt, pid: int, reason: str, *words: str) -> None:
     assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
     assert not staging(crckpt)
     assert not network_locks()
-    assert not list(Path("/sys/fs/cgroup").rglob("crckpt-rehearsal-*"))
+    assert not [path for pid in crckpt.pids for path in Path("/sys/fs/cgroup").rglob(f"crckpt-rehearsal-{pid}-*")]

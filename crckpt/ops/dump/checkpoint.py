@@ -219,16 +219,28 @@ def _dump_and_stop(
             hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
 
+        def rehearse(checkpoint: Checkpoint) -> None:
+            rehearsals.append(rehearse_held(target, workspace.repository, checkpoint))
+
         def check(checkpoint: Checkpoint, manifest: bytes) -> None:
-            if target.request.rehearse:
-                rehearsals.append(rehearse_held(target, workspace.repository, checkpoint))
             # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
             tree.check()
             if hand_over is not None:
                 hand_over.prepare(checkpoint, manifest)
 
         at_least = hand_over.at_least if hand_over is not None else 0
-        made.append(commit_checkpoint(target, workspace, new, reported, preparation, at_least=at_least, before=check))
+        made.append(
+            commit_checkpoint(
+                target,
+                workspace,
+                new,
+                reported,
+                preparation,
+                at_least=at_least,
+                on_packed=rehearse if target.request.rehearse else None,
+                before=check,
+            )
+        )
         if hand_over is not None:
             hand_over.decide()
 
