@@ -29,10 +29,11 @@ NAMESPACES = (
     Cause(
         "session-outside",
         "the session leader of process {pid|(not named)} is outside its PID namespace",
-        "start the program in its own session: setsid PROGRAM",
+        "start the program in its own session: setsid PROGRAM; or restore it without --new-pid-namespace",
         r"A session leader of (?:zombie process )?(?P<pid>\d+)\(\d+\) is outside of its pid namespace"
         r"|Failed to write -1 to \S*ns_last_pid",
         "criu/cr-dump.c",
+        by_criu="start the program in its own session: setsid PROGRAM",
     ),
     Cause(
         "foreign-user-namespace",

@@ -129,4 +129,10 @@ TERMINALS = (
         "a new PID namespace",
         "restore it without --new-pid-namespace",
     ),
+    Cause(
+        "session-left-outside",
+        "the program joins the session of its new terminal, which is led from outside the new PID namespace: it cannot "
+        "be checkpointed again while it runs there",
+        "restore it without --new-pid-namespace once its PIDs are free",
+    ),
 )

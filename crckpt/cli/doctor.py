@@ -48,7 +48,7 @@ def doctor(
     target: Annotated[
         str | None,
         typer.Argument(
-            help="A tree to check: PID, pidfile:PATH, unit:NAME or cgroup:PATH.",
+            help="A tree to check: PID, pidfile:PATH, unit:NAME or cgroup:PATH, or a job that runs.",
             metavar="TARGET",
             show_default="this host",
         ),

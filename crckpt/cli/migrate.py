@@ -30,7 +30,9 @@ class Terminal(enum.StrEnum):
 def migrate(
     target: Annotated[
         str | None,
-        typer.Argument(help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root.", metavar="TARGET"),
+        typer.Argument(
+            help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs.", metavar="TARGET"
+        ),
     ] = None,
     host: Annotated[
         str | None,

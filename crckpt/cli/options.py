@@ -56,7 +56,10 @@ ConfigPath = Annotated[
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show which options CRIU got, and why.")]
 Target = Annotated[
-    str, typer.Argument(help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root.", metavar="TARGET")
+    str,
+    typer.Argument(
+        help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs.", metavar="TARGET"
+    ),
 ]
 Job = Annotated[
     str | None,

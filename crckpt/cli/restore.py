@@ -199,6 +199,7 @@ def _lines(result: RestoreResult, *, verbose: bool) -> Iterator[str]:
         # Reading it may take minutes.
         yield f"its data was not read; to check it: crckpt verify {short_id(result.checkpoint.id)}\n"
     else:
-        yield f"restored {title(result.checkpoint)} as PID {result.pid} in {duration(result.restore_ms)}\n"
+        inner = f" (PID {result.inner_pid} in its namespace)" if result.inner_pid is not None else ""
+        yield f"restored {title(result.checkpoint)} as PID {result.pid}{inner} in {duration(result.restore_ms)}\n"
     if result.holder is not None:
         yield f"connect to its terminal: crckpt attach {result.checkpoint.job}; its output: {result.holder.log}\n"

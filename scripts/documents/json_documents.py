@@ -241,9 +241,7 @@ class RestoreDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
     checkpoint: CheckpointDocument
     dry_run: bool
-    pid: Annotated[
-        int | None, Meta(description="The root, or the init of its new PID namespace; null after a dry run.")
-    ]
+    pid: Annotated[int | None, Meta(description="The root, as the host sees it; null after a dry run.")]
     restore_ms: float
     criu: CriuFile
     criu_passed_over: PassedOver

@@ -180,7 +180,7 @@ def test_no_file_is_cut_back_under_the_program_that_writes_it(crckpt: Crckpt) ->
         size = log.stat().st_size
         wait_for(lambda: log.stat().st_size > size + GROWN_BY, 20, "the log to grow")
         words = ("restore", JOB, "--detach", "--new-pid-namespace", "--grown", "rewind")
-        assert f"(PID {tree.pid}) has it open for writing" in crckpt.run(*words, status=REFUSED).err
+        assert f"{JOB} runs already, as PID {tree.pid}" in crckpt.run(*words, status=REFUSED).err
         crckpt.run(*words, "--no-preflight", status=FAILED)
         assert log.stat().st_size > size + GROWN_BY
         assert _is_consecutive(log, "line")

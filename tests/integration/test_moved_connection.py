@@ -77,7 +77,7 @@ def test_a_copy_that_is_ended_there_is_unnoticed(crckpt: Crckpt, hosts: Lan, tex
             crckpt.run("dump", str(program.pid), JOB, "--tcp", "keep")
             with hosts.destination.entered(), guarded_addresses((address,), secrets.token_hex(8)) as guarded:
                 guarded.claim()
-                words = ("restore", JOB, "--detach", "--new-pid-namespace")
+                words = ("restore", JOB, "--detach", "--new-pid-namespace", "--no-preflight")
                 with crckpt.start(*words, CRCKPT_STOP_AT="hold.commit") as restore:
                     stopped = psutil.Process(restore.pid)
                     wait_for(lambda: stopped.status() == psutil.STATUS_STOPPED, WITHIN_S, "the hold")

@@ -45,7 +45,7 @@ def test_the_second_finds_what_the_first_has_done(
         assert first.returncode == 0, said
         _, said = second.communicate(timeout=WITHIN_S)
     assert second.returncode == REFUSED
-    assert f"PID {ended.pid} is in use by python3" in said
+    assert f"{JOB} runs already, as PID {ended.pid}" in said
     assert ended.ask("answer = n") == 1
     assert not list((crckpt.store / "locks").iterdir())
 
@@ -76,7 +76,7 @@ def test_who_waited_too_long_says_for_whom(crckpt: Crckpt, ended: Remote, obstru
         obstacle.let_go()
         assert ended.ask("answer = n") == 1
         said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"PID {ended.pid} is in use by python3" in said.err
+        assert f"{JOB} runs already, as PID {ended.pid}" in said.err
 
 
 def _waits_for_a_lock(process: subprocess.Popen[str]) -> bool:

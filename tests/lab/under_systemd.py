@@ -203,7 +203,7 @@ def test_several_trees_in_a_cgroup(started: Callable[[str], Service]) -> None:
             "unit:debug-shell",
             14,
             "debug-shell.service has no process now: it is inactive (dead)",
-            "systemctl start debug-shell",
+            "systemctl status debug-shell",
         ),
         ("unit:basic.target", 2, "unit basic.target is not a service", "name a service"),
         ("unit:init.scope", 2, "unit init.scope is not a service", "cgroup:/init.scope"),
@@ -315,6 +315,48 @@ def test_a_program_from_a_prompt_comes_back_as_a_service(kind: str, more: tuple[
     assert not any(Path(f"/proc/{number}").exists() for number in (pid, terminal["holder"]))
     assert "says" in Path(terminal["log"]).read_text()
     subprocess.run(["systemctl", "reset-failed", "prompt"], check=False)
+
+
+RESTORED = """
+[Unit]
+Conflicts=counter.service
+[Service]
+Type={kind}
+Environment=PYTHONPATH={here}
+ExecStart={python} -m crckpt restore counter --store /tmp/store {more}
+StandardOutput=null
+StandardError=null
+"""
+
+
+@pytest.mark.parametrize("more", ["", "--new-pid-namespace"])
+@pytest.mark.parametrize("kind", ["exec", "forking"])
+def test_a_program_that_runs_in_another_unit(started: Callable[[str], Service], kind: str, more: str) -> None:
+    """Both units and the job name it; nothing says to start the unit that would end it."""
+    counter = started("counter")
+    crckpt("dump", "unit:counter", "counter", "--stop")
+    wait_for(lambda: counter.shows("ActiveState") == "failed", READY_S, "systemd to see that the unit has ended")
+    before, here = counter.counters(), Path(__file__).resolve().parents[2]
+    options = f"{more} --detach" if kind == "forking" else more
+    unit = RESTORED.format(kind=kind, here=here, python=sys.executable, more=options)
+    Path("/etc/systemd/system/counter-restored.service").write_text(unit)
+    _output("systemctl", "daemon-reload")
+    _output("systemctl", "start", "counter-restored")
+    try:
+        counter.goes_on_from(before)
+        pid = crckpt("dump", "counter")["pid"]
+        assert Path(f"/proc/{pid}/comm").read_text() == "python3\n"
+        hint = f"counter runs as PID {pid}, in counter-restored.service: crckpt dump counter"
+        for target in ("unit:counter-restored", "cgroup:/system.slice/counter-restored.service"):
+            assert crckpt("dump", target, "counter")["pid"] == pid
+        for job in ((), ("counter",)):
+            assert refused(14, "dump", "unit:counter", *job)["hint"] == hint
+        assert f"as PID {pid}, in counter-restored.service" in refused(24, "restore", "counter")["message"]
+        counter.goes_on_from(counter.counters())
+    finally:
+        _output("systemctl", "stop", "counter-restored")
+        subprocess.run(["systemctl", "reset-failed", "counter-restored"], check=False)
+    assert "crckpt restore counter" in refused(14, "dump", "counter")["hint"]
 
 
 def _all_say(workdir: Path) -> int:

@@ -31,7 +31,7 @@ ENDS_WITHIN_S: Final = 20.0
 PLACES: Final = tuple(map(Path, ("/run", "/dev/shm", "/dev/mqueue")))
 KEPT: Final = frozenset(map(Path, ("/run/criu.kdat", "/run/crckpt/tracked", "/run/xtables.lock")))
 """Caches and locks of programs."""
-DEAD: Final = re.compile(r"/run/crckpt/(keepers|filling)/([0-9]+)-[0-9]+(\.ended)?")
+DEAD: Final = re.compile(r"/run/crckpt/(keepers|filling|restored)/([0-9]+)-[0-9]+(\.ended)?")
 """What the next crckpt that looks there removes if its process has ended."""
 IPC: Final = {"msg": "--queue-id", "sem": "--semaphore-id", "shm": "--shmem-id"}
 

@@ -107,7 +107,7 @@ def taken(number: int, kind: str) -> Iterator[int]:
 def detached_in_namespace(crckpt: Crckpt, *words: str) -> Iterator[int]:
     """The tree of `job`, restored into a pid namespace of its own; the host's PID of its init, which ends with it."""
     said = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace", "--json", *words)
-    init = int(said.document["result"]["pid"])
+    init = psutil.Process(int(said.document["result"]["pid"])).ppid()
     parent = psutil.Process(init).ppid()
     try:
         yield init

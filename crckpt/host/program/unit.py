@@ -21,13 +21,20 @@ def find_service(pid: int) -> str:
 
     A job of cron, or a shell of a login, is in the control group of a service, too, but does not have it alone.
     """
+    with suppress(OSError):
+        group = find_unit(pid)
+        directory = find_directory(group) if group else None
+        if directory is not None and find_roots(directory) == [pid]:
+            return group
+    return ""
+
+
+def find_unit(pid: int) -> str:
+    """The control group of the service in which a process is; empty if there is none."""
     # Such a group may vanish, and in a container it may be out of sight.
     with suppress(OSError):
-        for controllers, path in read_cgroups(pid):
-            group = _find_unit(path) if controllers in _OF_SYSTEMD else ""
-            directory = find_directory(group) if group else None
-            if directory is not None and find_roots(directory) == [pid]:
-                return group
+        groups = (_find_unit(path) for controllers, path in read_cgroups(pid) if controllers in _OF_SYSTEMD)
+        return next(filter(None, groups), "")
     return ""
 
 

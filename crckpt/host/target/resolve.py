@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from crckpt.errors import PreflightRefused, TargetNotRunning, UsageError
@@ -13,6 +14,7 @@ from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import find_directory, find_roots
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
+from crckpt.host.target.restored_trees import find_restored_trees, find_root_behind, is_restore
 from crckpt.host.terminal.relay import find_terminals
 
 _MOST_OF_A_PIDFILE = 4096
@@ -30,17 +32,19 @@ _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
 def resolve(target: str) -> int:
     """The PID of the root that `target` names: a PID, `pidfile:PATH`, `unit:NAME` or `cgroup:PATH`.
 
+    If that is a process of crckpt that stays for a restored tree, it is the root of that tree.
+
     Raises UsageError if it is no valid target or names more than one tree, TargetNotRunning if it names no process, and
     PreflightRefused if a user who may neither be root nor that process's user could have written which process it
     names.
     """
     kind, colon, name = target.partition(":")
     if not colon:
-        return _number(target, "", _advise_program(target))
+        return find_root_behind(_number(target, "", _advise_program(target)))
     resolver = {"pidfile": _of_pidfile, "unit": _of_unit, "cgroup": _of_cgroup}.get(kind)
     if resolver is None or not name:
         raise UsageError(f"{target!r} is not a valid target", hint=_FORMS)
-    return resolver(name)
+    return find_root_behind(resolver(name))
 
 
 def _advise_program(target: str) -> str:
@@ -68,6 +72,7 @@ def _of_pidfile(name: str) -> int:
         descriptor, entries = open_path(Path(name))
         try:
             text = read_small(descriptor, _MOST_OF_A_PIDFILE).decode(errors="replace")
+            written = os.fstat(descriptor).st_mtime
         finally:
             os.close(descriptor)
     except FileNotFoundError:
@@ -82,6 +87,9 @@ def _of_pidfile(name: str) -> int:
         ) from error
     pid = _number(text, f"pidfile:{name}", _advise_pidfile(text, name))
     process = proc.read_process(pid)
+    # A process that is younger than the file has not written it.
+    if process is None or _started_at(process) > written:
+        process = _find_restored_with(pid, name) or process
     if process is None:
         raise TargetNotRunning(
             f"there is no process {pid}, which the pidfile {name} names", hint="check that the program runs"
@@ -91,9 +99,26 @@ def _of_pidfile(name: str) -> int:
     if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
         raise PreflightRefused(
             f"the pidfile {name} names {process.comm} (PID {pid}), but other users can change the file: {intruder}",
-            hint=f"if this is the right process, use its PID: {pid}; or keep the file in a directory of root's",
+            hint=f"if this is the right process, use its PID: {process.pid}; or keep the file in a directory of root's",
         )
-    return pid
+    return process.pid
+
+
+def _started_at(process: proc.Process) -> float:
+    """When a process started (Unix time), by the clock as it is set now."""
+    return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.start / os.sysconf("SC_CLK_TCK")
+
+
+def _find_restored_with(pid: int, pidfile: str) -> proc.Process | None:
+    """Find the root of the restored tree that has this PID in a PID namespace of its own. Raises UsageError."""
+    found = [root for _, root in find_restored_trees() if len(root.ns_pids) > 1 and root.ns_pids[-1] == pid]
+    if len(found) > 1:
+        names = ", ".join(f"{root.comm} (PID {root.pid})" for root in found)
+        raise UsageError(
+            f"several restored programs have PID {pid} in their namespaces, which the pidfile {pidfile} names: {names}",
+            hint="name one of these PIDs",
+        )
+    return found[0] if found else None
 
 
 def _advise_pidfile(text: str, name: str) -> str:
@@ -128,15 +153,9 @@ def _behind_holder(pid: int) -> int:
     """The root of the tree whose new terminal the process holds, or whose restore it is in the foreground; or `pid`."""
     for found in find_terminals():
         holder = proc.read_process(found.terminal.holder)
-        if holder is not None and (holder.pid == pid or (holder.ppid == pid and _is_restore(pid))):
+        if holder is not None and (holder.pid == pid or (holder.ppid == pid and is_restore(pid))):
             return found.terminal.tree.root
     return pid
-
-
-def _is_restore(pid: int) -> bool:
-    # Once crckpt has ended, any process may have adopted the holder.
-    words = proc.command_line(pid)
-    return "restore" in words and any(Path(word).name == "crckpt" for word in words)
 
 
 def _properties(block: str) -> dict[str, str]:
@@ -154,7 +173,7 @@ def _no_main_process(unit: dict[str, str]) -> UsageError | TargetNotRunning:
         return UsageError(f"systemd knows no main process of unit {name}", hint=hint)
     return TargetNotRunning(
         f"unit {name} has no process now: it is {unit['ActiveState']} ({unit['SubState']})",
-        hint=f"systemctl start {run.quote([name])}",
+        hint=f"see why: systemctl status {run.quote([name])}",
     )
 
 

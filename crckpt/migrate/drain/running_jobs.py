@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.program import live
-from crckpt.host.program.program import is_same_program
-from crckpt.host.program.unit import find_service
 from crckpt.model import JobName, Pid
-from crckpt.ops.dump.check_job import read_program
 from crckpt.ops.dump.last_checkpoint import LastCheckpoint, read_last_checkpoints
+from crckpt.ops.running import find_running_root
 from crckpt.store import Repository
-from crckpt.store.moves import Move, read_last_moves
-from crckpt.store.read.details import RootIdentity
 
 
 class RunningJob(Struct, frozen=True):
@@ -53,16 +46,15 @@ class RunningJobs(Struct, frozen=True):
 def find_running_jobs(repository: Repository) -> RunningJobs:
     """Find the jobs of a store whose programs run on this host. No tree is in two of them.
 
-    A program is known by the root of its tree: the newest checkpoint of the job records it, a restore brings it back
-    with the same PID, or a move brought it here.
+    A program is known by the root of its tree: the newest checkpoint of the job records it, or the restore that brought
+    it here.
     """
     found: dict[tuple[int, int], tuple[LastCheckpoint, proc.Process]] = {}
     excluded: list[ExcludedJob] = []
-    moves = {move.job: move for move in read_last_moves(repository.backend)[0]}
     # Of two jobs of one program, the one that was dumped last has it.
     for last in reversed(read_last_checkpoints(repository)):
         job = last.checkpoint.job
-        root = _find_root(last, moves.get(job))
+        root = find_running_root(repository, job, last.details)
         if root is None:
             if last.details is None:
                 excluded.append(_make_unknown(last))
@@ -117,47 +109,3 @@ def _make_unknown(last: LastCheckpoint) -> ExcludedJob:
 
 def _measure(root: proc.Process) -> int:
     return proc.memory(*proc.read_tree(root).pids)
-
-
-def _find_root(last: LastCheckpoint, move: Move | None) -> proc.Process | None:
-    """Find the root of the job's tree if it runs here."""
-    if move is not None and move.side == "destination" and move.root is not None and move.judge().state == "done":
-        moved = move.root.find()
-        if moved is not None:
-            return moved
-    details = last.details
-    if details is None:
-        return None
-    for identity in _read_identities(details):
-        process = _find_live(identity.pid)
-        if process is not None and (identity.boot_id, identity.start) == (proc.boot_id(), process.start):
-            return process
-    return _find_restored(last, details)
-
-
-def _read_identities(details: dict[str, Any]) -> Iterator[RootIdentity]:
-    for key in ("root", "tracked_root"):
-        if details.get(key) is not None:
-            yield msgspec.convert(details[key], RootIdentity)
-
-
-def _find_restored(last: LastCheckpoint, details: dict[str, Any]) -> proc.Process | None:
-    """Find the root that a restore of the newest checkpoint brought back: no record has its start time."""
-    checkpoint = last.checkpoint
-    if not last.repository.is_restored(checkpoint.id):
-        return None
-    process = _find_live(checkpoint.tree[0].pid)
-    if process is None:
-        return None
-    recorded, dumped_at = details.get("root"), details.get("uptime_ticks")
-    is_same_boot = recorded is not None and recorded["boot_id"] == proc.boot_id()
-    if is_same_boot and dumped_at is not None and process.start < dumped_at:
-        return None
-    program = live.read_program(process.pid, process.comm, find_service(process.pid))
-    # The PID alone could be another program's.
-    return process if is_same_program(read_program(last.repository, checkpoint, details), program) else None
-
-
-def _find_live(pid: int) -> proc.Process | None:
-    process = proc.read_process(pid)
-    return process if process is not None and process.state not in ("zombie", "dead") else None

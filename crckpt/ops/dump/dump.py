@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from crckpt.errors import Interrupted
 from crckpt.host import proc
 from crckpt.host.process.signals import interrupts_deferred
-from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context, require_writable_store
+from crckpt.ops.dump.find_target import pinned_target
 from crckpt.ops.dump.launch import criu_started_early, opened_workspace
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported
@@ -41,7 +41,7 @@ def dump(
         with ExitStack() as stack:
             with nothing_begun_reported(context):
                 request.check()
-                root = stack.enter_context(pinned(request.target))
+                request, root = stack.enter_context(pinned_target(request, context))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 process = proc.read_process(root.pid)
                 workspace = waiting = None
@@ -83,7 +83,7 @@ def examined(request: DumpRequest, context: Context) -> Iterator[DumpTarget]:
     with ExitStack() as stack:
         with nothing_begun_reported(context):
             request.check()
-            root = stack.enter_context(pinned(request.target))
+            request, root = stack.enter_context(pinned_target(request, context))
             stack.enter_context(limited_waits_of_dump(root.pid))
             target = look_at_target(request, context, root)
         yield target

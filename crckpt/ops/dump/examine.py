@@ -18,10 +18,10 @@ from crckpt.host.observe import tree
 from crckpt.host.program.live import read_program
 from crckpt.host.program.program import Program
 from crckpt.host.program.unit import find_service
-from crckpt.host.target import resolve
 from crckpt.host.target.pinned import PinnedProcess
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.context import Context, pid_namespace_words, require_staging, setpriv_words
+from crckpt.ops.dump.find_target import pinned_target
 from crckpt.ops.dump.forecast import is_in_memory
 from crckpt.ops.dump.lineage import Lineage, predict_lineage
 from crckpt.ops.dump.parent_images import ParentImages
@@ -148,7 +148,8 @@ def examine(request: DumpRequest, context: Context) -> Examination:
 
     Raises UsageError, TargetNotRunning, PreflightRefused, HostCannot.
     """
-    target = _check_space(_observe_target(request, context, resolve.resolve(request.target)))
+    with pinned_target(request, context) as (request, root):
+        target = _check_space(_observe_target(request, context, root.pid))
     plan = target.plan
     return Examination(target.pid, plan.blockers, plan, target.observed, target.job, target.criu)
 

@@ -9,11 +9,11 @@ from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, Interrupted
 from crckpt.host.process.signals import interrupts_deferred
-from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context, require_writable_store
 from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.ops.dump.check_job import check_job
 from crckpt.ops.dump.examine import DumpTarget, examine_target
+from crckpt.ops.dump.find_target import pinned_target
 from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
@@ -33,7 +33,7 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
     try:
         with ExitStack() as stack:
             with nothing_begun_reported(context):
-                root = stack.enter_context(pinned(request.target))
+                request, root = stack.enter_context(pinned_target(request, context))
                 stack.enter_context(limited_waits_of_dump(root.pid))
                 require_writable_store(context)
                 target = examine_target(request, context, root, stores=False)

@@ -1,4 +1,4 @@
-"""Refuse the restore of a program that another host has, or may get: two copies must never run."""
+"""Refuse the restore of a program that runs here, or that another host has or may get: two copies must never run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from crckpt.errors import CrckptError, PreflightRefused, StoreLocked
 from crckpt.model import JobName
 from crckpt.ops.restore.request import RestoreRequest
+from crckpt.ops.running import describe_place, find_running_root
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.lock import TIMEOUT_S
 from crckpt.store.move_status import MoveStatus, find_moved, find_status
 from crckpt.store.moves import Move, read_move, remove_move
+from crckpt.store.read.details import read_recent_details
 
 
 def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: RestoreRequest) -> None:
@@ -29,6 +31,21 @@ def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: Restor
         raise _refuse_unfinished(status)
     if not request.despite_move:
         raise _refuse_finished(status, request.ref)
+
+
+def refuse_running(repository: Repository, checkpoint: Checkpoint) -> None:
+    """Raise PreflightRefused if the job's tree runs here: as it was dumped, or as it was restored, wherever."""
+    details = None
+    # The restore says what is damaged.
+    with suppress(CrckptError, OSError):
+        details = read_recent_details(repository, checkpoint)
+    root = find_running_root(repository, checkpoint.job, details)
+    if root is not None:
+        raise PreflightRefused(
+            f"{checkpoint.job} runs already, {describe_place(root)}: a restore would start a second copy",
+            hint=f"to go back to this checkpoint, end it first: crckpt dump {checkpoint.job} --stop",
+            is_in_use=True,
+        )
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from crckpt.host.process.job_control import Job
 from crckpt.host.process.shell_terminal import terminal_of_shell
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.host.process.terminal_numbers import lower_numbers_held
+from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
@@ -46,7 +47,7 @@ from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.judgement import judge_attempt, refuse_blocked
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
-from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved, restoring
+from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved, refuse_running, restoring
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds
@@ -104,6 +105,8 @@ def restore(
             stack.enter_context(restoring(repository, newest.job, alone=alone))
             if before_run is None:
                 refuse_moved(repository, newest, request)
+        if before_run is None and request.preflight:
+            refuse_running(repository, newest)
         if not request.or_older:
             attempt = RestoreAttempt(
                 request,
@@ -291,8 +294,10 @@ def _follow(
     """Let CRIU build the tree; in the hold, fill and check it and set its attributes; then let it run."""
     detach, root = attempt.request.detach, tree.root.pid
     is_ours = verdict.needs_terminal and holder is None
+    child = criu.new.parent if criu.new else root
     lost: list[Finding] = []
     modes: list[Any] = []
+    outer = root
 
     def make_result(ended: float, job: Job | None = None) -> RestoreResult:
         return RestoreResult(
@@ -300,7 +305,8 @@ def _follow(
             replace(verdict, warnings=(*verdict.warnings, *lost)),
             criu.command,
             attempt.criu,
-            pid=criu.init or root,
+            pid=outer,
+            inner_pid=root if criu.new else None,
             job=job,
             restore_ms=(ended - criu.run.started) * 1000,
             holder=holder,
@@ -311,6 +317,7 @@ def _follow(
         attempt.announce(_name_ref(make_result(time.monotonic()), attempt))
 
     def in_hold() -> AfterCommit | None:
+        nonlocal outer
         # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
         criu.streamer.check()
         init = criu.find_init(tree)
@@ -319,7 +326,9 @@ def _follow(
         lost.extend(attributes.set_all(init))
         if holder is not None:
             lost.extend(give_terminal(holder, tree, init))
-        after_commit = attempt.wait_before_run(proc.outer_pids((root,), init).get(root, root), criu.run.pid)
+        outer = proc.outer_pids((root,), init).get(root, root)
+        after_commit = attempt.wait_before_run(outer, criu.run.pid)
+        _record_place(attempt, outer, child, holder)
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
             modes.extend(announce_on_terminal(announce, terminal))
@@ -341,9 +350,7 @@ def _follow(
         # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
         _mark_restored(attempt)
-        child = criu.new.parent if criu.new else root
         if holder is not None:
-            outer = proc.outer_pids((root,), criu.init).get(root, criu.init or root)
             lost.extend(commit_terminal(holder, attempt, tree, outer, child))
         if detach:
             ignore_interrupts()
@@ -357,6 +364,24 @@ def _criu_failure(result: CriuResult, tree: ImageTree) -> CrckptError:
     from crckpt.ops.failure_locations import name_place_in_images
 
     return criu_failure(result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind")
+
+
+def _record_place(attempt: RestoreAttempt, root: int, program: int, holder: TerminalHolder | None) -> None:
+    """Record where the job runs, for the next dump and the next restore."""
+    checkpoint, process = attempt.checkpoint, proc.read_process(root)
+    # Without the record the tree is known by its PID only.
+    with suppress(OSError):
+        if process is not None:
+            record_restored(
+                RestoredTree(
+                    proc.identify_live_root(process),
+                    attempt.repository.id,
+                    checkpoint.job,
+                    checkpoint.id,
+                    program,
+                    holder.pid if holder is not None else 0,
+                )
+            )
 
 
 def _lift_network_lock(checkpoint: Checkpoint) -> None:

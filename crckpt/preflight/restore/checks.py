@@ -71,6 +71,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
             *checked.warnings,
             *requirements.find_warnings(host.resources),
             *tasks.find_warnings(planned),
+            *terminals.find_warnings(planned),
         ),
         rewinds=checked.rewinds,
         outside_pipes=outside_pipes,

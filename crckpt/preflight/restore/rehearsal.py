@@ -66,8 +66,10 @@ def writable_bytes(tree: ImageTree, files: dict[str, FileState | None]) -> int:
 
 def rehearsal_warnings(verdict: Verdict) -> tuple[Finding, ...]:
     """Return the verdict's warnings; those about files to cut back say that this happens in the rehearsal only."""
+    # Nobody checkpoints the program of a rehearsal.
+    others = (finding for finding in verdict.warnings if finding.key not in ("file-rewound", "session-left-outside"))
     cuts = (cause("file-cut-rehearsed").finding(path=rewind.path, size=rewind.size) for rewind in verdict.rewinds)
-    return (*(finding for finding in verdict.warnings if finding.key != "file-rewound"), *cuts)
+    return (*others, *cuts)
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:

@@ -95,6 +95,13 @@ def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]
         yield from _find_other_users_consoles(planned.tree, host)
 
 
+def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
+    """Find a tree that gets a session from outside its new PID namespace: CRIU cannot dump it there."""
+    joins = planned.tree.root.sid != planned.tree.root.pid and planned.tty not in ("null", "file")
+    if planned.new_pid_namespace and joins and needs_terminal(planned.tree):
+        yield cause("session-left-outside").finding()
+
+
 def _find_other_users_terminal(planned: PlannedRestore) -> Iterator[Finding]:
     """Find a terminal of another user: the program could type into it (TIOCSTI), for the shell that reads next."""
     others = _users(planned.tree.processes) - {0, planned.terminal_owner}

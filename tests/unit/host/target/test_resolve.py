@@ -266,7 +266,7 @@ def test_a_unit_that_does_not_run(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, ""))
     error = refused("unit:web", TargetNotRunning)
     assert "web.service has no process now: it is inactive (dead)" in error.message
-    assert error.hint == "systemctl start web.service"
+    assert error.hint == "see why: systemctl status web.service"
 
 
 def test_a_unit_of_which_systemd_knows_no_main_process(systemctl: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from image_sets import described, of_pages, store
 from msgspec.structs import asdict, replace
-from recorded_moves import live_root, record_move
 from small_programs import WAITS, program, read
 
 from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
 from crckpt.host.program.live import read_program
+from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.migrate.drain.running_jobs import RunningJobs, find_running_jobs
 from crckpt.model import Task
 from crckpt.ops.dump.tracked_before import identify_root
@@ -47,6 +47,10 @@ class Store:
         new = replace(described(job, content), tree=(Task(pid, 1, process.comm, (pid,)),))
         self._pages += 1
         return store(self.repository, self._base, of_pages(self._pages), new)
+
+    def restore(self, job: str, pid: int, store: str) -> None:
+        """Record the process as a restore of the job would."""
+        record_restored(RestoredTree(identify_live_root(read(pid)), store, job, "", pid))
 
     def find(self) -> RunningJobs:
         """Find what runs here."""
@@ -109,34 +113,12 @@ def test_the_tree_that_was_tracked_counts(stored: Store, waiting: int) -> None:
     assert stored.find_names() == ["job"]
 
 
-def test_a_restored_program_has_its_pid_again(stored: Store, waiting: int) -> None:
-    made = stored.record("job", waiting, root=before(waiting), uptime_ticks=read(waiting).start - 1)
-    assert stored.find_names() == []
-    stored.repository.mark_restored(made.id)
-    assert stored.find_names() == ["job"]
-
-
-@pytest.mark.parametrize("difference", ["another program", "began before the dump"])
-def test_what_cannot_be_the_restored_program_is_not_found(stored: Store, waiting: int, difference: str) -> None:
-    details: dict[str, object] = {"root": before(waiting), "uptime_ticks": read(waiting).start - 1}
-    if difference == "another program":
-        details["program"] = {"executable": "/usr/bin/other"}
-    else:
-        details["uptime_ticks"] = read(waiting).start + 1
-    stored.repository.mark_restored(stored.record("job", waiting, **details).id)
-    assert stored.find_names() == []
-
-
-def test_what_a_move_brought_here_is_found(stored: Store, waiting: int) -> None:
-    made = stored.record("job", waiting, root=before(waiting))
-    record_move(stored.repository, "destination", "done", made, root=identify_live_root(read(waiting)))
-    assert stored.find_names() == ["job"]
-
-
-def test_what_is_being_brought_here_is_not_found(stored: Store, waiting: int) -> None:
-    made = stored.record("job", waiting, root=before(waiting))
-    record_move(stored.repository, "destination", "prepared", made, root=identify_live_root(read(waiting)))
-    assert stored.find_names() == []
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_program_that_was_restored_here_is_found(stored: Store, waiting: int, is_ours: bool) -> None:
+    """If it was restored from this store, also by a move."""
+    stored.record("job", waiting, root=before(waiting))
+    stored.restore("job", waiting, stored.repository.id if is_ours else "another")
+    assert stored.find_names() == (["job"] if is_ours else [])
 
 
 def test_the_last_of_two_jobs_of_one_program_has_it(stored: Store, waiting: int) -> None:
@@ -181,8 +163,7 @@ def test_a_job_that_cannot_be_read_is_named(stored: Store, waiting: int) -> None
     assert [(each.job, each.pid, each.outcome) for each in stored.find().excluded] == [("job", None, "unknown")]
 
 
-def test_a_root_that_is_named_twice_is_found(stored: Store) -> None:
-    with live_root() as root:
-        made = stored.record("job", root.pid)
-        record_move(stored.repository, "destination", "done", made, root=root)
-        assert stored.find_names() == ["job"]
+def test_a_root_that_is_named_twice_is_found(stored: Store, waiting: int) -> None:
+    stored.record("job", waiting)
+    stored.restore("job", waiting, stored.repository.id)
+    assert stored.find_names() == ["job"]
