@@ -29,10 +29,30 @@ DESCRIPTORS = (
     ),
     Cause(
         "watch-limit",
-        "an inotify or fanotify watch cannot be restored",
+        "an inotify or fanotify watch cannot be restored: its user has too many",
         "raise the limits: sysctl -w fs.inotify.max_user_watches=1048576 fs.inotify.max_user_instances=8192",
-        "Can't create inotify for|Can't add watch for|Can't init fanotify mark|Adding fanotify (?:ignored-)?mask",
+        # inotify_add_watch(2), inotify_init(2), fanotify_init(2)
+        r"(?:Can't create inotify for|Can't add watch for|Can't init fanotify mark)[^:]*: "
+        "(?:No space left on device|Too many open files)",
         "criu/fsnotify.c",
+    ),
+    Cause(
+        "watch-of-nothing",
+        "the program watches something with inotify, but for no event: CRIU cannot add such a watch",
+        "remove it in the program (inotify_rm_watch), or name an event there",
+        # CRIU leaves out all flags but the events.
+        "Can't add watch for[^:]*: Invalid argument",
+        "criu/fsnotify.c",
+    ),
+    Cause(
+        "watch-refused",
+        "an inotify or fanotify watch cannot be restored: {why|the kernel refuses it}",
+        "check what it watches: it must exist, and the program's user must be able to read it: crckpt show REF",
+        r"(?:Can't create inotify for|Can't add watch for|Can't init fanotify mark)[^:]*: "
+        "(?!No space left|Too many open|Invalid argument)(?P<why>.+)"
+        "|Adding fanotify (?:ignored-)?mask",
+        "criu/fsnotify.c",
+        by_criu="check what it watches: it must exist, and the program's user must be able to read it",
     ),
     Cause(
         "epoll-closed",

@@ -48,7 +48,17 @@ FILES = (
         "link-refused",
         "the removed file {path|(not named)} cannot be linked again",
         "make its directory writable; it must be on the file's file system",
-        r"Can't link remap to (?P<path>.+): (?!File exists)|trim failed: @",
+        r"Can't link remap to (?P<path>.+): (?:Permission denied|Read-only|Invalid cross)|trim failed: @",
+        "criu/files-reg.c",
+    ),
+    Cause(
+        "link-forbidden",
+        "the removed file {path} cannot be linked again: it or its directory may not be changed, or its file system "
+        "has no hard links",
+        "check its directory: lsattr -d DIRECTORY (chattr -i allows changes); on a file system without hard links "
+        "(vfat), close the file in the program",
+        # linkat(2)
+        r"Can't link remap to (?P<path>.+): (?:Operation not permitted|Operation not supported)",
         "criu/files-reg.c",
     ),
     Cause(
@@ -75,11 +85,20 @@ FILES = (
         "criu/files-reg.c",
     ),
     Cause(
+        "chown-refused",
+        "{path|a file} cannot get back its owner: its file system keeps none, or root may not change it there",
+        "NFS: export it with no_root_squash; vfat, exfat and the like: mount it with uid= and gid= of that owner; in a "
+        "user namespace: map that user",
+        r"(?:Unable to change \[-?\d+\]/(?P<path>.*) ownership \(\d+, \d+\) to \(\d+, \d+\)"
+        r"|Can't reset user/group on ghost .*|Can't setup uid \d+ gid \d+ on \S+): Operation not permitted",
+        "criu/util.c",
+    ),
+    Cause(
         "deleted-again",
         "a deleted file that the program had open cannot be restored",
         "check that its directory exists and is writable",
         "Can't create ghost (?:regfile|symlink)|Can't make ghost dir|Can't create node for ghost"
-        r"|Can't (?:reset user/group|set perms|set access and modu?[if]\w+ times).* on ghost"
+        r"|Can't (?:reset user/group(?! on .+: Operation not)|set perms|set access and modu?[if]\w+ times).* on ghost"
         "|Ghost symlink target is NULL",
         "criu/files-reg.c",
     ),
@@ -160,17 +179,42 @@ FILES = (
         "criu/files-reg.c",
     ),
     Cause(
+        "open-session-terminal",
+        "the program had its session's terminal open (/dev/tty), but the restored program has none",
+        "restore it from a terminal, or on a new one: crckpt restore REF --tty new",
+        # tty(4)
+        r"Can't open file /?dev/tty on restore: No such device or address",
+        "criu/files-reg.c",
+        by_criu="--shell-job on dump and restore, from a terminal",
+    ),
+    Cause(
+        "open-unanswered",
+        "/{path} is there, but nothing answers: a device without its driver, a socket, or a pipe that nobody reads",
+        "load the driver, or start the program at the other end, then try again",
+        # open(2)
+        r"Can't open file /?(?!dev/tty on)(?P<path>.+) on restore: No such device",
+        "criu/files-reg.c",
+    ),
+    Cause(
         "open-refused",
         "/{path} cannot be opened: {why}",
         "restore its state at the checkpoint (owner, mode, file system): ls -l /{path}",
-        "Can't open file /?(?P<path>.+) on restore: (?!No such file|Too many levels)(?P<why>.+)",
+        "Can't open file /?(?P<path>.+) on restore: (?!No such (?:file|device)|Too many levels)(?P<why>.+)",
         "criu/files-reg.c",
+    ),
+    Cause(
+        "relink-missing",
+        "{origin}, which CRIU made for a removed file at the dump, is missing, or the directory of {path} is",
+        "create the directory again; without the link, restore an older checkpoint: crckpt restore REF --or-older",
+        r"Can't link (?P<origin>\S.*) -> (?P<path>.+): No such file or directory",
+        "criu/files-reg.c",
+        by_criu="create the directory again; without the link the images cannot be restored: make a new dump",
     ),
     Cause(
         "relink-refused",
         "the removed name {path} cannot be linked again to {origin}",
         "check that both are on the same file system, that it is writable, and that {path} is free",
-        r"Can't link (?P<origin>\S.*) -> (?P<path>.+): ",
+        r"Can't link (?P<origin>\S.*) -> (?P<path>.+): (?!No such file)",
         "criu/files-reg.c",
     ),
     Cause(

@@ -64,7 +64,7 @@ SECURITY = (
         "the user or groups of the program cannot be set on this host",
         "restore as root, in a user namespace that has these IDs",
         r"Can't setgroups\(|Unable to set (?:real, effective and saved|fsuid|fsgid|PR_SET_SECUREBITS"
-        r"|SECURE_NO_SETUID_FIXUP)|Can't setup uid \d+ gid",
+        "|SECURE_NO_SETUID_FIXUP)",
         "criu/pie/restorer.c",
     ),
     Cause(
