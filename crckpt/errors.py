@@ -3,6 +3,7 @@
     CrckptError
     ├── UsageError              2   invalid command line or configuration
     ├── PartlyDone              3   not all was done; the output says what was left, and why
+    ├── CauseUnknown            4   a log tells of a failure that crckpt does not know
     ├── StoreUnusable          10   not a store, wrong owner or mode, newer format, no space
     ├── StoreLocked            11   another process holds the store's lock
     ├── NoSuchCheckpoint       12   the ref names no checkpoint
@@ -76,6 +77,12 @@ class PartlyDone(CrckptError):
     """Not all was done (`migrate --all`); the output says what was left, and why."""
 
     exit_code = 3
+
+
+class CauseUnknown(CrckptError):
+    """The log tells of a failure that crckpt does not know (`explain`)."""
+
+    exit_code = 4
 
 
 class StoreUnusable(CrckptError):

@@ -23,7 +23,7 @@ from crckpt.cli.format import (
     size,
 )
 from crckpt.cli.output import Output, discard, emit
-from crckpt.errors import HostCannot, PreflightRefused, UsageError
+from crckpt.errors import HostCannot, UsageError
 from crckpt.ops.doctor import Diagnosis, Fix, fix_host
 from crckpt.ops.doctor import doctor as perform
 
@@ -81,11 +81,11 @@ def doctor(
         result = fix_host(context, result, lambda line: _print_error((line,)))
         _print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{_reason(tried)}" for tried in result.fixes)
     document = {"able": result.able, "facts": result.facts, "fixes": result.fixes}
-    emit(
-        "doctor", Output(document, lambda console: _draw(console, result, everything), is_answer=True), as_json=as_json
-    )
+    failure = None
     if not result.able:
-        raise typer.Exit(HostCannot.exit_code)
+        failure = HostCannot("nothing can be checkpointed on this host", hint="fix it: crckpt doctor --fix")
+    output = Output(document, lambda console: _draw(console, result, everything), is_answer=True, failure=failure)
+    emit("doctor", output, as_json=as_json)
 
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
@@ -94,6 +94,7 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.request import DumpRequest
     from crckpt.ops.dump.tree_usage import read_tree_usage
+    from crckpt.ops.failures import preflight_refusal
 
     if fix:
         raise UsageError("--fix fixes this host and takes no TARGET", hint="crckpt doctor --fix")
@@ -114,10 +115,9 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         "prediction_assumes": prediction.assumes or None,
         "prediction_missing": prediction.why_not or None,
     }
-    emit("doctor", Output(document, _examination_lines(result, processes, prediction), is_answer=True), as_json=as_json)
-    # No error is raised for what was asked: the result is printed, with its own exit code.
-    if result.blockers:
-        raise typer.Exit(PreflightRefused.exit_code)
+    failure = preflight_refusal(result.blockers) if result.blockers else None
+    lines = _examination_lines(result, processes, prediction)
+    emit("doctor", Output(document, lines, is_answer=True, failure=failure), as_json=as_json)
 
 
 def _examination_lines(

@@ -11,6 +11,7 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.output import Output, emit
 from crckpt.criu.explain import Explanation
+from crckpt.errors import CauseUnknown
 from crckpt.ops.inspect.explain import explain as perform
 
 
@@ -19,7 +20,7 @@ def explain(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show CRIU's own lines too.")] = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Explain from CRIU's log why it failed, and what to do about it.
+    """Explain from CRIU's log why it failed, and what to do about it. Exits with 4 if crckpt does not know the failure.
 
     For example:
 
@@ -38,7 +39,11 @@ def explain(
         "line": explanation.line or None,
         "lines": explanation.lines,
     }
-    emit("explain", Output(document, _lines(explanation, verbose=verbose), is_answer=True), as_json=as_json)
+    failure = None
+    if finding is None and explanation.lines:
+        failure = CauseUnknown("crckpt does not know this failure", hint=f"report it: crckpt report {log}")
+    output = Output(document, _lines(explanation, verbose=verbose), is_answer=True, failure=failure)
+    emit("explain", output, as_json=as_json)
 
 
 def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:

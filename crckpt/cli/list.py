@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from crckpt.cli import options
 from crckpt.cli.format import align, cut, duration, local_time, on_one_line, short_id, size, terminal_width
 from crckpt.cli.move_marks import describe_move, move_document
-from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.output import Output, checkpoint_document, emit, utc_seconds
 from crckpt.ops.list import ListedCheckpoint, Listing
 from crckpt.ops.list import list_checkpoints as perform
 from crckpt.store import PendingCheckpoint
@@ -38,7 +38,8 @@ def list_checkpoints(
     Columns: **frozen** is how long the tree stood still, **raw** the size of CRIU's images, **new** the data that the
     store did not have before, **stored** how much the store grew. A narrow terminal shows only some of them; **--json**
     has all. A checkpoint whose date is later than now is marked "in the future": the clock was wrong then, or is wrong
-    now. Checkpoints of a program that is being moved to another host, or was moved there, are marked with that host.
+    now. Checkpoints of a program that is being moved to another host, or was moved there, are marked with that host;
+    those that the last `crckpt verify` found damaged are marked, too.
     """
     listing = perform(options.make_context(store, config=config), job)
     document = {
@@ -48,11 +49,17 @@ def list_checkpoints(
                 **checkpoint_document(entry.checkpoint),
                 "tags": entry.tags,
                 "move": entry.move and move_document(entry.move),
+                "damaged": entry.damaged,
             }
             for entry in listing.entries
         ),
         "pending": (
-            {**asdict(pending), "state": "lost" if pending.lost else "committing"} for pending in listing.pending
+            {
+                **asdict(pending),
+                "created_utc": utc_seconds(pending.created),
+                "state": "lost" if pending.lost else "committing",
+            }
+            for pending in listing.pending
         ),
         "unreadable": listing.unreadable,
     }
@@ -97,6 +104,7 @@ def _fit(rows: list[tuple[str, ...]], width: int | None) -> tuple[tuple[str, ...
 def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
     checkpoint, numbers = entry.checkpoint, entry.checkpoint.statistics
     future = "(in the future)" if checkpoint.is_in_future(datetime.now(UTC)) else ""
+    damaged = "(damaged)" if entry.damaged else ""
     moved = f"({describe_move(entry.move)})" if entry.move else ""
     return (
         short_id(checkpoint.id),
@@ -107,7 +115,7 @@ def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
         size(numbers.raw_bytes),
         size(numbers.new_bytes),
         size(numbers.stored_bytes),
-        " ".join(filter(None, (moved, future, *entry.tags, checkpoint.note))),
+        " ".join(filter(None, (damaged, moved, future, *entry.tags, checkpoint.note))),
     )
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from crckpt.cli.format import count, duration, size
 from crckpt.cli.options import LEAST_BANDWIDTH
 from crckpt.cli.output import Output, emit, is_quiet, print_progress
-from crckpt.errors import Interrupted, MoveInDoubt, PartlyDone, UsageError
+from crckpt.errors import CommandFailure, Interrupted, MoveInDoubt, PartlyDone, UsageError
 
 if TYPE_CHECKING:
     from crckpt.migrate.drain.drain import DrainResult, MoveOutcome
@@ -92,15 +92,10 @@ def migrate_all(
         )
     others = (MoveOutcome(each.job, each.pid, 0, each.outcome, each.why, each.hint) for each in found.excluded)
     result = DrainResult((*done.outcomes, *others), done.interrupted, free_bytes)
-    code = exit_code(result)
-    is_answer = request.check or code != 0
-    emit(
-        "migrate",
-        Output(_document(result, request), summary_lines(result, request), is_answer=is_answer),
-        as_json=as_json,
-    )
-    # Not an error: what stayed is the result, and --json has it.
-    raise typer.Exit(code)
+    failure = find_failure(result)
+    is_answer = request.check or failure is not None
+    output = Output(_document(result, request), summary_lines(result, request), is_answer=is_answer, failure=failure)
+    emit("migrate", output, as_json=as_json)
 
 
 def make_options(request: MigrateRequest, context: Context, config: Path | None, together: int) -> tuple[str, ...]:
@@ -178,14 +173,17 @@ def _document(result: DrainResult, request: MigrateRequest) -> dict[str, object]
     }
 
 
-def exit_code(result: DrainResult) -> int:
-    """Return the exit code: that of the outcome about which the user must do most."""
+def find_failure(result: DrainResult) -> CommandFailure | None:
+    """Return the failure about which the user must do most; None if all was moved that should be."""
     outcomes = {each.outcome for each in result.outcomes}
     if "in-doubt" in outcomes:
-        return MoveInDoubt.exit_code
+        return MoveInDoubt("some programs may run nowhere", hint="see what is unfinished: crckpt migrate --list")
     if not outcomes.intersection(_LEFT):
-        return 0
-    return Interrupted.exit_code if result.interrupted else PartlyDone.exit_code
+        return None
+    kind = Interrupted if result.interrupted else PartlyDone
+    return kind(
+        "some programs stayed here", causes=tuple(each.why for each in result.outcomes if each.outcome in _LEFT)
+    )
 
 
 def summary_lines(result: DrainResult, request: MigrateRequest) -> Iterator[str]:

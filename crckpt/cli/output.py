@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, TextIO
 
 import msgspec
+import typer
 from msgspec import Struct
 from msgspec.structs import asdict
 
@@ -34,12 +35,14 @@ class Output(Struct, frozen=True):
     """A result in both forms: `document` for JSON, and `text` as lines or as a function that draws on a console.
 
     Lines may contain text of others as it is; what is drawn must be escaped. `is_answer`: the text is what the user
-    asked for, not a message about what was done; it is printed with --quiet, too.
+    asked for, not a message about what was done; it is printed with --quiet, too. `failure`: the result is bad
+    news, and the command ends with its exit code.
     """
 
     document: object
     text: Iterator[str] | Callable[[Console], None]
     is_answer: bool = False
+    failure: CommandFailure | None = None
 
 
 class _Verbosity:
@@ -69,7 +72,7 @@ def print_progress(line: str) -> None:
 
 
 def emit(command: str, output: Output, *, as_json: bool, to_stderr: bool = False) -> None:
-    """Print a result. Raises CrckptError if it cannot be written.
+    """Print a result. Raises typer.Exit if it has a failure, CrckptError if it cannot be written.
 
     A reader that has gone (head, less) is not a failure: the rest is discarded.
     """
@@ -82,6 +85,8 @@ def emit(command: str, output: Output, *, as_json: bool, to_stderr: bool = False
             f"crckpt {command} succeeded, but its output could not be written: {error.strerror}",
             hint="do not run it again for the output; list the checkpoints: crckpt list",
         ) from error
+    if output.failure is not None:
+        raise typer.Exit(output.failure.exit_code)
 
 
 def discard(stream: TextIO) -> None:
@@ -114,12 +119,18 @@ def error_text(error: CommandFailure) -> str:
     return "".join(f"{on_one_line(line)}\n" for line in lines)
 
 
+def utc_seconds(moment: datetime) -> str:
+    """A time as programs read it (`fromdate` of jq): in whole seconds, UTC."""
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+
+
 def checkpoint_document(checkpoint: Checkpoint) -> dict[str, object]:
     """The keys that each JSON document has for a checkpoint."""
     return {
         "id": checkpoint.id,
         "job": checkpoint.job,
         "created": checkpoint.created,
+        "created_utc": utc_seconds(checkpoint.created),
         "in_future": checkpoint.is_in_future(datetime.now(UTC)),
         "parent": checkpoint.parent,
         "stopped": checkpoint.stopped,
@@ -131,7 +142,8 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, object]:
 
 def _print(command: str, output: Output, *, as_json: bool, to_stderr: bool) -> None:
     if as_json:
-        document = {"schema": SCHEMA, "command": command, "status": "ok", "result": output.document}
+        failed = error_document(command, output.failure) if output.failure is not None else {}
+        document = {"schema": SCHEMA, "command": command, "status": "ok", **failed, "result": output.document}
         # On stdout also with `to_stderr`: a program reads it there.
         sys.stdout.write(_encode(document) + "\n")
         sys.stdout.flush()

@@ -65,10 +65,14 @@ def rehearse(
         result = perform(
             request, options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
         )
-    emit("rehearse", Output(_document(result), _lines(result), is_answer=bool(result.failures)), as_json=as_json)
-    # Not an error: the result with all failures is printed, also as JSON.
+    failure = None
     if result.failures:
-        raise typer.Exit(RehearsalFailed.exit_code)
+        failure = RehearsalFailed(f"{title(result.checkpoint)} failed its rehearsal", causes=result.failures)
+    emit(
+        "rehearse",
+        Output(_document(result), _lines(result), is_answer=failure is not None, failure=failure),
+        as_json=as_json,
+    )
 
 
 def _split(probe: str) -> tuple[str, ...]:

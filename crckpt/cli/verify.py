@@ -53,14 +53,25 @@ def verify(
         if repair:
             repaired = perform_repair(context, ref, source)
         found = repaired.now if repaired else perform(context, ref)
-    emit(
-        "verify",
-        Output(_document(found, repaired), _lines(found, repaired), is_answer=bool(found.damages)),
-        as_json=as_json,
+    output = Output(
+        _document(found, repaired),
+        _lines(found, repaired),
+        # An empty store is no good news for whoever expects checkpoints there.
+        is_answer=bool(found.damages) or not found.checkpoints,
+        failure=_find_failure(found),
     )
-    # Not an error: damage is the result, and --json has it.
-    if found.damages:
-        raise typer.Exit(IntegrityError.exit_code)
+    emit("verify", output, as_json=as_json)
+
+
+def _find_failure(found: VerifyResult) -> IntegrityError | None:
+    if not found.damages:
+        return None
+    affected = f"; it affects {count(len(found.lost), 'checkpoint')}" if found.lost else ""
+    return IntegrityError(
+        f"the store is damaged in {count(len(found.damages), 'place')}{affected}",
+        hint="find what can be restored or repaired: crckpt verify --repair",
+        causes=tuple(map(_damage, found.damages)),
+    )
 
 
 def _document(found: VerifyResult, repaired: RepairResult | None) -> dict[str, object]:
@@ -78,7 +89,9 @@ def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
     yield from (f"{_damage(damage)}\n" for damage in found.damages)
     if repaired is not None:
         yield from (f"not repaired: {failure.why}\n" for failure in repaired.unrepaired)
-    if not found.damages:
+    if not found.checkpoints and not found.damages:
+        yield "the store has no checkpoints: nothing was verified\n"
+    elif not found.damages:
         yield f"{count(len(found.checkpoints), 'checkpoint')} OK ({size(found.bytes)} verified)\n"
     elif repaired is None:
         if rest := len(set(found.checkpoints) - set(found.lost)):

@@ -8,15 +8,20 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, PendingCheckpoint, UnreadableCheckpoint
+from crckpt.store.known_damage import read_known_damage
 from crckpt.store.move_status import MoveStatus, find_marks
 
 
 class ListedCheckpoint(Struct, frozen=True):
-    """A checkpoint, its tags, and the move of its job to or from another host that concerns it."""
+    """A checkpoint, its tags, and the move of its job to or from another host that concerns it.
+
+    `damaged`: the last verification found it damaged.
+    """
 
     checkpoint: Checkpoint
     tags: tuple[str, ...]
     move: MoveStatus | None = None
+    damaged: bool = False
 
 
 class Listing(Struct, frozen=True):
@@ -45,7 +50,8 @@ def list_checkpoints(context: Context, job: str | None) -> Listing:
     for tag in repository.tags():
         tags[tag.id] = (*tags.get(tag.id, ()), tag.name)
     marks = find_marks(repository, found)
+    damaged = read_known_damage(repository.backend)
     entries = tuple(
-        ListedCheckpoint(checkpoint, tags.get(checkpoint.id, ()), marks.get(checkpoint.id)) for checkpoint in found
+        ListedCheckpoint(each, tags.get(each.id, ()), marks.get(each.id), each.id in damaged) for each in found
     )
     return Listing(entries, pending, unreadable)

@@ -14,6 +14,7 @@ Directory (directories have mode 0700, files 0600, the owner is the user who run
     cache/samples/NAME                  derived from fingerprints; may be deleted
     cache/fingerprints.key              32 random bytes, secret; may be deleted: then fingerprints are computed again
     cache/job-JOB                       what a dump checks of the last checkpoint of JOB, JSON; may be deleted
+    cache/damaged                       IDs that the last verifications found damaged, JSON; may be deleted
     tmp/                                what is in flight: PID-RANDOM/ with owner.json; checkpoints being removed
     lock, locks/                        flock(2) on `lock`; `locks` records the holders, for messages
     locks/restore-JOB                   flock(2): one restore of JOB at a time

@@ -42,6 +42,9 @@ CACHE: Final = "cache"
 JOB_DETAILS: Final = "job-"
 """The beginning of the names in `cache` of what a dump checks of each job's last checkpoint."""
 
+KNOWN_DAMAGE: Final = "cache/damaged"
+"""The ids of checkpoints that were found to be damaged, for lists; may be deleted."""
+
 PENDING: Final = "pending"
 """Records of checkpoints that are not durable yet; made when there is one."""
 

@@ -50,12 +50,22 @@ PassedOver: TypeAlias = Annotated[
 ]
 
 
+UtcSeconds: TypeAlias = Annotated[
+    str,
+    Meta(
+        pattern=r"\A\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z\Z",
+        description="`created` in whole seconds, UTC, as `fromdate` of jq reads it.",
+    ),
+]
+
+
 class CheckpointDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """A checkpoint."""
 
     id: Annotated[CheckpointId, Meta(description="The SHA-256 of its manifest.")]
     job: JobName
     created: datetime
+    created_utc: UtcSeconds
     in_future: Annotated[bool, Meta(description="Whether `created` is later than now: a clock was wrong.")]
     parent: Annotated[CheckpointId | None, Meta(description="The checkpoint of this job before it.")]
     stopped: Annotated[bool, Meta(description="Whether `--stop` ended the tree.")]
@@ -344,16 +354,23 @@ class PendingDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
     job: JobName
     created: datetime
+    created_utc: UtcSeconds
     run_id: str | None
     pid: Annotated[int, Meta(description="The process that stores it.")]
     lost: Annotated[str | None, Meta(description="Why there is no checkpoint.")]
     state: Literal["lost", "committing"]
 
 
+class MarkedDocument(ListedDocument, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A checkpoint in a list."""
+
+    damaged: Annotated[bool, Meta(description="Whether the last `crckpt verify` of it found damage.")]
+
+
 class ListDocument(Struct, frozen=True, forbid_unknown_fields=True):
     """The result of `crckpt list`."""
 
-    checkpoints: Annotated[tuple[ListedDocument, ...], Meta(description="Oldest first.")]
+    checkpoints: Annotated[tuple[MarkedDocument, ...], Meta(description="Oldest first.")]
     pending: tuple[PendingDocument, ...]
     unreadable: Annotated[tuple[UnreadableCheckpoint, ...], Meta(description="Their manifests cannot be read.")]
 
@@ -499,12 +516,15 @@ class Error(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ErrorDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole document of a failure, of every command."""
+    """The whole document of a failure, of every command. Bad news that was asked for comes as a result, too."""
 
     schema: Literal[1]
     command: str
     status: Literal["error"]
     error: Error
+    result: Annotated[
+        Any, Meta(description="Of `verify`, `rehearse`, `doctor`, `explain` and `migrate --all`: what was found.")
+    ] = UNSET
 
 
 DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
@@ -558,7 +578,8 @@ def check(text: str) -> None:
     plain = json.loads(text)  # it reads lone surrogates, which msgspec refuses
     if plain["status"] == "error":
         _convert(plain, ErrorDocument)
-        return
+        if "result" not in plain:
+            return
     errors = []
     for document in DOCUMENTS[plain["command"]]:
         try:
@@ -566,7 +587,7 @@ def check(text: str) -> None:
         except msgspec.ValidationError as error:
             errors.append(error)
         else:
-            assert (plain.keys(), plain["schema"]) == ({"schema", "command", "status", "result"}, 1)
+            assert (plain.keys() - {"error"}, plain["schema"]) == ({"schema", "command", "status", "result"}, 1)
             return
     raise errors[0]
 

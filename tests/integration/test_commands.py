@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from trees import Tree, started, wait_for
 
 CRIU = "/usr/local/lib/crckpt/criu/criu"
 
-SUMMARY = {"id", "job", "created", "in_future", "parent", "stopped", "note", "processes", "statistics"}
+SUMMARY = {"id", "job", "created", "created_utc", "in_future", "parent", "stopped", "note", "processes", "statistics"}
 STATISTICS = {
     "frozen_ms",
     "dump_ms",
@@ -91,7 +92,7 @@ def test_the_documents_have_the_keys_that_scripts_rely_on(crckpt: Crckpt, family
         "tag": ("tag", "job", "kept"),
         "export": ("export", "job:kept", images),
         "import": ("import", images, "again"),
-        "restore": ("restore", "job", "--dry-run", "--new-pid-namespace"),
+        "restore": ("restore", "job", "--dry-run", "--new-pid-namespace", "--no-preflight"),
         "rm": ("rm", "again"),
         "gc": ("gc", "--dry-run"),
         "doctor": ("doctor",),
@@ -105,8 +106,11 @@ def test_the_documents_have_the_keys_that_scripts_rely_on(crckpt: Crckpt, family
         }
         assert set(document["result"]) == KEYS[name], name
     listing = crckpt.run("list", "--json").document["result"]["checkpoints"]
-    assert [set(entry) for entry in listing] == [SUMMARY | {"tags", "move"}]
+    assert [set(entry) for entry in listing] == [SUMMARY | {"tags", "move", "damaged"}]
     assert listing[0]["tags"] == ["kept"]
+    created = datetime.fromisoformat(listing[0]["created"])
+    # The format of jq's fromdate.
+    assert datetime.strptime(listing[0]["created_utc"], "%Y-%m-%dT%H:%M:%S%z") == created.replace(microsecond=0)
     assert listing[0]["note"] == "by hand"
     assert set(listing[0]["statistics"]) == STATISTICS
 

@@ -53,6 +53,27 @@ def test_it_says_what_can_be_restored_and_what_is_lost(crckpt: Crckpt, copy: Pat
     assert "--from STORE" in words
 
 
+def test_damage_is_no_success_and_lists_mark_it(crckpt: Crckpt, copy: Path) -> None:
+    """Until it is repaired."""
+    assert "(damaged)" not in crckpt.run("list").out
+    said = crckpt.run("verify", "--json", status=13).document
+    assert (said["status"], said["error"]["code"], said["result"]["intact"]) == ("error", 13, False)
+    assert said["error"]["message"] == "the store is damaged in 1 place; it affects 1 checkpoint"
+    assert ["(damaged)" in line for line in crckpt.run("list").out.splitlines()[1:]] == [False, True]
+    listed = crckpt.run("list", "--json").document["result"]["checkpoints"]
+    assert [each["damaged"] for each in listed] == [False, True]
+    crckpt.run("verify", "one")
+    assert "(damaged)" in crckpt.run("list").out
+    crckpt.run("verify", "--repair", "--from", str(copy))
+    assert "(damaged)" not in crckpt.run("list").out
+
+
+def test_a_store_without_checkpoints_is_not_verified_in_silence(crckpt: Crckpt, copy: Path) -> None:
+    crckpt.run("rm", "one", "two", "--yes")
+    for words in ((), ("--all", "--quiet")):
+        assert crckpt.run("verify", *words).out == "the store has no checkpoints: nothing was verified\n"
+
+
 def test_it_mends_from_another_store(crckpt: Crckpt, copy: Path) -> None:
     words = crckpt.run("verify", "--repair", "--from", str(copy)).out
     assert words.splitlines()[0].startswith("repaired pack ")

@@ -217,7 +217,7 @@ def test_no_older_one_comes_beside_what_runs(crckpt: Crckpt) -> None:
     with _series_of_three(crckpt) as (tree, _):
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
         said = crckpt.run("restore", JOB, "--detach", "--or-older", status=REFUSED).err
-        assert f"PID {tree.pid} is in use" in said
+        assert f"{JOB} runs already, as PID {tree.pid}" in said
 
 
 def test_where_none_can_be_restored_one_error_tells_all(crckpt: Crckpt) -> None:

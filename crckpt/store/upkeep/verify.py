@@ -10,6 +10,7 @@ from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.model import CheckpointId
 from crckpt.store.forget_fingerprints import forget_fingerprints
 from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.known_damage import note_known_damage
 from crckpt.store.repository import Repository
 from crckpt.store.upkeep.damage import Damage
 
@@ -54,7 +55,9 @@ def verify(
         damages += packs.damages()
         # So that no new checkpoint relies on these packs.
         forget_fingerprints(repository.backend, [*packs.broken, *packs.frames])
-        return VerifyResult(wanted, packs.count, packs.bytes, tuple(damages))
+        found = VerifyResult(wanted, packs.count, packs.bytes, tuple(damages))
+        note_known_damage(repository.backend, found.checkpoints, found.lost)
+        return found
 
 
 def _manifests(repository: Repository, ids: tuple[CheckpointId, ...]) -> tuple[list[Checkpoint], list[Damage]]:

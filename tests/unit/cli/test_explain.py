@@ -46,18 +46,22 @@ def test_as_json() -> None:
 
 
 def test_an_unknown_failure() -> None:
-    said = explained("-", stdin=b"(00.01) Error (criu/new.c:1): something new\n")
+    """It has an exit code of its own, and is a result all the same."""
+    unknown = b"(00.01) Error (criu/new.c:1): something new\n"
+    said = explained("-", stdin=unknown, status=4)
     assert said.splitlines() == [
         "crckpt does not know this failure; make an archive to report it: crckpt report LOG. CRIU's messages:",
         "  | (00.01) Error (criu/new.c:1): something new",
     ]
+    document = json.loads(explained("-", "--json", stdin=unknown, status=4))
+    assert (document["status"], document["error"]["code"], document["result"]["known"]) == ("error", 4, False)
 
 
 def test_something_that_is_not_a_log() -> None:
     assert "stdin is empty\n" in explained("-", status=2)
     assert "stdin is not a CRIU log\n" in explained("-", stdin=os.urandom(100_000), status=2)
     assert explained("-", stdin=b"(00.000123) Dumping finished successfully\n") == "the log shows no error\n"
-    assert "\x1b" not in explained("-", stdin=b"Error (a\x1b[31m\xff\n")
+    assert "\x1b" not in explained("-", stdin=b"Error (a\x1b[31m\xff\n", status=4)
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ def test_structs_paths_times_and_iterators_become_json(capsys: pytest.CaptureFix
     assert json.loads(capsys.readouterr().out)["result"] == [
         "/a",
         "2026-01-02T00:00:00+00:00",
-        {"document": 1, "text": ["x"], "is_answer": False},
+        {"document": 1, "text": ["x"], "is_answer": False, "failure": None},
         ["y", "z"],
     ]
 

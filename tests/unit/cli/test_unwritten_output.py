@@ -55,7 +55,7 @@ def test_characters_that_the_encoding_lacks_are_written_as_numbers(tmp_path: Pat
     words = [sys.executable, "-m", "crckpt", "explain", str(log)]
     environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}
     done = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert (done.returncode, done.stderr) == (4, "")
     assert "bad \\ufffd name" in done.stdout
 
 
