@@ -1,0 +1,26 @@
+"""Each script says what it does and takes, and does nothing else then."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from places import PROJECT
+
+# The first installs what lists its rows; the other one is the init of a virtual machine.
+OTHERS = ("bench", "soft-dirty-init")
+SCRIPTS = tuple(
+    path
+    for directory in ("scripts", "scripts/lab")
+    for path in sorted((PROJECT / directory).iterdir())
+    if path.is_file() and os.access(path, os.X_OK) and path.name not in OTHERS
+)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+@pytest.mark.parametrize("word", ["-h", "--help"])
+def test_help_is_an_answer(script: Path, word: str) -> None:
+    done = subprocess.run([script, word], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout[0].isupper() or done.stdout.startswith("usage: ")
+    assert "#!" not in done.stdout
