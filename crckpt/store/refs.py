@@ -147,9 +147,11 @@ def _no_such_job(job: str, targets: RefTargets) -> NoSuchCheckpoint:
 def _suggest(ref: str, targets: RefTargets) -> str:
     if not targets.jobs:
         return "the store is empty: crckpt dump PID makes a checkpoint"
+    jobs = f"jobs in the store: {_enumerate(sorted(targets.jobs))}; all checkpoints: crckpt list"
     if near := difflib.get_close_matches(ref, [*targets.jobs, *_tag_names(targets)], n=3, cutoff=0.54):
-        return f"did you mean {' or '.join(near)}?"
-    return f"jobs in the store: {_enumerate(sorted(targets.jobs))}; all checkpoints: crckpt list"
+        jobs = "" if set(targets.jobs) <= set(near) else f" {jobs}"
+        return f"did you mean {' or '.join(near)}?{jobs}"
+    return jobs
 
 
 def _enumerate(names: Sequence[str]) -> str:

@@ -144,7 +144,12 @@ def _shorten(description: str) -> str:
 # What an argument may be, by its name
 
 
-def _targets(_: CommandLine, typed: str) -> Words:
+def _targets(line: CommandLine, typed: str) -> Words:
+    yield from _live_trees(line, typed)
+    yield from _read_names(line).jobs()
+
+
+def _live_trees(_: CommandLine, typed: str) -> Words:
     return find_targets(typed)
 
 
@@ -191,7 +196,7 @@ def _read_names(line: CommandLine) -> StoredNames:
 # By the names of the parameters of all commands.
 _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
     "target": _targets,
-    "end": _targets,
+    "end": _live_trees,
     "terminal": _terminals,
     "tty": _tty_choices,
     "job": _jobs,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot
+from crckpt.host import proc
 from crckpt.host.process import run
 
 # Seconds: systemctl waits for a systemd that hangs.
@@ -37,13 +38,14 @@ def find_targets(typed: str) -> Iterator[tuple[str, str]]:
 
 
 def _processes() -> Iterator[tuple[str, str]]:
-    """Find the processes of programs: not the kernel's own, and neither crckpt nor the shell that asks."""
+    """Find the processes of programs: not the kernel's own, and neither crckpt nor the shells in which it runs."""
+    own = {os.getpid(), *proc.ancestors(os.getpid())}
     for pid in sorted(int(entry.name) for entry in os.scandir("/proc") if entry.name.isdigit()):
         with suppress(OSError):
             place = Path("/proc", str(pid))
             words = (place / "cmdline").read_bytes()[:4096].rstrip(b"\0").split(b"\0")
             # A kernel thread has no command line.
-            if any(words) and pid != os.getpid():
+            if any(words) and pid not in own:
                 comm = (place / "comm").read_text(errors="replace").strip()
                 yield str(pid), _describe(comm, [word.decode(errors="replace") for word in words])
 

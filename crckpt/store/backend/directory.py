@@ -125,11 +125,13 @@ def _complete(root: Path) -> None:
 
 
 def _check_is_store(root: Path) -> None:
-    if not root.exists():
+    is_empty = root.is_dir() and os.access(root, os.R_OK) and not any(root.iterdir())
+    if not root.exists() or is_empty:
         hint = "crckpt dump makes one; if your store is elsewhere, name it: --store DIR"
         if os.geteuid() != 0:
             hint = f"for root's store: {AGAIN_WITH_SUDO}; or name another: --store DIR"
-        raise StoreUnusable(f"there is no store at {root}", hint=hint)
+        empty = ": the directory is empty" if is_empty else ""
+        raise StoreUnusable(f"there is no store at {root}{empty}", hint=hint)
     if not root.is_dir() or not (root / DESCRIPTION).exists():
         raise StoreUnusable(
             f"{root} is not a store of crckpt",

@@ -53,6 +53,13 @@ def test_commands_and_options() -> None:
     assert words("nonsense") == []
 
 
+def test_live_trees_are_neither_crckpt_nor_its_shell_and_may_be_jobs(repository: Repository, tmp_path: Path) -> None:
+    store(repository, tmp_path, IMAGES, described("trainer"))
+    offered = words("dump", "--store", str(repository.root), "")
+    assert {str(os.getpid()), str(os.getppid())}.isdisjoint(offered)
+    assert "trainer" in offered
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_argument_has_its_completion(command: str) -> None:
     for parameter in CommandLine(command, [""]).parameters:

@@ -49,7 +49,10 @@ def test_what_a_ref_names(ref: str, expected: str) -> None:
     ("ref", "hint"),
     [
         ("trainer~3", "trainer~2"),
-        ("trianer", "trainer"),
+        (
+            "trianer",
+            "did you mean trainer or trainer:good? jobs in the store: beef, trainer; all checkpoints: crckpt list",
+        ),
         ("trianer~1", "trainer"),
         ("trainer:god", "trainer:good"),
         ("trainer:gone", "its tags: good;"),

@@ -41,7 +41,7 @@ def test_missing_and_empty_directories_become_stores_only_when_asked(tmp_path: P
     with pytest.raises(StoreUnusable, match="there is no store"):
         Repository.open(tmp_path / "new")
     (tmp_path / "empty").mkdir(mode=0o755)
-    with pytest.raises(StoreUnusable, match="is not a store"):
+    with pytest.raises(StoreUnusable, match=r"there is no store at .+: the directory is empty"):
         Repository.open(tmp_path / "empty")
     for name in ("new", "empty"):
         first = Repository.open(tmp_path / name, create=True)
