@@ -1,8 +1,8 @@
 /*
  * Part of the preload library for restores. CRIU makes removed files again in the directory where they were, by paths:
- * it creates NAME.cr.N.ghost there, changes its owner and then its mode, links it to the name that the file had, opens
- * that, and removes both (criu/files-reg.c). Between these steps the file belongs to the user, who can replace it: so
- * change only the file that CRIU made, in a directory that is reached through no symlink.
+ * it creates NAME.cr.N.NUMBER.ghost there, changes its owner and then its mode, links it to the name that the file had,
+ * opens that, and removes both (criu/files-reg.c). Between these steps the file belongs to the user, who can replace it:
+ * so change only the file that CRIU made, in a directory that is reached through no symlink.
  */
 #define _GNU_SOURCE
 #include "links.h"
@@ -47,6 +47,16 @@ CHECKED_OPEN(__open64_2)
 CHECKED_OPENAT(__openat_2)
 CHECKED_OPENAT(__openat64_2)
 
+/* A directory that CRIU made is empty. The user may have put another in its place, but can remove that if it is empty. */
+static int is_empty(int directory)
+{
+    char entries[1024];
+    int number = syscall(SYS_openat, directory, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0);
+    /* The entries "." and "..", of 24 bytes each. */
+    long length = syscall(SYS_getdents64, number, entries, sizeof entries);
+    return close_and_return(number, length > 0 && length <= 48 && syscall(SYS_getdents64, number, entries, sizeof entries) == 0);
+}
+
 /* Open a file that CRIU made: one without other names, or a directory. Under a name that is not CRIU's only a socket. */
 static int open_own(int directory, const char *path, struct stat *status)
 {
@@ -56,7 +66,8 @@ static int open_own(int directory, const char *path, struct stat *status)
     int number = syscall(SYS_openat, place.directory, place.last, O_PATH | O_NOFOLLOW | O_CLOEXEC, 0);
     if (close_and_return(place.directory, number) < 0)
         return -1;
-    if (!syscall(SYS_fstat, number, status) && (S_ISDIR(status->st_mode) || status->st_nlink == 1) &&
+    if (!syscall(SYS_fstat, number, status) &&
+        (S_ISDIR(status->st_mode) ? is_empty(number) : status->st_nlink == 1) &&
         (is_of_criu(place.last) || S_ISSOCK(status->st_mode)))
         return number;
     errno = EPERM;
@@ -108,7 +119,10 @@ VISIBLE int fchmodat(int directory, const char *path, mode_t mode, int flags)
     return close_and_return(number, syscall(SYS_fchmodat, AT_FDCWD, descriptor_path(number, name), mode));
 }
 
-/* If the directory of a removed file is gone, too, CRIU makes it again, relative to a root directory that it has open. */
+/*
+ * CRIU makes a removed directory again, by a name that crckpt gave it. If the directory of a removed file is gone, too, it
+ * makes that again, relative to a root directory that it has open.
+ */
 VISIBLE int mkdirat(int directory, const char *path, mode_t mode)
 {
     struct place place;

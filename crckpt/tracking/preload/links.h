@@ -1,4 +1,7 @@
-/* Files that CRIU makes in directories of other users: link_remap.N at a dump, NAME.cr.N.ghost at a restore. */
+/*
+ * Files that CRIU makes in directories of other users: link_remap.N.NUMBER at a dump, NAME.cr.N.NUMBER.ghost at a restore
+ * (names.c).
+ */
 #pragma once
 
 #include "text.h"

@@ -10,6 +10,7 @@
  *   smaps.c     the flags of maps, without a look at every page
  *   restart.c   keeps system calls from being interrupted
  *   enter.c     CRIU enters the mounts of a tree that has its own
+ *   links.c     links to removed files: through no symlink, and by names of their own (names.c)
  *   files.c     the files that are watched for all this
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel unchanged; but pages that
@@ -27,8 +28,8 @@
  * Without CRCKPT_TRACKER nothing is tracked: CRIU has this library only so that system calls are not interrupted.
  *
  * Every other request of CRIU is refused with a message on stderr, and so is every reset with another CRCKPT_TRACKER.
- * The library needs only syscall(2), sysconf(3), errno and environ, of whatever libc CRIU is linked with. Sources:
- * linux/fs.h; criu/mem.c, criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
+ * The library needs only syscall(2), sysconf(3), vsnprintf(3), errno and environ, of whatever libc CRIU is linked with.
+ * Sources: linux/fs.h; criu/mem.c, criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
 #include "preload.h"
 

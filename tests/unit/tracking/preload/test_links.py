@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,11 @@ said["link through link"] = tried(os.link, own, "to-roots/evil", src_dir_fd=root
 said["unlink through link"] = tried(os.unlink, "to-roots/secret", dir_fd=root)
 said["mkdir through link"] = tried(os.mkdir, "to-roots/directory", dir_fd=root)
 said["unlink"] = tried(os.unlink, "own/evil", dir_fd=root)
+removed, full = "own/removed.cr.1.ghost", "own/full.cr.1.ghost"
+os.mkdir(removed)
+said["chown of a directory"] = tried(os.chown, removed, 65534, 65534, dir_fd=root, follow_symlinks=False)
+os.rename("own/full", full)
+said["chown of another directory"] = tried(os.chown, full, 65534, 65534, dir_fd=root, follow_symlinks=False)
 print(json.dumps(said))
 """
 )
@@ -103,7 +109,7 @@ def test_a_removed_file_comes_back_as_itself_only(tmp_path: Path) -> None:
     """Whose directory it is can put another file in its place between two steps of a restore."""
     if not RESTORE_LIBRARY.exists():
         pytest.skip("there was no C compiler")
-    (tmp_path / "own").mkdir()
+    (tmp_path / "own/full/inner").mkdir(parents=True)
     (tmp_path / "roots").mkdir()
     (tmp_path / "roots/secret").touch(mode=0o600)
     (tmp_path / "to-roots").symlink_to("roots")
@@ -125,10 +131,41 @@ def test_a_removed_file_comes_back_as_itself_only(tmp_path: Path) -> None:
         "unlink through link": errno.ENOTDIR,
         "mkdir through link": errno.ENOTDIR,
         "unlink": 0,
+        "chown of a directory": 0,
+        "chown of another directory": errno.EPERM,
     }
     secret = (tmp_path / "roots/secret").stat()
     assert (secret.st_mode & 0o7777, secret.st_uid) == (0o600, os.geteuid())
     assert [path.name for path in (tmp_path / "roots").iterdir()] == ["secret"]
+
+
+FORMATS = """
+import ctypes, json, sys
+libc, text = ctypes.CDLL(None), ctypes.create_string_buffer(4096)
+def format(with_, *values):
+    assert libc.snprintf(text, len(text), with_, *values) == len(text.value)
+    return text.value.decode()
+print(json.dumps([
+    format(b"link_remap.%d", 7), format(b"%s.cr.%x.ghost", b"/x/file", 7),
+    format(b"%s.cr.%x.ghost", b"/x/" + b"n" * 240, 7), format(b"%s.%d", b"link_remap", 7),
+]))
+"""
+
+
+def test_two_runs_of_criu_give_no_file_the_same_name(library: Path) -> None:
+    """But no name gets longer than names may be."""
+    for preloaded in (library, RESTORE_LIBRARY):
+        words = [sys.executable, "-S", "-c", FORMATS]
+        environment = os.environ | {"LD_PRELOAD": str(preloaded)}
+        runs = [
+            json.loads(subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout)
+            for _ in range(2)
+        ]
+        for link, ghost, long, other in runs:
+            assert re.fullmatch(r"link_remap\.7\.[0-9a-f]{16}", link)
+            assert re.fullmatch(r"/x/file\.cr\.7\.[0-9a-f]{16}\.ghost", ghost)
+            assert (long, other) == (f"/x/{'n' * 240}.cr.7.ghost", "link_remap.7")
+        assert runs[0][:2] != runs[1][:2]
 
 
 def tries(library: Path, root: Path, *names: str) -> dict[str, int]:
