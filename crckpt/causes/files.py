@@ -63,10 +63,11 @@ FILES = (
     ),
     Cause(
         "remap-left",
-        "an earlier, failed dump left its link {path} to a removed file",
-        "remove link_remap.* from its directory if no checkpoint needs it, then try again",
+        "an earlier dump has its link {path} to another removed file there",
+        "restore the checkpoint of that dump first",
         "Can't link remap to (?P<path>.+): File exists",
         "criu/files-reg.c",
+        by_criu="restore the images of that dump first",
     ),
     Cause(
         "deleted-large",
@@ -336,9 +337,19 @@ FILES = (
     ),
     Cause(
         "link-remap",
-        "{path} (fd {fd} of PID {pid}) was removed but has other names: its checkpoint can be restored only if it is "
-        "made with --stop",
-        "use --stop, or close the file",
+        "{path} was removed but has a name in another directory: a checkpoint can be restored only if it is made with "
+        "--stop",
+        "use --stop, or close the file in the program",
+    ),
+    Cause(
+        "unnamed-file",
+        "{path} (fd {fd} of PID {pid}) has no name (O_TMPFILE): a restored program cannot give it one (linkat)",
+        "",
+    ),
+    Cause(
+        "volatile-file",
+        "a reboot removes {paths} (tmpfs), and no checkpoint contains that",
+        "before a reboot copy it to a disk, and put it back before the restore: cp --archive",
     ),
     Cause(
         "lock-shared",
@@ -347,6 +358,23 @@ FILES = (
         "",
     ),
     Cause("file-missing", "{path} is missing ({use})", "put it back"),
+    Cause(
+        "link-missing",
+        "{path} is missing, by which CRIU finds the removed file {origin} ({use}): CRIU removes this link when the "
+        "program goes on after the dump, and when it is restored",
+        "if that file has another name, make the link again: ln FILE {path!r}",
+    ),
+    Cause(
+        "log-missing",
+        "{path} is missing ({use}, append only)",
+        "put it back; or make an empty one: install --mode={mode} --owner={owner} /dev/null {path!r}; then --grown "
+        "keep",
+    ),
+    Cause(
+        "directory-missing",
+        "{path} is missing ({use})",
+        "make it again: install --directory --mode={mode} --owner={owner} {path!r}",
+    ),
     Cause(
         "file-grown",
         "{path} grew from {size} to {now} bytes since the checkpoint, last at {since} ({use})",
@@ -360,6 +388,18 @@ FILES = (
         "--grown rewind cuts it back (and keeps what it cuts off in a file next to it), --grown keep appends after "
         "the new "
         "lines",
+    ),
+    Cause(
+        "log-rotated",
+        "{path} is no longer the log of the checkpoint: that had {size} bytes, this one has {now} since {since} "
+        "({use}, append only)",
+        "--grown keep lets the program append to it",
+    ),
+    Cause(
+        "log-appended",
+        "{path} is no longer the log of the checkpoint: that had {size} bytes, this one has {now} ({use}); the program "
+        "appends to it",
+        "",
     ),
     Cause("log-kept", "{path} grew from {size} to {now} bytes since the checkpoint ({use}) and stays as it is", ""),
     Cause(
@@ -391,6 +431,17 @@ FILES = (
         "put back the file as it was at {created}",
     ),
     Cause(
+        "output-shrunk",
+        "{path} has {now} bytes since {since}; at the checkpoint it had {size} ({use})",
+        "put back the file as it was at {created}; or give this one the old size, so that the program writes on behind "
+        "it: truncate --size {size} {path!r}; then --written keep",
+    ),
+    Cause(
+        "file-other",
+        "{path} is not the file of the checkpoint: that had {size} bytes, this one has {now} ({use})",
+        "put back the file as it was at {created}",
+    ),
+    Cause(
         "file-replaced",
         "{path} is another build than at the checkpoint, since {since} ({use})",
         "install the build with id {build_id} again",
@@ -401,6 +452,11 @@ FILES = (
         "put back the {was}",
     ),
     Cause("file-mode", "{path} has mode {now} since {since}; at the checkpoint it had {mode}", "chmod {mode} {path}"),
+    Cause(
+        "data-written",
+        "{path} was written after the checkpoint, at {when} ({use}): the program would overwrite what it does not know",
+        "put back the file as it was at {created}; or let the program use it as it is: --written keep",
+    ),
     Cause(
         "file-written", "{path} was written after the checkpoint, at {when} ({use}): memory and file may disagree", ""
     ),

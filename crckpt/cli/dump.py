@@ -274,6 +274,9 @@ def _checkpoint_lines(result: DumpResult, checkpoint: Checkpoint) -> Iterator[st
         started, ran = duration(rehearsal.restore_ms), duration(rehearsal.ran_s * 1000)
         yield f"rehearsed: restored in isolation in {started}, ran for {ran}\n"
     state = "the tree has ended" if result.stop else _tree_state(result)
+    if not result.plan.is_restorable:
+        yield f"{state}; this checkpoint cannot be restored\n"
+        return
     when = "" if result.stop or result.root_ended else "once it has ended, "
     # By its id: another dump may become the newest checkpoint of the job.
     yield f"{state}; {when}bring it back with: crckpt restore {short_id(checkpoint.id)}\n"

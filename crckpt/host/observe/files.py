@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, Literal
 
 from msgspec import Struct
 
+from crckpt.host.disk.other_names import find_other_name
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.mountinfo import read_mounts
 
 # Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended).
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
+
+_DELETED: Final = " (deleted)"
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
 
 # Source: linux/major.h.
 _MEMORY_MAJOR: Final = 1
@@ -55,6 +59,51 @@ def find_unreachable_files(pids: Iterable[int], descriptors: Iterable[Descriptor
     )
 
 
+def find_volatile_files(
+    pids: Iterable[int], descriptors: Iterable[Descriptor], sockets: Iterable[str]
+) -> tuple[str, ...]:
+    """Find files of processes in our mount namespace that are in memory, and that a restore needs at their paths.
+
+    `sockets` are names of their sockets: a restore needs the directories.
+    """
+    mounts = {mount.device: mount.path for mount in read_mounts() if mount.kind in _IN_MEMORY}
+    devices = {f"{os.major(device):02x}:{os.minor(device):02x}" for device in mounts}
+    links = [f"/proc/{found.pid}/fd/{found.fd}" for found in descriptors if found.identity[0] in mounts]
+    for pid in pids:
+        links += (f"/proc/{pid}/cwd", f"/proc/{pid}/root")
+        links += (link for (device, *_), link in find_mapped_files(pid).items() if device in devices)
+    links += (name.rpartition("/")[0] for name in sockets if name.startswith("/"))
+    return tuple(dict.fromkeys(path for link in links if (path := _find_volatile(link, mounts))))
+
+
+def find_unlinked_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[str, ...]:
+    """Find files of processes that lost their name, and have another only in other directories."""
+    links = [f"/proc/{found.pid}/fd/{found.fd}" for found in descriptors if found.target.endswith(_DELETED)]
+    links += (link for pid in pids for (*_, path), link in find_mapped_files(pid).items() if path.endswith(_DELETED))
+    return tuple(dict.fromkeys(path for link in links if (path := _find_unlinked(link))))
+
+
+def _find_unlinked(link: str) -> str:
+    with suppress(OSError):
+        target, found = os.readlink(link), os.stat(link)
+        path = target.removesuffix(_DELETED)
+        is_linked = found.st_nlink and _is_file(found.st_mode, path) and not stat.S_ISDIR(found.st_mode)
+        if is_linked and not find_other_name(path, {found.st_ino}):
+            return path
+    return ""
+
+
+def _find_volatile(link: str, mounts: Mapping[int, str]) -> str:
+    """Return the path of a file, without the mark of a removed one; empty if a restore does not need it."""
+    with suppress(OSError):
+        path = (os.readlink(link) if link.startswith("/proc/") else link).removesuffix(_DELETED)
+        found = os.stat(link)
+        # A checkpoint contains a file that has no name left. The place of a mount is there again after the boot.
+        if found.st_nlink and mounts.get(found.st_dev, path) != path and _is_file(found.st_mode, path):
+            return path
+    return ""
+
+
 def _find_in_process(
     pid: int, known: dict[str, tuple[int, int] | None], reached: set[tuple[str, str, str]]
 ) -> Iterator[UnreachableFile]:
@@ -78,7 +127,7 @@ def _find_hidden(pid: int, link: str, known: dict[str, tuple[int, int] | None]) 
 
 def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:
     """Return whether the name leads to another file than the link, or to none, before and after we read the link."""
-    if target.endswith(" (deleted)"):
+    if target.endswith(_DELETED):
         return False
     try:
         if target not in known:

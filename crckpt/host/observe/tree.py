@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Final, Literal
 
 from msgspec import Struct, structs
@@ -13,7 +14,7 @@ from crckpt.host import proc
 from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
-from crckpt.host.observe.files import UnreachableFile, find_unreachable_files
+from crckpt.host.observe.files import UnreachableFile, find_unlinked_files, find_unreachable_files, find_volatile_files
 from crckpt.host.observe.kernel_files import HeldKernelFile, find_kernel_files
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
@@ -114,7 +115,8 @@ class Observed(Struct, frozen=True):
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
     namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are threads in a
     call that CRIU alone would interrupt. `weak_sockets` come back with less protection. `states` are read only if there
-    are `kernel_files`.
+    are `kernel_files`. `volatile_files` are paths that a restore needs, and that a reboot removes. `unlinked` are files
+    that lost their name, and have another one only in other directories.
     """
 
     tree: proc.Tree
@@ -144,6 +146,8 @@ class Observed(Struct, frozen=True):
     weak_sockets: tuple[WeakSocket, ...] = ()
     kernel_files: tuple[HeldKernelFile, ...] = ()
     states: TaskStates = TaskStates()
+    volatile_files: tuple[str, ...] = ()
+    unlinked: tuple[str, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -212,6 +216,8 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         unread=tuple(_find_unread(descriptors, sockets)),
         unsavable_maps=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
         unreachable_files=find_unreachable_files(sorted(here), reached),
+        volatile_files=find_volatile_files(sorted(here), reached, _find_names(descriptors) if with_sockets else ()),
+        unlinked=find_unlinked_files(tree.pids, descriptors),
         lost_watches=find_lost_watches(reached),
         lost_epolls=epolls.lost,
         unexamined_epolls=epolls.unexamined,
@@ -326,6 +332,14 @@ def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descri
 def _is_same_namespace(one: proc.Process, other: proc.Process, kind: str) -> bool:
     """Return whether two processes are in the same namespace of a kind."""
     return dict(one.namespaces).get(kind) == dict(other.namespaces).get(kind)
+
+
+def _find_names(descriptors: tuple[proc.Descriptor, ...]) -> tuple[str, ...]:
+    """Find what the unix sockets of the tree are bound to, as far as they are in our network namespace."""
+    with suppress(OSError):
+        known = read_unix_sockets()
+        return tuple(known[inode].name for inode in _by_inode(descriptors) if inode in known)
+    return ()
 
 
 def _find_outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:

@@ -80,6 +80,8 @@ def make_report(
     if not files.keys() >= {*answers.lacking, *(number for number, _ in answers.logs)}:
         raise IntegrityError("the answers of the other host name files that it was not asked about")
     plan = target.plan
+    # Files that a reboot removes must be on the destination, too.
+    lost = (found for found in plan.warnings if found.key != "volatile-file")
     there = tuple(_reword(found, questions, answers, host) for found in answers.warnings)
     return GateReport(
         # A move ends the tree here: what no test has shown to come back must not be lost.
@@ -88,7 +90,7 @@ def make_report(
             *(() if target.request.force else map(reword_dump, plan.untested)),
             *(_reword(found, questions, answers, host) for found in answers.blockers),
         ),
-        warnings=(*map(reword_dump, plan.warnings), *there, *_compare_clocks(answers, exchange, host)),
+        warnings=(*map(reword_dump, lost), *there, *_compare_clocks(answers, exchange, host)),
         lacking=tuple(files[number] for number in answers.lacking),
         logs=tuple((files[number], size) for number, size in answers.logs),
         rights=frozenset((name.kind, name.number) for name in questions.names if name.gives_rights),

@@ -33,6 +33,11 @@ class DumpPlan(Struct, frozen=True):
     as_user: tuple[int, int] | None
     untested: tuple[Finding, ...] = ()
 
+    @property
+    def is_restorable(self) -> bool:
+        """Whether the checkpoint can be restored once the tree has gone on."""
+        return not any(finding.key == "link-remap" for finding in self.warnings)
+
 
 def plan_dump(
     observed: Observed,
@@ -100,8 +105,8 @@ def find_blockers(
 
 def _find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
     yield from pipes.find_warnings(observed)
-    yield from descriptors.find_warnings(observed, stop=stop)
-    yield from files.find_warnings(observed)
+    yield from descriptors.find_warnings(observed)
+    yield from files.find_warnings(observed, stop=stop)
     yield from memory.find_warnings(observed)
     yield from descriptors.find_unread(observed)
     yield from namespaces.find_warnings(observed)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
-from crckpt.preflight.dump.files import is_deleted_file
 from crckpt.preflight.dump.namespaces import find_known_namespaces, shares_namespace
 
 # CRIU saves these. Source: criu/files.c:498, dump_one_file.
@@ -37,14 +36,10 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
         yield from _find_unsaved(descriptor, observed)
 
 
-def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
+def find_warnings(observed: Observed) -> Iterator[Finding]:
     """Find descriptors that a restore does not bring back as they were."""
     for descriptor in observed.descriptors:
         values = {"pid": descriptor.pid, "fd": descriptor.fd, "path": descriptor.target}
-        # CRIU links the file to a new name. If the tree runs on, it removes that name after the dump (criu/cr-dump.c,
-        # delete_link_remaps), and a restore does not find it.
-        if not stop and is_deleted_file(descriptor) and descriptor.links:
-            yield cause("link-remap").finding(**values)
         # CRIU saves the counter, but not this flag: a read after the restore takes the whole counter.
         if "eventfd-semaphore: 1" in descriptor.info:
             yield cause("eventfd-semaphore").finding(**values)

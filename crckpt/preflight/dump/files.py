@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
 from crckpt.preflight.kernel_files import make_judge
 
+_MOST_NAMED = 5
 # How the paths of deleted maps begin that are memory, not files.
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
 
@@ -32,8 +34,18 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
         yield cause("watch").finding()
 
 
-def find_warnings(observed: Observed) -> Iterator[Finding]:
-    """Find locks that a process outside the tree holds too, and epolls that are too large to examine."""
+def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
+    """Find what is in no checkpoint, what a restore loses or may fail on, and locks that others hold too."""
+    # CRIU links such a file to a new name. If the tree runs on, it removes that name after the dump (criu/cr-dump.c,
+    # delete_link_remaps), and a restore finds only other names in the same directory.
+    for path in observed.unlinked if not stop else ():
+        yield cause("link-remap").finding(path=path)
+    for found in observed.descriptors:
+        if found.flags & os.O_TMPFILE == os.O_TMPFILE and not found.links:
+            yield cause("unnamed-file").finding(path=found.target, fd=found.fd, pid=found.pid)
+    if observed.volatile_files:
+        paths, more = observed.volatile_files[:_MOST_NAMED], len(observed.volatile_files) - _MOST_NAMED
+        yield cause("volatile-file").finding(paths=", ".join(paths) + (f" and {more} more" if more > 0 else ""))
     for pid, count in Counter(epoll.pid for epoll in observed.unexamined_epolls).items():
         yield cause("epolls-unexamined").finding(pid=pid, count=count)
     for lock in observed.shared_locks:

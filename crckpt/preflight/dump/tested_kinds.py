@@ -21,6 +21,8 @@ _TERMINALS: Final = "tests/integration/test_own_terminals.py"
 TESTED: Final = {
     "regular file": f"{_TREES}[growing-log]",
     "deleted file": f"{_TREES}[deleted-files]",
+    "deleted directory": f"{_TREES}[deleted-files]",
+    "deleted named pipe": f"{_TREES}[deleted-files]",
     "directory": f"{_TREES}[rarities]",
     "file of /proc": f"{_TREES}[rarities]",
     "file opened with O_PATH": f"{_TREES}[rarities]",
@@ -170,7 +172,7 @@ def _file_kind(found: Descriptor) -> str:
         return f"file of mode {found.mode:o}" if found.mode else "unreadable file"
     if mount:
         return f"{'file' if kind == 'regular file' else kind} of {mount}"
-    return "deleted file" if kind == "regular file" and found.target.endswith(" (deleted)") else kind
+    return f"deleted {kind.removeprefix('regular ')}" if found.target.endswith(" (deleted)") else kind
 
 
 def _name(number: int, prefix: str) -> str:

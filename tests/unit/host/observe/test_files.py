@@ -12,7 +12,12 @@ import pytest
 from small_programs import WAITS, program
 
 from crckpt.host import proc
-from crckpt.host.observe.files import UnreachableFile, find_unreachable_files
+from crckpt.host.observe.files import (
+    UnreachableFile,
+    find_unlinked_files,
+    find_unreachable_files,
+    find_volatile_files,
+)
 
 
 def find(pid: int) -> tuple[UnreachableFile, ...]:
@@ -92,3 +97,36 @@ def test_a_device_of_a_mount_that_is_gone(hides: Path) -> None:
 def test_memory_files_lie_nowhere_and_are_reached() -> None:
     with program(f"file = os.memfd_create('x')\nother = os.open('/proc/self', os.O_RDONLY)\n{WAITS}") as process:
         assert find(process.pid) == ()
+
+
+LINKED = """
+import mmap
+def opened(name, other):
+    file = os.open(name, os.O_RDWR | os.O_CREAT)
+    os.truncate(file, 4096)
+    if other: os.link(name, other)
+    os.unlink(name)
+    return file
+os.chdir({0!r})
+os.mkdir("inner")
+beside, elsewhere, gone = opened("a", "b"), opened("c", "inner/d"), opened("e", None)
+maps = mmap.mmap(opened("f", "inner/g"), 4096)
+os.closerange(gone + 1, gone + 9)
+"""
+
+
+def test_files_that_have_no_name_left_in_their_directory(tmp_path: Path) -> None:
+    """Open or mapped. One without any name is in the checkpoint."""
+    with program(LINKED.format(str(tmp_path)) + WAITS) as process:
+        found = find_unlinked_files([process.pid], proc.descriptors(process.pid))
+        assert found == (f"{tmp_path}/c", f"{tmp_path}/f")
+
+
+def test_files_in_memory(hides: Path) -> None:
+    """What a restore needs there: not the place itself, and no file that the checkpoint contains."""
+    hide(hides)
+    with program(LINKED.format(str(hides)) + WAITS) as process:
+        opened = proc.descriptors(process.pid)
+        assert find_volatile_files([process.pid], opened, ()) == tuple(f"{hides}/{name}" for name in "acf")
+        names = (f"{hides}/socket", f"{hides}/inner/socket", "@abstract", "")
+        assert find_volatile_files([], (), names) == (f"{hides}/inner",)

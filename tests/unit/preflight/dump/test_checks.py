@@ -27,10 +27,11 @@ def test_every_finding_is_complete() -> None:
         with_tree(replace(in_namespaces(ROOT, mnt=98), tracer=900), in_namespaces(as_uid(CHILD, 33), mnt=98, uts=6)),
         descriptors=(READS, replace(GONE, links=1), replace(FILE, info="eventfd-semaphore: 1")),
         connections=(CONNECTION,),
+        unlinked=("/srv/gone",),
     )
     found = plan(without_cap(observation))
     assert keys(found.blockers) == ["nested-namespace", "traced", "foreign-limits", "tcp"]
-    warnings = ["outside-pipe-read", "link-remap", "eventfd-semaphore", "mount-namespace", "untested-kind"]
+    warnings = ["outside-pipe-read", "eventfd-semaphore", "link-remap", "mount-namespace", "untested-kind"]
     assert keys(found.warnings) == warnings
     assert not any("?" in str(finding) or "{" in str(finding) for finding in (*found.blockers, *found.warnings))
 

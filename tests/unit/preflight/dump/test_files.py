@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
 import pytest
@@ -25,14 +26,31 @@ def test_bytes_of_deleted_files() -> None:
 
 
 def test_a_file_that_lost_one_of_its_names() -> None:
-    linked = replace(GONE, links=1)
-    found = plan(with_files(linked))
+    """CRIU finds it by a link that it removes, unless the tree ends or the file has a name beside the link."""
+    beside = with_files(replace(GONE, links=1))
+    elsewhere = replace(beside, unlinked=("/srv/gone",))
+    found = plan(elsewhere)
     assert (found.options.link_remap, keys(found.warnings)) == (True, ["link-remap"])
-    assert "/srv/gone (deleted) (fd 3 of PID 100)" in found.warnings[0].what
-    stopping = plan(with_files(linked), stop=True)
-    assert (stopping.options.link_remap, stopping.warnings) == (True, ())
+    assert found.warnings[0].what.startswith("/srv/gone was removed but has a name in another directory")
+    assert not found.is_restorable
+    for other in (plan(elsewhere, stop=True), plan(beside)):
+        assert (other.options.link_remap, other.warnings, other.is_restorable) == (True, (), True)
     assert plan(replace(TWO_PROCESSES, deleted_maps=(("/lib/x (deleted)", 5, 1),))).options.link_remap
     assert not plan(with_files(GONE)).options.link_remap
+
+
+def test_a_file_without_a_name_cannot_get_one() -> None:
+    unnamed = replace(GONE, flags=os.O_RDWR | os.O_TMPFILE)
+    assert keys(plan(with_files(unnamed)).warnings) == ["unnamed-file"]
+    assert plan(with_files(replace(unnamed, links=1))).warnings == ()
+
+
+def test_what_a_reboot_removes_is_named() -> None:
+    """The first few by their paths."""
+    found = plan(replace(TWO_PROCESSES, volatile_files=tuple(f"/dev/shm/{number}" for number in range(7))))
+    (finding,) = found.warnings
+    assert finding.what.startswith("a reboot removes /dev/shm/0, /dev/shm/1, ")
+    assert "/dev/shm/4 and 2 more (tmpfs)" in finding.what
 
 
 @pytest.mark.parametrize(
