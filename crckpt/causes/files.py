@@ -362,18 +362,18 @@ FILES = (
         "link-missing",
         "{path} is missing, by which CRIU finds the removed file {origin} ({use}): CRIU removes this link when the "
         "program goes on after the dump, and when it is restored",
-        "if that file has another name, make the link again: ln FILE {path!r}",
+        "if that file has another name, make the link again: ln FILE {path}",
     ),
     Cause(
         "log-missing",
         "{path} is missing ({use}, append only)",
-        "put it back; or make an empty one: install --mode={mode} --owner={owner} /dev/null {path!r}; then --grown "
+        "put it back; or make an empty one: install --mode={mode} --owner={owner} /dev/null {path}; then --grown "
         "keep",
     ),
     Cause(
         "directory-missing",
         "{path} is missing ({use})",
-        "make it again: install --directory --mode={mode} --owner={owner} {path!r}",
+        "make it again: install --directory --mode={mode} --owner={owner} {path}",
     ),
     Cause(
         "file-grown",
@@ -434,7 +434,7 @@ FILES = (
         "output-shrunk",
         "{path} has {now} bytes since {since}; at the checkpoint it had {size} ({use})",
         "put back the file as it was at {created}; or give this one the old size, so that the program writes on behind "
-        "it: truncate --size {size} {path!r}; then --written keep",
+        "it: truncate --size {size} {path}; then --written keep",
     ),
     Cause(
         "file-other",

@@ -26,11 +26,18 @@ from crckpt.ops.restore.result import RestoreResult
 
 
 class Grown(enum.StrEnum):
-    """The choice for files that only grew since the checkpoint."""
+    """The choice for files that grew, and for logs that were rotated, since the checkpoint."""
 
     refuse = "refuse"
     keep = "keep"
     rewind = "rewind"
+
+
+class Written(enum.StrEnum):
+    """The choice for files that were written in place since the checkpoint."""
+
+    refuse = "refuse"
+    keep = "keep"
 
 
 def restore(
@@ -77,11 +84,22 @@ def restore(
             "--grown",
             metavar="refuse|keep|rewind",
             rich_help_panel=ADVANCED,
-            help="What to do if open files grew since the checkpoint. **refuse**: do not restore. **keep**: leave "
-            "them as they are (only for logs that the program appends to). **rewind**: cut them to their old size; "
-            "what is cut off goes into a file next to each. crckpt never cuts a file that another process is writing.",
+            help="What to do if open files grew since the checkpoint, or logs were rotated. **refuse**: do not "
+            "restore. **keep**: leave them as they are (only for logs that the program appends to). **rewind**: cut "
+            "them to their old size; what is cut off goes into a file next to each. crckpt never cuts a file that "
+            "another process is writing, or that is not the one of the checkpoint.",
         ),
     ] = Grown.refuse,
+    written: Annotated[
+        Written,
+        typer.Option(
+            "--written",
+            metavar="refuse|keep",
+            rich_help_panel=ADVANCED,
+            help="What to do if files that the program writes in place were written since the checkpoint: its memory "
+            "and the files may disagree. **refuse**: do not restore. **keep**: leave them as they are.",
+        ),
+    ] = Written.refuse,
     tty: Annotated[
         str | None,
         typer.Option(
@@ -134,6 +152,7 @@ def restore(
         despite_move=despite_move,
         new_pid_namespace=new_pid_namespace,
         grown=grown.value,
+        written=written.value,
         preflight=not no_preflight,
         allow_weaker=allow_weaker,
         # Python has no sys.stdin if descriptor 0 was closed.

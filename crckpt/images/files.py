@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from crckpt.images import magics, memfd, other_files, pipes, regfile, sockets, tty
-from crckpt.images.framing import read_messages
-from crckpt.images.wire import Message
+from crckpt.images.framing import Image, Record, read_image, read_messages, write_image
+from crckpt.images.wire import BYTES, Message, encode, fields
 
 OpenFile: TypeAlias = (
     regfile.RegularFile
@@ -33,6 +34,29 @@ def read_files(data: bytes, name: str = "files.img") -> tuple[OpenFile, ...]:
     An unknown type becomes an `OtherFile` of kind "unknown". Raises IntegrityError if the image is damaged.
     """
     return tuple(_open_file(message) for message in read_messages(data, name, magics.FILES))
+
+
+def edit_files(data: bytes, paths: Mapping[int, str], unsized: Collection[int] = (), name: str = "files.img") -> bytes:
+    """Give regular files other paths, and unix sockets other directories, by file id. Raises IntegrityError.
+
+    CRIU then does not compare the sizes of the files that are `unsized`.
+    """
+    image = read_image(data, name, magics.FILES)
+
+    def edit(payload: bytes) -> bytes:
+        message = Message(payload, name)
+        entry, path = _PATHS.get(message.required(1), (0, 0))
+        new, is_unsized = paths.get(message.required(2)), message.required(2) in unsized
+        if not entry or (new is None and not is_unsized):
+            return payload
+        kept = (
+            (number, kind, value if new is None or number != path else os.fsencode(new))
+            for number, kind, value in fields(message.octets(entry), name)
+            if not (number == _SIZE and is_unsized)
+        )
+        return encode((*(each for each in fields(payload, name) if each[0] != entry), (entry, BYTES, encode(kept))))
+
+    return write_image(Image(image.magic, tuple(Record(edit(each.payload), each.extra) for each in image.records)))
 
 
 def _open_file(message: Message) -> OpenFile:
@@ -72,6 +96,11 @@ _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
     18: (20, memfd.decode_memfd),
     20: (22, other_files.decode_pidfd),
 }
+
+# For each file type that has a path, the field with its entry and the field of the path or its directory.
+_PATHS: Final = {1: (3, 6), 5: (16, 14)}
+# Of the entry of a regular file.
+_SIZE: Final = 8
 
 # For each file type, the field with its entry, its kind, and the field of a mark.
 _WATCHES: Final = {8: (13, "inotify", 5), 12: (14, "fanotify", 6)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import ClassVar, Final
 
 from msgspec import Struct
@@ -80,6 +81,16 @@ class RegularFile(Struct, frozen=True):
     def is_ghost(self) -> bool:
         """Whether its content is in the images, because it had no name left."""
         return self.remap is not None and self.remap.kind == GHOST
+
+    @property
+    def is_removed_directory(self) -> bool:
+        """Whether it is a directory that was removed: a restore makes it again, empty."""
+        return self.is_ghost and stat.S_ISDIR(self.mode or 0)
+
+    @property
+    def is_writable(self) -> bool:
+        """Whether it was opened for writing."""
+        return self.flags & os.O_ACCMODE != os.O_RDONLY
 
     @property
     def is_append_only(self) -> bool:

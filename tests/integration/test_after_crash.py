@@ -6,14 +6,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 import pytest
 from command import Crckpt
-from stopped import JOB, ObstructedCriu, foreground, program, staging
+from stopped import JOB, ObstructedCriu, foreground, program, staging, stopped
 from trees import READY_S, Case, Part, Tree, open_workdir, started, wait_for
 
 pytestmark = pytest.mark.usefixtures("adopted")
@@ -90,6 +90,57 @@ def test_a_log_opened_for_appending_is_kept(crckpt: Crckpt) -> None:
         last = int(content[:size].splitlines()[-1].split()[1])
         assert now.removeprefix(content).startswith(f"line {last + 1}\nline {last + 2}\n".encode())
         assert not _kept(log, _newest(crckpt)).exists()
+
+
+def _truncate(log: Path) -> None:
+    os.truncate(log, 0)
+
+
+def _rotate(log: Path) -> None:
+    log.rename(log.with_suffix(".1"))
+    log.write_text("the first line of the new log\n")
+    log.chmod(0o600)
+
+
+def _rotate_to_longer(log: Path) -> None:
+    _rotate(log)
+    log.write_text("a line of the new log\n" * (log.with_suffix(".1").stat().st_size // 10))
+
+
+def _rotate_in_place(log: Path) -> None:
+    """As `copytruncate` does, before other programs write on."""
+    log.write_text("a line of the new log\n" * (log.stat().st_size // 10))
+
+
+@pytest.mark.parametrize("kind", ["append", "read"])
+@pytest.mark.parametrize("rotate", [_truncate, _rotate, _rotate_to_longer, _rotate_in_place])
+def test_a_log_that_was_rotated(crckpt: Crckpt, kind: str, rotate: Callable[[Path], None]) -> None:
+    """The program appends to the log that is there, whatever its size; another log is not cut."""
+    with stopped(crckpt, program("journal", kind)) as tree:
+        log = tree.workdir / "journal.log"
+        rotate(log)
+        content, before = log.read_bytes(), tree.counters()
+        for words in ((), ("--grown", "rewind")):
+            said = _refused(crckpt, *words)
+            assert f"{log} is no longer the log of the checkpoint" in said
+            assert "hint: --grown keep lets the program append to it" in said
+        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep").out
+        assert f"note: {log} is no longer the log of the checkpoint" in said
+        tree.wait_growth(before)
+        assert log.read_bytes().startswith(content + f"line {before[''] + 1}\n".encode())
+
+
+def test_a_file_that_is_only_written_gets_its_size_back(crckpt: Crckpt) -> None:
+    """As of `program >log`: the program would write on behind the end, as it does when a log is truncated under it."""
+    with stopped(crckpt, program("journal", "plain")) as tree:
+        log, before = tree.workdir / "journal.log", tree.counters()
+        size = log.stat().st_size
+        _truncate(log)
+        (remedy,) = re.findall(r"truncate --size [^;]*", _refused(crckpt))
+        subprocess.run(["sh", "-c", remedy], check=True)
+        assert log.stat().st_size == size
+        crckpt.run("restore", JOB, "--detach", "--written", "keep")
+        tree.wait_growth(before)
 
 
 def test_a_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
@@ -215,7 +266,10 @@ def test_what_was_cut_off_outlives_a_killed_crckpt(crckpt: Crckpt, obstructed: O
             front.wait()
         tree.wait_gone()
         assert log.read_bytes() + _kept(log, _newest(crckpt)).read_bytes() == content
-        crckpt.run("restore", JOB, "--detach")
+        # Of a file that was only just cut, crckpt does not know who has written it.
+        said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert f"{log} was written after the checkpoint" in said
+        crckpt.run("restore", JOB, "--detach", "--written", "keep")
         _goes_on(tree)
         assert _agrees(tree)
 

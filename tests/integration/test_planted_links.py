@@ -32,7 +32,7 @@ def test_a_symlink_of_the_user_leads_to_nothing_of_roots(crckpt: Crckpt, kind: s
         places.symlink_to(before.parent)
         os.chown(places, NOBODY, NOBODY, follow_symlinks=False)
         was = _looked_at(before)
-        said = crckpt.run("restore", JOB, "--detach", status=23)
+        said = crckpt.run("restore", JOB, "--detach", "--written", "keep", status=23)
         assert "a symlink leads to " in said.err
         assert _looked_at(before) == was
 

@@ -150,13 +150,20 @@ def test_all_that_does_not_agree_is_told_at_once(crckpt: Crckpt, tree: Tree) -> 
         assert words in said
 
 
-def test_a_file_written_since_is_told_and_no_obstacle(crckpt: Crckpt, tree: Tree) -> None:
-    """CRIU does not look at what is in it, nor can crckpt: it says that somebody wrote."""
+def test_a_file_written_since(crckpt: Crckpt, tree: Tree) -> None:
+    """CRIU does not look at what is in it. What the program writes in place it would overwrite."""
     before = tree.counters()
-    path = _held(tree, "write.txt")
-    path.write_bytes(path.read_bytes().upper())
-    said = crckpt.run("restore", JOB, "--detach")
-    assert f"{path} was written after the checkpoint" in said.out
+    written, read = _held(tree, "write.txt"), _held(tree, "read.txt")
+    for path in (written, read):
+        path.write_bytes(path.read_bytes().upper())
+    for words in ((), ("--dry-run",)):
+        said = _refused(crckpt, *words)
+        assert f"{written} was written after the checkpoint" in said
+        assert "--written keep" in said
+        assert str(read) not in said
+    said = crckpt.run("restore", JOB, "--detach", "--written", "keep").out
+    for path in (written, read):
+        assert f"note: {path} was written after the checkpoint" in said
     tree.wait_growth(before)
 
 
@@ -265,13 +272,19 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 @contextmanager
 def _put_back(path: Path, undo: Callable[[Path], object] | None = None) -> Iterator[None]:
     """Afterwards the file is as it was: the remedy for all that befell it."""
-    aside = path.with_name(f"{path.name}.aside")
-    shutil.copy2(path, aside)
+    aside, copy = path.with_name(f"{path.name}.aside"), path.with_name(f"{path.name}.copy")
+    shutil.copy2(path, copy)
+    # The same file, even if it was removed.
+    aside.hardlink_to(path)
     try:
         yield
     finally:
         if undo is not None:
             undo(path)
+        shutil.copyfile(copy, aside)
+        shutil.copystat(copy, aside)
+        copy.unlink()
+        path.unlink(missing_ok=True)
         aside.rename(path)
 
 

@@ -1,7 +1,11 @@
-"""Files that are open but have no name: a small one, one of 8 MB, a mapped one, and one with another link."""
+"""Files that are open but have no name: a small one, one of 8 MB, a mapped one, and one with another link.
+
+And a directory with a file, a named pipe and a socket in it, another directory to work in, all removed.
+"""
 
 import mmap
 import os
+import socket
 import struct
 import sys
 from pathlib import Path
@@ -17,12 +21,14 @@ def main() -> None:
     workdir = Path(sys.argv[1])
     files = {name: _without_name(workdir, name) for name in SIZES}
     mapped = mmap.mmap(files["mapped"], SIZES["mapped"])
+    directory = _Directory(workdir / "scratch")
     program = Program(workdir)
 
     def step() -> None:
         os.pwrite(files["small"], struct.pack("<Q", program.counter), 0)
         mapped[:8] = struct.pack("<Q", program.counter)
         program.facts["links"] = [os.fstat(fd).st_nlink for fd in files.values()]
+        program.facts["directory"] = directory.facts()
         program.facts["offsets"] = [os.lseek(fd, 0, os.SEEK_CUR) for fd in files.values()]
         for name in ("small", "mapped"):
             (found,) = struct.unpack("<Q", os.pread(files[name], 8, 0))
@@ -32,9 +38,48 @@ def main() -> None:
         for name, fd in files.items():
             found = os.pread(fd, SIZES[name] + 1, 8)
             program.expect(digest(found) == digest(pattern(name, SIZES[name])[8:]), f"{name} has other content")
+        directory.verify(program)
         return True
 
     program.run(step, verify)
+
+
+class _Directory:
+    """A removed directory, and what was in it."""
+
+    def __init__(self, path: Path) -> None:
+        (path / "inner").mkdir(parents=True)
+        self._numbers = [os.open(path, os.O_RDONLY | os.O_DIRECTORY) for _ in range(2)]
+        self._path = path
+        os.chdir(path)
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind("socket")
+        self._socket.listen()
+        os.chdir(path / "inner")
+        os.mkfifo(path / "pipe")
+        self._pipe = os.open(path / "pipe", os.O_RDWR)
+        (path / "file").write_bytes(b"content")
+        self._file = os.open(path / "file", os.O_RDONLY)
+        path.chmod(0o2750)
+        for name in ("socket", "pipe", "file"):
+            (path / name).unlink()
+        (path / "inner").rmdir()
+        path.rmdir()
+
+    def facts(self) -> list[object]:
+        """What the kernel says of the directories."""
+        one, other = (os.fstat(number) for number in self._numbers)
+        current = os.stat(".")  # noqa: PTH116
+        return [
+            *(oct(one.st_mode), one.st_nlink, one.st_ino == other.st_ino, oct(current.st_mode), current.st_nlink),
+            *(self._path.exists(), self._socket.getsockname()),
+        ]
+
+    def verify(self, program: Program) -> None:
+        """The file and the pipe have what is in them."""
+        os.write(self._pipe, b"through")
+        program.expect(os.read(self._pipe, 99) == b"through", "the pipe is no pipe")
+        program.expect(os.pread(self._file, 99, 0) == b"content", "the file has other content")
 
 
 def _without_name(workdir: Path, name: str) -> int:

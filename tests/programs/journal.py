@@ -1,7 +1,7 @@
 """A counter that writes a numbered line a tick to WORKDIR/journal.log, and reports the size that the file should have.
 
-Usage: journal.py WORKDIR append|plain|twins. `plain` does not open the file for appending only; `twins` are two
-processes, each with its own descriptor of one append-only file.
+Usage: journal.py WORKDIR append|read|plain|twins. `read` opens the file for appending and for reading, `plain` does not
+open it for appending; `twins` are two processes, each with its own descriptor of one append-only file.
 """
 
 import os
@@ -23,8 +23,8 @@ def main() -> None:
 
 def keep(program: Program, kind: str, word: str) -> NoReturn:
     """Write `word N` at each tick; fact `log` is the file's size and the bytes written by this process, both before."""
-    append = os.O_APPEND if kind == "append" else 0
-    fd = os.open(program.workdir / "journal.log", os.O_WRONLY | os.O_CREAT | append, 0o600)
+    flags = {"append": os.O_WRONLY | os.O_APPEND, "read": os.O_RDWR | os.O_APPEND, "plain": os.O_WRONLY}[kind]
+    fd = os.open(program.workdir / "journal.log", flags | os.O_CREAT, 0o600)
     written = 0
 
     def step() -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,7 @@ _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _AT_ONCE: Final = 64 << 10
 _SECTOR: Final = 512
 _ROOT: Final = 0
+_HEAD: Final = 512
 
 _MOST_HOLE: Final = 16 << 30
 # Refuse a file whose holes exceed 16 GiB and of which less than a sixteenth is on disk: it takes hours to read.
@@ -67,6 +69,18 @@ def open_regular(path: str | Path) -> tuple[int | None, int]:
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), mode
     finally:
         os.close(found)
+
+
+def read_head(path: str | Path) -> bytes:
+    """Read the first bytes, at most 512, of a regular file, following links; none if it cannot be read."""
+    with suppress(OSError):
+        descriptor, _ = open_regular(path)
+        if descriptor is not None:
+            try:
+                return os.pread(descriptor, _HEAD, 0)
+            finally:
+                os.close(descriptor)
+    return b""
 
 
 def open_for_appending(path: Path) -> int:

@@ -35,8 +35,8 @@ class SeclusionPlan(Struct, frozen=True):
     """The measures that isolate the namespaces.
 
     `work` is a private directory that stays shared with the host, `sockets` are paths of sockets of the host that stay
-    reachable. `addresses` go on the loopback interface, `cut` are (path, size in bytes) of files to truncate. `room` is
-    how many bytes may be written.
+    reachable. `addresses` go on the loopback interface, `cut` are (path, size in bytes) of files to truncate, `links`
+    (path, name) of links to make to files in their directories. `room` is how many bytes may be written.
     """
 
     work: str
@@ -44,6 +44,7 @@ class SeclusionPlan(Struct, frozen=True):
     addresses: tuple[str, ...]
     cut: tuple[tuple[str, int], ...]
     room: int
+    links: tuple[tuple[str, str], ...] = ()
 
 
 class SeclusionResult(Struct, frozen=True):
@@ -60,6 +61,8 @@ def seclude(plan: Path) -> None:
     # Only now are these copies in the overlays: before, they were the host's files.
     for path, size in wanted.cut:
         os.truncate(path, size)
+    for path, name in wanted.links:
+        os.link(Path(path).with_name(name), path, follow_symlinks=False)
     write_private(result_path(plan), msgspec.json.encode(SeclusionResult(unwritable)))
 
 

@@ -69,13 +69,14 @@ def count_maps(pid: int) -> int:
 def find_mapped_files(pid: int) -> dict[tuple[str, str, str], str]:
     """Each file that a process has mapped -> a link to it; none if the process has ended.
 
-    A file is named by device, inode and path: the same file has the same name in every process.
+    A file is named by device, inode and path: the same file has the same name in every process. The link is of a map
+    that writes to the file, if there is one.
     """
     found: dict[tuple[str, str, str], str] = {}
     with suppress(OSError):
         for each in read_maps(pid):
             file = each.device, each.inode, each.path
-            if each.path and each.has_file and file not in found:
+            if each.path and each.has_file and (file not in found or (each.is_shared and each.is_writable)):
                 found[file] = each.link(pid)
     return found
 

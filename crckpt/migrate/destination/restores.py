@@ -52,6 +52,8 @@ def make_restore_request(checkpoint: CheckpointId, options: messages.RestoreOpti
         detach=True,
         tcp=options.tcp,
         grown=options.grown,
+        # The tree has stood still since its last checkpoint: if a file seems newer, the clocks differ.
+        written="keep",
         preflight=options.preflight,
         allow_weaker=options.allow_weaker,
         tty=options.tty or "ours",

@@ -65,6 +65,7 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
         "attributes": record,
         "files": files.known,
         "file_owners": files.owners,
+        "file_heads": files.heads,
         "tracked_root": _identify_tracked_root(target),
     }
 

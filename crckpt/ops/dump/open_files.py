@@ -6,41 +6,62 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
+from contextlib import suppress
 
 from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.disk.checked_files import read_head
 from crckpt.host.disk.users import read_link_target
 from crckpt.host.proc.maps import find_mapped_files
 
 
 class OpenFiles(Struct, frozen=True):
-    """The files by path: `known`, device, inode and whether it is open for writing; `owners`, the ids of users."""
+    """The files by path: `known`, device, inode and whether it is open for writing; `owners`, the ids of users.
+
+    `heads`: the first bytes of files that are open for writing, in hexadecimal.
+    """
 
     known: dict[str, list[tuple[int, int, int]]]
     owners: dict[str, list[int]]
+    heads: dict[str, str] = {}
 
 
 def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles:
     """Record the files, for the details of the checkpoint."""
     known: dict[str, set[tuple[int, int, int]]] = {}
     owners: dict[str, set[int]] = {}
+    heads: dict[str, str] = {}
     for descriptor in descriptors:
         if descriptor.identity != (0, 0) and descriptor.target.startswith("/"):
             writes = int(descriptor.flags & os.O_ACCMODE != os.O_RDONLY)
             known.setdefault(descriptor.target, set()).add((*descriptor.identity, writes))
-            found = read_link_target(f"/proc/{descriptor.pid}/fd/{descriptor.fd}")
+            link = f"/proc/{descriptor.pid}/fd/{descriptor.fd}"
+            # To open a file breaks a lease on it.
+            if writes and descriptor.links and stat.S_ISREG(descriptor.mode) and "LEASE" not in descriptor.info:
+                heads.setdefault(descriptor.target, read_head(link).hex())
+            found = read_link_target(link)
             if found is not None and (found.device, found.inode) == descriptor.identity:
                 owners.setdefault(descriptor.target, set()).add(found.owner)
     for process in tree.processes:
-        names = (f"/proc/{process.pid}/{name}" for name in ("exe", "cwd", "root"))
-        links = (*names, *find_mapped_files(process.pid).values())
-        reached = [found for link in links if (found := read_link_target(link))]
+        links = {f"/proc/{process.pid}/{name}": 0 for name in ("exe", "cwd", "root")}
+        links |= {link: _is_writable(link) for link in find_mapped_files(process.pid).values()}
+        reached = [(found, writes) for link, writes in links.items() if (found := read_link_target(link))]
         # Another process may have got its PID: its files are not the tree's.
-        for found in reached if proc.is_current(process) else ():
-            known.setdefault(found.path, set()).add((found.device, found.inode, 0))
+        for found, writes in reached if proc.is_current(process) else ():
+            known.setdefault(found.path, set()).add((found.device, found.inode, writes))
             owners.setdefault(found.path, set()).add(found.owner)
     return OpenFiles(
-        {path: sorted(found) for path, found in known.items()}, {path: sorted(found) for path, found in owners.items()}
+        {path: sorted(found) for path, found in known.items()},
+        {path: sorted(found) for path, found in owners.items()},
+        heads,
     )
+
+
+def _is_writable(link: str) -> int:
+    """Return whether a mapped file was opened for writing, as the mode of its link in /proc says."""
+    with suppress(OSError):
+        return int(bool(os.lstat(link).st_mode & stat.S_IWUSR))
+    return 0

@@ -16,9 +16,10 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.holders import HOLDERS
-from crckpt.ops.restore.images import images_with_parent_signal
+from crckpt.ops.restore.images import ImageEdits, find_new_paths, images_with_parent_signal
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
+from crckpt.preflight.restore.files import find_unsized
 from crckpt.preflight.restore.terminals import find_terminal_files
 from crckpt.store import Checkpoint, Repository
 from crckpt.tracking.preload.library import restore_words
@@ -73,6 +74,12 @@ class RestoreAttempt(Struct, frozen=True):
     def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
         """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""
         return frozenset() if self.is_sibling else images_with_parent_signal(tree)
+
+    def find_edits(self, tree: ImageTree) -> ImageEdits:
+        """Find the changes to the images."""
+        terminals = self.find_replaced_terminals(tree)
+        unsized = find_unsized(tree, self.request.grown)
+        return ImageEdits(self.images_without_signal(tree), terminals, find_new_paths(tree), unsized)
 
     def find_replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
         """Find the terminals that other files replace, if the user wants that and the tree has such terminals."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -11,10 +13,15 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.disk.files import name_with_ending
+from crckpt.host.disk.space import nearest_existing
 from crckpt.host.syscalls.process_vm import can_write_memory
 from crckpt.images.core import drop_parent_death_signal
+from crckpt.images.files import edit_files
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import own_memory
+from crckpt.images.regfile import RegularFile
+from crckpt.images.sockets import UnixSocket
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
 from crckpt.model import CheckpointId
@@ -48,28 +55,61 @@ def images_with_parent_signal(tree: ImageTree) -> frozenset[str]:
     return frozenset(f"core-{thread.tid}.img" for thread in threads)
 
 
-def write_images(
-    repository: Repository,
-    checkpoint: Checkpoint,
-    work: Path,
-    progress: Progress,
-    without_signal: frozenset[str],
-    terminals: TerminalFiles | None = None,
-) -> Path:
-    """Write the images into a new directory in `work`, and return it.
+# As CRIU names files that it makes again.
+_GHOST: Final = re.compile(r"\.cr\.[0-9a-f]+\.[0-9a-f]+\.ghost\Z")
 
-    `without_signal`: names of images that lose their parent-death signal. `terminals` are replaced by other files.
-    Raises IntegrityError, OSError.
+
+def find_new_paths(tree: ImageTree) -> dict[int, str]:
+    """Find other paths for removed directories, and other directories for removed sockets, by file id."""
+    if tree.is_apart("mnt"):
+        return {}
+    paths, ending = {}, os.urandom(8).hex()
+    for file in tree.files:
+        if isinstance(file, RegularFile) and file.remap is not None and file.is_removed_directory:
+            # At its old path CRIU would change and remove a directory that somebody made there since.
+            path = Path(file.path)
+            name = name_with_ending(_GHOST.sub("", path.name), f".cr.{file.remap.target:x}.{ending}.ghost")
+            paths[file.id] = str(nearest_existing(path.parent) / name)
+        elif isinstance(file, UnixSocket) and file.deleted and file.directory:
+            # The socket's name is relative: CRIU binds it there, and removes it.
+            paths[file.id] = str(nearest_existing(Path(file.directory)))
+    return paths
+
+
+class ImageEdits(Struct, frozen=True):
+    """The changes to images in a restore.
+
+    - `without_signal`: names of images that lose their parent-death signal
+    - `terminals`: these are replaced by other files
+    - `paths`: other paths of files, or directories of sockets, by file id
+    - `unsized`: files of which CRIU must not compare the size, by id
     """
+
+    without_signal: frozenset[str] = frozenset()
+    terminals: TerminalFiles | None = None
+    paths: Mapping[int, str] = {}
+    unsized: frozenset[int] = frozenset()
+
+    def find(self, name: str) -> Iterator[Callable[[bytes], bytes]]:
+        """Yield what changes the image of that name."""
+        if name in self.without_signal:
+            yield partial(drop_parent_death_signal, name=name)
+        if self.terminals is not None and (edit := self.terminals.edit(name)):
+            yield edit
+        if (self.paths or self.unsized) and name == "files.img":
+            yield partial(edit_files, paths=self.paths, unsized=self.unsized)
+
+
+def write_images(
+    repository: Repository, checkpoint: Checkpoint, work: Path, progress: Progress, edits: ImageEdits
+) -> Path:
+    """Write the images into a new directory in `work`, and return it. Raises IntegrityError, OSError."""
     directory = work / "images"
     directory.mkdir(mode=0o700)
     unpack_images(repository, checkpoint, directory, progress)
-    for name in without_signal:
-        (directory / name).write_bytes(drop_parent_death_signal((directory / name).read_bytes(), name))
-    if terminals is not None:
-        for path in directory.iterdir():
-            if edit := terminals.edit(path.name):
-                path.write_bytes(edit(path.read_bytes()))
+    for path in directory.iterdir():
+        for edit in edits.find(path.name):
+            path.write_bytes(edit(path.read_bytes()))
     return directory
 
 
@@ -84,17 +124,12 @@ class ImageStreams:
         reading: Reader,
         tree: ImageTree,
         progress: Progress,
-        without_signal: frozenset[str] = frozenset(),
-        terminals: TerminalFiles | None = None,
+        edits: ImageEdits,
         late: LateFill | None = None,
     ) -> None:
-        """`progress` gets (bytes read or filled, bytes in all); `late` fills what it can after the hold.
-
-        The others are as for `write_images`.
-        """
+        """`progress` gets (bytes read or filled, bytes in all); `late` fills what it can after the hold."""
         self._reading = reading
-        self._without_signal = without_signal
-        self._terminals = terminals
+        self._image_edits = edits
         self._progress = progress
         self._done = 0
         self._lock = threading.Lock()
@@ -145,10 +180,7 @@ class ImageStreams:
         """Yield what changes the image of that name."""
         if repair := repair_image(name):
             yield repair
-        if name in self._without_signal:
-            yield partial(drop_parent_death_signal, name=name)
-        if self._terminals is not None and (edit := self._terminals.edit(name)):
-            yield edit
+        yield from self._image_edits.find(name)
 
     def _count_parts(self, image: Iterator[memoryview]) -> Iterator[memoryview]:
         for content in image:

@@ -9,6 +9,7 @@ from crckpt.images.tree import ImageTree
 from crckpt.ops.failures import preflight_refusal
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.attributes import AttributeRestore
+from crckpt.ops.restore.open_files import RecordedFiles
 from crckpt.ops.restore.outside_ends import socket_outputs
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.survey import survey
@@ -25,13 +26,18 @@ def judge_attempt(
 ) -> Verdict:
     """Judge by the state of this host what the restore of a tree finds here, and what it lacks."""
     request, checkpoint = attempt.request, attempt.checkpoint
+    recorded = RecordedFiles.of_details(details)
     planned = PlannedRestore(
         tree=tree,
         created=checkpoint.created,
         cpu_features=checkpoint.host.cpu_features,
         keeps_connections=(request.tcp or checkpoint.options.tcp) == "keep",
         append_sizes=details.get("append_sizes", {}),
+        inodes=recorded.inodes,
+        owners=recorded.owners,
+        heads=recorded.heads,
         grown=request.grown,
+        written=request.written,
         new_pid_namespace=request.new_pid_namespace,
         has_terminal=request.tty != "ours" or (request.terminal is not None and not request.detach),
         crius=(checkpoint.host.criu_version, attempt.criu.version),

@@ -89,15 +89,8 @@ def launched_criu(
         as_files = tree is not None and tree.is_read_by_position
         # A stream can only be read from its start to its end.
         if tree is not None and as_files:
-            without_signal = attempt.images_without_signal(tree)
-            images = write_images(
-                attempt.repository,
-                attempt.checkpoint,
-                work,
-                attempt.context.progress,
-                without_signal,
-                attempt.find_replaced_terminals(tree),
-            )
+            edits, progress = attempt.find_edits(tree), attempt.context.progress
+            images = write_images(attempt.repository, attempt.checkpoint, work, progress, edits)
         (hold,) = stack.enter_context(holds_at(work / "hold", "post-restore"))
         new = None
         if request.new_pid_namespace and tree is not None:

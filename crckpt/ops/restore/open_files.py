@@ -51,23 +51,31 @@ class RecordedFiles(Struct, frozen=True):
     """The files that a tree had open at the dump, by path: file system, inode, and whether for writing.
 
     Older checkpoints have only the paths that users other than root can change, or no `owners`, the owners that each
-    file had. `by_inode`: compare inodes alone, because the restored tree has other file systems.
+    file had. `by_inode`: compare inodes alone, because the restored tree has other file systems. `heads`: the first
+    bytes of files that it had open for writing.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
     owners: dict[str, list[int]] = {}
     by_inode: bool = False
+    heads: dict[str, bytes] = {}
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any], *, by_inode: bool = False) -> RecordedFiles:
         """Return the files in the details of a checkpoint."""
-        return cls(details.get("files", {}), details.get("file_owners", {}), by_inode)
+        heads = {path: bytes.fromhex(head) for path, head in details.get("file_heads", {}).items()}
+        return cls(details.get("files", {}), details.get("file_owners", {}), by_inode, heads)
 
-    def has(self, found: LinkTarget, *, writes: bool) -> bool:
+    @property
+    def inodes(self) -> dict[str, frozenset[int]]:
+        """The inodes of the files by path."""
+        return {path: frozenset(inode for _, inode, _ in found) for path, found in self.files.items()}
+
+    def has(self, path: str, found: LinkTarget, *, writes: bool) -> bool:
         """Return whether the tree had this file open at this path."""
         return any(
             inode == found.inode and (self.by_inode or device == found.device) and (written or not writes)
-            for device, inode, written in self.files.get(found.path, ())
+            for device, inode, written in self.files.get(path, ())
         )
 
 
@@ -166,7 +174,7 @@ class _Check:
     def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse) -> bool:
         """Return whether a file has another owner than the one that the tree had at this path of root's."""
         # The file system may give a new file the inode of the one that was there. CRIU compares the modes.
-        owners = self._known.owners.get(find_needed_path(used.file))
+        owners = self._known.owners.get(_recorded_path(used.file))
         return owners is not None and (found is None or found.owner not in owners)
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
@@ -186,13 +194,15 @@ class _Check:
         """Return whether it is the file that the tree had, or one of `uid`: only that user can put it there, as in
         /tmp.
         """
-        if found.path != find_needed_path(used.file):
+        path = _recorded_path(used.file)
+        # CRIU opens a removed file by this name if another file has its own now (criu/files-reg.c:2251).
+        if found.path not in (path, f"{used.file.path}.cr_link (deleted)"):
             return False
-        return found.owner == uid or self._known.has(found, writes=bool(used.access & os.W_OK))
+        return found.owner == uid or self._known.has(path, found, writes=bool(used.access & os.W_OK))
 
     def _is_planted(self, found: LinkTarget, used: _FileInUse, trusted: set[int]) -> bool:
         """Return whether the file belongs to a user who had no power over the file that the tree had there."""
-        owners = self._known.owners.get(find_needed_path(used.file))
+        owners = self._known.owners.get(_recorded_path(used.file))
         return owners is not None and found.owner not in {0, *trusted, *owners}
 
     def _refusals(self, process: ImageProcess, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
@@ -203,6 +213,12 @@ class _Check:
             who = users[0]
         if who is not None:
             yield _exchange_finding(process, used, who)
+
+
+def _recorded_path(file: RegularFile) -> str:
+    """Return the path by which /proc names the file: CRIU gives a removed one its name only to open it."""
+    path = find_needed_path(file)
+    return file.title if path and file.is_deleted else path
 
 
 def _user_of(process: ImageProcess) -> tuple[User, ...]:

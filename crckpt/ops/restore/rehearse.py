@@ -18,7 +18,13 @@ from crckpt.ops.context import Context
 from crckpt.ops.failures import limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.restore.attributes import plan_attributes
-from crckpt.ops.restore.images import ImageStreams, images_with_parent_signal, write_images
+from crckpt.ops.restore.images import (
+    ImageEdits,
+    ImageStreams,
+    find_new_paths,
+    images_with_parent_signal,
+    write_images,
+)
 from crckpt.ops.restore.isolated_run import (
     NO_MEMORY,
     NOTHING_LEFT,
@@ -37,6 +43,7 @@ from crckpt.ops.restore.survey import survey
 from crckpt.ops.restore.work_directory import find_work_place, opened_work_directory
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import Verdict, judge_restore
+from crckpt.preflight.restore.files import find_unsized
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsal_warnings, writable_bytes
@@ -107,10 +114,12 @@ def rehearse_checkpoint(
         reading = stack.enter_context(open_reader(repository, checkpoint))
         tree = read_image_tree(repository, checkpoint)
         stack.enter_context(limited_waits_of_restore(tree.users))
-        without_signal = images_with_parent_signal(tree)
+        edits = ImageEdits(
+            images_with_parent_signal(tree), paths=find_new_paths(tree), unsized=find_unsized(tree, "keep")
+        )
         streams = None
         if not tree.is_read_by_position:
-            streams = ImageStreams(reading, tree, context.progress, without_signal)
+            streams = ImageStreams(reading, tree, context.progress, edits)
             streams.begin()
         details = read_details(repository, checkpoint)
         planned = _plan_restore(checkpoint, tree, criu, details)
@@ -125,7 +134,7 @@ def rehearse_checkpoint(
         group = stack.enter_context(memory_limit.limited(limit))
         directory = None
         if streams is None:
-            directory = write_images(repository, checkpoint, work, context.progress, without_signal)
+            directory = write_images(repository, checkpoint, work, context.progress, edits)
         # A rehearsal changes nothing, so the tree may be less protected; crckpt reports that.
         attributes = plan_attributes(read_attribute_record(details), tree, allow_weaker=True, is_isolated=True)
         attributes.enter_session()
@@ -165,13 +174,18 @@ def rehearse_checkpoint(
 
 def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[str, Any]) -> PlannedRestore:
     """Plan a restore into a new PID namespace, in which files may be cut back."""
+    recorded = RecordedFiles.of_details(details)
     return PlannedRestore(
         tree=tree,
         created=checkpoint.created,
         cpu_features=checkpoint.host.cpu_features,
         keeps_connections=False,
         append_sizes=details.get("append_sizes", {}),
+        inodes=recorded.inodes,
+        owners=recorded.owners,
+        heads=recorded.heads,
         grown="rewind",  # they are cut back in the overlay only
+        is_rehearsal=True,
         new_pid_namespace=True,
         has_terminal=True,
         crius=(checkpoint.host.criu_version, criu.version),

@@ -7,7 +7,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from crckpt.preflight.restore.plan import Grown, TerminalChoice
+from crckpt.preflight.restore.plan import Grown, TerminalChoice, Written
 
 
 class RestoreRequest(Struct, frozen=True):
@@ -29,6 +29,7 @@ class RestoreRequest(Struct, frozen=True):
     or_older: bool = False
     new_pid_namespace: bool = False
     grown: Grown = "refuse"
+    written: Written = "refuse"
     preflight: bool = True
     allow_weaker: bool = False
     terminal: int | None = None

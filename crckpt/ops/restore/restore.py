@@ -26,6 +26,7 @@ from crckpt.errors import (
 )
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
+from crckpt.host.disk.other_names import linked_again
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
 from crckpt.host.process.job_control import Job
@@ -214,8 +215,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
                 reading,
                 tree,
                 attempt.context.progress,
-                attempt.images_without_signal(tree),
-                attempt.find_replaced_terminals(tree),
+                attempt.find_edits(tree),
                 LateFill(attempt.filler, attempt.context.store, checkpoint.id) if attempt.filler else None,
             )
             streams.begin()  # other threads unpack while this one checks
@@ -245,6 +245,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         else:
             write_holders(criu.holders, tree, attributes.verdict.moves)
         recorded = RecordedFiles.of_details(details)
+        for path, name in verdict.links:
+            stack.enter_context(linked_again(Path(path), name))
         # Only until the tree runs: its files are its own then.
         with files_rewound(checkpoint, verdict) as kept:
             verdict = replace(verdict, warnings=tuple(name_kept_files(verdict.warnings, kept)))

@@ -13,7 +13,9 @@ from msgspec.structs import replace
 
 from crckpt.host import proc
 from crckpt.host.disk import build_id, packages, space
+from crckpt.host.disk.checked_files import read_head
 from crckpt.host.disk.files import status_of
+from crckpt.host.disk.other_names import find_other_name
 from crckpt.host.observe import sockets
 from crckpt.host.probes import kernel, network
 from crckpt.host.proc import writers
@@ -62,11 +64,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     refused = find_bind_refusals(wanted)
     now = HostState(
         owners=() if wanted.new_pid_namespace else find_id_users(tree),
-        files={
-            path: _file(path, file, may_cut=wanted.grown == "rewind")
-            for file in find_needed_files(tree)
-            if (path := find_needed_path(file))
-        },
+        files={path: _file(wanted, path, file) for file in find_needed_files(tree) if (path := find_needed_path(file))},
         refused=refused,
         released=find_releases(wanted, refused),
         resources=read_resources(wanted, {file.name: file.bytes for file in images}, _memory_need(images), store),
@@ -116,15 +114,19 @@ def find_releases(wanted: PlannedRestore, refused: Mapping[int, Literal["taken",
     }
 
 
-def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
+def _file(wanted: PlannedRestore, path: str, file: RegularFile) -> FileState | None:
     # The tree may have a symbolic link itself open (O_PATH | O_NOFOLLOW): CRIU opens it with these flags.
-    found = status_of(path, follow=not file.flags & os.O_NOFOLLOW)
+    found, other = status_of(path, follow=not file.flags & os.O_NOFOLLOW), ""
+    if found is None and file.is_deleted:
+        # CRIU's link ends when the tree goes on, or is restored.
+        other = find_other_name(path, wanted.inodes.get(file.title, ()))
+        found = status_of(str(Path(path).with_name(other)), follow=False) if other else None
     if found is None:
         return None
     now = b""
     with suppress(OSError):  # the file has gone, or another program has a lease on it
         now = (build_id.read_build_id(path) if file.build_id else None) or b""
-    is_linked = may_cut and os.path.realpath(path) != path
+    is_linked = wanted.grown == "rewind" and os.path.realpath(path) != path
     return FileState(
         found.st_size,
         found.st_mode,
@@ -133,6 +135,9 @@ def _file(path: str, file: RegularFile, *, may_cut: bool) -> FileState | None:
         now.hex(),
         is_linked,
         found.st_uid,
+        found.st_ino,
+        read_head(path) if path in wanted.heads else b"",
+        other,
     )
 
 

@@ -31,7 +31,8 @@ class Verdict(Struct, frozen=True):
     """Whether a restore may begin: only without `blockers`.
 
     `two_way_pipes`: inodes of pipes with a descriptor both to read and to write (of /proc/PID/fd), which CRIU gives
-    back only for reading unless it gets the pipe (criu/pipes.c, mark_pipe_master_cb).
+    back only for reading unless it gets the pipe (criu/pipes.c, mark_pipe_master_cb). `links`: links of CRIU that are
+    missing, and for each another name of the file in its directory.
     """
 
     blockers: tuple[Finding, ...]
@@ -40,6 +41,7 @@ class Verdict(Struct, frozen=True):
     outside_pipes: tuple[OutsidePipe, ...]
     needs_terminal: bool
     two_way_pipes: frozenset[int] = frozenset()
+    links: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_in_use(self) -> bool:
@@ -77,4 +79,5 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
         outside_pipes=outside_pipes,
         needs_terminal=planned.tty not in ("null", "file") and terminals.needs_terminal(planned.tree),
         two_way_pipes=pipes.two_way_pipes(planned.tree),
+        links=tuple((path, file.other_name) for path, file in host.files.items() if file and file.other_name),
     )

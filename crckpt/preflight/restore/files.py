@@ -12,18 +12,18 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.images.files import OpenFile
-from crckpt.images.mm import PROT_EXEC
+from crckpt.images.mm import FILE_SHARED, PROT_EXEC, PROT_WRITE
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import LINKED, RegularFile
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import Terminal
 from crckpt.preflight.restore.host import FileState, HostState
-from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.plan import Grown, PlannedRestore
 
 if TYPE_CHECKING:
     from crckpt.host.proc.writers import Writer
 
-HARMLESS = ("file-written", "log-kept")
+HARMLESS = ("file-written", "log-kept", "log-appended")
 """Keys of findings about files that do not prevent a restore."""
 
 _KINDS = {
@@ -126,20 +126,54 @@ def _ids(file: OpenFile) -> tuple[int, ...]:
 
 
 class FileFacts(Struct, frozen=True):
-    """Facts that only the whole tree shows: the paths of its programs, and the end of each log by path."""
+    """Facts that only the whole tree shows: the paths of its programs, and the end of each log by path.
+
+    `written`: paths of files that the tree writes in place; `outputs`: of those of them that it never reads. `logs`:
+    paths of those that it only appends to.
+    """
 
     programs: frozenset[str]
     ends: dict[str, int]
+    written: frozenset[str]
+    outputs: frozenset[str]
+    logs: frozenset[str]
 
 
 def read_file_facts(tree: ImageTree) -> FileFacts:
     """Read the facts that only the whole tree shows."""
     ends: dict[str, int] = {}
+    appended, written, read = set(), set(), set()
+    shared, mapped = find_shared_maps(tree), {file.id for process in tree.processes for file in process.mapped}
     for file in tree.regular_files:
+        path = find_needed_path(file)
         if file.is_append_only:
-            path = find_needed_path(file)
             ends[path] = max(file.pos, ends.get(path, 0))
-    return FileFacts(_programs(tree), ends)
+        if file.id in shared or (file.is_writable and not file.flags & os.O_APPEND):
+            written.add(path)
+        elif file.is_writable:
+            appended.add(path)
+        if file.flags & os.O_ACCMODE != os.O_WRONLY:
+            read.add(path)
+    # The memory of a map would end where a rotated log does.
+    others = {find_needed_path(file) for file in tree.regular_files if file.id in mapped}
+    logs = appended - written - others
+    return FileFacts(_programs(tree), ends, frozenset(written), frozenset(written - read - others), frozenset(logs))
+
+
+def find_shared_maps(tree: ImageTree) -> frozenset[int]:
+    """Return the ids of the files to which the tree writes through maps."""
+    return frozenset(
+        vma.file_id
+        for process in tree.processes
+        for vma in (process.memory.vmas if process.memory is not None else ())
+        if vma.file_id is not None and vma.status & FILE_SHARED and vma.prot & PROT_WRITE
+    )
+
+
+def find_unsized(tree: ImageTree, grown: Grown) -> frozenset[int]:
+    """Return the ids of files of which CRIU must not compare the size: logs that stay as they are."""
+    logs = read_file_facts(tree).logs if grown == "keep" else frozenset()
+    return frozenset(file.id for file in tree.regular_files if find_needed_path(file) in logs)
 
 
 def check_file(
@@ -162,7 +196,9 @@ def check_file(
         yield finding("file-upgraded", package=package.name, version=package.version, since=since, **before), None
         return
     if now is None:
-        yield finding("file-missing"), None
+        owner = next(iter(planned.owners.get(path, ())), None)
+        more = {"mode": f"{(file.mode or 0) & 0o7777:04o}", "owner": owner, "origin": file.path}
+        yield finding(_find_missing_key(file, facts, is_owned=owner is not None), **more), None
         return
     if file.mode is not None and stat.S_IFMT(file.mode) != stat.S_IFMT(now.mode):
         yield finding("file-kind", was=_kind(file.mode), now=_kind(now.mode)), None
@@ -179,11 +215,13 @@ def check_file(
         yield finding("file-replaced", build_id=file.build_id), None
     elif size is not None and is_resized:
         writer = host.writers.get(path)
-        key = _find_resized_key(planned, file, now, size, writer, facts.programs)
+        key = _find_resized_key(planned, path, now, size, writer, facts)
         named = {"comm": writer.comm, "writer": writer.pid} if writer else {}
         yield finding(key, size=size, now=now.size, **named), Rewind(path, size) if key == "file-rewound" else None
     elif now.written > planned.created:
-        yield finding("file-written", when=_local_time(now.written)), None
+        is_allowed = planned.written == "keep" or planned.still_runs or planned.is_rehearsal
+        key = "file-written" if is_allowed or path not in facts.written else "data-written"
+        yield finding(key, when=_local_time(now.written)), None
 
 
 def _local_time(when: datetime) -> str:
@@ -195,9 +233,8 @@ def _kind(mode: int) -> str:
 
 
 def _is_resized(planned: PlannedRestore, file: RegularFile, size: int | None, now: int) -> bool:
-    is_written = file.flags & os.O_ACCMODE != os.O_RDONLY
     # What a tree that runs on writes is no reason.
-    return size is not None and size != now and not (planned.still_runs and is_written and size < now)
+    return size is not None and size != now and not (planned.still_runs and file.is_writable and size < now)
 
 
 def _find_appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]) -> int | None:
@@ -209,26 +246,41 @@ def _find_appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]
     return max(before_freeze, ends.get(path, 0))
 
 
+def _find_missing_key(file: RegularFile, facts: FileFacts, *, is_owned: bool) -> str:
+    """Return the key of the cause that applies to a missing file. `is_owned`: its owner is known."""
+    if file.is_deleted:
+        return "link-missing"
+    if is_owned and stat.S_ISDIR(file.mode or 0):
+        return "directory-missing"
+    return "log-missing" if is_owned and file.path in facts.logs else "file-missing"
+
+
 def _find_resized_key(
-    planned: PlannedRestore,
-    file: RegularFile,
-    now: FileState,
-    size: int,
-    writer: Writer | None,
-    programs: frozenset[str],
+    planned: PlannedRestore, path: str, now: FileState, size: int, writer: Writer | None, facts: FileFacts
 ) -> str:
     """Return the key of the cause that applies to a file that had `size` bytes."""
+    is_log, is_same = path in facts.logs, _is_same(planned, path, now)
+    if is_log and (now.size < size or not is_same):
+        return "log-appended" if planned.grown == "keep" or planned.is_rehearsal else "log-rotated"
     if now.size < size:
-        return "file-shrunk"
+        return "output-shrunk" if path in facts.outputs else "file-shrunk"
     # A longer program or library is another build, even if it has no build-id.
-    if find_needed_path(file) in programs:
+    if path in facts.programs:
         return "program-grown"
+    if not is_same:
+        return "file-other"
     # Cutting a file back under its writer would lose lines; through a link it might be a file of another user.
     if planned.grown == "rewind":
         return "file-being-written" if writer else "file-linked" if now.is_linked else "file-rewound"
-    if not file.is_append_only:
+    if not is_log:
         return "file-grown"
     return "log-kept" if planned.grown == "keep" else "log-grown"
+
+
+def _is_same(planned: PlannedRestore, path: str, now: FileState) -> bool:
+    """Return whether it is the file of the checkpoint, as far as that is known: by inode and first bytes."""
+    inodes = planned.inodes.get(path)
+    return (inodes is None or now.inode in inodes) and now.head.startswith(planned.heads.get(path, b""))
 
 
 def _programs(tree: ImageTree) -> frozenset[str]:

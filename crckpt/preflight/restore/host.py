@@ -20,7 +20,8 @@ class FileState(Struct, frozen=True):
     """A file of this host, as it is now: `size` in bytes, `owner` a user id.
 
     `written`: when its content changed. `changed`: when anything changed, also its name or mode. `is_linked`: its path
-    leads through a symbolic link.
+    leads through a symbolic link. `head`: its first bytes, read only if the checkpoint has those of its file.
+    `other_name`: the link that CRIU made is missing, and this is another name of the file in the same directory.
     """
 
     size: int
@@ -30,6 +31,9 @@ class FileState(Struct, frozen=True):
     build_id: str
     is_linked: bool = False
     owner: int = 0
+    inode: int = 0
+    head: bytes = b""
+    other_name: str = ""
 
 
 class HostState(Struct, frozen=True):

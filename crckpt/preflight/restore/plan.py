@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Literal
 
@@ -10,7 +11,10 @@ from msgspec import Struct
 from crckpt.images.tree import ImageTree
 
 Grown = Literal["refuse", "keep", "rewind"]
-"""What to do with files that only grew since the checkpoint."""
+"""What to do with files that only grew since the checkpoint, and with logs that were rotated."""
+
+Written = Literal["refuse", "keep"]
+"""What to do with files that the program writes in place, and that somebody wrote since the checkpoint."""
 
 TerminalChoice = Literal["ours", "new", "null", "file"]
 """What a tree gets in the place of a terminal outside it: our terminal, a new one, nothing, or a file."""
@@ -20,6 +24,8 @@ class PlannedRestore(Struct, frozen=True):
     """A planned restore: what the checkpoint knows and what the user chose.
 
     - `append_sizes`: the sizes of files opened for appending, which CRIU does not record
+    - `inodes`, `owners`, `heads`: the inodes and owners of the tree's files, and the first bytes of those that it
+      writes, by path; not known of a checkpoint that was imported, or made by an older crckpt
     - `cpu_features`: the features of the CPU of the dump
     - `keeps_connections`: TCP connections continue
     - `crius`: the versions of the CRIU that dumped it and of the CRIU that restores it
@@ -28,6 +34,7 @@ class PlannedRestore(Struct, frozen=True):
     - `sockets`: which of our descriptors for the tree's output, 1 and 2, are sockets
     - `terminal_owner`: the user who owns the terminal that the tree gets; None if the owner does not matter
     - `tty`: what the tree gets in the place of its terminal
+    - `is_rehearsal`: what it writes to files is lost with it
     - `still_runs`: the tree runs on, and goes on writing its files: this only checks
     - `may_have_consoles`: the owner of a console that the tree had open does not matter
     """
@@ -48,3 +55,8 @@ class PlannedRestore(Struct, frozen=True):
     may_have_consoles: bool = False
     tty: TerminalChoice = "ours"
     still_runs: bool = False
+    written: Written = "refuse"
+    is_rehearsal: bool = False
+    inodes: Mapping[str, frozenset[int]] = {}
+    owners: Mapping[str, Sequence[int]] = {}
+    heads: Mapping[str, bytes] = {}

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
 
 from crckpt.causes import Finding, cause
-from crckpt.images.mm import FILE_SHARED, PROT_WRITE
 from crckpt.images.sockets import PacketSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import Verdict
-from crckpt.preflight.restore.files import find_needed_path
+from crckpt.preflight.restore.files import find_needed_path, find_shared_maps
 from crckpt.preflight.restore.host import FileState
 
 # A tree with one of these would need another inside that of the rehearsal.
@@ -49,18 +47,8 @@ def find_needed_addresses(tree: ImageTree) -> tuple[str, ...]:
 
 def writable_bytes(tree: ImageTree, files: dict[str, FileState | None]) -> int:
     """Return the size of all files that the tree can write to: an overlay copies each when it is opened."""
-    shared = {
-        vma.file_id
-        for process in tree.processes
-        if process.memory is not None
-        for vma in process.memory.vmas
-        if vma.status & FILE_SHARED and vma.prot & PROT_WRITE
-    }
-    writable = {
-        find_needed_path(file)
-        for file in tree.regular_files
-        if file.flags & os.O_ACCMODE != os.O_RDONLY or file.id in shared
-    }
+    shared = find_shared_maps(tree)
+    writable = {find_needed_path(file) for file in tree.regular_files if file.is_writable or file.id in shared}
     return sum(found.size for path, found in files.items() if path in writable and found is not None)
 
 

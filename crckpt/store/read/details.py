@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from crckpt.errors import CrckptError, IntegrityError
 from crckpt.host.disk.files import write_unsynced
@@ -45,6 +45,7 @@ class _Details(Struct, frozen=True):
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
     file_owners: dict[str, tuple[Count, ...]] = {}
+    file_heads: dict[str, Annotated[str, Meta(pattern=r"\A(?:[0-9a-f]{2})*\Z")]] = {}
     tracked_root: RootIdentity | None = None
     uptime_ticks: Count | None = None
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from image_trees import one
+from msgspec.structs import replace
 
 from crckpt.images import magics, regfile, wire
-from crckpt.images.files import read_files
+from crckpt.images.files import edit_files, read_files
 from crckpt.images.other_files import OtherFile
+from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 
 
@@ -19,3 +21,17 @@ def test_no_file_is_of_an_unknown_kind(tree: ImageTree, images: dict[str, bytes]
 def test_an_unknown_type_of_file_is_kept() -> None:
     data = one(magics.FILES, (1, wire.VARINT, 99), (2, wire.VARINT, 7))
     assert read_files(data) == (OtherFile(7, "unknown", 0),)
+
+
+def test_edited_files_differ_in_nothing_else(tree: ImageTree, images: dict[str, bytes]) -> None:
+    data = images["files.img"]
+    before = {file.id: file for file in read_files(data)}
+    regular = next(file for file in tree.regular_files if file.size)
+    socket = next(file for file in before.values() if isinstance(file, UnixSocket) and file.directory)
+    after = edit_files(data, {regular.id: "/other/\udcff", socket.id: "/there"}, {regular.id})
+    changed = {
+        regular.id: replace(before[regular.id], path="/other/\udcff", size=None),
+        socket.id: replace(socket, directory="/there"),
+    }
+    assert {file.id: file for file in read_files(after)} == before | changed
+    assert edit_files(data, {}) == data

@@ -61,7 +61,7 @@ def test_open_files_by_path(root: proc.Process, place: Path) -> None:
     assert files[f"{place}/read"] == [identity(place / "read", 0)]
     assert files[f"{place}/written"] == [identity(place / "written", 0), identity(place / "written", 1)]
     # Its descriptor, and the map.
-    assert files[f"{place}/mapped"] == [identity(place / "mapped", 0), identity(place / "mapped", 1)]
+    assert files[f"{place}/mapped"] == [identity(place / "mapped", 1)]
 
 
 def test_the_owners_of_files(root: proc.Process, place: Path) -> None:
@@ -94,3 +94,19 @@ def test_files_of_a_process_that_has_ended_are_not_read(root: proc.Process) -> N
     os.kill(root.pid, 9)
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
     assert record(observed.tree, ()) == OpenFiles({}, {})
+
+
+def test_a_map_that_writes_to_its_file(place: Path) -> None:
+    """Its descriptor may be closed: the map tells."""
+    opens = "file = os.open({!r}, os.O_RDWR); {} = mmap.mmap(file, 4096, prot={}); os.close(file)\n"
+    both, reads = "mmap.PROT_READ | mmap.PROT_WRITE", "mmap.PROT_READ"
+    path = str(place / "mapped")
+    code = opens.format(path, "one", reads) + opens.format(path, "other", both)
+    with program(f"import mmap\n{code}{WAITS}") as process:
+        assert recorded(read(process.pid))[path] == [identity(place / "mapped", 1)]
+
+
+def test_the_first_bytes_of_what_is_written(root: proc.Process, place: Path) -> None:
+    """Of a file with a name, that a descriptor may write."""
+    heads = recorded_files(root).heads
+    assert heads == {str(place / name): (b"x" * 512).hex() for name in ("written", "mapped")}

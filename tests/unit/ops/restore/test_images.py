@@ -13,7 +13,7 @@ from crckpt.images.core import read_core
 from crckpt.images.framing import Image, Record, read_image, write_image
 from crckpt.ops.context import ignore_progress
 from crckpt.ops.inspect.images import read_image_tree
-from crckpt.ops.restore.images import ImageStreams, images_with_parent_signal, write_images
+from crckpt.ops.restore.images import ImageEdits, ImageStreams, images_with_parent_signal, write_images
 from crckpt.store import Checkpoint, Repository, open_reader
 
 CORE = f"core-{RECORDED.root.pid}.img"
@@ -43,7 +43,7 @@ def streamed(repository: Repository, checkpoint: Checkpoint, without_signal: fro
     """All images, read as CRIU reads them."""
     tree = read_image_tree(repository, checkpoint)
     with open_reader(repository, checkpoint) as reading:
-        streams = ImageStreams(reading, tree, ignore_progress, without_signal)
+        streams = ImageStreams(reading, tree, ignore_progress, ImageEdits(without_signal))
         streams.begin()
         assert streams("none.img") is None
         names = [file.name for file in reading.files if file.name.endswith(".img")]
@@ -56,7 +56,7 @@ def test_which_images_ask_for_the_signal(repository: Repository, checkpoint: Che
 
 
 def test_files_and_streams_are_the_same(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, frozenset({CORE})))
+    files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits(frozenset({CORE}))))
     streams = streamed(repository, checkpoint, frozenset({CORE}))
     small = {name for name in files if name.endswith(".img") and not name.startswith("pages-")}
     # The pages that crckpt fills in itself are left out of the streams.
@@ -67,13 +67,13 @@ def test_files_and_streams_are_the_same(repository: Repository, checkpoint: Chec
 
 
 def test_a_sibling_keeps_the_signal(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, frozenset()))
+    files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits()))
     assert read_core(files[CORE]).parent_death_signal == SIGTERM
     assert streamed(repository, checkpoint, frozenset())[CORE] == files[CORE]
 
 
 def test_the_images_are_nobody_elses(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
-    directory = write_images(repository, checkpoint, tmp_path, ignore_progress, frozenset())
+    directory = write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits())
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o077 for path in directory.iterdir()} == {0}
 
@@ -82,7 +82,7 @@ def test_progress_never_goes_back_nor_beyond_the_end(repository: Repository, che
     seen: list[tuple[int, int]] = []
     tree = read_image_tree(repository, checkpoint)
     with open_reader(repository, checkpoint) as reading:
-        streams = ImageStreams(reading, tree, lambda done, total: seen.append((done, total)))
+        streams = ImageStreams(reading, tree, lambda done, total: seen.append((done, total)), ImageEdits())
         streams.begin()
         # CRIU may read an image twice.
         for name in [file.name for file in reading.files] * 2:

@@ -18,7 +18,7 @@ from trees import open_workdir
 
 from crckpt.errors import RestoreFailed
 from crckpt.images.core import ZOMBIE, Credentials
-from crckpt.images.regfile import RegularFile
+from crckpt.images.regfile import LINKED, RegularFile, Remap
 from crckpt.images.tree import ImageTree, OpenDescriptor
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 
@@ -172,3 +172,20 @@ def test_a_process_that_has_ended_has_nothing_open(place: Path) -> None:
         os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
         zombie = replace(root, threads=(replace(root.threads[0], core=replace(root.core, state=ZOMBIE)),))
         check(replace(tree, processes=(zombie,)), known)
+
+
+def test_a_file_that_lost_its_name_is_known_by_its_inode(place: Path) -> None:
+    """CRIU opens it by another name, and removes that."""
+    place.chmod(0o1777)
+    removed = Remap(LINKED, 5, str(place / "link_remap.5"))
+    with restored(place / "file", flags=os.O_RDWR) as tree:
+        found = (place / "file").stat()
+        (place / "file").unlink()
+        linked = replace(tree.regular_files[0], remap=removed)
+        (root,) = tree.processes
+        opened = replace(root.descriptors[0], file=linked)
+        tree = replace(tree, files=(linked,), processes=(replace(root, descriptors=(opened,)),))
+        check(tree, RecordedFiles({f"{place}/file (deleted)": [(found.st_dev, found.st_ino, 1)]}))
+        for other in ((found.st_dev, found.st_ino + 1, 1), (found.st_dev, found.st_ino, 0)):
+            with pytest.raises(RestoreFailed):
+                check(tree, RecordedFiles({f"{place}/file (deleted)": [other]}))

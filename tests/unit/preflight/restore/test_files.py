@@ -91,15 +91,11 @@ def test_a_missing_file(planned: PlannedRestore, host: HostState) -> None:
 
 
 @pytest.mark.parametrize("grown", ["refuse", "keep", "rewind"])
-@pytest.mark.parametrize("path", [LOG, PLAIN])
-def test_a_file_that_shrank(planned: PlannedRestore, host: HostState, grown: str, path: str) -> None:
+def test_a_file_that_shrank(planned: PlannedRestore, host: HostState, grown: str) -> None:
     assert grown in ("refuse", "keep", "rewind")
     chosen = replace(planned, grown=grown)
-    size = 11 if path == LOG else 100
-    told = only_blocker(judge_restore(chosen, with_changed(host, path, size=size - 1)))
-    assert told.startswith(
-        f"file-shrunk: {path} has {size - 1} bytes since {CHANGED}; at the checkpoint it had {size} (fd "
-    )
+    told = only_blocker(judge_restore(chosen, with_changed(host, PLAIN, size=99)))
+    assert told.startswith(f"file-shrunk: {PLAIN} has 99 bytes since {CHANGED}; at the checkpoint it had 100 (fd ")
     assert f"{CREATED.astimezone():%Y-%m-%d %H:%M:%S}" in told
 
 
@@ -133,11 +129,90 @@ def test_files_that_grew(
     assert "?" not in str(finding)
 
 
+def test_what_can_be_made_again(planned: PlannedRestore, host: HostState) -> None:
+    """An empty log, and a directory, with the owner and mode that they had."""
+    planned = replace(planned, owners={LOG: (33,), RUN: (0,)})
+    for path, key, mode, command in (
+        (LOG, "log-missing", stat.S_IFREG | 0o600, f"install --mode=0600 --owner=33 /dev/null '{LOG}'"),
+        (RUN, "directory-missing", stat.S_IFDIR | 0o755, f"install --directory --mode=0755 --owner=0 '{RUN}'"),
+    ):
+        tree = with_file(planned.tree, path, partial(replace, mode=mode))
+        told = only_blocker(judge_restore(replace(planned, tree=tree), replace(host, files=host.files | {path: None})))
+        assert told.startswith(f"{key}: {path} is missing (")
+        assert command in told
+
+
+ROTATED = (
+    {"size": 5},  # truncated
+    {"size": 500, "inode": 8},
+    {"size": 500, "head": b"another"},
+)
+
+
+@pytest.mark.parametrize("change", ROTATED)
+def test_a_log_that_was_rotated(planned: PlannedRestore, host: HostState, change: dict[str, object]) -> None:
+    """Nothing is lost if the program appends to another log; but that must not be cut."""
+    planned = replace(planned, inodes={LOG: frozenset({7})}, heads={LOG: b"a line"})
+    host = with_changed(host, LOG, inode=7, head=b"a line of the log")
+    assert judge_restore(planned, host).blockers == ()
+    rotated = with_changed(host, LOG, **change)
+    for grown in ("refuse", "rewind"):
+        told = only_blocker(judge_restore(replace(planned, grown=grown), rotated))
+        assert told.startswith(f"log-rotated: {LOG} is no longer the log of the checkpoint: that had 11 bytes, ")
+        assert "--grown keep" in told
+    verdict = judge_restore(replace(planned, grown="keep"), rotated)
+    assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["log-appended"])
+    rehearsed = judge_restore(replace(planned, grown="rewind", is_rehearsal=True), rotated)
+    assert (rehearsed.blockers, [finding.key for finding in rehearsed.warnings]) == ((), ["log-appended"])
+    assert judge_restore(replace(planned, grown="rewind"), with_changed(host, LOG, size=500)).rewinds != ()
+
+
+def test_another_file_is_not_cut_back(planned: PlannedRestore, host: HostState) -> None:
+    planned = replace(planned, inodes={PLAIN: frozenset({7})}, heads={PLAIN: b"begin"}, grown="rewind")
+    host = with_changed(host, PLAIN, size=500, inode=7, head=b"begins so")
+    assert [rewind.path for rewind in judge_restore(planned, host).rewinds] == [PLAIN]
+    for change in ({"inode": 8}, {"head": b"other"}):
+        assert only_blocker(judge_restore(planned, with_changed(host, PLAIN, **change))).startswith("file-other")
+
+
+def test_a_file_that_is_only_written_may_get_its_size_back(planned: PlannedRestore, host: HostState) -> None:
+    """As `program >log` does: then the program goes on behind it."""
+    written = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_WRONLY))
+    told = only_blocker(judge_restore(replace(planned, tree=written), with_changed(host, PLAIN, size=0)))
+    assert told.startswith("output-shrunk")
+    assert f"truncate --size 100 '{PLAIN}'" in told
+
+
+@pytest.mark.parametrize(
+    ("flags", "blockers"),
+    [
+        (os.O_RDONLY, []),
+        (os.O_RDWR, ["data-written"]),
+        (os.O_WRONLY, ["data-written"]),
+        (os.O_RDWR | os.O_APPEND, []),
+    ],
+)
+def test_what_the_program_writes_in_place_was_written_since(
+    planned: PlannedRestore, host: HostState, flags: int, blockers: list[str]
+) -> None:
+    """Its memory does not know what is in the file now."""
+    tree = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=flags))
+    planned, host = replace(planned, tree=tree), with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1))
+    assert [finding.key for finding in judge_restore(planned, host).blockers] == blockers
+    for chosen in (
+        replace(planned, written="keep"),
+        replace(planned, still_runs=True),
+        replace(planned, is_rehearsal=True),
+    ):
+        verdict = judge_restore(chosen, host)
+        assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["file-written"])
+
+
 def test_what_a_program_that_still_runs_writes_is_no_reason(planned: PlannedRestore, host: HostState) -> None:
     """Of a move that is rehearsed, on storage that both hosts have. A file that is too short is one."""
     planned = replace(planned, still_runs=True)
     assert judge_restore(planned, with_changed(host, LOG, size=500)).blockers == ()
-    assert only_blocker(judge_restore(planned, with_changed(host, LOG, size=10))).startswith("file-shrunk")
+    assert only_blocker(judge_restore(planned, with_changed(host, LOG, size=10))).startswith("log-rotated")
     for flags, keys in ((os.O_RDWR, []), (os.O_RDONLY, ["file-grown"])):
         files = tuple(
             replace(file, flags=flags) if isinstance(file, RegularFile) and file.path == PLAIN else file
@@ -235,7 +310,7 @@ def test_a_remap_link_is_compared_like_the_file(planned: PlannedRestore, host: H
     linked = replace(planned, tree=with_file(planned.tree, PLAIN, link))
     files = host.files | {"/srv/link_remap.5": host.files[PLAIN]}
     assert judge_restore(linked, replace(host, files=files)).blockers == ()
-    assert only_blocker(judge_restore(linked, host)).startswith("file-missing: /srv/link_remap.5 is missing")
+    assert only_blocker(judge_restore(linked, host)).startswith("link-missing: /srv/link_remap.5 is missing")
 
 
 UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-4")

@@ -1,0 +1,119 @@
+"""Files and directories that lost the name by which a program opened them: the program comes back with them."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from stopped import BY_NAME, JOB, ObstructedCriu, stopped
+from trees import NOBODY, PYTHON, Case, open_workdir, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+FAILED: Final = 23
+REFUSED: Final = 24
+AS_NOBODY: Final = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A directory for all users, as /tmp is."""
+    with open_workdir() as place:
+        place.chmod(0o1777)
+        yield place
+        for path in Path("/dev/shm").glob("sem.crckpt-*"):
+            path.unlink()
+
+
+def other_names(place: Path, other: str = ".", *words: str, user: int = 0) -> Case:
+    """A program with such files, whose other name is in the directory `other`."""
+    (place / other).mkdir(exist_ok=True)
+    (place / other).chmod(0o1777)
+    argv = (PYTHON, "{programs}/other_names.py", "{workdir}", str(place), str(place / other), *words)
+    return Case("other-names", (*(AS_NOBODY if user else ()), *argv), user=user)
+
+
+@pytest.mark.parametrize("user", [0, NOBODY])
+def test_files_with_another_name_in_a_directory_for_all(crckpt: Crckpt, place: Path, user: int) -> None:
+    """CRIU links them beside their old names; a restored program has the same files, for its user, too."""
+    with stopped(crckpt, other_names(place, "inner", "sem", user=user)) as tree:
+        before = tree.counters()
+        crckpt.run("rehearse", JOB, "--seconds", "0.2")
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert sorted(path.name for path in place.rglob("*")) == [f"file-{tree.pid}", "inner"]
+
+
+def test_two_checkpoints_share_no_link(crckpt: Crckpt, place: Path) -> None:
+    """The second program opens and removes a file of the same name once the first has been stopped."""
+    with started(other_names(place, "inner")) as one:
+        crckpt.run("dump", str(one.pid), "one", "--stop")
+        one.wait_gone()
+        with started(other_names(place, "inner")) as two:
+            crckpt.run("dump", str(two.pid), "two", "--stop")
+            two.wait_gone()
+            for job, tree in (("one", one), ("two", two)):
+                before = tree.counters()
+                crckpt.run("restore", job, "--detach")
+                tree.wait_growth(before)
+
+
+def test_a_plain_dump_says_that_its_checkpoint_cannot_be_restored(crckpt: Crckpt, place: Path) -> None:
+    """CRIU removes its link when the program goes on: also of a file that is only mapped."""
+    with started(other_names(place, "inner")) as tree:
+        before = tree.counters()
+        said = crckpt.run("dump", str(tree.pid), JOB).out
+        assert f"{place}/file was removed but has a name in another directory" in said
+        assert "the tree runs on; this checkpoint cannot be restored\n" in said
+        assert "bring it back with" not in said
+        tree.wait_growth(before)
+        tree.end()
+        tree.wait_gone()
+        refused = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert f"by which CRIU finds the removed file {place}/file" in refused
+        assert "put it back" not in refused
+
+
+def test_the_link_is_made_again_from_a_name_in_its_directory(crckpt: Crckpt, place: Path) -> None:
+    """CRIU removes it when the program goes on, and when it was restored."""
+    with started(other_names(place, ".", "sem")) as tree:
+        before = tree.counters()
+        assert "bring it back with" in crckpt.run("dump", str(tree.pid), JOB).out
+        tree.wait_growth(before)
+        for _ in range(2):
+            tree.end()
+            tree.wait_gone()
+            crckpt.run("rehearse", JOB, "--seconds", "0.2")
+            crckpt.run("restore", JOB, "--detach", "--written", "keep")
+            wait_for(lambda: tree.sound_parts()[""].counter > before[""], 20, "the program to go on")
+            assert [path.name for path in place.iterdir()] == [f"file-{tree.pid}"]
+
+
+def test_a_failed_restore_takes_the_link_away(crckpt: Crckpt, place: Path, obstructed: ObstructedCriu) -> None:
+    """And a second one makes it again."""
+    with started(other_names(place)) as tree:
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB)
+        tree.end()
+        tree.wait_gone()
+        words = ("restore", JOB, "--detach", "--written", "keep")
+        with obstructed.fails(committed=False):
+            crckpt.run(*words, "--criu", str(obstructed.path), status=FAILED)
+        assert [path.name for path in place.iterdir()] == [f"file-{tree.pid}"]
+        crckpt.run(*words)
+        wait_for(lambda: tree.sound_parts()[""].counter > before[""], 20, "the program to go on")
+
+
+def test_a_directory_that_was_made_again_is_left_alone(crckpt: Crckpt) -> None:
+    """CRIU would give it the old owner and mode, and remove it."""
+    with stopped(crckpt, BY_NAME["deleted-files"]) as tree:
+        again, before = tree.workdir / "scratch", tree.counters()
+        again.mkdir(mode=0o700)
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert stat.S_IMODE(again.stat().st_mode) == 0o700
+        assert [path.name for path in tree.workdir.iterdir() if "ghost" in path.name] == []
