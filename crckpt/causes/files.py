@@ -367,8 +367,7 @@ FILES = (
     Cause(
         "log-missing",
         "{path} is missing ({use}, append only)",
-        "put it back; or make an empty one: install --mode={mode} --owner={owner} /dev/null {path}; then --grown "
-        "keep",
+        "put it back; or make an empty one: install --mode={mode} --owner={owner} /dev/null {path}; then --grown keep",
     ),
     Cause(
         "directory-missing",
