@@ -6,6 +6,7 @@ description says when.
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from datetime import datetime
@@ -559,6 +560,8 @@ def schema(document: type[Struct]) -> dict[str, Any]:
     made = msgspec.json.schema(document, schema_hook=lambda _: {"type": "string"})  # a path
     for definition in made["$defs"].values():
         _require_defaults(definition)
+        if "description" in definition:  # msgspec before 0.23 leaves the indentation of the docstring
+            definition["description"] = inspect.cleandoc(definition["description"])
     return made
 
 
