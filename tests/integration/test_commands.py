@@ -46,6 +46,7 @@ KEYS = {
         "unreaped",
         "tracked",
         "copying",
+        "rehearsed",
         "checkpoint",
     },
     "restore": {
