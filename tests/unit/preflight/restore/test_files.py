@@ -133,8 +133,8 @@ def test_what_can_be_made_again(planned: PlannedRestore, host: HostState) -> Non
     """An empty log, and a directory, with the owner and mode that they had."""
     planned = replace(planned, owners={LOG: (33,), RUN: (0,)})
     for path, key, mode, command in (
-        (LOG, "log-missing", stat.S_IFREG | 0o600, f"install --mode=0600 --owner=33 /dev/null '{LOG}'"),
-        (RUN, "directory-missing", stat.S_IFDIR | 0o755, f"install --directory --mode=0755 --owner=0 '{RUN}'"),
+        (LOG, "log-missing", stat.S_IFREG | 0o600, f"install --mode=0600 --owner=33 /dev/null {LOG}"),
+        (RUN, "directory-missing", stat.S_IFDIR | 0o755, f"install --directory --mode=0755 --owner=0 {RUN}"),
     ):
         tree = with_file(planned.tree, path, partial(replace, mode=mode))
         told = only_blocker(judge_restore(replace(planned, tree=tree), replace(host, files=host.files | {path: None})))
@@ -180,7 +180,7 @@ def test_a_file_that_is_only_written_may_get_its_size_back(planned: PlannedResto
     written = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_WRONLY))
     told = only_blocker(judge_restore(replace(planned, tree=written), with_changed(host, PLAIN, size=0)))
     assert told.startswith("output-shrunk")
-    assert f"truncate --size 100 '{PLAIN}'" in told
+    assert f"truncate --size 100 {PLAIN}" in told
 
 
 @pytest.mark.parametrize(
