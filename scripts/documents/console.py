@@ -103,9 +103,10 @@ def _read_block(text: str) -> Iterator[Step]:
         yield Step(command[1].replace("\n> ", "\n"), text[command.end() : end])
 
 
-# A host of its own, which ends with the shell: PIDs, network, /srv and /run. PIDs of a host in use are not small.
+# A host of its own, which ends with the shell: PIDs, network, /srv and /run. PIDs of a host in use are not small. On a
+# tmpfs a reboot would remove what is in /srv, and crckpt would say so.
 _BEGIN: Final = (
-    "mount -t tmpfs -o mode=755 tmpfs /srv && mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && "
+    'mount --bind "$PLACE" /srv && mount -t tmpfs -o mode=755 tmpfs /run && ip link set lo up && '
     "echo 1500 >/proc/sys/kernel/ns_last_pid && cd /srv && setsid bash --noprofile --norc; exit"
 )
 _ISOLATED: Final = (
@@ -153,12 +154,14 @@ class Shell(StepRunner):
         super().__init__()
         self._directory = directory
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        place, store = directory / "srv", directory / "store"
+        place.mkdir(mode=0o755)
         self._shell = subprocess.Popen(
             _ISOLATED if isolated else ("bash", "--noprofile", "--norc"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PATH": path, **({"CRCKPT_STORE": str(directory / "store")} if isolated else {})},
+            env={**os.environ, "PATH": path, **({"CRCKPT_STORE": str(store), "PLACE": str(place)} if isolated else {})},
             text=True,
             start_new_session=True,
         )
