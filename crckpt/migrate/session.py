@@ -225,7 +225,7 @@ def connected(
 ) -> Iterator[tuple[Connection, messages.Hello]]:
     """Start the other side, and exchange Hellos; yields the connection and its Hello."""
     with (
-        ssh.started(host, crckpt, store, show=_show_ssh_output, ssh=ssh.limit_connect(host)) as remote,
+        ssh.started(host, crckpt, store, show=_show_ssh_output, ssh=ssh.adapt_to_configuration(host)) as remote,
         Connection(
             remote.incoming, remote.outgoing, host, bandwidth=bandwidth, explain_end=remote.explain_end
         ) as connection,

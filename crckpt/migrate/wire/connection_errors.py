@@ -32,12 +32,23 @@ class ProtocolError(ConnectionLost):
 
 
 class PrintedText(ConnectionLost):
-    """The other side printed text where messages should begin; perhaps a shell's greeting, or an error message."""
+    """The other side printed text where a message should begin: a shell's greeting, or an error message.
 
-    def __init__(self, peer: str, text: str) -> None:
+    `has_begun`: messages came before it; `has_ended`: nothing came after it.
+    """
+
+    def __init__(self, peer: str, text: str, *, has_begun: bool = False, has_ended: bool = False) -> None:
         shown = " ".join(text.split())[:500]
+        if has_ended and not has_begun:
+            super().__init__(
+                f"{peer} printed text, and did not run crckpt: {shown}",
+                hint="allow the account there to run commands (its login shell; ForceCommand in sshd_config, command= "
+                "in authorized_keys); or edit its startup file, which may end the shell",
+            )
+            return
+        where = "among crckpt's messages" if has_begun else "before crckpt's first message"
         super().__init__(
-            f"{peer} printed text before crckpt's first message: {shown}",
+            f"{peer} printed text {where}: {shown}",
             hint=f"edit the startup file of the shell on {peer} (.bashrc): print nothing if there is no terminal",
         )
 

@@ -16,6 +16,7 @@ from crckpt.host.steps import limit
 from crckpt.migrate.wire import frames, messages
 from crckpt.migrate.wire.compression import unpack
 from crckpt.migrate.wire.connection_errors import (
+    ConnectionEnded,
     PrintedText,
     ProtocolError,
     make_broken_error,
@@ -30,6 +31,7 @@ _FIRST_S: Final = limit("CRCKPT_FIRST_S", 300)
 # Of text that comes where messages should.
 _MOST_TEXT: Final = 4 << 10
 _TEXT_S: Final = 1.0
+_NO_TEXT: Final = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 
 
 class Reader:
@@ -88,8 +90,13 @@ class Reader:
         buffer = memoryview(bytearray(frames.MOST_PAYLOAD))
         header_buffer = memoryview(bytearray(frames.HEADER_BYTES))
         parts = bytearray()
-        self._read_into(header_buffer)
-        header = self._read_first_header(header_buffer)
+        try:
+            self._read_into(header_buffer)
+        except ConnectionEnded:
+            if (text := bytes(header_buffer).rstrip(b"\0")) and not _NO_TEXT.search(text):
+                raise PrintedText(self._peer, text.decode(errors="replace"), has_ended=True) from None
+            raise
+        header = self._read_header(header_buffer, has_begun=False)
         self._silence_s = self._patience_s
         while True:
             payload = buffer[: header.length]
@@ -107,14 +114,17 @@ class Reader:
                     self._take_message(self._decode(bytes(parts)), len(parts))
                     parts = bytearray()
             self._read_into(header_buffer)
-            header = frames.read_header(header_buffer)
+            header = self._read_header(header_buffer, has_begun=True)
 
-    def _read_first_header(self, content: memoryview) -> frames.Header:
+    def _read_header(self, content: memoryview, *, has_begun: bool) -> frames.Header:
         try:
             return frames.read_header(content)
         except frames.BadFrame:
             # Text has bytes that are no length of a frame.
-            raise PrintedText(self._peer, self._read_text(content)) from None
+            if has_begun and _NO_TEXT.search(content):
+                raise
+            text, has_ended = self._read_text(content)
+            raise PrintedText(self._peer, text, has_begun=has_begun, has_ended=has_ended) from None
 
     def _decode(self, content: bytes) -> AnyMessage:
         try:
@@ -142,17 +152,18 @@ class Reader:
                 raise make_end_error(self._peer)
             memory = memory[count:]
 
-    def _read_text(self, begun: memoryview) -> str:
-        text = bytearray(begun)
+    def _read_text(self, begun: bytes | memoryview) -> tuple[str, bool]:
+        """Read the rest of a text; return it, and whether nothing follows: the other side has ended."""
+        text, has_ended = bytearray(begun), False
         until = time.monotonic() + _TEXT_S
         with suppress(OSError):
-            while len(text) < _MOST_TEXT and self._wait(until - time.monotonic()):
+            while len(text) < _MOST_TEXT and not has_ended and self._wait(until - time.monotonic()):
                 some = os.read(self._descriptor, _MOST_TEXT - len(text))
-                if not some:
-                    break
                 text += some
+                has_ended = not some
         # The text, without the messages that may follow it.
-        return re.split(rb"[\x00-\x08\x0e-\x1a]", text, maxsplit=1)[0].decode(errors="replace")
+        shown, *rest = _NO_TEXT.split(text, maxsplit=1)
+        return shown.decode(errors="replace"), has_ended and not rest
 
     def _wait(self, seconds: float) -> bool:
         """Wait until something can be read; return whether it can, within `seconds`."""

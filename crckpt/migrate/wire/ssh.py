@@ -26,7 +26,14 @@ _SSH: Final = (
 
 # Seconds. TCP alone tries for minutes.
 _CONNECT_S: Final = 10
-_NO_LIMIT: Final = "connecttimeout none"
+# What `ssh -G` says of the user's configuration, and the option against it. An older ssh does not know all of these.
+_AGAINST: Final = {
+    "connecttimeout none": f"ConnectTimeout={_CONNECT_S}",
+    "forkafterauthentication yes": "ForkAfterAuthentication=no",
+    "sessiontype none": "SessionType=default",
+    "sessiontype subsystem": "SessionType=default",
+    "stdinnull yes": "StdinNull=no",
+}
 
 # What ssh, its agents and its proxies use.
 _VARIABLES: Final = frozenset(
@@ -41,7 +48,10 @@ _VARIABLES: Final = frozenset(
 _FORBIDDEN: Final = re.compile(r"[\s\x00-\x1f\x7f'\"`$;&|<>(){}]")
 
 # With one colon: with more it is an IPv6 address.
-_PORT: Final = re.compile(r"([^:\[\]]+|\[[^\[\]]+\]):[0-9]*")
+_PORT: Final = re.compile(r"[^:\[\]]+:[0-9]*")
+
+# ssh takes neither these brackets, nor an IPv6 address in a URI.
+_IN_BRACKETS: Final = re.compile(r"(?:ssh://)?(?P<user>.+@)?\[(?P<address>[^\[\]@]+)\](?::(?P<port>[0-9]+))?/?")
 
 # All but tabs and line ends; and the marks that change the direction of text.
 _CONTROLS: Final = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
@@ -51,6 +61,25 @@ _NOT_FOUND: Final = 127  # of every shell (POSIX)
 _NOT_EXECUTABLE: Final = 126
 _UNKNOWN_COMMAND: Final = 2  # of crckpt
 _OF_SIGNAL: Final = 128  # a shell adds the number
+_OF_SUDO: Final = 1  # sudo(8): it could not run the command
+
+# What sudo says when it runs nothing.
+_SUDO: Final = (
+    (
+        re.compile(r"must have a tty"),
+        "let sudo there run without a terminal, by visudo on {host}: Defaults:USER !requiretty",
+    ),
+    (
+        re.compile(r"command not found"),
+        "name the path of crckpt there: --remote-crckpt 'sudo /PATH/TO/crckpt'; or add its directory to secure_path, "
+        "by visudo on {host}",
+    ),
+    (
+        # -T: there is no terminal at which it could ask.
+        re.compile(r"password|not allowed to|not in the sudoers|may not run"),
+        "allow it without a password, by visudo on {host}: USER ALL=(root) NOPASSWD: /PATH/TO/crckpt",
+    ),
+)
 
 _MOST_OUTPUT: Final = 4 << 10
 _LINES_SHOWN: Final = 5
@@ -74,6 +103,8 @@ class Remote:
         self.incoming, self.outgoing = pipes.stdout, pipes.stdin
         self._child = child
         self._host, self._crckpt = host, crckpt
+        # To be typed by the user.
+        self._ssh = quote(["ssh", *(word for word in make_host_words(host) if word != "--")])
         self._show = show
         self._stderr = pipes.stderr
         self._output = bytearray()
@@ -116,26 +147,25 @@ class Remote:
             )
         if status == _CANNOT_CONNECT:
             verb = "lost its connection" if self._has_answered.is_set() else "cannot connect"
-            return RemoteError(
-                f"ssh {verb} to {self._host}{said}", hint=f"check that this works: ssh {self._host} true"
-            )
+            return RemoteError(f"ssh {verb} to {self._host}{said}", hint=f"check that this works: {self._ssh} true")
+        program = _split(self._crckpt)[0]
         if status in (_NOT_FOUND, _NOT_EXECUTABLE):
-            return RemoteError(
-                f"{self._crckpt} cannot be run on {self._host}{said}",
-                hint=f"install crckpt on {self._host}; if it is there, name its path: --remote-crckpt /PATH/TO/crckpt",
-            )
+            hint = f"install crckpt on {self._host}; if it is there, name its path: --remote-crckpt /PATH/TO/crckpt"
+            if not program.endswith("crckpt"):
+                hint = f"check that this works: {self._ssh} {self._crckpt} --version"
+            return RemoteError(f"{self._crckpt} cannot be run on {self._host}{said}", hint=hint)
         signal_number = -status if status < 0 else status - _OF_SIGNAL
         if signal_number == signal.SIGKILL:
             return self._explain_kill(f"was ended by signal {signal_number}")
         if status == HostCannot.exit_code and "root is needed" in words:
             hint = "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
-        elif "sudo: " in words:
-            # -T: there is no terminal at which it could ask.
-            hint = f"allow it without a password, by visudo on {self._host}: USER ALL=(root) NOPASSWD: /PATH/TO/crckpt"
+        elif status == _OF_SUDO and program.endswith("sudo"):
+            hint = next((hint for said, hint in _SUDO if said.search(words)), "").format(host=self._host)
+            hint = hint or f"see what this says: {self._ssh} {self._crckpt} --version"
         elif status == _UNKNOWN_COMMAND:
             hint = "install the same version of crckpt on both hosts"
         else:
-            hint = f"see what this says: ssh {self._host} {self._crckpt} doctor"
+            hint = f"see what this says: {self._ssh} {self._crckpt} doctor"
         ended = f"was ended by signal {signal_number}" if signal_number > 0 else f"ended with status {status}"
         return RemoteError(f"crckpt on {self._host} {ended}{said}", hint=hint)
 
@@ -147,7 +177,7 @@ class Remote:
 
     @property
     def _find_killed(self) -> str:
-        return f"ssh {self._host} dmesg | grep -i 'killed process'"
+        return f"{self._ssh} dmesg | grep -i 'killed process'"
 
     def end(self) -> None:
         """Wait until it has ended, if its connection was closed; end it after some seconds."""
@@ -217,21 +247,22 @@ def started(
         remote.end()
 
 
-def limit_connect(host: str, ssh: tuple[str, ...] = _SSH) -> tuple[str, ...]:
-    """Return the words of ssh with a limit for the time to connect unless the user's configuration sets one.
+def adapt_to_configuration(host: str, ssh: tuple[str, ...] = _SSH) -> tuple[str, ...]:
+    """Return the words of ssh with options against those of the user's configuration that would use the connection.
 
-    Raises UsageError for what is no host, HostCannot if there is no ssh.
+    They also limit the time to connect, unless the configuration does. Raises UsageError for what is no host,
+    HostCannot if there is no ssh.
     """
-    # An option would override the configuration.
-    settings = run((*ssh, "-G", "--", check_host(host))).output
-    return (*ssh, "-o", f"ConnectTimeout={_CONNECT_S}") if _NO_LIMIT in settings.splitlines() else ssh
+    # An option overrides the configuration. Without a command ssh refuses some of it.
+    settings = run((*ssh, "-G", *make_host_words(host), "true")).output.splitlines()
+    return (*ssh, *(f"-o{option}" for setting, option in _AGAINST.items() if setting in settings))
 
 
 def make_command(host: str, crckpt: str, store: str | None, ssh: Sequence[str] = _SSH) -> tuple[str, ...]:
     """Build the command. Raises UsageError for what is no host, or no command."""
     words = [*_split(crckpt), "receive", *(["--store", store] if store is not None else [])]
     # ssh joins words with blanks, and a shell there parses them.
-    return (*ssh, "--", check_host(host), quote(words))
+    return (*ssh, *make_host_words(host), quote(words))
 
 
 def _split(crckpt: str) -> list[str]:
@@ -244,8 +275,16 @@ def _split(crckpt: str) -> list[str]:
     )
 
 
+def make_host_words(host: str) -> tuple[str, ...]:
+    """Return the words by which ssh connects to `host`. Raises UsageError for what is no host."""
+    found = _IN_BRACKETS.fullmatch(check_host(host))
+    if found is None:
+        return ("--", host)
+    return (*(("-p", found["port"]) if found["port"] else ()), "--", f"{found['user'] or ''}{found['address']}")
+
+
 def check_host(host: str) -> str:
-    """Return `host` if ssh takes it for a host: [USER@]HOST or a name of its configuration. Raises UsageError."""
+    """Return `host` if it is [USER@]HOST, [USER@][ADDRESS]:PORT, or a name that ssh knows. Raises UsageError."""
     words = host.removeprefix("ssh://")
     _user, _, name = words.rpartition("@")
     if not name or words.startswith(("-", "@")) or name.startswith("-") or _is_odd(host):

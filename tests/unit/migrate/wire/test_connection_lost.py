@@ -109,6 +109,27 @@ def test_text_in_the_place_of_messages_is_shown() -> None:
     assert ".bashrc" in caught.value.hint
 
 
+@pytest.mark.parametrize("text", [b"This account is currently not available.\n", b"Denied\n"])
+def test_an_account_that_runs_no_commands_is_named(text: bytes) -> None:
+    """No startup file could be changed: nothing reads one."""
+    with half_connected() as (source, _, writes):
+        writes.write(text)
+        writes.close()
+        with pytest.raises(PrintedText) as caught:
+            source.receive(Hello)
+    assert text.decode().strip() in caught.value.message
+    assert "login shell; ForceCommand" in caught.value.hint
+
+
+def test_text_among_messages_is_shown() -> None:
+    with half_connected() as (source, _, writes):
+        writes.write(message_frame(HELLO) + b"You have new mail in /var/mail/root\n")
+        writes.close()
+        assert source.receive(Hello) == HELLO
+        with pytest.raises(PrintedText, match=r"among crckpt's messages: You have new mail in /var/mail/root\Z"):
+            source.receive(Stored)
+
+
 def test_the_end_of_the_other_side_is_noticed() -> None:
     with half_connected() as (source, _, writes):
         writes.write(message_frame(HELLO) + frame(MESSAGE, b"cut off")[:-3])

@@ -19,7 +19,7 @@ from connected import HELLO
 from crckpt.errors import HostCannot, Interrupted, RemoteError, UsageError
 from crckpt.migrate.wire.connection import Connection, ConnectionLost, PrintedText
 from crckpt.migrate.wire.messages import Hello, Stored
-from crckpt.migrate.wire.ssh import check_host, limit_connect, make_command, started
+from crckpt.migrate.wire.ssh import adapt_to_configuration, check_host, make_command, make_host_words, started
 
 # Takes no options; a shell parses the command, as over there.
 _SSH = """#!/bin/sh
@@ -136,12 +136,28 @@ def test_what_ssh_takes_for_a_host_is_taken(host: str) -> None:
     assert check_host(host) == host
 
 
-@pytest.mark.parametrize("host", ["there:22", "root@there:22", "192.0.2.1:2222", "root@[fe80::1]:22", "there:"])
+@pytest.mark.parametrize("host", ["there:22", "root@there:22", "192.0.2.1:2222", "there:"])
 def test_a_port_is_named_as_ssh_knows_it(host: str) -> None:
     with pytest.raises(UsageError, match="names a port") as caught:
         check_host(host)
     assert caught.value.hint == f"type ssh://{host}; or set Port in ~/.ssh/config"
     assert check_host(f"ssh://{host}") == f"ssh://{host}"
+
+
+@pytest.mark.parametrize(
+    ("host", "words"),
+    [
+        ("root@[fd77::2]:22", ("-p", "22", "--", "root@fd77::2")),
+        ("ssh://root@[fd77::2]:22", ("-p", "22", "--", "root@fd77::2")),
+        ("ssh://[fd77::2]/", ("--", "fd77::2")),
+        ("[fe80::1%eth0]", ("--", "fe80::1%eth0")),
+        ("ssh://there:22", ("--", "ssh://there:22")),
+        ("root@fd77::2", ("--", "root@fd77::2")),
+    ],
+)
+def test_an_ipv6_address_can_have_a_port(host: str, words: tuple[str, ...]) -> None:
+    """ssh itself takes no IPv6 address in a URI, and none in brackets."""
+    assert make_host_words(host) == words
 
 
 def test_nothing_of_this_host_is_lent_to_the_other(tmp_path: Path) -> None:
@@ -200,11 +216,6 @@ def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tu
             "--remote-crckpt 'sudo crckpt'",
         ),
         (
-            "#!/bin/sh\necho sudo: a password is required >&2\nexit 1\n",
-            "status 1: sudo: a password is required",
-            "NOPASSWD",
-        ),
-        (
             "#!/bin/sh\nexit 255\n",
             "ended with status 255 and gave no reason: crckpt there was killed before it answered, or ssh may not say "
             "why (LogLevel)",
@@ -226,6 +237,32 @@ def test_the_end_is_explained(ssh: Callable[[str], tuple[str, ...]], text: str, 
         connection.receive(Hello)
     assert caught.value.message.endswith(words)
     assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "hint"),
+    [
+        ("sudo: a password is required", 1, "NOPASSWD"),
+        ("Sorry, user ada is not allowed to execute '/usr/bin/crckpt receive' as root on there.", 1, "NOPASSWD"),
+        ("sudo: sorry, you must have a tty to run sudo", 1, "!requiretty"),
+        ("sudo: crckpt: command not found", 1, "secure_path"),
+        ("sudo: unable to open /etc/sudoers: Input/output error", 1, "see what this says: ssh -p 22 ada@fd77::2 sudo"),
+        ("sh: 1: sudo: not found", 127, "check that this works: ssh -p 22 ada@fd77::2 sudo crckpt --version"),
+        # What sudo warns of, and crckpt failed.
+        ("sudo: unable to resolve host there: Name or service not known", 30, "sudo crckpt doctor"),
+    ],
+)
+def test_what_sudo_says_is_explained(ssh: Callable[[str], tuple[str, ...]], said: str, status: int, hint: str) -> None:
+    program = ssh(f"#!/bin/sh\necho {shlex.quote(said)} >&2\nexit {status}\n")
+    with (
+        started("ada@[fd77::2]:22", "sudo crckpt", ssh=program) as remote,
+        Connection(remote.incoming, remote.outgoing, "there", explain_end=remote.explain_end) as connection,
+        pytest.raises(RemoteError) as caught,
+    ):
+        connection.receive(Hello)
+    assert said in caught.value.message
+    assert hint in caught.value.hint
+    assert ("NOPASSWD" in hint) == ("NOPASSWD" in caught.value.hint)
 
 
 def test_a_crckpt_that_is_not_there_is_named(ssh: Callable[[], tuple[str, ...]]) -> None:
@@ -293,11 +330,23 @@ def test_the_real_ssh_says_why_it_cannot_connect() -> None:
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
-@pytest.mark.parametrize(("setting", "added"), [("", ("-o", "ConnectTimeout=10")), ("ConnectTimeout 90\n", ())])
-def test_the_time_to_connect_is_limited_unless_the_user_does_that(
-    tmp_path: Path, setting: str, added: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("setting", "option"),
+    [
+        ("", ""),
+        ("ConnectTimeout 90", "-oConnectTimeout=10"),
+        ("StdinNull yes", "-oStdinNull=no"),
+        ("SessionType none", "-oSessionType=default"),
+        ("SessionType subsystem", "-oSessionType=default"),
+        ("ForkAfterAuthentication yes", "-oForkAfterAuthentication=no"),
+    ],
+)
+def test_options_of_the_user_that_would_use_the_connection_do_not_apply(
+    tmp_path: Path, setting: str, option: str
 ) -> None:
+    """The time to connect is limited, unless the user does that."""
     file = tmp_path / "config"
-    file.write_text(f"Host there\n{setting}")
+    file.write_text(f"Host there\n{setting}\n")
     words = ("ssh", "-T", "-F", str(file))
-    assert limit_connect("root@there", words) == (*words, *added)
+    wanted = {"-oConnectTimeout=10"} ^ {option} - {""}
+    assert {*adapt_to_configuration("root@there", words)[len(words) :]} == wanted
