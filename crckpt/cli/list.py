@@ -121,5 +121,9 @@ def _row(entry: ListedCheckpoint) -> tuple[str, ...]:
 
 def _pending_row(pending: PendingCheckpoint) -> tuple[str, ...]:
     state = "lost" if pending.lost else "committing"
-    note = "see below" if pending.lost else f"PID {pending.pid} stores it"
+    note = f"PID {pending.pid} stores it"
+    if pending.lost:
+        note = "see below"
+    elif pending.host:
+        note = f"PID {pending.pid} of {pending.host} stores it, or has ended"
     return (state, pending.job, local_time(pending.created), *[""] * len(_NUMBERS), note)

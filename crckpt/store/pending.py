@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict
 
-from crckpt.errors import IntegrityError, error_text
+from crckpt.errors import CrckptError, IntegrityError, error_text
 from crckpt.host.disk.files import own_name
 from crckpt.model import JobName, RunId
 from crckpt.store.backend.protocol import Backend
@@ -23,13 +24,17 @@ from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_
 
 
 class PendingCheckpoint(Struct, frozen=True):
-    """A checkpoint that process `pid` stores; `created` is aware. `lost` is why there is no checkpoint, or None."""
+    """A checkpoint that process `pid` stores; `created` is aware. `lost` is why there is no checkpoint, or None.
+
+    `host`: of the process, if whether it runs is not known here; empty if it runs here.
+    """
 
     job: JobName
     created: datetime
     run_id: str | None
     pid: int
     lost: str | None
+    host: str = ""
 
 
 class _Record(Struct, frozen=True):
@@ -85,10 +90,21 @@ def _read(backend: Backend, name: str) -> PendingCheckpoint | None:
     except (OSError, IntegrityError, msgspec.ValidationError):
         # A record that cannot be read names no checkpoint; gc removes it.
         return None
-    lost, owner = record.lost, record.owner
+    lost, owner, host = record.lost, record.owner, ""
     if lost is None and not owner.is_alive:
-        lost = f"crckpt (PID {owner.pid}) ended before the checkpoint was stored"
-    return PendingCheckpoint(record.job, record.created, record.run_id, owner.pid, lost)
+        # A shared file system may have no locks.
+        if owner.is_elsewhere and (owner.host != platform.node() or _is_used(backend)):
+            host = owner.host
+        else:
+            lost = f"crckpt (PID {owner.pid}) ended before the checkpoint was stored"
+    return PendingCheckpoint(record.job, record.created, record.run_id, owner.pid, lost, host)
+
+
+def _is_used(backend: Backend) -> bool:
+    """Return whether anybody may use the store, on any host: who stores a checkpoint holds its lock."""
+    with suppress(CrckptError, OSError), backend.locked(alone=True, timeout=0):
+        return False
+    return True
 
 
 _RECORD: Final = msgspec.json.Decoder(_Record)

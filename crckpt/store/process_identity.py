@@ -38,10 +38,15 @@ class ProcessIdentity(Struct, frozen=True):
     since: Annotated[float, Meta(ge=0, le=1e11)]
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether it is of another boot, perhaps of another host, where it may run."""
+        return self.boot_id != proc.boot_id()
+
+    @property
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether it still runs on this host."""
         # A process in another PID namespace of this boot cannot be seen: it counts as alive.
-        if self.boot_id != proc.boot_id():
+        if self.is_elsewhere:
             return False
         if self.pid_namespace != proc.namespace("self", "pid"):
             return True

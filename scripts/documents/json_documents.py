@@ -359,6 +359,7 @@ class PendingDocument(Struct, frozen=True, forbid_unknown_fields=True):
     run_id: str | None
     pid: Annotated[int, Meta(description="The process that stores it.")]
     lost: Annotated[str | None, Meta(description="Why there is no checkpoint.")]
+    host: Annotated[str, Meta(description="Of the process, if it may run on another host; else empty.")]
     state: Literal["lost", "committing"]
 
 

@@ -86,10 +86,15 @@ def restores_locked(root: Path, job: str, timeout: float, *, alone: bool) -> Ite
 
 def holders(root: Path) -> tuple[ProcessIdentity, ...]:
     """The living processes that hold the lock of the store at `root`, as far as they could leave a record."""
+    return tuple(owner for owner in _read_records(root) if owner.is_alive)
+
+
+def _read_records(root: Path) -> Iterator[ProcessIdentity]:
     directory = root / layout.LOCKS
     # A backup may have left it out.
-    owners = (read_identity(path) for path in (sorted(directory.iterdir()) if directory.is_dir() else ()))
-    return tuple(owner for owner in owners if owner is not None and owner.is_alive)
+    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+        if (owner := read_identity(path)) is not None:
+            yield owner
 
 
 def _open_store_lock(root: Path, alone: bool) -> int:
@@ -137,7 +142,10 @@ def _recorded(root: Path) -> Iterator[None]:
 def _store_refusal(root: Path) -> StoreLocked:
     owners = holders(root)
     if not owners:
-        return StoreLocked(f"the store {root} is locked", hint=f"find the process: lsof {root}/lock (package lsof)")
+        elsewhere = sorted({owner.host for owner in _read_records(root) if owner.is_elsewhere})
+        perhaps = f", perhaps by a process on {' or '.join(elsewhere)}" if elsewhere else ""
+        hint = f"find the process{' there' if elsewhere else ''}: lsof {root}/lock (package lsof)"
+        return StoreLocked(f"the store {root} is locked{perhaps}", hint=hint)
     names = tuple(
         f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
     )

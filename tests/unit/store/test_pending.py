@@ -56,6 +56,25 @@ def test_what_a_dead_process_was_storing_is_lost(repository: Repository) -> None
         assert pending.lost == f"crckpt (PID {ended.pid}) ended before the checkpoint was stored"
 
 
+def test_what_another_host_stores_is_not_lost(repository: Repository) -> None:
+    """Nobody here knows whether its process runs: but who stores a checkpoint holds the store's lock."""
+    with repository.announced(JOB, CREATED, None, alone=True):
+        path = record(repository)
+        document = json.loads(path.read_bytes())
+        owner = document["owner"]
+        owner["boot_id"] = "another"
+        path.write_text(json.dumps(document))
+        with repository.backend.locked(alone=False, timeout=0):
+            (pending,) = repository.pending()
+            assert (pending.lost, pending.host) == (None, owner["host"])
+        (pending,) = repository.pending()
+        assert pending.lost
+        owner["host"] = "elsewhere"
+        path.write_text(json.dumps(document))
+        (pending,) = repository.pending()
+        assert (pending.lost, pending.host) == (None, "elsewhere")
+
+
 @pytest.mark.parametrize("content", ["", "{}", "nonsense", '{"job": "../x", "created": "2026-01-02T03:04:05Z"}'])
 def test_a_damaged_record_is_none(repository: Repository, content: str) -> None:
     with repository.announced(JOB, CREATED, None, alone=False):
