@@ -4,6 +4,7 @@ Directory (directories have mode 0700, files 0600, the owner is the user who run
 
     store.json                          {"format": 1, "id": UUID, "created": time}
     checkpoints/ID/manifest.json        describes a checkpoint; manifest.sig next to it may be a signature
+    checkpoints/ID/job-JOB              empty: names the job, if the manifest is damaged; older checkpoints lack it
     packs/AB/DIGEST.pack                pages; AB are the first two digits of DIGEST
     pending/                            processes that store a checkpoint, or why it was lost: PID-RANDOM, JSON
     refs/tags/JOB/TAG                   the ID that JOB:TAG names, then a newline

@@ -45,6 +45,9 @@ JOB_DETAILS: Final = "job-"
 KNOWN_DAMAGE: Final = "cache/damaged"
 """The ids of checkpoints that were found to be damaged, for lists; may be deleted."""
 
+LABEL: Final = "job-"
+"""The beginning of the name of an empty file next to a manifest, which names the job if that is damaged."""
+
 PENDING: Final = "pending"
 """Records of checkpoints that are not durable yet; made when there is one."""
 
@@ -77,6 +80,11 @@ def checkpoint_directory(checkpoint_id: str) -> str:
 def manifest_name(checkpoint_id: str) -> str:
     """Return the name of a checkpoint's manifest. Raises IntegrityError for what is no id."""
     return f"{checkpoint_directory(checkpoint_id)}/manifest.json"
+
+
+def job_label(job: str) -> str:
+    """Return the name of the empty file that names a checkpoint's job next to its manifest."""
+    return f"{LABEL}{job}"
 
 
 def job_details_name(job: str) -> str:

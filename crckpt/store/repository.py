@@ -18,9 +18,9 @@ from crckpt.store.backend.access import make_write_error
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.late_backend import Fetch, LateBackend
-from crckpt.store.layout import CHECKPOINTS, checkpoint_directory, manifest_name, pack_name
+from crckpt.store.layout import CHECKPOINTS, LABEL, checkpoint_directory, job_label, manifest_name, pack_name
 from crckpt.store.lock import TIMEOUT_S, StoreLock
-from crckpt.store.names import ID, SHORT, check_name
+from crckpt.store.names import ID, NAME, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
 from crckpt.store.remove_checkpoints import remove_checkpoints
@@ -251,7 +251,7 @@ class Repository:
         with self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S):
             checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints(), at_least)))
             before(checkpoint, manifest)
-            self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, "manifest")
+            self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, job_label(checkpoint.job), "manifest")
         return checkpoint
 
     def add_manifest(self, manifest: bytes, checkpoint_id: CheckpointId) -> Checkpoint:
@@ -261,7 +261,7 @@ class Repository:
         """
         checkpoint = unseal(manifest, checkpoint_id)
         try:
-            self.backend.put_if_absent(manifest_name(checkpoint_id), manifest, "manifest")
+            self.backend.put_if_absent(manifest_name(checkpoint_id), manifest, job_label(checkpoint.job), "manifest")
         except FileExistsError:
             self.get(checkpoint_id)
             # Whoever has put it may have died before its sync.
@@ -280,13 +280,23 @@ class Repository:
                 continue
             except (IntegrityError, StoreUnusable) as error:
                 remedy = error.hint or _remedy(checkpoint_id)
-                job = None
-                with suppress(OSError, IntegrityError):
-                    # Tells `resolve` whether this may be the newest checkpoint of a job.
-                    job = job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))
-                unreadable.append(UnreadableCheckpoint(checkpoint_id, job, error.message, remedy))
+                unreadable.append(
+                    UnreadableCheckpoint(checkpoint_id, self._find_job(checkpoint_id), error.message, remedy)
+                )
         found.sort(key=lambda checkpoint: checkpoint.order)
         return tuple(found), tuple(unreadable)
+
+    def _find_job(self, checkpoint_id: CheckpointId) -> str | None:
+        """Find the job of a checkpoint whose manifest is damaged; None if that is not known."""
+        # Tells `resolve` whether this may be the newest checkpoint of a job.
+        with suppress(OSError, IntegrityError):
+            for name in self.backend.names_in(checkpoint_directory(checkpoint_id)):
+                if name.startswith(LABEL) and NAME.fullmatch(job := name.removeprefix(LABEL)):
+                    return job
+        with suppress(OSError, IntegrityError):
+            # Older crckpts wrote no label.
+            return job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))
+        return None
 
     def _find_named(self) -> list[CheckpointId]:
         return [CheckpointId(name) for name in self.backend.names_in(CHECKPOINTS) if ID.fullmatch(name)]

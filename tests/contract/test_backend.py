@@ -147,15 +147,22 @@ def test_names_are_listed_in_order(backend: Backend) -> None:
 
 
 def test_a_directory_exists_with_what_is_in_it(backend: Backend) -> None:
-    backend.put_if_absent(manifest_name(ONE), b"x", WHAT)
+    backend.put_if_absent(manifest_name(ONE), b"x", "", WHAT)
     assert backend.exists(checkpoint_directory(ONE))
     assert not backend.exists(checkpoint_directory(TWO))
 
 
+def test_a_label_lies_next_to_it(backend: Backend) -> None:
+    backend.put_if_absent(manifest_name(ONE), b"x", "job-one", WHAT)
+    assert backend.names_in(checkpoint_directory(ONE)) == ["job-one", "manifest.json"]
+    backend.remove_at_once([checkpoint_directory(ONE)], WHAT)
+    assert backend.names_in(CHECKPOINTS) == []
+
+
 def test_what_is_put_if_absent_stays(backend: Backend) -> None:
-    backend.put_if_absent(manifest_name(ONE), b"first", WHAT)
+    backend.put_if_absent(manifest_name(ONE), b"first", "", WHAT)
     with pytest.raises(FileExistsError):
-        backend.put_if_absent(manifest_name(ONE), b"second", WHAT)
+        backend.put_if_absent(manifest_name(ONE), b"second", "", WHAT)
     assert backend.read(manifest_name(ONE), 100) == b"first"
     assert list(backend.scratch.iterdir()) == []
 
@@ -166,7 +173,7 @@ def test_of_several_at_once_one_succeeds(backend: Backend) -> None:
     def race(number: int) -> None:
         start.wait()
         try:
-            backend.put_if_absent(manifest_name(ONE), b"%d" % number, WHAT)
+            backend.put_if_absent(manifest_name(ONE), b"%d" % number, "", WHAT)
         except FileExistsError:
             return
         won.append(number)
@@ -215,7 +222,7 @@ def test_all_below_a_name_is_removed(backend: Backend) -> None:
 
 def test_directories_are_removed_at_once(backend: Backend) -> None:
     for checkpoint_id in (ONE, TWO):
-        backend.put_if_absent(manifest_name(checkpoint_id), b"x", WHAT)
+        backend.put_if_absent(manifest_name(checkpoint_id), b"x", "", WHAT)
     backend.put(f"{checkpoint_directory(ONE)}/manifest.sig", b"x", WHAT)
     backend.remove_at_once([checkpoint_directory(ONE)], WHAT)
     assert backend.names_in(CHECKPOINTS) == [TWO]

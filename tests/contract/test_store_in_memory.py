@@ -21,7 +21,16 @@ from crckpt.store import (
     verify,
 )
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.layout import DESCRIPTION, FINGERPRINT_KEY, SAMPLES, fingerprints_name, manifest_name, pack_name
+from crckpt.store.layout import (
+    DESCRIPTION,
+    FINGERPRINT_KEY,
+    SAMPLES,
+    checkpoint_directory,
+    fingerprints_name,
+    job_label,
+    manifest_name,
+    pack_name,
+)
 from crckpt.store.store_json import new_description, read_description
 
 FIRST = ImageSet({"pagemap-1.img": [area(5, *range(1, 400))]}, {"core-1.img": b"registers" * 99})
@@ -47,6 +56,7 @@ def _names(checkpoints: tuple[Checkpoint, ...]) -> set[str]:
         DESCRIPTION,
         FINGERPRINT_KEY,
         *(manifest_name(checkpoint.id) for checkpoint in checkpoints),
+        *(f"{checkpoint_directory(checkpoint.id)}/{job_label(checkpoint.job)}" for checkpoint in checkpoints),
         *(name(digest) for digest in digests for name in (pack_name, fingerprints_name)),
     }
 

@@ -100,11 +100,13 @@ class MemoryBackend:
         del what
         self.files[name] = bytes(content)
 
-    def put_if_absent(self, name: str, content: bytes, what: str) -> None:
+    def put_if_absent(self, name: str, content: bytes, label: str, what: str) -> None:
         """See `Backend`."""
         del what
         if self.files.setdefault(name, content) is not content:
             raise FileExistsError(name)
+        if label:
+            self.files[f"{name.rpartition('/')[0]}/{label}"] = b""
 
     def put_files(self, files: Mapping[str, Path], what: str) -> None:
         """See `Backend`."""

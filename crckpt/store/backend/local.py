@@ -20,6 +20,7 @@ from crckpt.host.disk.files import (
     losses_ignored,
     make_private_directory,
     move_durably,
+    open_private,
     own_name,
     remove,
     remove_tree,
@@ -157,12 +158,15 @@ class LocalBackend:
             check_directory(directory)
         write_durably(self._root / name, content, what)
 
-    def put_if_absent(self, name: str, content: bytes, what: str) -> None:
+    def put_if_absent(self, name: str, content: bytes, label: str, what: str) -> None:
         """See `Backend`."""
         # The directory is made in `scratch`: it exists if and only if the file does.
         beside = self.scratch / own_name()
         make_private_directory(beside, f"{what}-directory")
         try:
+            if label:
+                # The sync of the directory makes it durable: it has no content.
+                os.close(open_private(beside / label, "label"))
             write_new(beside / Path(name).name, content, what)
             sync_directory(beside, f"{what}-directory")
             move_durably(beside, self._root / _directory_of(name), f"{what}-directory")

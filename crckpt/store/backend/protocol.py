@@ -78,10 +78,11 @@ class Backend(Protocol):
     def put(self, name: str, content: bytes, what: str) -> None:
         """Create or replace a file. Durable when it returns: after a crash there is the old content or the new one."""
 
-    def put_if_absent(self, name: str, content: bytes, what: str) -> None:
+    def put_if_absent(self, name: str, content: bytes, label: str, what: str) -> None:
         """Create a file in a directory of its own. Durable when it returns; after a crash it is there whole, or not.
 
-        Of several who do this at once, one succeeds. Raises FileExistsError for the others.
+        `label`: the name of an empty file next to it; empty for none. Of several who do this at once, one succeeds.
+        Raises FileExistsError for the others.
         """
 
     def put_files(self, files: Mapping[str, Path], what: str) -> None:

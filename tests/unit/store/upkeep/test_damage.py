@@ -16,6 +16,7 @@ from image_sets import (
     area,
     described,
     flip,
+    manifest_path,
     of_pages,
     open_store,
     pack_path,
@@ -27,7 +28,7 @@ from image_sets import (
 )
 
 from crckpt.cli.app import run
-from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
 
 
@@ -66,6 +67,30 @@ def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: floa
         assert repository.resolve(checkpoint.short_id) == checkpoint.id
     finally:
         flip(manifest, offset, bit)
+
+
+@pytest.mark.parametrize("damage", [b"", bytes(700), b"garbage\n", None])
+def test_a_damaged_manifest_concerns_its_own_job_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes | None
+) -> None:
+    """It may be the newest of its job; another job's newest is known all the same."""
+    repository = open_store(tmp_path)
+    bad = store(repository, tmp_path, ONE_PROCESS, described("bad"))
+    good = store(repository, tmp_path, ONE_PROCESS, described("good"))
+    if damage is None:
+        manifest_path(repository, bad.id).unlink()
+    else:
+        manifest_path(repository, bad.id).write_bytes(damage)
+    assert [each.job for each in repository.unreadable()] == ["bad"]
+    assert repository.resolve("good") == good.id
+    with pytest.raises(NoSuchCheckpoint):
+        repository.resolve("bad")
+    assert run(["verify", "good", "--store", str(repository.root)]) == 0
+    assert "1 checkpoint OK" in capsys.readouterr().out
+    older = store(repository, tmp_path, ONE_PROCESS, described("bad"))
+    with pytest.raises(IntegrityError, match="it may be the newest of bad"):
+        repository.resolve("bad")
+    assert repository.resolve(older.short_id) == older.id
 
 
 def test_the_commands_end_with_13_and_name_it(
