@@ -17,11 +17,27 @@ _SHARE: Final = "keep it on storage that both hosts mount"
 
 MOVES = (
     Cause("same-host", "it is this host, where the program runs", "name the host to which the program is to move"),
+    Cause(
+        "same-store",
+        "it uses the store of this host, {directory}: a move needs two",
+        "use another store there: --remote-store DIR",
+    ),
+    Cause(
+        "other-version",
+        "it has crckpt {theirs}, and this host has crckpt {ours}",
+        "install the same version on both hosts",
+    ),
     Cause("file-differs", "{path} is not the same file there: {why} ({use})", f"{_COPY}; or {_SHARE}"),
     Cause(
         "file-in-use",
-        "{path} is open for writing ({use}): the copy there has the same {same} now, but will miss what "
-        "the program writes until it moves",
+        "{path} is open for writing ({use}): the copy there has the same {same} now; if the program writes to it, "
+        "crckpt aborts the move",
+        _SHARE,
+    ),
+    Cause(
+        "file-mapped",
+        "the program writes to {path} through a map, and it is too large to be compared while the program is frozen "
+        "({use})",
         _SHARE,
     ),
     Cause(

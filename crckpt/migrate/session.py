@@ -6,13 +6,16 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from msgspec.structs import replace
 
 from crckpt import __version__
-from crckpt.causes import Finding
+from crckpt.causes import Finding, cause
+from crckpt.causes.moves import reword
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
@@ -39,7 +42,7 @@ from crckpt.ops.dump.dump import examined
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.failures import preflight_refusal, to_crckpt_error
-from crckpt.store import Repository
+from crckpt.store import Repository, is_blank
 from crckpt.store.moves import Move, read_move
 
 # Seconds. A crckpt on the other host notices a lost connection only after its patience.
@@ -55,12 +58,12 @@ def migrate(request: MigrateRequest, context: Context, report: Report) -> Migrat
     with ExitStack() as stack:
         target = stack.enter_context(examined(_dump_request(request), context))
         root = target.observed.tree.root
-        connection, hello = stack.enter_context(
-            connected(request.host, request.remote_crckpt, request.remote_store, context, _make_bandwidth(request))
-        )
-        repository = context.repository(create=True)
+        repository = stack.enter_context(_opened_store(context, is_check=request.check))
+        connection, hello = stack.enter_context(_connected_for(request, context, repository))
         settle_moves(repository, connection, hello, request.host, target.job)
-        found = pass_gate(request, target, connection, report)
+        with repository.transaction() as transaction:
+            gate = _Gate(request, target, connection, hello, transaction.path.name)
+            found = gate.pass_through(report)
         risk = (_make_risk(target.job, request.host),) if request.options.lazy == "source" else ()
         if request.check:
             return MigrateResult(
@@ -95,7 +98,10 @@ def find_free_bytes(request: MigrateRequest, context: Context) -> int:
 
     Raises RemoteError if it cannot be reached.
     """
-    with connected(request.host, request.remote_crckpt, request.remote_store, context, None) as (_, hello):
+    with (
+        _opened_store(context, is_check=request.check) as repository,
+        _connected_for(request, context, repository) as (_, hello),
+    ):
         return hello.free_bytes
 
 
@@ -137,30 +143,48 @@ def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeRe
         time.sleep(_BETWEEN_TRIES_S)
 
 
-def pass_gate(request: MigrateRequest, target: DumpTarget, connection: Connection, report: Report) -> GateReport:
-    """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
-    refused = check_source(list_source_addresses(request.options.addresses))
-    if refused:
-        raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
-    questions, found = _ask(request, target, connection)
-    if request.send_files and found.lacking:
-        files = plan_sending(questions, found)
-        if request.check:
-            # Nothing else prevents the move, and these files would be sent.
-            return replace(found, blockers=(), lacking=files)
-        send_files(connection, files, report.sending)
-        _, found = _ask(request, target, connection)
-    found.check(preflight=request.preflight)
-    return found
+class _Gate:
+    """The checks of both hosts before a move. `transaction`: the name of one in our store."""
 
+    def __init__(
+        self,
+        request: MigrateRequest,
+        target: DumpTarget,
+        connection: Connection,
+        hello: messages.Hello,
+        transaction: str,
+    ) -> None:
+        self._request, self._target, self._connection, self._hello = request, target, connection, hello
+        self._transaction = transaction
 
-def _ask(request: MigrateRequest, target: DumpTarget, connection: Connection) -> tuple[Questions, GateReport]:
-    questions = ask(target, request.options, sends_files=request.send_files)
-    sent = time.time()
-    connection.send(messages.Questions(encode_questions(questions)))
-    answers = decode_answers(connection.receive(messages.Answers).content)
-    report = make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
-    return questions, judge_store_space(report, target, answers, request.host)
+    def pass_through(self, report: Report) -> GateReport:
+        """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
+        request = self._request
+        refused = check_source(list_source_addresses(request.options.addresses))
+        if refused:
+            raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
+        questions, found = self._ask()
+        if request.send_files and found.lacking:
+            files = plan_sending(questions, found)
+            if request.check:
+                # Nothing else prevents the move, and these files would be sent.
+                return replace(found, blockers=(), lacking=files)
+            send_files(self._connection, files, report.sending)
+            _, found = self._ask()
+        found.check(preflight=request.preflight)
+        return found
+
+    def _ask(self) -> tuple[Questions, GateReport]:
+        request, target = self._request, self._target
+        questions = ask(target, request.options, sends_files=request.send_files, transaction=self._transaction)
+        sent = time.time()
+        self._connection.send(messages.Questions(encode_questions(questions)))
+        answers = decode_answers(self._connection.receive(messages.Answers).content)
+        found = make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
+        if self._hello.version != __version__:
+            other = cause("other-version").finding(theirs=self._hello.version, ours=__version__)
+            found = replace(found, blockers=(reword(other, request.host), *found.blockers))
+        return questions, judge_store_space(found, target, answers, request.host)
 
 
 def resume(
@@ -180,7 +204,8 @@ def resume(
     def connect(move: Move) -> Iterator[tuple[Connection, messages.Hello]]:
         crckpt, *store = move.remote
         remote_store = store[0] if store else None
-        with connected(move.peer, crckpt, remote_store, context, None, answer_within_s) as found:
+        repository = context.repository(create=True)
+        with connected(move.peer, crckpt, remote_store, context, repository, answer_within_s=answer_within_s) as found:
             yield found
 
     return finish_move(move_id, context, connect, source_is_gone=source_is_gone, same_process=same_process)
@@ -193,12 +218,11 @@ def serve(context: Context) -> None:
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    with Connection(incoming, outgoing, "the source") as connection:
-        with _failure_sent(connection, context):
-            repository = context.repository(create=True)
-            connection.send(_make_hello(context, repository))
+    with Connection(incoming, outgoing, "the source") as connection, ExitStack() as stack:
         hello = connection.receive(messages.Hello)
         with _failure_sent(connection, context):
+            repository = stack.enter_context(_opened_store(context, is_check=hello.is_check))
+            connection.send(_make_hello(context, repository))
             destination = Destination(context, repository, connection, hello)
         destination.serve()
 
@@ -215,13 +239,28 @@ def _failure_sent(connection: Connection, context: Context) -> Iterator[None]:
 
 
 @contextmanager
+def _opened_store(context: Context, *, is_check: bool) -> Iterator[Repository]:
+    """Open the store, or make one; for a check, have an empty one in the place of a missing one."""
+    if not (is_check and is_blank(context.store)):
+        yield context.repository(create=True)
+        return
+    # Next to where the store would be: a check finds that nothing can be written there.
+    beside = space.nearest_existing(context.store.absolute().parent)
+    with TemporaryDirectory(prefix=".crckpt-check-", dir=beside) as directory:
+        yield Repository.open(Path(directory) / "store", create=True)
+
+
+@contextmanager
 def connected(
     host: str,
     crckpt: str,
     store: str | None,
     context: Context,
-    bandwidth: Bandwidth | None,
+    repository: Repository,
+    *,
+    bandwidth: Bandwidth | None = None,
     answer_within_s: float | None = None,
+    is_check: bool = False,
 ) -> Iterator[tuple[Connection, messages.Hello]]:
     """Start the other side, and exchange Hellos; yields the connection and its Hello."""
     with (
@@ -230,10 +269,22 @@ def connected(
             remote.incoming, remote.outgoing, host, bandwidth=bandwidth, explain_end=remote.explain_end
         ) as connection,
     ):
-        connection.send(_make_hello(context, context.repository(create=True)))
+        connection.send(replace(_make_hello(context, repository), is_check=is_check))
         hello = connection.receive(messages.Hello, timeout=answer_within_s)
         remote.note_answer()
         yield connection, hello
+
+
+def _connected_for(
+    request: MigrateRequest, context: Context, repository: Repository
+) -> AbstractContextManager[tuple[Connection, messages.Hello]]:
+    """Connect to the host of a request."""
+    clock = request.bandwidth_clock
+    return connected(
+        *(request.host, request.remote_crckpt, request.remote_store, context, repository),
+        bandwidth=Bandwidth(request.bandwidth, clock) if request.bandwidth is not None else None,
+        is_check=request.check,
+    )
 
 
 def _show_ssh_output(text: str) -> None:
@@ -263,10 +314,6 @@ def _make_hello(context: Context, repository: Repository) -> messages.Hello:
         store=f"{repository.id} {machine.read_machine_id()}",
         free_bytes=min(space.free_memory(swap=True), space.free_disk(space.nearest_existing(context.store))),
     )
-
-
-def _make_bandwidth(request: MigrateRequest) -> Bandwidth | None:
-    return Bandwidth(request.bandwidth, request.bandwidth_clock) if request.bandwidth is not None else None
 
 
 def _dump_request(request: MigrateRequest) -> DumpRequest:

@@ -42,6 +42,7 @@ from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.locks import find_needed_locks
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.store import is_blank
+from crckpt.store.layout import SCRATCH
 
 _MOST_BYTES: Final = 32 * MEBIBYTE
 _MOST_FINDINGS: Final = 10_000
@@ -53,6 +54,7 @@ class Answers(Struct, frozen=True):
     - `received`, `sent`: when the questions came and the answers went, in seconds since 1970 by this host's clock
     - `lacking`: the ids of files that are not there
     - `logs`: of those that the source completes, the ids and the sizes that they have there
+    - `shared`: the ids of files that are the same file on both hosts
     - `store`, `store_free`: the directory of the store there, and its free bytes; None if that is not known
     """
 
@@ -63,6 +65,7 @@ class Answers(Struct, frozen=True):
     warnings: Findings = ()
     lacking: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
     logs: Annotated[tuple[tuple[Count, Count], ...], Meta(max_length=1 << 20)] = ()
+    shared: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)] = ()
     store: Text = ""
     store_free: Count | None = None
 
@@ -81,6 +84,9 @@ def answer(
     if shares_kernel and namespace("self", "pid") == dict(questions.namespaces).get("pid"):
         # All that the tree has is in use: by the tree.
         found, store_free = Judgement((cause("same-host").finding(),), ()), None
+    elif questions.transaction and (context.store / SCRATCH / questions.transaction).exists():
+        # Each side would take the other's records for its own.
+        found, store_free = Judgement((cause("same-store").finding(directory=context.store),), ()), None
     else:
         survey = _survey(questions, planned, context, failure, move, shares_kernel=shares_kernel)
         found, store_free = judge(questions, planned, survey), survey.store_free
@@ -92,6 +98,7 @@ def answer(
         _to_answers(found.warnings),
         found.lacking,
         found.logs,
+        found.shared,
         _to_text(str(context.store)),
         store_free,
     )

@@ -45,12 +45,15 @@ _MOST_TEXT: Final = 1000
 _BY_DEFAULT: Final = RestoreOptions()
 
 
-def ask(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT, *, sends_files: bool = False) -> Questions:
+def ask(
+    target: DumpTarget, options: RestoreOptions = _BY_DEFAULT, *, sends_files: bool = False, transaction: str = ""
+) -> Questions:
     """Ask about the tree of an examined target, which is to be restored with these options.
 
-    It may go on changing: the preflight of its checkpoint looks again.
+    `transaction`: the name of one in our store. The tree may go on changing: the preflight of its checkpoint looks
+    again.
     """
-    return _Asking(target).questions(options, sends_files)
+    return msgspec.structs.replace(_Asking(target).questions(options, sends_files), transaction=transaction)
 
 
 class _Asking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, Literal
@@ -29,10 +30,12 @@ LARGEST_READ: Final = 64 * MEBIBYTE
 MOST_READ: Final = 1024 * MEBIBYTE
 """The content of all files together that either side reads for a check."""
 
+_RECENT_NS: Final = 100_000_000
 _LARGEST_TIME: Final = (1 << 63) - 1
 _DELETED: Final = " (deleted)"
 # Files that are on no disk, or that come back with the tree.
-_NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero (deleted)", "/SYSV", "/[aio]", "/proc/", "/secretmem")
+NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero (deleted)", "/SYSV", "/[aio]", "/proc/", "/secretmem")
+"""The beginnings of such names."""
 _SHARED: Final = re.compile(
     r"9p|afs|beegfs|ceph|cifs|fuse\.(ceph|glusterfs|juicefs|sshfs)|gfs2|gpfs|lustre|nfs4?|ocfs2|orangefs|smb3|virtiofs"
 )
@@ -101,7 +104,7 @@ class FileAsker:
         mapped: dict[int, None] = {}
         with suppress(OSError):
             for each in read_maps(pid):
-                if each.has_file and each.path.startswith("/") and not each.path.startswith(_NAMELESS):
+                if each.has_file and each.path.startswith("/") and not each.path.startswith(NAMELESS):
                     mapped[self._ask_map(each, pid)] = None
         mapped.pop(0, None)
         if places[0] is not None:
@@ -128,14 +131,14 @@ class FileAsker:
             self._maps[file] = self._ask(each.link(pid))
         number = self._maps[file]
         if number and (is_written or is_executed):
-            self._change(number, is_written=is_written, is_executed=is_executed)
+            self._change(number, is_written=is_written, is_mapped=is_written, is_executed=is_executed)
         return number
 
     def _ask(self, link: str, *, flags: int = 0, position: int = 0) -> int:
         # What was just closed is not asked about, nor a file whose file system does not answer: the preflight of the
         # checkpoint looks for it.
         target, status = read_link(link) or ("", None)
-        if status is None or not target.startswith("/") or target.startswith(_NAMELESS):
+        if status is None or not target.startswith("/") or target.startswith(NAMELESS):
             return 0
         is_log = flags & os.O_ACCMODE == os.O_WRONLY and bool(flags & os.O_APPEND)
         removed = _find_removal(target, status.st_nlink)
@@ -157,6 +160,7 @@ class FileAsker:
             position=max(position, 0),
             build_id=_read_build_id(link) if is_regular and not is_written else "",
             modified=limit_time(status.st_mtime_ns),
+            changed=_find_change(status),
             uid=status.st_uid,
             gid=status.st_gid,
             inode=status.st_ino,
@@ -173,6 +177,7 @@ class FileAsker:
         *,
         flags: int = os.O_PATH,
         is_written: bool = False,
+        is_mapped: bool = False,
         is_executed: bool = False,
         position: int = 0,
     ) -> None:
@@ -183,9 +188,15 @@ class FileAsker:
             # A use that can read the file counts more than one that only has its path.
             flags=flags if asked.flags & os.O_PATH and not flags & os.O_PATH else asked.flags,
             is_written=asked.is_written or is_written,
+            is_mapped=asked.is_mapped or is_mapped,
             is_executed=asked.is_executed or is_executed,
             position=max(asked.position, position),
         )
+
+
+def _find_change(status: os.stat_result) -> int:
+    # The kernel's clock of files may be some milliseconds old.
+    return limit_time(status.st_ctime_ns) if status.st_ctime_ns < time.time_ns() - _RECENT_NS else 0
 
 
 def limit_time(nanoseconds: int) -> int:

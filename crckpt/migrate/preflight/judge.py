@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.causes.moves import OF_FILES
-from crckpt.migrate.preflight.judge_files import find_completed, judge_files
+from crckpt.migrate.preflight.judge_files import find_completed, is_shared, judge_files
 from crckpt.migrate.preflight.local_file import LocalFile
 from crckpt.migrate.preflight.questions import Questions
 from crckpt.preflight.restore.attributes import AttributeVerdict
@@ -50,13 +50,14 @@ class Survey(Struct, frozen=True):
 class Judgement(Struct, frozen=True):
     """What prevents a move, what it loses, and the ids of files that are not there: `--send-files` may send them.
 
-    `logs`: id and size here of each log that the source completes.
+    `logs`: id and size here of each log that the source completes. `shared`: the ids of what is the same file here.
     """
 
     blockers: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
     lacking: tuple[int, ...] = ()
     logs: tuple[tuple[int, int], ...] = ()
+    shared: tuple[int, ...] = ()
 
 
 def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judgement:
@@ -89,7 +90,12 @@ def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judg
     known = {file.id: survey.files.get(file.id) for file in questions.files if not file.removed}
     lacking = tuple(number for number, here in known.items() if here is not None and here.is_missing)
     logs = tuple(find_completed(questions, planned, survey.files))
-    return Judgement(tuple(dict.fromkeys(blockers)), tuple(dict.fromkeys(warnings)), lacking, logs)
+    shared = tuple(
+        file.id
+        for file in questions.files
+        if (here := survey.files.get(file.id)) is not None and (here.is_same or is_shared(file, here))
+    )
+    return Judgement(tuple(dict.fromkeys(blockers)), tuple(dict.fromkeys(warnings)), lacking, logs, shared)
 
 
 def _without_arriving(questions: Questions, planned: PlannedRestore, host: HostState) -> HostState:

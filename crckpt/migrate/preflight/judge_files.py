@@ -82,7 +82,7 @@ def _judge_all(
             unasked += 1
         elif here.problem:
             yield cause(_PROBLEMS[here.problem]).finding(**values)
-        elif not (here.is_same or _is_shared(question, here) or _is_completed(questions, question, here)):
+        elif not (here.is_same or is_shared(question, here) or _is_completed(questions, question, here)):
             found = {finding.key for finding, _ in check_file(planned, file, host, use, facts)}
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:
@@ -112,7 +112,7 @@ def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: 
     for lock in questions.locks:
         number = opened.get((lock.pid, lock.fd), 0)
         file, here = asked.get(number), files.get(number)
-        if file is not None and here is not None and _is_shared(file, here) and lock.kind not in here.local_locks:
+        if file is not None and here is not None and is_shared(file, here) and lock.kind not in here.local_locks:
             yield cause("lock-everywhere").finding(path=file.name, use=uses.get(number, "opened"))
 
 
@@ -132,7 +132,8 @@ def _is_completed(questions: Questions, asked: AskedFile, here: LocalFile) -> bo
     return questions.sends_files and asked.is_log and is_shorter
 
 
-def _is_shared(asked: AskedFile, here: LocalFile) -> bool:
+def is_shared(asked: AskedFile, here: LocalFile) -> bool:
+    """Return whether it is the same file of a network file system that both hosts have mounted."""
     # The paths and the numbers of inodes could agree by chance on two such file systems: improbable.
     return bool(asked.shared_by) and (asked.shared_by, asked.inode) == (here.shared_by, here.inode)
 
@@ -140,20 +141,22 @@ def _is_shared(asked: AskedFile, here: LocalFile) -> bool:
 def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, str]) -> Finding:
     """A finding of the restore's check in the words of a move."""
     if here is None:
-        return replace(cause("file-missing").finding(**values), remedy=_keep(asked) if asked.is_written else _SEND)
+        return replace(
+            cause("file-missing").finding(**values), remedy=advise_to_keep(asked) if asked.is_written else _SEND
+        )
     finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
     remedy = finding.remedy
     if key == "file-mode":
         remedy = f"change it there: chmod {asked.mode & 0o7777:04o} {asked.name}"
     elif asked.is_written:
-        remedy = _keep(asked)
+        remedy = advise_to_keep(asked)
     elif asked.is_executed:
         remedy = "install the same version there"
     return replace(finding, key=key, remedy=remedy)
 
 
-def _keep(asked: AskedFile) -> str:
-    """Advise how a file that the program writes can be at both hosts."""
+def advise_to_keep(asked: AskedFile) -> str:
+    """Advise how a file that the program writes can be the same on both hosts."""
     if asked.path.startswith(_NAMED_MEMORY):
         return _ANONYMOUS
     return _COMPLETE if asked.is_log else _SHARE
@@ -175,11 +178,13 @@ def _compare(
 ) -> Iterator[Finding]:
     """Compare a file whose kind, mode, size and build agree."""
     if stat.S_ISREG(asked.mode):
-        if asked.is_written and (is_log or asked.digest == here.digest):
-            found = cause("file-in-use").finding(**{**values, "same": "size" if is_log else "content"})
-            yield replace(found, remedy=_keep(asked))
-        elif not is_log and not asked.build_id:
-            yield from _compare_content(asked, here, values)
+        differs = () if is_log or asked.build_id else tuple(_compare_content(asked, here, values))
+        yield from differs
+        if asked.is_mapped and not asked.digest:
+            yield replace(cause("file-mapped").finding(**values), remedy=advise_to_keep(asked))
+        elif asked.is_written and all(found.key in _WARNINGS for found in differs):
+            same = "size" if is_log else "size and time" if differs else "content"
+            yield replace(cause("file-in-use").finding(**{**values, "same": same}), remedy=advise_to_keep(asked))
     if (asked.uid, asked.gid) != (state.owner, here.gid):
         owners = {"here": f"{asked.uid}:{asked.gid}", "there": f"{state.owner}:{here.gid}"}
         yield cause("owner-differs").finding(**values, **owners)

@@ -43,9 +43,10 @@ class AskedFile(Struct, frozen=True):
     - `position`: of the descriptor that is furthest
     - `build_id`, `digest`: hexadecimal. Only a program or library has the first. Empty `digest`: the content was not
       read
-    - `modified`: nanoseconds since 1970
+    - `modified`, `changed`: the times of its last changes, of its content and of anything, in nanoseconds since 1970.
+      `changed` is 0 if that was just now: a later change may have the same time
     - `inode`, `device`: which file it is on the source
-    - `is_written`: the tree can change its content
+    - `is_written`: the tree can change its content; `is_mapped`: through a map, which may leave the times as they are
     - `is_executed`: it is a program or library that the tree runs
     - `removed`: its name is gone; `linked` if it has other names
     - `shared_by`: the kind of the network file system that it is on; empty for a local one
@@ -60,11 +61,13 @@ class AskedFile(Struct, frozen=True):
     build_id: Hex = ""
     digest: Hex = ""
     modified: Nanoseconds = 0
+    changed: Nanoseconds = 0
     uid: Identifier = 0
     gid: Identifier = 0
     inode: Count = 0
     device: Count = 0
     is_written: bool = False
+    is_mapped: bool = False
     is_executed: bool = False
     removed: Literal["", "gone", "linked"] = ""
     shared_by: Text = ""
@@ -194,6 +197,7 @@ class Questions(Struct, frozen=True):
     - `sends_files`: files that are missing, and what logs gain, will be sent
     - `tty`: what the tree is to get instead of its terminal; None: nothing was chosen
     - `lazy`: it is to run before its memory is filled
+    - `transaction`: the name of one that the source has begun in its store; empty if it has no store
     """
 
     asked: float
@@ -219,6 +223,7 @@ class Questions(Struct, frozen=True):
     tty: Literal["new", "null"] | None = None
     sends_files: bool = False
     lazy: bool = False
+    transaction: Annotated[str, Meta(pattern=r"\A([0-9]{1,10}-[0-9a-f]{8})?\Z")] = ""
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(Questions)

@@ -13,6 +13,7 @@ from crckpt.causes.moves import reword, reword_dump
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host.network.devices import read_devices
 from crckpt.migrate.preflight.answers import Answers
+from crckpt.migrate.preflight.changed_files import ComparedFiles, select_compared
 from crckpt.migrate.preflight.questions import AskedFile, Questions
 from crckpt.migrate.preflight.rights import Right
 from crckpt.migrate.preflight.sendable import find_sendable
@@ -49,7 +50,7 @@ class GateReport(Struct, frozen=True):
     """What prevents the move of a tree, and what it may lose.
 
     `lacking`: files that the destination does not have. `logs`: to complete there, with their sizes there.
-    `rights`: the users and groups whose names it has compared.
+    `rights`: the users and groups whose names it has compared. `compared`: the files.
     """
 
     blockers: tuple[Finding, ...]
@@ -57,6 +58,7 @@ class GateReport(Struct, frozen=True):
     lacking: tuple[AskedFile, ...] = ()
     logs: tuple[tuple[AskedFile, int], ...] = ()
     rights: frozenset[Right] = frozenset()
+    compared: ComparedFiles | None = None
 
     def check(self, *, preflight: bool = True) -> None:
         """Raise PreflightRefused, with all blockers, if there are any.
@@ -77,7 +79,8 @@ def make_report(
     Raises IntegrityError if the answers do not belong to the questions.
     """
     files = {file.id: file for file in questions.files}
-    if not files.keys() >= {*answers.lacking, *(number for number, _ in answers.logs)}:
+    logs = {number for number, _ in answers.logs}
+    if not files.keys() >= {*answers.lacking, *answers.shared, *logs}:
         raise IntegrityError("the answers of the other host name files that it was not asked about")
     plan = target.plan
     # Files that a reboot removes must be on the destination, too.
@@ -94,6 +97,7 @@ def make_report(
         lacking=tuple(files[number] for number in answers.lacking),
         logs=tuple((files[number], size) for number, size in answers.logs),
         rights=frozenset((name.kind, name.number) for name in questions.names if name.gives_rights),
+        compared=select_compared(questions.files, answers.shared, logs) if _has_our_mounts(questions) else None,
     )
 
 
@@ -108,6 +112,11 @@ def plan_sending(questions: Questions, report: GateReport) -> tuple[AskedFile, .
     if others or refused:
         raise preflight_refusal((*others, *refused))
     return sendable
+
+
+def _has_our_mounts(questions: Questions) -> bool:
+    """Return whether the tree has our mounts. If not, it brings its own: no file was compared."""
+    return dict(questions.namespaces).get("mnt") == dict(questions.processes[0].namespaces).get("mnt")
 
 
 def _reword(found: Finding, questions: Questions, answers: Answers, host: str) -> Finding:

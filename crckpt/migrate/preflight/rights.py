@@ -28,7 +28,7 @@ def refuse_new_rights(root: int, compared: frozenset[Right]) -> None:
 
     Since the gate it may have run a set-user-id program, newgrp(1) for example.
     """
-    new = sorted(read_rights(_find_frozen(root)) - compared)
+    new = sorted(read_rights(find_frozen(root)) - compared)
     if new:
         kind, number = new[0]
         raise PreflightRefused(
@@ -37,13 +37,13 @@ def refuse_new_rights(root: int, compared: frozenset[Right]) -> None:
         )
 
 
-def _find_frozen(pid: int) -> Iterator[int]:
+def find_frozen(pid: int) -> Iterator[int]:
     """Find the processes of a frozen tree. In others the kernel's list of children may miss some (proc(5))."""
     yield pid
     for tid in procfs.living_threads(pid):
         with suppress(OSError):
             for child in procfs.text(f"/proc/{pid}/task/{tid}/children").split():
-                yield from _find_frozen(int(child))
+                yield from find_frozen(int(child))
 
 
 def _read_process(pid: int) -> Iterator[Right]:

@@ -17,7 +17,8 @@ from crckpt.host.process.signals import ignore_interrupts
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
-from crckpt.migrate.preflight.rights import Right, refuse_new_rights
+from crckpt.migrate.preflight.changed_files import ComparedFiles, refuse_changed_files
+from crckpt.migrate.preflight.rights import Right, find_frozen, refuse_new_rights
 from crckpt.migrate.request import Report
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.source.limits import limit_restore, limit_sending
@@ -89,9 +90,10 @@ class LiveHandOver:
         hooked: HookedMove,
         report: Report,
         rights: frozenset[Right],
+        compared: ComparedFiles | None,
     ) -> None:
-        """`rights`: the users and groups that both hosts have alike."""
-        self._rights = rights
+        """`rights`: the users and groups that both hosts have alike; `compared`: the files, None for no check."""
+        self._rights, self._compared = rights, compared
         self._source = source
         self._options = options
         self._hooked = hooked
@@ -115,6 +117,8 @@ class LiveHandOver:
         self.capture.take()
         if not self._options.allow_weaker:
             refuse_new_rights(tree.root.pid, self._rights)
+        if self._compared is not None:
+            refuse_changed_files(find_frozen(tree.root.pid), self._compared)
         if shared := find_shared_file_systems():
             # The destination opens the files next.
             write_back(tree.pids, shared)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.causes.moves import reword
-from crckpt.errors import CommandFailure, CrckptError, Interrupted, MoveInDoubt
+from crckpt.errors import CommandFailure, CrckptError, DumpFailed, Interrupted, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.network.late_packets import capturing
 from crckpt.host.process.signals import stops_deferred
@@ -48,7 +48,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.ops.dump.result import DumpResult
-from crckpt.ops.failures import preflight_refusal
+from crckpt.ops.failures import preflight_refusal, to_crckpt_error
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
@@ -94,7 +94,8 @@ def move_tree(
     logs.send_gained(connection)
     source = SourceMove(move, repository, connection, hello, logs, is_late=request.options.lazy == "source")
     hooked = HookedMove(source.move.id, platform.node(), request.host, job, request.before_freeze, request.address_hook)
-    hand_over = LiveHandOver(source, request.options, hooked, report, found.rights)
+    compared = found.compared if request.preflight else None
+    hand_over = LiveHandOver(source, request.options, hooked, report, found.rights, compared)
     with rounds_removed(source), _failure_recorded(source, root, hooked):
         rounds, why_stopped = _copy_rounds(request, root, context, source, job, report)
         run_hook(hooked, "before-freeze")
@@ -156,6 +157,8 @@ def _failure_recorded(source: SourceMove, root: proc.Process, hooked: HookedMove
         why = error.message if isinstance(error, CrckptError) else str(error) or type(error).__name__
         _record_failure(source, remove_words_of_dump(why))
         failed_hook = run_late_hook(hooked, "abort")
+        if isinstance(error, OSError):
+            error = to_crckpt_error(error, DumpFailed, "the move")
         if isinstance(error, CommandFailure):
             raise say_where_it_runs(error, source.move.job, root.pid, failed_hook) from error
         raise

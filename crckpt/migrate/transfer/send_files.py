@@ -138,26 +138,29 @@ def opened(file: AskedFile) -> Iterator[int]:
 
     The user of the tree may have put a link to a file there that only root may read.
     """
-    descriptor, _ = open_regular(file.name)
+    try:
+        descriptor, _ = open_regular(file.name)
+    except FileNotFoundError as error:
+        raise _make_change_error(file, "was removed or renamed") from error
     if descriptor is None:
         raise _make_change_error(file)
     try:
         found = os.fstat(descriptor)
         # The user chooses the number of an inode (FUSE, tmpfs): only with its file system it names one file.
-        if (found.st_dev, found.st_ino) != (file.device, file.inode) or (found.st_mode, found.st_uid, found.st_gid) != (
-            file.mode,
-            file.uid,
-            file.gid,
-        ):
+        if (found.st_dev, found.st_ino) != (file.device, file.inode):
+            raise _make_change_error(file, "was replaced")
+        if (found.st_mode, found.st_uid, found.st_gid) != (file.mode, file.uid, file.gid):
             raise _make_change_error(file)
         yield descriptor
     finally:
         os.close(descriptor)
 
 
-def _make_change_error(file: AskedFile) -> DumpFailed:
+def _make_change_error(file: AskedFile, change: str = "has changed") -> DumpFailed:
+    meanwhile = "; do not rotate the log meanwhile" if file.is_log else ""
     return DumpFailed(
-        f"{file.name} has changed since the check; the program keeps running here", hint="run the command again"
+        f"{file.name} {change} since the check; the program keeps running here",
+        hint=f"run the command again{meanwhile}",
     )
 
 

@@ -27,6 +27,7 @@ from crckpt.migrate.wire.messages import Lacking, Pack, Sent, Stored, Tails
 _CHANNEL: Final = 0
 _WHAT: Final = "sent-tail"
 _AT_ONCE: Final = 1 << 20
+_OF_AN_END: Final = 256 << 10
 
 
 class SentLogs:
@@ -51,26 +52,36 @@ class _Log:
         self.file = file
         self.start = start
         self.is_compared = start == 0
+        self._ends = ""
 
     def describe(self) -> SentTail | None:
         """Describe what it has gained; None if that is nothing."""
         file = self.file
         with opened(file) as descriptor:
             status = os.fstat(descriptor)
-            end = status.st_size
-            if end < self.start:
-                raise DumpFailed(
-                    f"{file.name} has become shorter during the move; the program keeps running here",
-                    hint="run the command again; do not rotate the log meanwhile",
-                )
-            if end == self.start and self.is_compared:
-                return None
-            before = "" if self.is_compared else _read_digest(descriptor, 0, self.start)
-            digest = _read_digest(descriptor, self.start, end)
+            start, end = self.start, status.st_size
+            if end < start:
+                raise _make_cut_error(file)
+            known = self._ends or _read_ends(descriptor, start)
+            before = "" if self.is_compared else _read_digest(descriptor, 0, start)
+            digest = _read_digest(descriptor, start, end)
             mode = stat.S_IFREG | find_permissions(file.mode, descriptor)
+            self._ends = _read_ends(descriptor, end)
+            # Last: what was cut before any of these reads is found now, what is cut later is found the next time.
+            if _read_ends(descriptor, start) != known:
+                raise _make_cut_error(file)
+        if end == start and self.is_compared:
+            return None
         above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(Path(file.name)))
         sent = SentFile(file.path, mode, file.uid, file.gid, above, status.st_mtime_ns, end - self.start, digest)
         return SentTail(sent, self.start, before)
+
+
+def _make_cut_error(file: AskedFile) -> DumpFailed:
+    return DumpFailed(
+        f"{file.name} was cut or rewritten during the move; the program keeps running here",
+        hint="run the command again; do not rotate the log meanwhile",
+    )
 
 
 def _send(connection: Connection, tails: Sequence[tuple[_Log, SentTail]]) -> None:
@@ -213,6 +224,15 @@ def _read(descriptor: int, start: int, end: int, at_once: int = _AT_ONCE) -> Ite
             raise DumpFailed("a log has become shorter while it was read", hint="run the command again")
         yield content
         start += len(content)
+
+
+def _read_ends(descriptor: int, size: int) -> str:
+    """The digest of the first and the last bytes, before `size`: a log that was cut has others, whatever its size.
+
+    Logs are large, and the program is frozen: in the middle no log changes alone.
+    """
+    first, last = min(size, _OF_AN_END), max(size - _OF_AN_END, 0)
+    return _read_digest(descriptor, 0, first) + _read_digest(descriptor, last, size)
 
 
 def _read_digest(descriptor: int, start: int, end: int) -> str:

@@ -85,6 +85,7 @@ class Hello(Message, frozen=True):
     - `highest_sequence`: the highest number of a checkpoint in its store
     - `free_bytes`: bytes that trees may take of its memory, and of its store
     - `store`: identifies its store and its machine
+    - `is_check`: of the source: nothing is to be changed
     """
 
     protocol: Count
@@ -100,6 +101,7 @@ class Hello(Message, frozen=True):
     highest_sequence: Count
     free_bytes: Count = 0
     store: Word = ""
+    is_check: bool = False
 
 
 class Questions(Message, frozen=True):

@@ -69,7 +69,7 @@ def test_it_restores_no_other_job_than_the_one_of_its_move(tmp_path: Path) -> No
     checkpoint = store(repository, tmp_path, of_pages(1, 2))
     name = manifest_name(checkpoint.id)
     manifest = repository.backend.read(name, 1 << 20)
-    repository.backend.remove(name, "manifest")
+    repository.remove([checkpoint.id])
     (failed,) = serve(repository, prepare("another", checkpoint, manifest))
     assert isinstance(failed, messages.Failed)
     assert "is of job, not of another" in failed.message

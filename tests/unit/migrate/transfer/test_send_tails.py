@@ -154,10 +154,36 @@ def test_a_log_that_was_cut_or_replaced(logs: Logs) -> None:
     asked = logs.asked()
     with connected() as (source, _):
         os.truncate(logs.here, 10)
-        with pytest.raises(DumpFailed, match="has become shorter during the move"):
+        with pytest.raises(DumpFailed, match="was cut or rewritten during the move"):
             SentLogs([(asked, len(_FIRST))]).send_gained(source)
-        with pytest.raises(DumpFailed, match="has changed since the check"):
+        with pytest.raises(DumpFailed, match="was replaced since the check"):
             SentLogs([(replace(asked, inode=asked.inode + 1), 0)]).send_gained(source)
+
+
+@pytest.mark.parametrize(
+    "content", [b"other\n" * 2000, _FIRST.replace(b"first", b"other", 1) + _MORE, _FIRST[:-6] + b"other\n" + _MORE]
+)
+def test_a_log_that_was_cut_and_has_grown_again(logs: Logs, content: bytes) -> None:
+    """Its size alone says nothing: what is there already would be followed by the rest of another log."""
+    sent = SentLogs([(logs.asked(), len(_FIRST))])
+
+    def work(source: Connection) -> None:
+        sent.send_gained(source)
+        logs.here.write_bytes(content)
+        with pytest.raises(DumpFailed, match="was cut or rewritten during the move"):
+            sent.send_gained(source)
+
+    assert answered(work) is None
+    assert logs.there.read_bytes() == _FIRST
+
+
+def test_a_log_that_was_removed(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    asked = replace(logs.asked(), path=os.fsencode(logs.here))
+    logs.here.rename(logs.here.with_suffix(".1"))
+    with connected() as (source, _), pytest.raises(DumpFailed, match="log was removed or renamed since") as caught:
+        SentLogs([(asked, 0)]).send_gained(source)
+    assert "do not rotate the log" in caught.value.hint
 
 
 @pytest.mark.parametrize("content", [b"other", b"gained", b""])

@@ -1,0 +1,115 @@
+"""What the check has compared, compared again while the tree is frozen: it may have changed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.errors import PreflightRefused, error_text
+from crckpt.host.disk.checked_files import open_regular
+from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.proc.fd import read_link
+from crckpt.host.proc.writers import list_writable
+from crckpt.migrate.preflight.asked_files import NAMELESS, find_shared_file_systems, limit_time
+from crckpt.migrate.preflight.judge_files import advise_to_keep
+from crckpt.migrate.preflight.questions import AskedFile
+
+_OF_THE_KERNEL: Final = (*NAMELESS, "/sys/")
+
+
+class ComparedFiles(Struct, frozen=True):
+    """What the check has compared.
+
+    - `files`: the other host has a copy of each
+    - `names`: of all files that were asked about, by device and inode
+    - `shared`: devices of files that both hosts share
+    """
+
+    files: tuple[AskedFile, ...] = ()
+    names: dict[tuple[int, int], frozenset[str]] = {}
+    shared: frozenset[int] = frozenset()
+
+
+def select_compared(files: Iterable[AskedFile], shared: Iterable[int], sent: Iterable[int]) -> ComparedFiles:
+    """Select what is to be compared again of the files of the questions.
+
+    `shared` and `sent` are ids: of files that both hosts share, and of logs that are completed there.
+    """
+    files, shared, others = tuple(files), frozenset(shared), frozenset((*shared, *sent))
+    names: dict[tuple[int, int], frozenset[str]] = {}
+    for file in files:
+        key = (file.device, file.inode)
+        names[key] = names.get(key, frozenset()) | {file.name}
+    return ComparedFiles(
+        tuple(file for file in files if file.id not in others and _has_copy(file)),
+        names,
+        frozenset(file.device for file in files if file.id in shared),
+    )
+
+
+def refuse_changed_files(pids: Iterable[int], compared: ComparedFiles) -> None:
+    """Raise PreflightRefused if the other host lacks what a frozen tree has written since the check.
+
+    Unless a map is written, size and times tell; else, and if they differ, the content does.
+    """
+    for file in compared.files:
+        if change := _find_change(file):
+            raise _refuse(file.name, change, advise_to_keep(file) if file.is_written else "run the command again")
+    shared = compared.shared | find_shared_file_systems().keys()
+    for name, identity in _list_written(pids):
+        if identity[0] not in shared and name not in compared.names.get(identity, ()):
+            change = "was renamed" if identity in compared.names else "was opened for writing"
+            raise _refuse(name, change, "run the command again")
+
+
+def _has_copy(file: AskedFile) -> bool:
+    is_on_disk = not file.removed and not file.build_id and not file.name.startswith(_OF_THE_KERNEL)
+    return stat.S_ISREG(file.mode) and is_on_disk
+
+
+def _refuse(name: str, change: str, hint: str) -> PreflightRefused:
+    return PreflightRefused(f"{name} {change} since the check; the program keeps running here", hint=hint)
+
+
+def _find_change(file: AskedFile) -> str:
+    """Find how a file has changed since the questions; empty if its content is the same."""
+    try:
+        status = Path(file.name).stat()
+    except FileNotFoundError:
+        return "was removed or renamed" if file.is_written else ""
+    except OSError as error:
+        return f"cannot be compared again ({error_text(error)})"
+    is_same_file = (status.st_dev, status.st_ino) == (file.device, file.inode)
+    times = limit_time(status.st_mtime_ns), limit_time(status.st_ctime_ns)
+    if is_same_file and not file.is_mapped and (status.st_size, *times) == (file.size, file.modified, file.changed):
+        return ""
+    if file.digest and status.st_size == file.size and _read_digest(file) == file.digest:
+        return ""
+    return "was written to" if is_same_file else "was replaced"
+
+
+def _read_digest(file: AskedFile) -> str:
+    with suppress(OSError):
+        descriptor, _ = open_regular(file.name)
+        if descriptor is not None:
+            try:
+                return read_digest(descriptor, file.size)
+            finally:
+                os.close(descriptor)
+    return ""
+
+
+def _list_written(pids: Iterable[int]) -> Iterator[tuple[str, tuple[int, int]]]:
+    """List the files with a name that these processes can write to, each with its device and inode."""
+    for pid in pids:
+        for link in list_writable(pid):
+            name, status = read_link(link) or ("", None)
+            has_name = name.startswith("/") and not name.startswith(_OF_THE_KERNEL)
+            if status is not None and has_name and stat.S_ISREG(status.st_mode) and status.st_nlink:
+                yield name, (status.st_dev, status.st_ino)

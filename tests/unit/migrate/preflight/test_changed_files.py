@@ -1,0 +1,120 @@
+"""What the check has compared is compared again while the program is frozen, and nothing else is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from entering import Told
+from gates import answer_here, ask_about, report, target_at
+from msgspec.structs import replace
+
+from crckpt.errors import PreflightRefused
+from crckpt.migrate.preflight.changed_files import ComparedFiles, refuse_changed_files
+
+pytestmark = pytest.mark.usefixtures("is_root")
+
+CONTENT = b"0123456789" * 1000
+LARGE = (64 << 20) + 1
+MAP = "import mmap; area = mmap.mmap(held.fileno(), 4096); area[0] = 48"
+
+
+@pytest.fixture(params=["tmp", "/dev/shm"])
+def data(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """A file that has not changed for a while, on a disk, or in memory."""
+    path = tmp_path / "data" if request.param == "tmp" else Path(f"/dev/shm/crckpt-{tmp_path.name}")
+    path.write_bytes(CONTENT)
+    yield path
+    path.unlink(missing_ok=True)
+
+
+def compared(target: Told, there: Path, *, is_shared: bool = False) -> ComparedFiles:
+    """What the check has compared of a program: the other host has all of it."""
+    plan = target_at(target.pid, there)
+    questions = ask_about(plan)
+    answers = answer_here(questions, there)
+    shared = tuple(file.id for file in questions.files) if is_shared else ()
+    found = report(plan, questions, replace(answers, shared=shared)).compared
+    assert found is not None
+    return found
+
+
+def open_in(target: Told, path: Path, *, mode: str = "r+b") -> None:
+    """Let the program open the file, long after it was last changed."""
+    target.do(f"path = {str(path)!r}; held = open(path, {mode!r}, buffering=0)")
+
+
+@pytest.mark.parametrize(
+    ("before", "change", "words"),
+    [
+        ("", "held.write(b'x')", "was written to"),
+        ("", "held.seek(0, 2); held.write(b'x')", "was written to"),
+        # The kernel notes no time of a write to a page that was written before.
+        (MAP, "area[1] = 0", "was written to"),
+        (MAP, "area.close(); held.truncate(0); held.write(b'y' * 10000)", "was written to"),
+        # A program can set one of the two times.
+        ("", "s = os.stat(path); held.write(b'x'); os.utime(path, ns=(s.st_atime_ns, s.st_mtime_ns))", "written to"),
+        ("", "held.write(b'x'); held.close()", "was written to"),
+        ("", "os.rename(path, path + '.1')", "was removed or renamed"),
+        ("", "os.unlink(path)", "was removed or renamed"),
+        ("", "f = open(path + '.1', 'wb'); f.write(b'x' * 10000); f.close(); os.rename(path + '.1', path)", "replaced"),
+        ("", "other = open(path + '.1', 'wb')", "was opened for writing"),
+    ],
+)
+def test_a_write_since_the_check_is_found(
+    target: Told, there: Path, data: Path, before: str, change: str, words: str
+) -> None:
+    open_in(target, data)
+    target.do(before or "pass")
+    found = compared(target, there)
+    refuse_changed_files([target.pid], found)
+    try:
+        target.do(f"import os; {change}")
+        with pytest.raises(PreflightRefused, match=f"{data}.* {words} since the check; the program keeps running here"):
+            refuse_changed_files([target.pid], found)
+        refuse_changed_files([target.pid], compared(target, there, is_shared=True))
+    finally:
+        Path(f"{data}.1").unlink(missing_ok=True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "os.utime(path)",
+        "os.chmod(path, 0o600); held.write(b'0')",
+        "f = open(path + '.1', 'wb'); f.write(b'0123456789' * 1000); f.close(); os.rename(path + '.1', path)",
+        "only_read = open('/etc/passwd'); memory = os.memfd_create('x'); os.write(memory, b'x')",
+        "gone = open(path + '.1', 'wb'); os.unlink(path + '.1')",
+    ],
+)
+def test_the_same_content_is_no_change(target: Told, there: Path, data: Path, change: str) -> None:
+    open_in(target, data)
+    found = compared(target, there)
+    target.do(f"import os; {change}")
+    refuse_changed_files([target.pid], found)
+
+
+def test_a_file_that_is_too_large_to_be_read(target: Told, there: Path, data: Path) -> None:
+    """Its times tell. Where the program writes through a map, they do not, and the check refuses it."""
+    os.truncate(data, LARGE)
+    open_in(target, data)
+    found = compared(target, there)
+    target.do("pass")
+    target.do("held.write(b'x')")
+    with pytest.raises(PreflightRefused, match=f"{data} was written to since the check"):
+        refuse_changed_files([target.pid], found)
+    target.do(MAP)
+    answers = answer_here(ask_about(target_at(target.pid, there)), there)
+    assert [found.key for found in answers.blockers] == ["pid-taken", "file-mapped"]
+
+
+def test_a_file_that_the_program_only_reads(target: Told, there: Path, data: Path) -> None:
+    open_in(target, data, mode="rb")
+    found = compared(target, there)
+    data.write_bytes(CONTENT + b"more")
+    with pytest.raises(PreflightRefused, match=f"{data} was written to since the check"):
+        refuse_changed_files([target.pid], found)
+    data.unlink()
+    refuse_changed_files([target.pid], found)
