@@ -32,8 +32,8 @@ from crckpt.migrate.destination.restores import (
     release_or_explain,
 )
 from crckpt.migrate.destination.ssh_session import SshSession
-from crckpt.migrate.preflight.answers import answer, encode_answers
-from crckpt.migrate.preflight.questions import decode_questions
+from crckpt.migrate.preflight.answers import answer, compare, encode_answers
+from crckpt.migrate.preflight.questions import decode_files, decode_questions
 from crckpt.migrate.transfer.receive_packs import Receiver
 from crckpt.migrate.transfer.send_files import receive_files
 from crckpt.migrate.transfer.send_tails import receive_tails
@@ -114,6 +114,7 @@ class Destination:
             messages.Questions,
             messages.Files,
             messages.Tails,
+            messages.Compare,
             messages.Offer,
             messages.CheckRestore,
             messages.Prepare,
@@ -139,6 +140,8 @@ class Destination:
                 receive_files(self._connection, message)
             case messages.Tails():
                 receive_tails(self._connection, message)
+            case messages.Compare():
+                self._connection.send(messages.Compared(compare(decode_files(message.content))))
             case messages.Offer():
                 self._receiver.answer_offer(self._connection, message)
             case messages.CheckRestore():

@@ -30,7 +30,7 @@ from crckpt.migrate.preflight.judge import Judgement, Survey, judge
 from crckpt.migrate.preflight.live_tree import list_image_sizes, plan_restore
 from crckpt.migrate.preflight.local_file import LocalFile
 from crckpt.migrate.preflight.look import look_for_files
-from crckpt.migrate.preflight.questions import Questions, Text
+from crckpt.migrate.preflight.questions import AskedFile, Questions, Text
 from crckpt.migrate.wire.messages import Findings, encode_any
 from crckpt.model import MEBIBYTE, Count, Host
 from crckpt.ops.context import Context
@@ -102,6 +102,12 @@ def answer(
         _to_text(str(context.store)),
         store_free,
     )
+
+
+def compare(files: tuple[AskedFile, ...]) -> tuple[int, ...]:
+    """Find which files of the source, as they are there now, are the same here; return their ids."""
+    here = look_for_files(files)
+    return tuple(file.id for file in files if file.id in here and here[file.id].is_copy_of(file))
 
 
 def encode_answers(answers: Answers) -> bytes:

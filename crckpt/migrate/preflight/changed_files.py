@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused, error_text
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.writers import list_writable
-from crckpt.migrate.preflight.asked_files import NAMELESS, find_shared_file_systems, limit_time
+from crckpt.migrate.preflight.asked_files import LARGEST_READ, NAMELESS, find_shared_file_systems, limit_time
 from crckpt.migrate.preflight.judge_files import advise_to_keep
 from crckpt.migrate.preflight.questions import AskedFile
 
@@ -36,6 +37,13 @@ class ComparedFiles(Struct, frozen=True):
     shared: frozenset[int] = frozenset()
 
 
+class _Change(Struct, frozen=True):
+    """How a file has changed; `now`: as it is now, None if it is gone."""
+
+    what: str
+    now: AskedFile | None = None
+
+
 def select_compared(files: Iterable[AskedFile], shared: Iterable[int], sent: Iterable[int]) -> ComparedFiles:
     """Select what is to be compared again of the files of the questions.
 
@@ -53,19 +61,28 @@ def select_compared(files: Iterable[AskedFile], shared: Iterable[int], sent: Ite
     )
 
 
-def refuse_changed_files(pids: Iterable[int], compared: ComparedFiles) -> None:
+def refuse_changed_files(
+    pids: Iterable[int],
+    compared: ComparedFiles,
+    compare: Callable[[tuple[AskedFile, ...]], Container[int]] = lambda _: (),
+) -> None:
     """Raise PreflightRefused if the other host lacks what a frozen tree has written since the check.
 
-    Unless a map is written, size and times tell; else, and if they differ, the content does.
+    Unless a map is written, size and times tell; else, and if they differ, the content does. `compare` asks the other
+    host about files that have changed: it may have mounted the same storage.
     """
+    changes = {file.id: change for file in compared.files if (change := _find_change(file)) is not None}
+    files = tuple(change.now for change in changes.values() if change.now is not None)
+    same = compare(files) if files else ()
     for file in compared.files:
-        if change := _find_change(file):
-            raise _refuse(file.name, change, advise_to_keep(file) if file.is_written else "run the command again")
+        if file.id in changes and file.id not in same:
+            hint = advise_to_keep(file) if file.is_written else "run the command again"
+            raise _refuse(file.name, changes[file.id].what, hint)
     shared = compared.shared | find_shared_file_systems().keys()
     for name, identity in _list_written(pids):
         if identity[0] not in shared and name not in compared.names.get(identity, ()):
-            change = "was renamed" if identity in compared.names else "was opened for writing"
-            raise _refuse(name, change, "run the command again")
+            what = "was renamed" if identity in compared.names else "was opened for writing"
+            raise _refuse(name, what, "run the command again")
 
 
 def _has_copy(file: AskedFile) -> bool:
@@ -77,29 +94,33 @@ def _refuse(name: str, change: str, hint: str) -> PreflightRefused:
     return PreflightRefused(f"{name} {change} since the check; the program keeps running here", hint=hint)
 
 
-def _find_change(file: AskedFile) -> str:
-    """Find how a file has changed since the questions; empty if its content is the same."""
+def _find_change(file: AskedFile) -> _Change | None:
+    """Find how a file has changed since the questions; None if its content is the same."""
     try:
         status = Path(file.name).stat()
     except FileNotFoundError:
-        return "was removed or renamed" if file.is_written else ""
+        return _Change("was removed or renamed") if file.is_written else None
     except OSError as error:
-        return f"cannot be compared again ({error_text(error)})"
+        return _Change(f"cannot be compared again ({error_text(error)})")
     is_same_file = (status.st_dev, status.st_ino) == (file.device, file.inode)
     times = limit_time(status.st_mtime_ns), limit_time(status.st_ctime_ns)
     if is_same_file and not file.is_mapped and (status.st_size, *times) == (file.size, file.modified, file.changed):
-        return ""
-    if file.digest and status.st_size == file.size and _read_digest(file) == file.digest:
-        return ""
-    return "was written to" if is_same_file else "was replaced"
+        return None
+    digest = _read_digest(file.name, status.st_size) if file.digest else ""
+    if digest and digest == file.digest:
+        return None
+    now = replace(file, size=status.st_size, modified=times[0], digest=digest)
+    return _Change("was written to" if is_same_file else "was replaced", now)
 
 
-def _read_digest(file: AskedFile) -> str:
+def _read_digest(path: str, size: int) -> str:
+    """Read the digest of a file that has `size` bytes; empty if that fails. Other hosts see its content then."""
     with suppress(OSError):
-        descriptor, _ = open_regular(file.name)
+        descriptor, _ = open_regular(path)
         if descriptor is not None:
             try:
-                return read_digest(descriptor, file.size)
+                os.fsync(descriptor)
+                return read_digest(descriptor, size) if size <= LARGEST_READ else ""
             finally:
                 os.close(descriptor)
     return ""

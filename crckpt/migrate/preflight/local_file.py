@@ -7,6 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.images.filelocks import LockKind
+from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.preflight.restore.host import FileState
 
 
@@ -34,6 +35,11 @@ class LocalFile(Struct, frozen=True):
     owners: dict[int, str] = {}
     local_locks: frozenset[LockKind] = frozenset()
     why: str = ""
+
+    def is_copy_of(self, asked: AskedFile) -> bool:
+        """Whether size, time and content are those of a file of the source; the content only if that was read."""
+        is_same = self.state is not None and (self.state.size, self.modified) == (asked.size, asked.modified)
+        return is_same and self.digest == asked.digest
 
     @property
     def is_missing(self) -> bool:

@@ -227,6 +227,7 @@ class Questions(Struct, frozen=True):
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(Questions)
+_FILES_DECODER: Final = msgspec.msgpack.Decoder(Annotated[tuple[AskedFile, ...], Meta(max_length=MOST_FILES)])
 
 
 def encode_questions(questions: Questions) -> bytes:
@@ -250,8 +251,18 @@ def decode_questions(content: bytes) -> Questions:
         raise IntegrityError(f"the questions of the other host cannot be read: {error}") from error
     _check_ids(questions)
     _check_addresses(questions)
-    _check_paths(questions)
+    _check_paths(questions.files)
     return questions
+
+
+def decode_files(content: bytes) -> tuple[AskedFile, ...]:
+    """Decode files of another host. Raises IntegrityError."""
+    try:
+        files: tuple[AskedFile, ...] = _FILES_DECODER.decode(content)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise IntegrityError(f"the files of the other host cannot be read: {error}") from error
+    _check_paths(files)
+    return files
 
 
 def _check_ids(questions: Questions) -> None:
@@ -294,7 +305,7 @@ def _check_addresses(questions: Questions) -> None:
             raise IntegrityError("the questions of the other host have a bad address: it names an interface")
 
 
-def _check_paths(questions: Questions) -> None:
-    for file in questions.files:
+def _check_paths(files: tuple[AskedFile, ...]) -> None:
+    for file in files:
         if not file.path.startswith(b"/") or b"\0" in file.path or b".." in file.path.split(b"/"):
             raise IntegrityError(f"{file.name!r} is not an absolute path")

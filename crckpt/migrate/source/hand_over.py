@@ -18,6 +18,8 @@ from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.changed_files import ComparedFiles, refuse_changed_files
+from crckpt.migrate.preflight.look import ANSWERS_WITHIN_S
+from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.preflight.rights import Right, find_frozen, refuse_new_rights
 from crckpt.migrate.request import Report
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
@@ -33,6 +35,7 @@ from crckpt.ops.context import Progress, ignore_progress
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.moves import Move, advance, store_move
 
+_COMPARED_WITHIN_S: Final = 2.0 * ANSWERS_WITHIN_S
 _NO_LOGS: Final = SentLogs(())
 
 
@@ -118,12 +121,19 @@ class LiveHandOver:
         if not self._options.allow_weaker:
             refuse_new_rights(tree.root.pid, self._rights)
         if self._compared is not None:
-            refuse_changed_files(find_frozen(tree.root.pid), self._compared)
+            refuse_changed_files(find_frozen(tree.root.pid), self._compared, self._compare)
         if shared := find_shared_file_systems():
             # The destination opens the files next.
             write_back(tree.pids, shared)
         self._tree_end = TreeEnd(tree)
         self._source.advance("handing-over", root=proc.identify_live_root(tree.root), is_settled=False)
+
+    def _compare(self, files: tuple[AskedFile, ...]) -> tuple[int, ...]:
+        """Ask the destination which of these files are the same there."""
+        connection = self._source.connection
+        with connection.limited(_COMPARED_WITHIN_S):
+            connection.send(messages.Compare(messages.encode_any(files)))
+            return connection.receive(messages.Compared).same
 
     def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
         """See HandOver."""

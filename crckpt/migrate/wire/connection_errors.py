@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from crckpt.errors import RemoteError
+
+ALLOW_COMMANDS: Final = (
+    "allow the account there to run commands (its login shell; ForceCommand in sshd_config, command= in "
+    "authorized_keys); or edit its startup file, which may end the shell"
+)
 
 
 class ConnectionLost(RemoteError):
@@ -42,8 +49,7 @@ class PrintedText(ConnectionLost):
         if has_ended and not has_begun:
             super().__init__(
                 f"{peer} printed text, and did not run crckpt: {shown}",
-                hint="allow the account there to run commands (its login shell; ForceCommand in sshd_config, command= "
-                "in authorized_keys); or edit its startup file, which may end the shell",
+                hint=ALLOW_COMMANDS,
             )
             return
         where = "among crckpt's messages" if has_begun else "before crckpt's first message"

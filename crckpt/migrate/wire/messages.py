@@ -1,11 +1,12 @@
 """The messages of a migration: msgspec structs in MessagePack, with their limits in their types. Pure.
 
-Source and destination say Hello at once. After that the source asks and the destination answers:
+The source says Hello, then the destination. After that the source asks and the destination answers:
 
     Questions                           Answers
     Files                               Lacking
     Pack, its data, Pack, ...; Sent     Stored
     Tails                               Lacking
+    Compare                             Compared
     Pack, its data, Pack, ...; Sent     Stored
     Offer                               Lacking
     Pack, its data, Pack, ...; Sent     Stored
@@ -114,6 +115,18 @@ class Answers(Message, frozen=True):
     """The destination's answers to the gate."""
 
     content: bytes
+
+
+class Compare(Message, frozen=True):
+    """Files that have changed since the gate, as they are now; answered by Compared. The gate defines the content."""
+
+    content: bytes
+
+
+class Compared(Message, frozen=True):
+    """The ids of those that are the same there: on storage that both hosts have mounted."""
+
+    same: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)]
 
 
 class Files(Message, frozen=True):
@@ -313,6 +326,8 @@ AnyMessage: TypeAlias = (
     | Answers
     | Files
     | Tails
+    | Compare
+    | Compared
     | Offer
     | Lacking
     | Pack

@@ -15,6 +15,7 @@ from typing import Final
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt, RemoteError, UsageError
 from crckpt.host.process.run import Child, Pipes, quote, run, start_with_pipes
 from crckpt.host.process.signals import interrupts_deferred, start_thread
+from crckpt.migrate.wire.connection_errors import ALLOW_COMMANDS
 
 # The user's configuration, keys and agent are used as they are. Without a terminal on the host; options of the
 # configuration that would use the connection otherwise do not apply, as in scp(1): with our agent or display, root over
@@ -103,6 +104,7 @@ class Remote:
         self.incoming, self.outgoing = pipes.stdout, pipes.stdin
         self._child = child
         self._host, self._crckpt = host, crckpt
+        self._program = _split(crckpt)[0]
         # To be typed by the user.
         self._ssh = quote(["ssh", *(word for word in make_host_words(host) if word != "--")])
         self._show = show
@@ -148,26 +150,30 @@ class Remote:
         if status == _CANNOT_CONNECT:
             verb = "lost its connection" if self._has_answered.is_set() else "cannot connect"
             return RemoteError(f"ssh {verb} to {self._host}{said}", hint=f"check that this works: {self._ssh} true")
-        program = _split(self._crckpt)[0]
         if status in (_NOT_FOUND, _NOT_EXECUTABLE):
             hint = f"install crckpt on {self._host}; if it is there, name its path: --remote-crckpt /PATH/TO/crckpt"
-            if not program.endswith("crckpt"):
+            if not self._program.endswith("crckpt"):
                 hint = f"check that this works: {self._ssh} {self._crckpt} --version"
             return RemoteError(f"{self._crckpt} cannot be run on {self._host}{said}", hint=hint)
         signal_number = -status if status < 0 else status - _OF_SIGNAL
         if signal_number == signal.SIGKILL:
             return self._explain_kill(f"was ended by signal {signal_number}")
-        if status == HostCannot.exit_code and "root is needed" in words:
-            hint = "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
-        elif status == _OF_SUDO and program.endswith("sudo"):
-            hint = next((hint for said, hint in _SUDO if said.search(words)), "").format(host=self._host)
-            hint = hint or f"see what this says: {self._ssh} {self._crckpt} --version"
-        elif status == _UNKNOWN_COMMAND:
-            hint = "install the same version of crckpt on both hosts"
-        else:
-            hint = f"see what this says: {self._ssh} {self._crckpt} doctor"
         ended = f"was ended by signal {signal_number}" if signal_number > 0 else f"ended with status {status}"
-        return RemoteError(f"crckpt on {self._host} {ended}{said}", hint=hint)
+        return RemoteError(f"crckpt on {self._host} {ended}{said}", hint=self._advise(status, words))
+
+    def _advise(self, status: int, words: str) -> str:
+        """Advise what to do about a command that ended with this status."""
+        if status == HostCannot.exit_code and "root is needed" in words:
+            return "log in as root there, or use sudo: --remote-crckpt 'sudo crckpt'"
+        if status == _OF_SUDO and self._program.endswith("sudo"):
+            known = (hint.format(host=self._host) for said, hint in _SUDO if said.search(words))
+            return next(known, f"see what this says: {self._ssh} {self._crckpt} --version")
+        if not words and 0 < status < _OF_SIGNAL and not self._has_answered.is_set():
+            # crckpt says why it ends.
+            return ALLOW_COMMANDS
+        if status == _UNKNOWN_COMMAND:
+            return "install the same version of crckpt on both hosts"
+        return f"see what this says: {self._ssh} {self._crckpt} doctor"
 
     def _explain_kill(self, ended: str) -> CrckptError:
         return RemoteError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from gates import answer_here, ask_about, report, target_at
 from msgspec.structs import replace
 
 from crckpt.errors import PreflightRefused
+from crckpt.migrate.preflight.answers import compare
 from crckpt.migrate.preflight.changed_files import ComparedFiles, refuse_changed_files
 
 pytestmark = pytest.mark.usefixtures("is_root")
@@ -118,3 +120,28 @@ def test_a_file_that_the_program_only_reads(target: Told, there: Path, data: Pat
         refuse_changed_files([target.pid], found)
     data.unlink()
     refuse_changed_files([target.pid], found)
+
+
+@pytest.mark.parametrize(
+    ("size", "change"), [(5000, "held.write(b'x')"), (LARGE, "held.write(b'x')"), (5000, "area[1] = 0")]
+)
+def test_storage_that_both_hosts_share_without_that_crckpt_knows(
+    target: Told, there: Path, data: Path, size: int, change: str
+) -> None:
+    """The other host has the change, too; or only a copy of what was."""
+    os.truncate(data, size)
+    copy = data.with_suffix(".copy")
+    shutil.copy2(data, copy)
+    open_in(target, data)
+    if "area" in change:
+        target.do(MAP)
+    found = compared(target, there)
+    target.do(change)
+    refuse_changed_files([target.pid], found, compare)
+    with pytest.raises(PreflightRefused):
+        refuse_changed_files(
+            [target.pid],
+            found,
+            lambda files: compare(tuple(replace(file, path=os.fsencode(copy)) for file in files)),
+        )
+    copy.unlink()

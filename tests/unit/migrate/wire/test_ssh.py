@@ -226,7 +226,9 @@ def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tu
             "ended with status 31: crckpt: only node1 knows",
             "crckpt doctor",
         ),
-        ("#!/bin/sh\nexit 7\n", "crckpt on root@there ended with status 7", "crckpt doctor"),
+        ("#!/bin/sh\necho no >&2\nexit 7\n", "crckpt on root@there ended with status 7: no", "crckpt doctor"),
+        # A login shell that does nothing.
+        ("#!/bin/sh\nexit 1\n", "crckpt on root@there ended with status 1", "login shell"),
         ("#!/bin/sh\nkill -11 $$\n", "crckpt on root@there was ended by signal 11", "crckpt doctor"),
         ("#!/bin/sh\nkill -9 $$\n", "ended by signal 9, perhaps because its memory ran out", "dmesg"),
         ("#!/bin/sh\nexit 137\n", "ended by signal 9, perhaps because its memory ran out", "dmesg"),
