@@ -90,11 +90,9 @@ def test_a_write_after_the_check_is_not_lost(lab: TwoHosts, how: str) -> None:
     ("rotate", "words"),
     [
         (f"mv {LOG} {LOG}.1", f"{LOG} was removed or renamed since the check"),
-        (f"rm {LOG}", f"{LOG} was removed or renamed since the check"),
-        (f"mv {LOG} {LOG}.1; echo >{LOG}", f"{LOG} was replaced since the check"),
         (f": >{LOG}; until [ $(stat -c %s {LOG}) -gt $size ]; do :; done", f"{LOG} was cut or rewritten"),
     ],
-    ids=["renamed", "removed", "replaced", "cut"],
+    ids=["renamed", "cut"],
 )
 def test_a_log_that_is_rotated_meanwhile(lab: TwoHosts, rotate: str, words: str) -> None:
     pid = lab.start("source", PYTHON, PROGRAMS / LOGGER, LOG)
@@ -102,7 +100,7 @@ def test_a_log_that_is_rotated_meanwhile(lab: TwoHosts, rotate: str, words: str)
     write_hook(lab, f"size=$(stat -c %s {LOG}); {rotate}")
     move = ("crckpt", "migrate", str(pid), "destination", JOB, "--send-files", "--before-freeze", HOOK)
     failed = lab.run("source", *move, status=DUMP_FAILED).err
-    assert f"{words}" in failed
+    assert words in failed
     assert "the program keeps running here" in failed
     assert "do not rotate the log meanwhile" in failed
     assert is_running(lab, LOGGER)
