@@ -17,6 +17,7 @@ from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.writers import list_writable
+from crckpt.host.steps import step
 from crckpt.migrate.preflight.asked_files import LARGEST_READ, NAMELESS, find_shared_file_systems, limit_time
 from crckpt.migrate.preflight.judge_files import advise_to_keep
 from crckpt.migrate.preflight.questions import AskedFile
@@ -119,6 +120,7 @@ def _read_digest(path: str, size: int) -> str:
         descriptor, _ = open_regular(path)
         if descriptor is not None:
             try:
+                step("compare.sync", path)
                 os.fsync(descriptor)
                 return read_digest(descriptor, size) if size <= LARGEST_READ else ""
             finally:
