@@ -10,6 +10,7 @@ from typing import NamedTuple
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import OpenFile
 from crckpt.store.format.manifest import Checkpoint
+from crckpt.store.held_backend import HeldBackend
 from crckpt.store.layout import checkpoint_directory, manifest_name, pack_name
 
 
@@ -34,6 +35,12 @@ class LateBackend(LocalBackend):
         self._names = {*self._manifest, checkpoint_directory(checkpoint.id)}
         self._digests = {pack_name(use.digest): use.digest for use in checkpoint.packs}
         self._fetch = fetch
+        self._checkpoint = checkpoint
+        self._held: HeldBackend | None = None
+
+    def hold(self) -> None:
+        """Keep all packs open, as the store has them now. The caller locks it. Raises IntegrityError, OSError."""
+        self._held = HeldBackend(self._root, self._checkpoint)
 
     def exists(self, name: str) -> bool:
         """See `Backend`."""
@@ -46,6 +53,10 @@ class LateBackend(LocalBackend):
     @contextmanager
     def open(self, name: str) -> Iterator[OpenFile]:  # type: ignore[override]
         """See `Backend`."""
+        if self._held is not None:
+            with self._held.open(name) as file:
+                yield file
+            return
         if name in self._digests and not super().exists(name):
             yield _LateFile(self._digests[name], self._fetch)
             return
