@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
@@ -67,8 +68,13 @@ def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoRet
         os._exit(0)
 
 
-def take_one(pid: int, start: int = 0, flags: int = _FLAGS) -> int:
-    """Take a userfaultfd of a process that was started then. Raises HostCannot, OSError."""
+def take_one(
+    pid: int, start: int = 0, flags: int = _FLAGS, use: Callable[[ptrace.StoppedThread, int, int], None] | None = None
+) -> int:
+    """Take a userfaultfd of a process that was started then. Raises HostCannot, OSError.
+
+    Before the process loses it, `use` gets the thread, its descriptor and ours.
+    """
     with ptrace.stopped(pid, start=start) as thread:
         make, close = _NUMBERS[thread.is_compat]
         theirs = thread.system_call(make, flags, within_s=ptrace.STOPS_WITHIN_S)
@@ -76,6 +82,8 @@ def take_one(pid: int, start: int = 0, flags: int = _FLAGS) -> int:
             raise _refusal(pid, -theirs)
         try:
             ours = borrow(pid, theirs)
+            if use is not None:
+                use(thread, theirs, ours)
         finally:
             # CRIU refuses a program that has one. Another thread may have put another file in its place (dup2): check
             # this right before closing.

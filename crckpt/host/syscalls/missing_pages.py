@@ -1,6 +1,10 @@
 """Supply pages that another process's memory lacks, when it touches them. Source: linux/userfaultfd.h, userfaultfd(2).
 
 If the last descriptor is closed too early, the kernel supplies pages of zeros instead: see `crckpt.ops.lazy.guard`.
+
+Where the kernel has guard pages (MADV_GUARD_INSTALL, Linux 6.13), it does not report that a program makes or removes
+one, and UFFDIO_COPY replaces it (mm/userfaultfd.c, mfill_atomic_install_pte). So there each missing page gets the mark
+of write protection. A guard page replaces the mark, and /proc/PID/pagemap shows it.
 """
 
 from __future__ import annotations
@@ -8,13 +12,24 @@ from __future__ import annotations
 import enum
 import errno
 import fcntl
+import functools
+import mmap
 import os
 import struct
 from typing import Final, NamedTuple
 
 from crckpt.host.syscalls.libc import syscall
 from crckpt.host.syscalls.registers import is_supported
-from crckpt.host.syscalls.userfaultfd import API, API_VERSION, COPY, MODE_MISSING, REGISTER
+from crckpt.host.syscalls.userfaultfd import (
+    API,
+    API_VERSION,
+    COPY,
+    MODE_MISSING,
+    MODE_WP,
+    REGISTER,
+    UNREGISTER,
+    WRITEPROTECT,
+)
 from crckpt.model import PAGE_SIZE
 
 _ZEROPAGE: Final = 0xC020AA04
@@ -22,6 +37,12 @@ _WAKE: Final = 0x8010AA02
 # UFFD_FEATURE_EVENT_FORK, _REMAP, _REMOVE, _UNMAP. Without them a fork, or memory that the program gives back, would
 # not be noticed.
 _FEATURES: Final = 1 << 1 | 1 << 2 | 1 << 3 | 1 << 6
+# UFFD_FEATURE_PAGEFAULT_FLAG_WP, _THREAD_ID, _WP_UNPOPULATED.
+_MARKS: Final = 1 << 0 | 1 << 8 | 1 << 13
+_WRITEPROTECT_MODE_WP: Final = 1
+_MADV_GUARD_INSTALL: Final = 102
+# An address of 32-bit programs, too, at which nothing is supplied.
+_NOWHERE: Final = 1 << 20
 _MESSAGE: Final = struct.Struct("=B7x3Q")
 _AT_ONCE: Final = 64
 
@@ -36,6 +57,17 @@ class Kind(enum.IntEnum):
     UNMAP = 0x16
 
 
+@functools.cache
+def has_guard_pages() -> bool:
+    """Return whether programs can make guard pages on this kernel: then missing pages are marked."""
+    with mmap.mmap(-1, PAGE_SIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as page:
+        try:
+            page.madvise(_MADV_GUARD_INSTALL)
+        except OSError:
+            return False
+    return True
+
+
 def find_refusal() -> str:
     """Return why the missing pages of other processes cannot be supplied here, or an empty string."""
     if not is_supported():
@@ -47,7 +79,7 @@ def find_refusal() -> str:
     try:
         MissingPages(descriptor)
     except OSError:
-        return "this kernel's userfaultfd does not report forks and removed memory"
+        return "this kernel's userfaultfd does not report forks, removed memory or guard pages"
     finally:
         os.close(descriptor)
     return ""
@@ -56,14 +88,23 @@ def find_refusal() -> str:
 class Message(NamedTuple):
     """One message: its kind, and its three words.
 
-    FAULT: flags, address. FORK: the child's descriptor, which is ours. MOVE: from, to, length. REMOVE, UNMAP: start,
-    end. The process waits until a message that is no FAULT is read.
+    FAULT: flags, address, with marks the TID. FORK: the child's descriptor, which is ours. MOVE: from, to, length.
+    REMOVE, UNMAP: start, end. The process waits until a message that is no FAULT is read.
     """
 
     kind: Kind
     first: int
     second: int
     third: int
+
+
+def _decode(kind: Kind, first: int, second: int, third: int) -> Message:
+    # The number of a new descriptor, and a TID, have 32 bits; what follows is not defined.
+    if kind is Kind.FORK:
+        first &= 0xFFFFFFFF
+    if kind is Kind.FAULT:
+        third &= 0xFFFFFFFF
+    return Message(kind, first, second, third)
 
 
 class HasEnded(Exception):
@@ -82,11 +123,37 @@ class MissingPages:
         self.descriptor = descriptor
         os.set_blocking(descriptor, False)
         if is_new:
-            fcntl.ioctl(descriptor, API, struct.pack("<3Q", API_VERSION, _FEATURES, 0))
+            features = _FEATURES | (_MARKS if has_guard_pages() else 0)
+            fcntl.ioctl(descriptor, API, struct.pack("<3Q", API_VERSION, features, 0))
 
     def register(self, start: int, end: int) -> None:
         """From now on, a thread that touches a missing page of this mapping waits for us. Raises OSError."""
-        fcntl.ioctl(self.descriptor, REGISTER, struct.pack("<4Q", start, end - start, MODE_MISSING, 0))
+        mode = MODE_MISSING | (MODE_WP if has_guard_pages() else 0)
+        fcntl.ioctl(self.descriptor, REGISTER, struct.pack("<4Q", start, end - start, mode, 0))
+
+    def unregister(self, start: int, end: int) -> None:
+        """Let the kernel supply zeros for what is missing in this mapping. Raises OSError."""
+        fcntl.ioctl(self.descriptor, UNREGISTER, struct.pack("<2Q", start, end - start))
+
+    def mark(self, start: int, end: int) -> None:
+        """Mark missing pages of a mapping; guard pages stay as they are. Raises as `copy`."""
+        self._protect(start, end, _WRITEPROTECT_MODE_WP)
+
+    def unmark(self, start: int, end: int) -> None:
+        """Remove the marks of missing pages. Raises as `copy`."""
+        self._protect(start, end, 0)
+
+    def _protect(self, start: int, end: int, mode: int) -> None:
+        try:
+            fcntl.ioctl(self.descriptor, WRITEPROTECT, struct.pack("<3Q", start, end - start, mode))
+        except OSError as error:
+            if error.errno == errno.EAGAIN:
+                raise Changing from None
+            if error.errno == errno.ESRCH:
+                raise HasEnded from None
+            # The program has removed the mapping, or a part.
+            if error.errno != errno.ENOENT:
+                raise
 
     def read(self) -> tuple[Message, ...]:
         """Read the messages that are there, without waiting."""
@@ -94,9 +161,7 @@ class MissingPages:
             content = os.read(self.descriptor, _MESSAGE.size * _AT_ONCE)
         except BlockingIOError:
             return ()
-        found = (Message(Kind(kind), *words) for kind, *words in _MESSAGE.iter_unpack(content))
-        # The number of a new descriptor has 32 bits; what follows is not defined.
-        return tuple(each._replace(first=each.first & 0xFFFFFFFF) if each.kind is Kind.FORK else each for each in found)
+        return tuple(_decode(Kind(kind), *words) for kind, *words in _MESSAGE.iter_unpack(content))
 
     def copy(self, address: int, content: int, length: int) -> tuple[int, int]:
         """Copy `length` bytes at our address `content` to the missing pages at `address`; wake those that wait.
@@ -106,9 +171,19 @@ class MissingPages:
         """
         return self._supply(COPY, struct.pack("<4Qq", address, content, length, 0, 0), length)
 
-    def zero(self, address: int) -> None:
-        """Supply a page of zeros if it is missing. Raises as `copy`."""
-        self._supply(_ZEROPAGE, struct.pack("<3Qq", address, PAGE_SIZE, 0, 0), PAGE_SIZE)
+    def zero(self, address: int) -> bool:
+        """Supply a page of zeros if it is missing and has no mark. Return whether it was. Raises as `copy`."""
+        return self._supply(_ZEROPAGE, struct.pack("<3Qq", address, PAGE_SIZE, 0, 0), PAGE_SIZE)[1] == 0
+
+    def has_ended(self) -> bool:
+        """Return whether the process has ended, or runs another program."""
+        try:
+            self.copy(_NOWHERE, _NOWHERE, PAGE_SIZE)
+        except HasEnded:
+            return True
+        except (Changing, OSError):
+            pass
+        return False
 
     def wake(self, address: int) -> None:
         """Let threads that wait for this page look again."""

@@ -17,9 +17,9 @@ from crckpt.host.syscalls.pagemap import AddressRange
 USER_MODE_ONLY: Final = 1
 API: Final = 0xC018AA3F
 REGISTER: Final = 0xC020AA00
-_UNREGISTER: Final = 0x8010AA01
+UNREGISTER: Final = 0x8010AA01
 COPY: Final = 0xC028AA03
-_WRITEPROTECT: Final = 0xC018AA06
+WRITEPROTECT: Final = 0xC018AA06
 API_VERSION: Final = 0xAA
 # PAGEFAULT_FLAG_WP, WP_HUGETLBFS_SHMEM, WP_UNPOPULATED, WP_ASYNC
 ASYNC_WRITE_PROTECTION: Final = 1 | 1 << 12 | 1 << 13 | 1 << 15
@@ -63,11 +63,11 @@ class WriteProtection:
     def unprotect(self, found: AddressRange) -> None:
         """Let every page of this map read as written. Raises OSError."""
         length = found.end - found.start
-        fcntl.ioctl(self._descriptor, _WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
+        fcntl.ioctl(self._descriptor, WRITEPROTECT, struct.pack("<3Q", found.start, length, 0))
 
     def unregister(self, found: AddressRange) -> None:
         """Stop tracking this map. Raises OSError; EINVAL, ENOMEM: there is no such map any more."""
-        fcntl.ioctl(self._descriptor, _UNREGISTER, struct.pack("<2Q", found.start, found.end - found.start))
+        fcntl.ioctl(self._descriptor, UNREGISTER, struct.pack("<2Q", found.start, found.end - found.start))
 
     @property
     def is_open(self) -> bool:

@@ -1,0 +1,99 @@
+"""Take a userfaultfd of a process so that it ends with the process, and not with those who hold its descriptors.
+
+If its last descriptor is closed, the kernel supplies zeros for all pages that are still missing. So the process itself
+waits for an event of it that never comes, in an asynchronous context (io_submit(2), IOCB_CMD_POLL) of its own: this
+keeps it open until the address space ends. The process has no descriptor of it, which would give it the right to handle
+faults of the kernel. Children do not inherit the context.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from crckpt.host.proc.maps import read_maps
+from crckpt.host.process.userfaultfd_taker import take_one
+from crckpt.host.syscalls import ptrace
+from crckpt.host.syscalls.missing_pages import MissingPages
+
+# struct iocb (linux/aio_abi.h): no data, IOCB_CMD_POLL, the descriptor, and no events but errors.
+_IOCB: Final = struct.Struct("<QIIHhIQQqQII")
+_POLL: Final = 5
+# What the calls read: the context, which io_setup writes; the address of the iocb; the iocb.
+_IOCB_AT: Final = 16
+_DONTFORK: Final = 10
+_MOST_ERRNO: Final = 4095
+
+
+class _Numbers(NamedTuple):
+    mmap: int
+    munmap: int
+    madvise: int
+    io_setup: int
+    io_destroy: int
+    io_submit: int
+
+
+# x86-64 and 32-bit
+_NUMBERS: Final = {False: _Numbers(9, 11, 28, 206, 207, 209), True: _Numbers(192, 91, 219, 245, 246, 248)}
+
+
+def take_pinned(pid: int, start: int, flags: int) -> tuple[MissingPages, int]:
+    """Take the missing pages of a process, started then, that waits for us; and what `unpin` needs.
+
+    Raises HostCannot, OSError.
+    """
+    found: list[tuple[MissingPages, int]] = []
+
+    def pin(thread: ptrace.StoppedThread, theirs: int, ours: int) -> None:
+        try:
+            # Before, it would report an error to the process.
+            missing = MissingPages(ours)
+            found.append((missing, _pin(pid, thread, theirs)))
+        except BaseException:
+            os.close(ours)
+            raise
+
+    take_one(pid, start, flags, pin)
+    return found[0]
+
+
+def unpin(pid: int, start: int, context: int) -> None:
+    """Let the userfaultfd of a process end with its descriptors. Takes some 30 ms. Raises HostCannot, OSError."""
+    with ptrace.stopped(pid, start=start) as thread:
+        _call(thread, _NUMBERS[thread.is_compat].io_destroy, context)
+
+
+def _pin(pid: int, thread: ptrace.StoppedThread, descriptor: int) -> int:
+    numbers = _NUMBERS[thread.is_compat]
+    # Not on its stack: what is written there would seem to be filled.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    place = _call(thread, numbers.mmap, 0, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_WRITE, flags, -1, 0)
+    try:
+        request = _IOCB.pack(0, 0, 0, _POLL, 0, descriptor, 0, 0, 0, 0, 0, 0)
+        with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
+            memory.seek(place)
+            memory.write(struct.pack("<2Q", 0, place + _IOCB_AT) + request)
+            _call(thread, numbers.io_setup, 1, place)
+            memory.seek(place)
+            (context,) = struct.unpack("<Q", memory.read(8))
+        try:
+            _call(thread, numbers.io_submit, context, 1, place + 8)
+            length = next(each.end - each.start for each in read_maps(pid) if each.start == context)
+            _call(thread, numbers.madvise, context, length, _DONTFORK)
+        except OSError:
+            _call(thread, numbers.io_destroy, context)
+            raise
+    finally:
+        _call(thread, numbers.munmap, place, mmap.PAGESIZE)
+    return int(context)
+
+
+def _call(thread: ptrace.StoppedThread, number: int, *arguments: int) -> int:
+    result = thread.system_call(number, *arguments, within_s=ptrace.STOPS_WITHIN_S)
+    if -_MOST_ERRNO <= result < 0:
+        raise OSError(-result, os.strerror(-result))
+    return result & 0xFFFFFFFF if thread.is_compat else result

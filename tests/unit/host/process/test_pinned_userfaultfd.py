@@ -1,0 +1,129 @@
+"""A process waits for its missing pages also when nobody has a descriptor of its userfaultfd any more."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from entering import compile_program, list_descriptors
+from stopped import orphans_adopted
+from trees import PYTHON, wait_for
+
+from crckpt.host import proc
+from crckpt.host.process.pinned_userfaultfd import take_pinned, unpin
+from crckpt.host.syscalls.missing_pages import Kind, Message, MissingPages
+from crckpt.ops.lazy.marks import is_incomplete
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may enter all processes")
+
+FLAGS = os.O_CLOEXEC | os.O_NONBLOCK
+SIZE = 1 << 20
+# It says where its memory is; then it says what is there, and forks.
+READER = f"""
+import ctypes, mmap, os, sys
+memory = mmap.mmap(-1, {SIZE}, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+print(ctypes.addressof(ctypes.c_char.from_buffer(memory)), flush=True)
+sys.stdin.readline()
+print(memory[0], flush=True)
+if os.fork() == 0:
+    print("[aio]" in open("/proc/self/maps").read(), flush=True)
+    os._exit(0)
+os.wait()
+sys.stdin.readline()
+"""
+
+
+@contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that reads what it is to do."""
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.send_signal(signal.SIGKILL)
+
+
+def say(process: subprocess.Popen[str]) -> None:
+    """Let it go on."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def read(process: subprocess.Popen[str]) -> str:
+    """Read a line of it."""
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def start_of(process: subprocess.Popen[str]) -> int:
+    """When it was started."""
+    start = proc.start_time(process.pid)
+    assert start is not None
+    return start
+
+
+def next_message(missing: MissingPages) -> Message:
+    """Wait for the next message of its userfaultfd."""
+    select.select([missing.descriptor], [], [], 30)
+    (message,) = missing.read()
+    return message
+
+
+def has_context(pid: int) -> bool:
+    """Whether it has what keeps the userfaultfd open."""
+    return "[aio]" in Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_it_waits_and_finds_no_zeros() -> None:
+    with running(PYTHON, "-c", READER) as process:
+        address = int(read(process))
+        descriptors = list_descriptors(process.pid)
+        missing, _ = take_pinned(process.pid, start_of(process), FLAGS)
+        missing.register(address, address + SIZE)
+        missing.close()
+        assert list_descriptors(process.pid) == descriptors
+        say(process)
+        wait_for(lambda: "userfault" in Path(f"/proc/{process.pid}/wchan").read_text(), 30, "it to wait")
+
+
+def test_it_goes_on_once_it_is_let_go() -> None:
+    with running(PYTHON, "-c", READER) as process:
+        address = int(read(process))
+        missing, context = take_pinned(process.pid, start_of(process), FLAGS)
+        missing.register(address, address + SIZE)
+        say(process)
+        assert next_message(missing).kind is Kind.FAULT
+        missing.zero(address)
+        assert read(process) == "0"
+        # A child has another userfaultfd, and does not inherit the context.
+        os.close(next_message(missing).first)
+        assert read(process) == "False"
+        assert has_context(process.pid)
+        unpin(process.pid, start_of(process), context)
+        missing.close()
+        assert not has_context(process.pid)
+        assert not is_incomplete(process.pid)
+
+
+def test_a_32_bit_program_has_its_own_numbers(tmp_path: Path) -> None:
+    flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
+    try:
+        program = compile_program("entered_32.c", tmp_path, *flags)
+    except subprocess.CalledProcessError:
+        pytest.skip("gcc makes no 32-bit programs here")
+    with orphans_adopted(), running(program) as process:
+        say(process)
+        if read(process) != "":
+            pytest.skip("this kernel runs no 32-bit programs")
+        missing, context = take_pinned(process.pid, start_of(process), FLAGS)
+        assert has_context(process.pid)
+        unpin(process.pid, start_of(process), context)
+        missing.close()
+        assert not has_context(process.pid)
