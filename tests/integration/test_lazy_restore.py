@@ -40,7 +40,7 @@ class LazyTree:
     def check(self) -> str:
         """Let the program check its memory; return what it says."""
         said = self.directory / "said"
-        said.unlink()
+        said.unlink(missing_ok=True)
         (self.directory / "go").touch()
         wait_for(lambda: (said.exists() and said.read_text() != "") or not runs(self.pid), 60, "the program to check")
         return said.read_text() if said.exists() else "it has ended"
@@ -52,43 +52,92 @@ def runs(pid: int) -> bool:
     return process is not None and process.state not in ("zombie", "dead")
 
 
+def reap(group: int) -> None:
+    """Wait for the end of a group of processes, all of which are adopted."""
+    with suppress(ChildProcessError):
+        while True:
+            os.waitpid(-group, 0)
+
+
+def waits_for_memory(pid: int) -> bool:
+    """Whether a process waits for a page, or until it is noticed that it gives memory back."""
+    return "userfault" in Path(f"/proc/{pid}/wchan").read_text()
+
+
 @contextmanager
-def restored_lazily(crckpt: Crckpt, directory: Path, *options: str) -> Iterator[LazyTree]:
-    """changing_memory.py, dumped and restored with `options` of lazy_restore.py."""
+def restored_lazily(
+    crckpt: Crckpt, directory: Path, *options: str, program: tuple[str, ...] = ("changing_memory.py",)
+) -> Iterator[LazyTree]:
+    """A program, dumped and restored with `options` of lazy_restore.py."""
     said = directory / "said"
-    words = (PYTHON, str(PROGRAMS / "changing_memory.py"), str(directory), str(MEGABYTES))
+    words = (PYTHON, str(PROGRAMS / program[0]), str(directory), str(MEGABYTES), *program[1:])
     null = subprocess.DEVNULL
-    program = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True, close_fds=True)
+    process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True, close_fds=True)
     try:
         wait_for(lambda: said.exists() and said.read_text() == "ready", 60, "the program")
-        crckpt.run("dump", str(program.pid), JOB, "--stop")
-        program.wait()
+        crckpt.run("dump", str(process.pid), JOB, "--stop")
+        process.wait()
         script = [sys.executable, str(SUPPORT / "lazy_restore.py")]
         restoring = (*script, str(crckpt.store), JOB, str(directory / "gate"), *options)
         done = subprocess.run(restoring, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         found = json.loads(done.stdout)
         # Others are threads.
-        processes = [process for tid in found["helper"] if (process := proc.read_process(tid)) is not None]
+        helpers = [each for tid in found["helper"] if (each := proc.read_process(tid)) is not None]
         # There is none if nothing was left to it.
-        pids = [(process.pid, process.ppid) for process in processes if process.ppid in found["helper"]]
+        pids = [(each.pid, each.ppid) for each in helpers if each.ppid in found["helper"]]
         yield LazyTree(directory, found["root"], *(pids or [(0, 0)])[0])
     finally:
         (directory / "gate").touch()
         with suppress(ProcessLookupError):
-            os.kill(program.pid, signal.SIGKILL)
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @pytest.mark.usefixtures("adopted")
 def test_a_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> None:
-    """It gives memory back, moves it, protects it and forks, while only what it touches is filled."""
+    """It gives memory back, moves it, protects it, guards it and forks, while only what it touches is filled."""
     with restored_lazily(crckpt, tmp_path) as tree:
         assert is_incomplete(tree.pid)
         assert tree.check() == "intact"
         tree.go_on()
         wait_for(lambda: not runs(tree.guard), 60, "all memory")
         assert not is_incomplete(tree.pid)
+        # What kept the userfaultfd open is gone.
+        assert "[aio]" not in Path(f"/proc/{tree.pid}/maps").read_text()
         assert tree.check() == "intact"
+
+
+@pytest.mark.usefixtures("adopted")
+def test_children_that_have_ended_cost_nothing(crckpt: Crckpt, tmp_path: Path) -> None:
+    """However many the program forks while its memory is filled."""
+    with restored_lazily(crckpt, tmp_path, program=("forking.py",)) as tree:
+        (tmp_path / "go").touch()
+        wait_for(lambda: (tmp_path / "said").read_text() == "forked", 60, "all forks")
+        wait_for(lambda: len(list(Path(f"/proc/{tree.helper}/fd").iterdir())) < 50, 60, "descriptors to be closed")
+        assert is_incomplete(tree.pid)
+
+
+@pytest.mark.usefixtures("adopted")
+def test_more_living_children_than_descriptors_end_the_tree(crckpt: Crckpt, tmp_path: Path) -> None:
+    with restored_lazily(crckpt, tmp_path, "descriptors=400", program=("forking.py", "live")) as tree:
+        mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
+        (tmp_path / "go").touch()
+        wait_for(lambda: not runs(tree.guard), 60, "the guard")
+        reap(tree.pid)
+        assert "processes that lack memory" in mark.read_text()
+
+
+@pytest.mark.usefixtures("adopted")
+def test_children_have_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path) -> None:
+    """A program may go on in ever new children."""
+    with restored_lazily(crckpt, tmp_path, "seconds=0.1", program=("forking.py", "live")) as tree:
+        mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
+        (tmp_path / "go").touch()
+        wait_for(lambda: (tmp_path / "said").read_text() == "forked", 60, "all forks")
+        os.kill(tree.pid, signal.SIGKILL)
+        wait_for(lambda: not runs(tree.guard), 60, "the guard")
+        reap(tree.pid)
+        assert "faster than its children can be filled" in mark.read_text()
 
 
 @pytest.mark.usefixtures("adopted")
@@ -122,18 +171,24 @@ def test_a_helper_without_its_guard_goes_on(crckpt: Crckpt, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("adopted")
-def test_a_tree_that_has_lost_memory_is_not_dumped(crckpt: Crckpt, tmp_path: Path) -> None:
-    """Helper and guard were killed at once: it has zeros where pages were missing."""
+def test_a_tree_that_has_lost_its_helpers_waits(crckpt: Crckpt, tmp_path: Path) -> None:
+    """Helper and guard were killed at once: it finds no zeros where pages are missing."""
     with restored_lazily(crckpt, tmp_path) as tree:
         # The guard must not see the end of the helper.
         os.kill(tree.guard, signal.SIGSTOP)
         os.kill(tree.helper, signal.SIGKILL)
         os.kill(tree.guard, signal.SIGKILL)
         wait_for(lambda: not runs(tree.guard) and not runs(tree.helper), 60, "their end")
+        (tmp_path / "said").unlink()
+        (tmp_path / "go").touch()
+        wait_for(lambda: waits_for_memory(tree.pid), 60, "the program to need its memory")
+        assert not (tmp_path / "said").exists()
         refused = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=20)
-        assert f"memory of PID {tree.pid} was lost" in refused.err
+        assert f"PID {tree.pid} waits for memory that nobody fills" in refused.err
+        assert f"kill -9 {tree.pid}" in refused.err
         os.kill(tree.pid, signal.SIGKILL)
-        os.waitpid(tree.pid, 0)
+        reap(tree.pid)
+        (tmp_path / "go").unlink(missing_ok=True)
         crckpt.run("restore", JOB, "--detach")
         assert tree.check() == "intact"
 
@@ -158,7 +213,7 @@ def test_a_dump_waits_for_the_memory(crckpt: Crckpt, tmp_path: Path) -> None:
             out, err = dump.communicate()
             assert dump.returncode == 0, (out, err)
             assert err.count(f"waiting until all memory of PID {tree.pid} is there") == 1
-        os.waitpid(tree.pid, 0)
+        reap(tree.pid)
         crckpt.run("restore", JOB, "--detach")
         assert tree.check() == "intact"
 

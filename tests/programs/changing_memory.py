@@ -1,7 +1,7 @@
 """A program that changes its mappings as soon as DIRECTORY/go exists, and checks every page after that.
 
 Usage: changing_memory.py DIRECTORY MEGABYTES. It writes "ready", then "intact" or what is wrong, into DIRECTORY/said. A
-second DIRECTORY/go makes it check again.
+second DIRECTORY/go makes it check again, and a child of it, which has touched nothing until then.
 """
 
 import ctypes
@@ -16,6 +16,7 @@ from pathlib import Path
 
 PAGE = mmap.PAGESIZE
 DONTNEED, FREE, DONTFORK, WIPEONFORK = 4, 8, 10, 18
+GUARD_INSTALL, GUARD_REMOVE = 102, 103
 MAYMOVE, DONTUNMAP = 1, 4
 PRIVATE = 0x22  # with MAP_ANONYMOUS
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -62,6 +63,69 @@ class Area:
         return ""
 
 
+def read_page(address: int) -> bytes | None:
+    """Read a page of ours; None if it is a guard page."""
+    content = ctypes.create_string_buffer(PAGE)
+    ours, theirs = ((ctypes.c_size_t * 2)(place, PAGE) for place in (ctypes.addressof(content), address))
+    return content.raw if _LIBC.process_vm_readv(os.getpid(), ours, 1, theirs, 1, 0) == PAGE else None
+
+
+class Guards:
+    """Guard pages in every second page of an area, in half of them removed again. Linux before 6.13 has none."""
+
+    def __init__(self, area: Area) -> None:
+        """Make them."""
+        self._area, self._kept, self._removed = (
+            area,
+            range(0, area.size, 4 * PAGE),
+            range(2 * PAGE, area.size, 4 * PAGE),
+        )
+        self._are_there = _LIBC.madvise(area.at, PAGE, GUARD_INSTALL) == 0
+        for page in (*self._kept, *self._removed) if self._are_there else ():
+            check(_LIBC.madvise(area.at + page, PAGE, GUARD_INSTALL))
+        for page in self._removed if self._are_there else ():
+            check(_LIBC.madvise(area.at + page, PAGE, GUARD_REMOVE))
+
+    def find_wrong(self) -> str:
+        """Name the first page that is not as it should be."""
+        for page in range(0, self._area.size, PAGE):
+            wanted: bytes | None = self._area.content(page, "first")
+            if self._are_there and page in self._removed:
+                wanted = bytes(PAGE)
+            if self._are_there and page in self._kept:
+                wanted = None
+            if (found := read_page(self._area.at + page)) != wanted:
+                return f"area {self._area.number}, page {page // PAGE}: {found[:32] if found else 'a guard page'!r}\n"
+        return ""
+
+
+class LateChild:
+    """A child that checks its memory when it is asked: nothing of it may be read before, so that others fill it."""
+
+    def __init__(self, same: Area, dropped: Area, guards: Guards, own: Area) -> None:
+        """Fork it; in its `own` area it makes guard pages itself."""
+        question, self._asks = os.pipe()
+        self._says, answer = os.pipe()
+        if os.fork() == 0:
+            os.close(self._asks)
+            os.close(self._says)
+            own_guards = Guards(own)
+            while os.read(question, 1):
+                wrong = (
+                    same.find_wrong("first") + dropped.find_wrong("") + guards.find_wrong() + own_guards.find_wrong()
+                )
+                os.write(answer, wrong.encode() or b"intact")
+            os._exit(0)
+        os.close(question)
+        os.close(answer)
+
+    def find_wrong(self) -> str:
+        """Ask it."""
+        os.write(self._asks, b"?")
+        said = os.read(self._says, PAGE).decode()
+        return "" if said == "intact" else f"child: {said}"
+
+
 def check(result: int) -> None:
     """Raise if a call failed."""
     if result != 0:
@@ -78,8 +142,12 @@ def move(area: Area, size: int, flags: int) -> int:
 
 def change(areas: list[Area]) -> Callable[[], str]:
     """Change all; return what checks it."""
-    same, dropped, replaced, moved, kept, wiped, split, written, locked, left, freed, forked, shrunk = areas
+    same, dropped, replaced, moved, kept, wiped, split, written, locked, left, freed, forked, shrunk, guarded, own = (
+        areas
+    )
     check(_LIBC.madvise(dropped.at, dropped.size, DONTNEED))
+    guards = Guards(guarded)
+    late = LateChild(same, dropped, guards, own)
     at = replaced.at
     check(_LIBC.munmap(at, replaced.size))
     new = Area(100, replaced.size, at)
@@ -113,10 +181,15 @@ def change(areas: list[Area]) -> Callable[[], str]:
     status = os.waitpid(child, 0)[1]
     writer.join()
 
+    is_first = True
+
     def judge() -> str:
-        wrong = f"child {status}\n" if status else ""
+        nonlocal is_first
+        wrong = guards.find_wrong() + ("" if is_first else late.find_wrong())
+        is_first = False
+        wrong += f"child {status}\n" if status else ""
         wrong += "".join(
-            one.find_wrong("first") for one in (same, moved, kept, wiped, split, locked, left, shrunk, new)
+            one.find_wrong("first") for one in (same, moved, kept, wiped, split, locked, left, shrunk, new, own)
         )
         wrong += dropped.find_wrong("") + written.find_wrong("second") + forked.find_wrong("parent")
         wrong += left.find_wrong("", old)
@@ -130,7 +203,7 @@ def change(areas: list[Area]) -> Callable[[], str]:
 def main() -> None:
     """Wait, change, check."""
     directory, size = Path(sys.argv[1]), int(sys.argv[2]) << 20
-    areas = [Area(number, size // 13 // (2 * PAGE) * 2 * PAGE) for number in range(13)]
+    areas = [Area(number, size // 15 // (4 * PAGE) * 4 * PAGE) for number in range(15)]
     said, go = directory / "said", directory / "go"
     said.write_text("ready")
     judge = None

@@ -1,4 +1,4 @@
-"""Write the memory of other processes. Source: process_vm_writev(2)."""
+"""Write and touch the memory of other processes. Source: process_vm_writev(2)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,11 @@ _process_vm_writev.argtypes = (
 _process_vm_writev.restype = ctypes.c_ssize_t
 
 
+_process_vm_readv = LIBC.process_vm_readv
+_process_vm_readv.argtypes = _process_vm_writev.argtypes
+_process_vm_readv.restype = ctypes.c_ssize_t
+
+
 def can_write_memory() -> bool:
     """Return whether the kernel has the call, and allows it."""
     # ENOSYS without CONFIG_CROSS_MEMORY_ATTACH; a container's seccomp filter may refuse it.
@@ -48,3 +53,11 @@ def write_memory(pid: int, ours: npt.NDArray[np.uint64], theirs: npt.NDArray[np.
         error = ctypes.get_errno() if done < 0 else errno.EFAULT
         why = "it has ended" if error == errno.ESRCH else f"{os.strerror(error)} (perhaps no memory is left)"
         raise OSError(error, f"the memory of process {pid} cannot be filled: {why}")
+
+
+def touch_memory(pid: int, address: int) -> None:
+    """Read a byte of a process, or of one with that thread; wait if a userfaultfd supplies its page."""
+    # A read of /proc/PID/mem does not wait: it fails.
+    byte = ctypes.create_string_buffer(1)
+    ours, theirs = ((ctypes.c_size_t * 2)(place, 1) for place in (ctypes.addressof(byte), address))
+    _process_vm_readv(pid, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0)

@@ -8,13 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Final
+from functools import partial
+from typing import Final, Protocol
 
 from crckpt.host.proc import procfs
-from crckpt.host.syscalls.missing_pages import Changing, HasEnded, Kind, MissingPages
+from crckpt.host.process.signals import start_thread
+from crckpt.host.syscalls.missing_pages import Changing, HasEnded, Kind, MissingPages, has_guard_pages
 from crckpt.model import PAGE_SIZE
+from crckpt.ops.lazy.batches import Batches
+from crckpt.ops.lazy.page_marks import MarksFinder, PageMarks
 from crckpt.ops.lazy.pages import Piece, ProcessPages
-from crckpt.ops.lazy.segments import Segments
+from crckpt.ops.lazy.plan import Range
+from crckpt.ops.lazy.segments import Segment, Segments
 
 # How often, and after how many seconds, it is tried again when the host or the control group has no memory left.
 _TRIES: Final = 100
@@ -24,11 +29,23 @@ _PAUSE_S: Final = 0.1
 _WIPED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*\n(?:[A-Z].*\n)*?VmFlags:.* wf\b", re.MULTILINE)
 
 
+class Family(Protocol):
+    """All processes whose pages are filled."""
+
+    @property
+    def finder(self) -> MarksFinder:
+        """Finds the marks of new children."""
+
+    def add(self, space: AddressSpace) -> None:
+        """Fill this new child, too."""
+
+
 class AddressSpace:
     """One process whose pages are filled, or a child that it forked meanwhile. Several threads may use it.
 
     Whoever copies pages or reads messages holds the lock: a program that gives memory back waits until its message is
-    read, so that no old page can come to where the program has new ones.
+    read, so that no old page can come to where the program has new ones. Where the kernel has guard pages, only pages
+    with a mark are filled: see `page_marks`.
     """
 
     def __init__(
@@ -37,23 +54,40 @@ class AddressSpace:
         pages: ProcessPages,
         missing: MissingPages,
         segments: Segments,
-        forked: Callable[[AddressSpace], None],
-        left: set[int] | None = None,
+        family: Family,
+        batches: Batches | None = None,
+        unpin: Callable[[], None] | None = None,
     ) -> None:
-        """`pid` is that of the process that was restored, also for its children. `forked` gets each new child.
+        """`pid` is that of the process that was restored, also for its children.
 
-        `left` are the batches of pages that are not in it yet; None: all.
+        `batches` are those of a child; None: it was restored. `unpin` is called once all pages are there.
         """
         self.pid = pid
         self.pages = pages
         self.descriptor = missing.descriptor
         self._missing = missing
         self._segments = segments
-        self._forked = forked
+        self._family = family
         self._faults: list[int] = []
         self._lock = threading.RLock()
-        self._left = set(range(pages.batches)) if left is None else left
+        self.is_child = batches is not None
+        self._batches = Batches(pages.batches) if batches is None else batches
+        self._unpin = unpin
+        self._is_closing = False
         self.has_ended = False
+        self._has_marks = has_guard_pages()
+        self._marks: PageMarks | None = None
+        if self._has_marks and not self.is_child:
+            self._marks = PageMarks(pid)
+            self._marks.set_on(missing, ((each.start, each.end) for each in segments))
+
+    @property
+    def unmarked_ranges(self) -> tuple[Range, ...]:
+        """What may be missing in a child whose marks must be found before it can be filled."""
+        with self._lock:
+            if self.has_ended or self._marks is not None or not self._has_marks:
+                return ()
+            return tuple((each.start, each.end) for each in self._segments)
 
     def take_faults(self) -> list[int]:
         """Read the messages, and return the addresses of pages that threads wait for."""
@@ -68,55 +102,102 @@ class AddressSpace:
         with self._lock:
             origin = self._segments.find_origin(address)
         pieces = () if origin is None else tuple(self.pages.unpack_at(origin))
-        self._place(pieces)
         with self._lock, self._ending_noted():
+            if self._has_marks:
+                # A page without a mark is one that the program has dropped.
+                self._zero(address)
+            self._place(pieces, address)
             # While a page was unpacked, the program may have moved it away, or given it back.
             if not pieces or self._segments.find_origin(address) is None:
+                if self._has_marks:
+                    self._repeat(lambda: self._missing.unmark(address, address + PAGE_SIZE))
                 self._zero(address)
             if not self.has_ended:
                 self._missing.wake(address)
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """The batches of pages that are not in it yet."""
-        with self._lock:
-            return tuple(sorted(self._left))
+    def fill_next(self) -> bool:
+        """Supply a batch of pages, and end if that was the last one. Return False if there was none.
 
-    def fill(self, batch: int) -> None:
-        """Supply a batch of pages, and end if that was the last one. Raises IntegrityError, OSError."""
-        if not self.has_ended:
+        Raises IntegrityError, OSError.
+        """
+        with self._lock:
+            batch = None if self.has_ended else self._batches.claim()
+        if batch is None:
+            self.close_if_complete()
+            return False
+        if not self.end_if_over():
             self._place(self.pages.unpack_batch(batch))
         with self._lock:
-            self._left.discard(batch)
+            self._batches.finish(batch)
             self.close_if_complete()
+        return True
 
     def close_if_complete(self) -> None:
         """End if no batch is left."""
         with self._lock:
-            if not self._left:
-                self.close()
+            if self._batches.are_complete and not self._is_closing:
+                self._is_closing = True
+                if self._unpin is None:
+                    self.close()
+                else:
+                    start_thread(partial(self._unpin_and_close, self._unpin))
 
-    def _place(self, pieces: Iterable[Piece]) -> None:
-        """Copy pages to wherever they belong now, if they are still missing. Raises OSError."""
-        for piece in pieces:
-            with self._lock, self._ending_noted():
-                while not self.has_ended and not self._has_placed(piece):
-                    self._read()
+    def _unpin_and_close(self, unpin: Callable[[], None]) -> None:
+        # The lock is free: until this is done, the program may fork and change its mappings.
+        unpin()
+        self.close()
+
+    def end_if_over(self) -> bool:
+        """Return whether it has ended, which the kernel does not report."""
+        # Whoever has the lock may be adding a child, and look at all others: do not wait for it.
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self.has_ended and self._missing.has_ended():
+                    self.close()
+            finally:
+                self._lock.release()
+        return self.has_ended
 
     def close(self) -> None:
         """End: all pages are there, or the process has ended."""
         with self._lock:
             self.has_ended = True
             self._missing.close()
+            if self._marks is not None:
+                self._marks.close()
+                self._marks = None
 
-    def _has_placed(self, piece: Piece) -> bool:
-        """Copy a piece. Return False if the mappings change: then it must be tried again."""
-        try:
-            for segment in self._segments.locate(piece.origin, piece.length):
-                self._copy(segment.start, piece.content + segment.origin - piece.origin, segment.end - segment.start)
-        except Changing:
-            return False
-        return True
+    def _place(self, pieces: Iterable[Piece], fault: int | None = None) -> None:
+        """Copy pages to wherever they belong now, if they are still missing. Raises OSError."""
+        for piece in pieces:
+            with self._lock, self._ending_noted():
+                self._repeat(partial(self._place_piece, piece, fault))
+
+    def _place_piece(self, piece: Piece, fault: int | None) -> None:
+        for segment in self._segments.locate(piece.origin, piece.length):
+            content = piece.content + segment.origin - piece.origin
+            for start, end in self._find_missing(segment, fault):
+                self._copy(start, content + start - segment.start, end - start)
+
+    def _find_missing(self, segment: Segment, fault: int | None) -> Iterable[Range]:
+        """Find what may be filled of a segment: all that has marks, or for a `fault` the page at that address."""
+        if not self._has_marks:
+            return ((segment.start, segment.end),)
+        if self._marks is not None:
+            return tuple(self._marks.find(segment.start, segment.end))
+        if fault is not None and segment.start <= fault < segment.end:
+            return ((fault, fault + PAGE_SIZE),)
+        return ()
+
+    def _repeat(self, change: Callable[[], object]) -> None:
+        """Change the process. While it changes its mappings, read its messages."""
+        while not self.has_ended:
+            try:
+                change()
+            except Changing:
+                self._read()
+            else:
+                return
 
     def _copy(self, address: int, content: int, length: int) -> None:
         done = 0
@@ -143,13 +224,7 @@ class AddressSpace:
         raise OSError(errno.ENOMEM, f"no memory is left for process {self.pid}")
 
     def _zero(self, address: int) -> None:
-        while not self.has_ended:
-            try:
-                self._missing.zero(address)
-            except Changing:
-                self._read()
-            else:
-                return
+        self._repeat(lambda: self._missing.zero(address))
 
     def _read(self) -> None:
         """Read all messages. The caller has the lock."""
@@ -160,6 +235,8 @@ class AddressSpace:
                         self._fork(first)
                     case Kind.FAULT:
                         self._faults.append(second)
+                        if self._marks is None:
+                            self._marks = self._family.finder.answer(third, second)
                     case Kind.MOVE:
                         self._segments.move(first, second, third)
                     case Kind.REMOVE | Kind.UNMAP:
@@ -171,7 +248,7 @@ class AddressSpace:
             for start, end in _WIPED.findall(procfs.text(f"/proc/{self.pid}/smaps")):
                 segments.drop(int(start, 16), int(end, 16))
         missing = MissingPages(descriptor, is_new=False)
-        self._forked(AddressSpace(self.pid, self.pages, missing, segments, self._forked, set(self._left)))
+        self._family.add(AddressSpace(self.pid, self.pages, missing, segments, self._family, self._batches.copy()))
 
     @contextmanager
     def _ending_noted(self) -> Iterator[None]:

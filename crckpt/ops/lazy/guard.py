@@ -2,8 +2,9 @@
 
 If the last descriptor of a userfaultfd is closed, the kernel supplies zeros for all pages that are still missing. So
 two processes hold these descriptors, in one table: the one that fills, and its parent, which does nothing but wait. If
-the first one dies, the parent ends the tree, and only then itself. If both are killed, the crckpt that finds the tree
-ends it: `end_unfilled`.
+the first one dies, the parent ends the tree, and only then itself. If both are killed, the tree waits, as each restored
+process keeps its own userfaultfd open (`crckpt.host.process.pinned_userfaultfd`), and the crckpt that finds the tree
+ends it: `end_unfilled`. Only children that were forked meanwhile find zeros then.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import mmap
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from crckpt.host import proc
+from crckpt.host.proc import procfs
 from crckpt.host.process.send_signal import send_signal
 from crckpt.host.syscalls.clone import fork_with_same_descriptors
 from crckpt.ops.lazy.marks import is_incomplete, is_unfilled, wait_until_released
@@ -30,22 +33,30 @@ _POLL_S: Final = 0.01
 _Task = tuple[int, int]
 
 
+class Processes(Struct, frozen=True):
+    """Restored processes (PID and start time), their users, and their programs (device and inode)."""
+
+    tasks: tuple[_Task, ...] = ()
+    users: frozenset[int] = frozenset()
+    programs: frozenset[tuple[int, int]] = frozenset()
+
+
 class GuardedTree:
-    """The processes to end: PIDs and start times, which both processes see."""
+    """The processes to end, which both processes see."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _SIZE)  # shared
 
-    def write(self, tasks: tuple[_Task, ...]) -> None:
-        """Name the processes. Raises ValueError if they are too many."""
-        content = msgspec.json.encode(tasks)
+    def write(self, tasks: Iterable[_Task]) -> None:
+        """Name the processes, which live now. Raises ValueError if they are too many."""
+        content = msgspec.json.encode(_look_at(tasks))
         self._memory[: len(content) + 1] = content + b"\n"
 
-    def read(self) -> tuple[_Task, ...]:
+    def read(self) -> Processes:
         """Return the processes."""
         line = self._memory.readline()
         self._memory.seek(0)
-        return msgspec.json.decode(line, type=tuple[_Task, ...]) if line.strip(b"\0") else ()
+        return msgspec.json.decode(line, type=Processes) if line.strip(b"\0") else Processes()
 
 
 def fork_guarded(tree: GuardedTree) -> None:
@@ -65,38 +76,40 @@ def end_unfilled(root: int, start: int) -> None:
     """Wait while a helper fills the memory of this tree. End the tree if helper and guard were killed before that."""
     wait_until_released(root, start)
     if is_unfilled(root, start):
-        _end(((root, start),))
+        _end(_look_at([(root, start)]))
 
 
-def _end(tasks: tuple[_Task, ...]) -> None:
+def _look_at(tasks: Iterable[_Task]) -> Processes:
+    found = tuple(tasks)
+    users = frozenset(user for pid, start in found for user in _find_users(pid, start))
+    living = [pid for pid, start in found if proc.start_time(pid) == start]
+    return Processes(found, users, frozenset(program for pid in living for program in _find_program(pid)))
+
+
+def _end(processes: Processes) -> None:
     """End the processes, and what they have forked meanwhile; return when all are gone."""
-    users = {user for pid, start in tasks for user in _find_users(pid, start)}
-    programs = {program for pid, start in tasks if proc.start_time(pid) == start for program in _find_program(pid)}
-    while found := set(_find_living(tasks, programs, users)):
+    while found := set(_find_living(processes)):
         for pid, start in found:
             send_signal(pid, signal.SIGKILL, start)
         time.sleep(_POLL_S)
 
 
-def _find_living(tasks: tuple[_Task, ...], programs: set[tuple[int, int]], users: set[int]) -> Iterator[_Task]:
-    """Find those processes, as PIDs and start times."""
-    for pid, start in tasks:
+def _find_living(processes: Processes) -> Iterator[_Task]:
+    for pid, start in processes.tasks:
         root = proc.read_process(pid)
         if root is not None and root.start == start:
-            living = (each for each in proc.read_tree(root).processes if each.state not in ("zombie", "dead"))
-            yield from ((each.pid, each.start) for each in living)
+            tree = proc.read_tree(root).processes
+            yield from ((each.pid, each.start) for each in tree if each.state not in ("zombie", "dead"))
     # A child that was forked meanwhile may have lost its parent. Until it runs another program, it has that of the
     # tree.
-    since = max((start for _, start in tasks), default=0)
-    for path in Path("/proc").iterdir():
-        if path.name.isdecimal():
-            pid = int(path.name)
-            began = proc.start_time(pid)
-            # Other users have trees of the same program.
-            if began is None or began < since or not users & set(_find_users(pid, began)):
-                continue
-            if programs & set(_find_program(pid)) and is_incomplete(pid):
-                yield pid, began
+    since = max((start for _, start in processes.tasks), default=0)
+    for pid in procfs.pids():
+        began = proc.start_time(pid)
+        # Other users have trees of the same program.
+        if began is None or began < since or processes.users.isdisjoint(_find_users(pid, began)):
+            continue
+        if not processes.programs.isdisjoint(_find_program(pid)) and is_incomplete(pid):
+            yield pid, began
 
 
 def _find_users(pid: int, start: int) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """Marks of trees whose memory is being filled: a dump would miss what is not there yet.
 
 A mark is a file that the helper keeps locked as long as it fills, and removes once all memory is there. If the tree
-had to be ended, it says why. If helper and guard were killed, it is there without a lock: if its tree lives, that has
-found zeros in its memory; otherwise the next helper removes it.
+had to be ended, it says why. If helper and guard were killed, it is there without a lock: if its tree lives, that waits
+for its memory; otherwise the next helper removes it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
         wait_until_released(root, start)
         if is_unfilled(root, start):
             raise HostCannot(
-                f"memory of PID {root} was lost: what filled it was killed",
+                f"PID {root} waits for memory that nobody fills: the helper that did so was killed",
                 hint=f"end it (kill -9 {root}) and restore its last checkpoint: crckpt restore JOB",
             )
 

@@ -6,6 +6,7 @@ ended, until all memory is there. Its parent guards the tree: see `guard`.
 
 from __future__ import annotations
 
+import errno
 import os
 import queue
 import resource
@@ -17,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, NoReturn, TypeVar
 
@@ -24,13 +26,15 @@ import numpy as np
 
 from crckpt.errors import HostCannot, IntegrityError, error_text
 from crckpt.host.proc import procfs
-from crckpt.host.process.userfaultfd_taker import take_one
+from crckpt.host.proc.maps import read_maps
+from crckpt.host.process.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.ops.lazy.address_space import AddressSpace
 from crckpt.ops.lazy.fetch import Fetcher
 from crckpt.ops.lazy.guard import GuardedTree, fork_guarded
 from crckpt.ops.lazy.marks import open_mark, remove_mark
+from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan
 from crckpt.ops.lazy.protocol import (
@@ -57,12 +61,22 @@ _Message = TypeVar("_Message", Plan, Attach, Arrived)
 
 _FAULT_THREADS: Final = 2
 _POLL_S: Final = 0.02
+# How often it looks which processes have ended.
+_LOOK_S: Final = 0.1
+# So long, and so many times as long as the restored processes took, their children may take after them.
+_CHILDREN_S: Final = 600.0
+_CHILDREN_TIMES: Final = 10
+# Descriptors of each process; and those that are left to find the page maps of new ones.
+_DESCRIPTORS: Final = 2
+_SPARE: Final = 128
 # The background waits until no fault came for so long; at most so long before each batch.
 _QUIET_S: Final = 0.003
 _YIELDS_S: Final = 0.03
 # A thread that resolves a fault waits at most so long for one that fills (Python's own: 5 ms).
 _SWITCH_S: Final = 0.0005
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK
+# A thread that waits for a stop takes the signals of all.
+_unpinning: Final = threading.Lock()
 
 
 class Start(NamedTuple):
@@ -75,51 +89,78 @@ class Start(NamedTuple):
 class _Filling:
     """The address spaces that are being filled. `failed` gets why that is impossible."""
 
-    def __init__(self, failed: Callable[[Exception], NoReturn]) -> None:
+    def __init__(self, finder: MarksFinder, failed: Callable[[Exception], NoReturn]) -> None:
+        self.finder = finder
         self._failed = failed
         self._waiting = select.epoll()
-        self._by_descriptor: dict[int, AddressSpace] = {}
+        self._spaces: dict[int, AddressSpace] = {}
         self._faults: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
-        self._batches: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
-        self._spaces: list[AddressSpace] = []
+        # Each space is here as often as threads may fill it at the same time, until it has no batch left.
+        self._turns: queue.SimpleQueue[AddressSpace] = queue.SimpleQueue()
+        self._new_children: queue.SimpleQueue[AddressSpace] = queue.SimpleQueue()
         # One processor is left to the tree.
         self._fillers = max(1, len(os.sched_getaffinity(0)) - 1)
+        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_spaces = (most - len(tuple(Path("/proc/self/fd").iterdir())) - _SPARE) // _DESCRIPTORS
         self._start: Start | None = None
+        self._is_filling = False
         self._last_fault = 0.0
 
     def add(self, space: AddressSpace) -> None:
-        """Fill this one, too."""
-        self._by_descriptor[space.descriptor] = space
-        self._spaces.append(space)
+        """Fill this one, too. Raises OSError if there are too many."""
+        if len(self._spaces) >= self._most_spaces:
+            self._forget_ended()
+            if len(self._spaces) >= self._most_spaces:
+                raise OSError(errno.EMFILE, f"the tree has more than {self._most_spaces} processes that lack memory")
+        self._spaces[space.descriptor] = space
         self._waiting.register(space.descriptor, select.EPOLLIN)
-        for batch in space.left:
-            self._batches.put((space, batch))
+        if self._is_filling:
+            space.close_if_complete()
+        if space.unmarked_ranges:
+            self._new_children.put(space)
+        else:
+            self._give_turns(space)
 
     def begin(self, start: Start) -> None:
         """Begin to fill what threads wait for; everything else after the `start`."""
         self._start = start
         self._waiting.register(start.descriptor, select.EPOLLIN)
         self._run_threads(self._resolve, _FAULT_THREADS)
+        self._run_threads(self._find_marks, 1)
 
     def finish(self) -> None:
         """Pass faults on until all memory is there."""
+        began = looked = time.monotonic()
+        until = began + _CHILDREN_S
         while self._start is not None or self._spaces:
-            # Other threads add children meanwhile: the list stays the same.
-            for space in [each for each in self._spaces if each.has_ended]:
-                self._spaces.remove(space)
+            now = time.monotonic()
+            if now - looked > _LOOK_S:
+                self._forget_ended()
+                looked = now
+                if not self._is_filling or any(not space.is_child for space in tuple(self._spaces.values())):
+                    until = now + _CHILDREN_S + _CHILDREN_TIMES * (now - began)
+            if now > until:
+                raise HostCannot(f"it forked for {now - began:.0f} s, faster than its children can be filled")
             for descriptor, _ in self._waiting.poll(_POLL_S):
                 if self._start is not None and descriptor == self._start.descriptor:
                     self._start.check()
                     self._waiting.unregister(descriptor)
                     self._start = None
-                    for space in self._spaces:
+                    self._is_filling = True
+                    for space in tuple(self._spaces.values()):
                         # Nothing may be left to fill.
                         space.close_if_complete()
                     self._run_threads(self._fill, self._fillers)
-                    continue
-                space = self._by_descriptor[descriptor]
-                for address in space.take_faults():
-                    self._faults.put((space, address))
+                elif (found := self._spaces.get(descriptor)) is not None:
+                    for address in found.take_faults():
+                        self._faults.put((found, address))
+
+    def _forget_ended(self) -> None:
+        """Forget the processes that have ended: a program may fork without end."""
+        # Other threads add children meanwhile, also with the number of a descriptor that was closed.
+        for descriptor, space in tuple(self._spaces.items()):
+            if space.end_if_over() and self._spaces.get(descriptor) is space:
+                del self._spaces[descriptor]
 
     def _run_threads(self, work: Callable[[], NoReturn], count: int) -> None:
         for _ in range(count):
@@ -139,12 +180,31 @@ class _Filling:
 
     def _fill(self) -> NoReturn:
         while True:
-            space, batch = self._batches.get()
+            space = self._turns.get()
             # The program waits for faults: leave them the processors, but not for ever.
             until = time.monotonic() + _YIELDS_S
             while time.monotonic() < min(self._last_fault + _QUIET_S, until):
                 time.sleep(_QUIET_S / 3)
-            space.fill(batch)
+            if space.fill_next():
+                self._turns.put(space)
+
+    def _give_turns(self, space: AddressSpace) -> None:
+        for _ in range(self._fillers):
+            self._turns.put(space)
+
+    def _find_marks(self) -> NoReturn:
+        children: list[AddressSpace] = []
+        while True:
+            # Wait only if none is left.
+            while not children or not self._new_children.empty():
+                children.append(self._new_children.get())
+            ranges = {each for space in children for each in space.unmarked_ranges}
+            self.finder.ask(tuple(sorted(ranges)))
+            for space in children:
+                if not space.unmarked_ranges:
+                    self._give_turns(space)
+            children = [each for each in children if each.unmarked_ranges]
+            time.sleep(_POLL_S)
 
 
 class _Helper:
@@ -170,22 +230,20 @@ class _Helper:
             attach = self._receive(Attach)
             if attach is None:
                 return
-            contents = self._open(plan, repository)
-            if not plan.manifest:
-                # All packs are open: nobody needs to keep them in the store for as long as the program likes, which may
-                # go on in ever new children that lack memory, too.
+            # Once all packs are open, nobody needs to keep them in the store for as long as the program likes, which
+            # may go on in ever new children that lack memory, too.
+            if plan.manifest and self._packs is not None:
+                checkpoint = unseal(plan.manifest, plan.checkpoint)
+                late = LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch)
+                self._fill(plan, attach, Contents(late, checkpoint), partial(self._receive_arrival, late, stack))
+            else:
+                held = repository.get(plan.checkpoint)
+                contents = Contents(HeldBackend(repository.root, held), held)
                 stack.close()
-            self._fill(plan, attach, contents)
+                self._fill(plan, attach, contents, lambda: None)
 
-    def _open(self, plan: Plan, repository: Repository) -> Contents:
-        if not plan.manifest or self._packs is None:
-            held = repository.get(plan.checkpoint)
-            return Contents(HeldBackend(repository.root, held), held)
-        checkpoint = unseal(plan.manifest, plan.checkpoint)
-        return Contents(LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch), checkpoint)
-
-    def _fill(self, plan: Plan, attach: Attach, contents: Contents) -> None:
-        root, is_late = attach.tasks[attach.root], bool(plan.manifest)
+    def _fill(self, plan: Plan, attach: Attach, contents: Contents, check_start: Callable[[], None]) -> None:
+        root = attach.tasks[attach.root]
         self._mark = open_mark(*root)
 
         def find_pages(process: ProcessPlan) -> ProcessPages:
@@ -194,28 +252,31 @@ class _Helper:
         taken, whole = [], []
         for process in plan.processes:
             pid, start = attach.tasks[process.pid]
-            if missing := _take(process, pid, start):
-                taken.append((process, pid, missing))
+            if found := _take(process, pid, start):
+                taken.append((process, pid, start, *found))
             else:
                 _fill_whole(pid, find_pages(process))
                 whole.append(pid)
-        self._tree.write(tuple(attach.tasks.values()))
+        self._tree.write(attach.tasks.values())
         self._send(Attached(tuple(whole)))
-        filling = _Filling(self._end_tree)
+        filling = _Filling(MarksFinder(attach.tasks.values()), self._end_tree)
         # The tree is still held: it takes a while to decide that it runs.
-        for process, pid, missing in taken:
+        for process, pid, start, missing, context in taken:
             segments = Segments(Segment(first, last, first) for first, last in process.ranges)
-            filling.add(AddressSpace(pid, find_pages(process), missing, segments, filling.add))
+            free = partial(_unpin, pid, start, context, missing)
+            filling.add(AddressSpace(pid, find_pages(process), missing, segments, filling, unpin=free))
         self._send(Planned())
-        filling.begin(Start(self._connection.fileno(), self._check_arrival if is_late else lambda: None))
+        filling.begin(Start(self._connection.fileno(), check_start))
         filling.finish()
         remove_mark(*root)
-        if is_late:
+        if plan.manifest:
             self._send(Filled())
 
-    def _check_arrival(self) -> None:
+    def _receive_arrival(self, late: LateBackend, locked: ExitStack) -> None:
         if self._receive(Arrived) is None:
             raise IntegrityError("the connection to the other host was lost")
+        late.hold()
+        locked.close()
 
     def _end_tree(self, error: Exception) -> NoReturn:
         """End without success: then the guard ends the tree. The mark says why."""
@@ -226,7 +287,7 @@ class _Helper:
         """Report why the restore fails, and end the tree."""
         with suppress(OSError):
             self._send(Failed(error_text(error)))
-        if self._tree.read():
+        if self._tree.read().tasks:
             self._end_tree(error)
 
     def _receive(self, kind: type[_Message]) -> _Message | None:
@@ -242,19 +303,33 @@ class _Helper:
         self._connection.sendall(encode(message))
 
 
-def _take(process: ProcessPlan, pid: int, start: int) -> MissingPages | None:
+def _take(process: ProcessPlan, pid: int, start: int) -> tuple[MissingPages, int] | None:
     """Take a userfaultfd of a process in the hold, and register its mappings; None if that is impossible."""
     try:
-        missing = MissingPages(take_one(pid, start, _FLAGS))
+        missing, context = take_pinned(pid, start, _FLAGS)
     except (HostCannot, OSError):
         return None
     try:
         for mapping in process.mappings:
             missing.register(*mapping)
     except OSError:
+        unpin(pid, start, context)
         missing.close()
         return None
-    return missing
+    return missing, context
+
+
+def _unpin(pid: int, start: int, context: int, missing: MissingPages) -> None:
+    """Let a process whose memory is complete go on without its userfaultfd."""
+    with _unpinning:
+        try:
+            unpin(pid, start, context)
+        except (HostCannot, OSError):
+            # It cannot be entered now. Then the userfaultfd stays, with nothing to do.
+            with suppress(OSError):
+                for each in read_maps(pid):
+                    with suppress(OSError):
+                        missing.unregister(each.start, each.end)
 
 
 def _fill_whole(pid: int, pages: ProcessPages) -> None:

@@ -12,7 +12,7 @@ from other_user import NOBODY
 from trees import PYTHON
 
 from crckpt.host import proc
-from crckpt.ops.lazy.guard import _end
+from crckpt.ops.lazy.guard import GuardedTree, _end
 
 WAITS = "import sys; print('ready', flush=True); sys.stdin.read()"
 INCOMPLETE = f"""
@@ -51,7 +51,9 @@ def test_trees_of_other_users_are_not_ended(user: int) -> None:
     with program(WAITS, NOBODY) as root, program(INCOMPLETE, user) as other:
         start = proc.start_time(root.pid)
         assert start is not None
-        _end(((root.pid, start),))
+        tree = GuardedTree()
+        tree.write([(root.pid, start)])
+        _end(tree.read())
         assert root.wait() == -9
         if user == NOBODY:
             # As a child that has lost its parent.

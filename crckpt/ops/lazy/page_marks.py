@@ -1,0 +1,136 @@
+"""Find the pages of a process that still have the mark of a missing page: /proc/PID/pagemap shows it.
+
+A page loses its mark when it is filled, and when the program makes a guard page there or drops it. Source:
+Documentation/admin-guide/mm/pagemap.rst.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from crckpt.host import proc
+from crckpt.host.proc import procfs
+from crckpt.host.syscalls.missing_pages import MissingPages
+from crckpt.host.syscalls.process_vm import touch_memory
+from crckpt.model import PAGE_SIZE
+from crckpt.ops.lazy.plan import Range
+
+_ENTRY: Final = 8
+# Bits of an entry from 57 on: the mark (of write protection), a guard page, swapped (which the kernel says of a missing
+# page with a mark, too), present.
+_FIRST_BIT: Final = 57
+_MARK: Final = 1 << 0
+_GUARD: Final = 1 << 1
+_SWAPPED: Final = 1 << 5
+_PRESENT: Final = 1 << 6
+# Addresses whose entries are read at once.
+_PIECE: Final = 256 << 20
+_PATIENCE_S: Final = 0.2
+
+
+class PageMarks:
+    """The marks of one process."""
+
+    def __init__(self, pid: int, tid: int = 0) -> None:
+        """Open the page map of a process, or of its thread. Raises OSError."""
+        self._descriptor = os.open(f"/proc/{pid}/task/{tid or pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Close the page map."""
+        os.close(self._descriptor)
+
+    def set_on(self, missing: MissingPages, ranges: Iterable[Range]) -> None:
+        """Mark the pages of these ranges that are missing, while nothing runs in the process. Raises OSError."""
+        for start, end in ranges:
+            for first, last in tuple(self._find(start, end, _MARK | _GUARD | _SWAPPED | _PRESENT, 0)):
+                missing.mark(first, last)
+
+    def find(self, start: int, end: int) -> Iterator[Range]:
+        """Find the pages that have the mark; none after the process has ended. Raises OSError."""
+        return self._find(start, end, _MARK | _PRESENT, _MARK)
+
+    def _find(self, start: int, end: int, mask: int, wanted: int) -> Iterator[Range]:
+        for first in range(start, end, _PIECE):
+            found = self._read(first, min(first + _PIECE, end)) & np.uint64(mask) == wanted
+            edges = np.flatnonzero(np.diff(found, prepend=False, append=False)) * PAGE_SIZE + first
+            yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+
+    def _read(self, start: int, end: int) -> NDArray[np.uint64]:
+        length = (end - start) // PAGE_SIZE * _ENTRY
+        entries = os.pread(self._descriptor, length, start // PAGE_SIZE * _ENTRY)
+        return np.frombuffer(entries, np.uint64) >> np.uint64(_FIRST_BIT)
+
+
+class _Question(NamedTuple):
+    """A thread of ours reads the page at `address` of the process with these marks."""
+
+    address: int
+    marks: PageMarks
+
+
+class MarksFinder:
+    """Finds the marks of forked children: the kernel gives us the userfaultfd of each, but no PID.
+
+    A thread reads a missing page of a process that may be such a child. The userfaultfd that reports the thread is that
+    of this process.
+    """
+
+    def __init__(self, known: Iterable[tuple[int, int]]) -> None:
+        """`known` are PID and start time of the restored processes: no child was started before them."""
+        self._asked = set(known)
+        self._since = min(start for _, start in self._asked)
+        self._questions: dict[int, _Question] = {}
+        self._lock = threading.Lock()
+
+    def answer(self, tid: int, address: int) -> PageMarks | None:
+        """Return the marks of the process in which this thread waits for a page, if it is ours."""
+        with self._lock:
+            question = self._questions.get(tid)
+            if question is None or question.address != address // PAGE_SIZE * PAGE_SIZE:
+                return None
+            return self._questions.pop(tid).marks
+
+    def ask(self, ranges: tuple[Range, ...]) -> None:
+        """Ask each new process that has marks in one of the ranges."""
+        starts = {(pid, start) for pid in procfs.pids() if (start := proc.start_time(pid)) is not None}
+        self._asked &= starts
+        for pid, start in sorted(starts - self._asked):
+            if start < self._since:
+                continue
+            with suppress(OSError):
+                # The main thread may have ended before others.
+                for tid in procfs.threads(pid):
+                    marks = PageMarks(pid, tid)
+                    address = next((first for each in ranges for first, _ in marks.find(*each)), None)
+                    if address is None:
+                        marks.close()
+                        continue
+                    asking = threading.Thread(
+                        target=self._ask, args=(pid, tid, start, _Question(address, marks)), daemon=True
+                    )
+                    asking.start()
+                    # It may wait for ever, for a userfaultfd of the program's own.
+                    asking.join(_PATIENCE_S)
+                    break
+
+    def _ask(self, pid: int, tid: int, start: int, question: _Question) -> None:
+        us = threading.get_native_id()
+        self._asked.add((pid, start))
+        with self._lock:
+            self._questions[us] = question
+        # Since the page map was opened, no other process can have got the PID; one that runs another program has no
+        # missing pages.
+        if proc.start_time(pid) == start:
+            touch_memory(tid, question.address)
+        with self._lock:
+            if self._questions.pop(us, None) is not None:
+                # It was no missing page of ours any more.
+                question.marks.close()
+                self._asked.discard((pid, start))

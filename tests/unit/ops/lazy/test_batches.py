@@ -1,0 +1,39 @@
+"""Each process gets each batch of pages once, and a fork of it gets what it may lack."""
+
+from __future__ import annotations
+
+from crckpt.ops.lazy.batches import Batches
+
+
+def claim_all(batches: Batches) -> list[int]:
+    """Claim all that are left."""
+    found = []
+    while (batch := batches.claim()) is not None:
+        found.append(batch)
+    return found
+
+
+def test_each_is_claimed_once_in_order() -> None:
+    batches = Batches(3)
+    assert claim_all(batches) == [0, 1, 2]
+    assert not batches.are_complete
+    for batch in range(3):
+        batches.finish(batch)
+    assert batches.are_complete
+
+
+def test_a_fork_lacks_what_is_claimed_and_what_is_left() -> None:
+    batches = Batches(4)
+    first, second = batches.claim(), batches.claim()
+    assert (first, second) == (0, 1)
+    batches.finish(0)
+    child = batches.copy()
+    assert sorted(claim_all(child)) == [1, 2, 3]
+    # As does a child of that.
+    assert sorted(claim_all(child.copy())) == [1, 2, 3]
+
+
+def test_a_fork_of_a_complete_process_lacks_nothing() -> None:
+    batches = Batches(1)
+    batches.finish(claim_all(batches)[0])
+    assert batches.copy().are_complete
