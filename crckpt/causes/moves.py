@@ -214,17 +214,27 @@ _OF_DUMP: Final = {
 
 OF_FILES: Final = frozenset(
     {
+        "data-written",
+        "directory-missing",
+        "file-being-written",
         "file-grown",
         "file-kind",
+        "file-linked",
         "file-missing",
         "file-mode",
+        "file-other",
         "file-replaced",
         "file-rewound",
         "file-shrunk",
         "file-upgraded",
         "file-written",
+        "link-missing",
+        "log-appended",
         "log-grown",
         "log-kept",
+        "log-missing",
+        "log-rotated",
+        "output-shrunk",
         "program-grown",
     }
 )
