@@ -348,6 +348,36 @@ SOCKETS = (
         "try again in {seconds} s",
     ),
     Cause(
+        "unix-taken",
+        "another program has the unix socket {name}",
+        "find it: ss -xap src {name} (package iproute2); then end it",
+    ),
+    Cause(
+        "unix-occupied",
+        "another file is where the unix socket {name} of the tree must be",
+        "move it away: ls -l {name}",
+    ),
+    Cause(
+        "unix-missing",
+        "the directory of the unix socket {name} is missing",
+        "create it again, with its owner and mode: mkdir -p {directory}",
+    ),
+    Cause(
+        "unix-unwritable",
+        "crckpt cannot make the unix socket {name}: its directory is read-only, or belongs to another user",
+        "make it writable: findmnt -T {directory}",
+    ),
+    Cause(
+        "unix-absent",
+        "no program has the unix socket {name}, to which the tree is connected",
+        "start its server first",
+    ),
+    Cause(
+        "netlink-taken",
+        "another program has netlink port {port} (protocol {protocol})",
+        "find it: ss -f netlink -ap | grep :{port} (package iproute2); then end it",
+    ),
+    Cause(
         "network-lock", "this CRIU cannot block packets with nftables, which --tcp keep needs", "crckpt install-criu"
     ),
 )

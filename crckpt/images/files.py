@@ -64,10 +64,6 @@ def _open_file(message: Message) -> OpenFile:
     if kind in _DECODERS:
         number, decode = _DECODERS[kind]
         return decode(message.message(number))
-    if kind in _WATCHES:
-        number, title, marks = _WATCHES[kind]
-        entry = message.message(number)
-        return other_files.Watch(file_id, title, entry.uint(2), len(entry.messages(marks)))
     number, title = _OTHERS.get(kind, (0, "unknown"))
     return other_files.OtherFile(file_id, title, _flags(message, number))
 
@@ -90,8 +86,10 @@ _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
     4: (4, sockets.decode_inet_socket),
     5: (16, sockets.decode_unix_socket),
     7: (9, other_files.decode_event_poll),
+    8: (13, other_files.decode_inotify),
     10: (6, sockets.decode_packet_socket),
     11: (19, tty.decode_terminal),
+    12: (14, other_files.decode_fanotify),
     13: (7, sockets.decode_netlink_socket),
     18: (20, memfd.decode_memfd),
     20: (22, other_files.decode_pidfd),
@@ -101,9 +99,6 @@ _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
 _PATHS: Final = {1: (3, 6), 5: (16, 14)}
 # Of the entry of a regular file.
 _SIZE: Final = 8
-
-# For each file type, the field with its entry, its kind, and the field of a mark.
-_WATCHES: Final = {8: (13, "inotify", 5), 12: (14, "fanotify", 6)}
 
 # For each file type, the field with its entry and its kind.
 _OTHERS: Final = {

@@ -137,6 +137,28 @@ class UnixSocket(Struct, frozen=True):
         """Whether it accepts connections."""
         return self.state == LISTEN and self.type != DATAGRAM
 
+    @property
+    def type_number(self) -> int:
+        """Its type, as of socket(2); 0 if it is unknown."""
+        return next((number for number, name in _TYPES.items() if name == self.type), 0)
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it was bound to its name; one that was accepted has the name of another."""
+        return bool(self.name) and (self.type == DATAGRAM or self.state != ESTABLISHED)
+
+    @property
+    def is_abstract(self) -> bool:
+        """Whether its name is no path."""
+        return self.name.startswith("@") and not self.directory
+
+    @property
+    def path(self) -> str:
+        """The absolute path of its file; empty if it has none, or that is not known."""
+        if self.name.startswith("/"):
+            return self.name
+        return f"{self.directory.rstrip('/')}/{self.name}" if self.directory else ""
+
 
 class NetlinkSocket(Struct, frozen=True):
     """A netlink socket; `protocol` is a number of linux/netlink.h."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -16,6 +18,8 @@ from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 _NAME: Final = 0
 _PEER: Final = 2
 _SHOW_NAME_AND_PEER: Final = 1 << 0 | 1 << 2
+_ESTABLISHED: Final = 1  # include/net/tcp_states.h
+_SIOCUNIXFILE: Final = 0x89E0  # linux/un.h
 
 _TYPES: Final[dict[int, str]] = {
     socket.SOCK_STREAM: "stream",
@@ -34,13 +38,14 @@ _INODE: Final = struct.Struct("=I")
 class LiveUnixSocket(Struct, frozen=True):
     """A socket by its inode. `peer` is the inode of the other end, 0 if there is none; `name` what it is bound to.
 
-    Abstract names begin with `@`.
+    Abstract names begin with `@`. `is_connected`: also if the other end is closed.
     """
 
     inode: int
     kind: int
     peer: int
     name: str
+    is_connected: bool = False
 
     @property
     def title(self) -> str:
@@ -55,12 +60,21 @@ def read_unix_sockets() -> dict[int, LiveUnixSocket]:
 
 
 def _socket(message: memoryview) -> LiveUnixSocket:
-    _, kind, _, inode, *_ = _MESSAGE.unpack_from(message)
+    _, kind, state, inode, *_ = _MESSAGE.unpack_from(message)
     attributes = dict(_attributes(message[_MESSAGE.size :]))
     # A path ends with a zero byte, an abstract name begins with one.
     name = bytes(attributes.get(_NAME, b"")).rstrip(b"\0").replace(b"\0", b"@", 1)
     peer = _INODE.unpack(attributes[_PEER])[0] if _PEER in attributes else 0
-    return LiveUnixSocket(inode, kind, peer, os.fsdecode(name))
+    return LiveUnixSocket(inode, kind, peer, os.fsdecode(name), state == _ESTABLISHED)
+
+
+def read_path(descriptor: int) -> str:
+    """Read the path of the file of a bound unix socket, as a link of /proc/PID/fd has it. Raises OSError."""
+    file = fcntl.ioctl(descriptor, _SIOCUNIXFILE)
+    try:
+        return str(Path(f"/proc/self/fd/{file}").readlink())
+    finally:
+        os.close(file)
 
 
 def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -1,4 +1,4 @@
-"""Find inotify watches whose file CRIU would not find again by its file handle."""
+"""Find what a live tree watches (inotify, fanotify), and watches whose file CRIU would not find again."""
 
 from __future__ import annotations
 
@@ -6,63 +6,121 @@ import ctypes
 import os
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
+
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.mountinfo import read_mounts
+from crckpt.host.proc.mountinfo import Mount, read_mounts
 from crckpt.host.syscalls.libc import LIBC, check
 
 # The kernel shows a handle only if the file system makes them (fs/notify/fdinfo.c, CONFIG_EXPORTFS).
 _WATCH: Final = re.compile(
-    r"^inotify wd:\S+ ino:\S+ sdev:(\S+) .*fhandle-bytes:(\S+) fhandle-type:(\S+) f_handle:(\S+)", re.MULTILINE
+    r"^(?:inotify wd:\S+|fanotify) ino:(\S+) sdev:(\S+) .*fhandle-bytes:(\S+) fhandle-type:(\S+) f_handle:(\S+)",
+    re.MULTILINE,
 )
+_OF_MOUNT: Final = re.compile(r"^fanotify mnt_id:(\S+)", re.MULTILINE)
+_WATCHING: Final = ("anon_inode:inotify", "anon_inode:[fanotify]")
 # Directories in which CRIU searches files without a handle. Source: criu/irmap.c.
 _SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
 
 
+class _Watch(Struct, frozen=True):
+    """A mark of an inotify or fanotify: the inode, the device of its file system, and the handle of the file."""
+
+    inode: int
+    device: int
+    kind: int
+    handle: bytes
+
+
 def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """Find descriptors with a watch on a file system that opens no file handles. Source: open_by_handle_at(2)."""
+    """Find descriptors with a watch whose file CRIU cannot find by its handle (criu/fsnotify.c, check_open_handle).
+
+    Some file systems open no handles (open_by_handle_at(2)). A tmpfs may be another one at the restore: there the file
+    must have a path.
+    """
     # Test one watch of each kind of handle on a file system: there may be many thousands.
     found: list[Descriptor] = []
     opens: dict[tuple[int, int], bool] = {}
     searched = frozenset(_device(path) for path in _SEARCHED)
+    mounts = tuple(read_mounts())
+    in_memory = {mount.device for mount in mounts if mount.kind in ("tmpfs", "devtmpfs")}
+    points = _find_mount_points(mounts)
     for held in descriptors:
-        if held.target != "anon_inode:inotify":
-            continue
-        for device, size, kind, handle in _WATCH.findall(held.info):
-            key = _kernel_device(int(device, 16)), int(kind, 16)
+        for watch in _read_watches(held):
+            key = watch.device, watch.kind
             if key not in opens:
-                opens[key] = key[0] in searched or _can_open_by_handle(*key, bytes.fromhex(handle)[: int(size, 16)])
-            if not opens[key]:
+                # True if there is no mount to try.
+                tried = points.get(watch.device, ())
+                opens[key] = key[0] in searched or not tried or any(_open(point, watch) for point in tried)
+            if not opens[key] or (watch.device in in_memory and not _find_path(watch, points)):
                 found.append(held)
                 break
     return tuple(found)
 
 
-def _can_open_by_handle(device: int, kind: int, handle: bytes) -> bool:
-    """Return whether one of our mounts of that file system opens the handle; True if there is no mount to try."""
-    answers = [_can_open(point, kind, handle) for point in _mount_points(device)]
-    return not answers or any(answers)
+def find_watched_paths(descriptors: Iterable[Descriptor]) -> Iterator[str]:
+    """Find the paths of everything that is watched, as CRIU does (criu/fsnotify.c, alloc_openable)."""
+    mounts = tuple(read_mounts())
+    paths, points = {mount.id: mount.path for mount in mounts}, _find_mount_points(mounts)
+    found: dict[str, None] = {}
+    for held in descriptors:
+        if held.target in _WATCHING:
+            marked = (int(number, 16) for number in _OF_MOUNT.findall(held.info))
+            found |= dict.fromkeys(paths[number] for number in marked if number in paths)
+        for watch in _read_watches(held):
+            if path := _find_path(watch, points):
+                found[path] = None
+    return iter(found)
 
 
-def _can_open(point: str, kind: int, handle: bytes) -> bool:
+def _find_path(watch: _Watch, points: Mapping[int, list[str]]) -> str:
+    """Find the path that leads to a watched file; empty if none does."""
+    paths = (_open(point, watch) for point in points.get(watch.device, ()))
+    return next((path for path in paths if _inode(path) == watch.inode), "")
+
+
+def _read_watches(held: Descriptor) -> Iterator[_Watch]:
+    if held.target in _WATCHING:
+        for inode, device, size, kind, handle in _WATCH.findall(held.info):
+            content = bytes.fromhex(handle)[: int(size, 16)]
+            yield _Watch(int(inode, 16), _kernel_device(int(device, 16)), int(kind, 16), content)
+
+
+def _open(point: str, watch: _Watch) -> str:
+    """Open the file on this mount by its handle, and return the path that the kernel has for it; empty if it fails."""
     # struct file_handle: bytes, type, the handle.
-    asked = ctypes.create_string_buffer(struct.pack("=Ii", len(handle), kind) + handle)
+    asked = ctypes.create_string_buffer(struct.pack("=Ii", len(watch.handle), watch.kind) + watch.handle)
     with suppress(OSError):
         mount = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.close(check(LIBC.open_by_handle_at(mount, asked, os.O_PATH)))
+            file = check(LIBC.open_by_handle_at(mount, asked, os.O_PATH))
         finally:
             os.close(mount)
-        return True
-    return False
+        try:
+            return str(Path(f"/proc/self/fd/{file}").readlink())
+        finally:
+            os.close(file)
+    return ""
 
 
-def _mount_points(device: int) -> list[str]:
-    return [each.path for each in read_mounts() if each.device == device and Path(each.path).is_dir()]
+def _inode(path: str) -> int:
+    with suppress(OSError):
+        return Path(path).stat().st_ino
+    return 0
+
+
+def _find_mount_points(mounts: Iterable[Mount]) -> dict[int, list[str]]:
+    """Return the directories on which each device is mounted."""
+    found: dict[int, list[str]] = {}
+    for mount in mounts:
+        if Path(mount.path).is_dir():
+            found.setdefault(mount.device, []).append(mount.path)
+    return found
 
 
 def _kernel_device(number: int) -> int:

@@ -156,17 +156,20 @@ def _survey(
     *,
     shares_kernel: bool,
 ) -> Survey:
-    files = look_for_files([file for file in questions.files if not file.removed], shares_kernel=shares_kernel)
+    # Of what is watched only the path must be there.
+    watched = [AskedFile(-number, path, mode=0) for number, path in enumerate(questions.watched, 1)]
+    asked = [*(file for file in questions.files if not file.removed), *watched]
+    files = look_for_files(asked, shares_kernel=shares_kernel)
+    unwatched = frozenset(file.name for file in watched if files[file.id].is_missing)
     place = space.nearest_existing(context.store)
     return Survey(
-        host=_host_state(questions, planned, files, place),
+        host=replace(_host_state(questions, planned, files, place), unwatched=unwatched),
         attributes=plan_attributes(questions.attributes, planned.tree, allow_weaker=questions.allows_weaker).verdict,
         files=files,
         names=tuple(
             find_user_name(asked.number) if asked.kind == "user" else find_group_name(asked.number)
             for asked in questions.names
         ),
-        interfaces=frozenset(name for _, name in socket.if_nameindex()),
         store=str(context.store),
         store_free=space.free_disk(place),
         criu_failure=failure,
@@ -186,6 +189,7 @@ def _host_state(questions: Questions, planned: PlannedRestore, files: dict[int, 
         owners=find_id_users(planned.tree),
         files=states,
         refused=refused,
+        interfaces=tuple(socket.if_nameindex()),
         released=find_releases(planned, refused),
         resources=read_resources(named, list_image_sizes(questions), needed, store),
         us=os.getpid(),

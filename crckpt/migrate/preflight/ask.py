@@ -13,6 +13,7 @@ import msgspec
 from crckpt.host import machine, proc
 from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
+from crckpt.host.observe.watches import find_watched_paths
 from crckpt.host.probes import kernel
 from crckpt.host.proc import Descriptor, Process, procfs
 from crckpt.host.proc.locks import parse_locks
@@ -107,6 +108,7 @@ class _Asking:
             tty=options.tty,
             sends_files=sends_files,
             lazy=options.lazy is not None,
+            watched=tuple(os.fsencode(path) for path in find_watched_paths(observed.descriptors)),
         )
 
     def _is_in_our_time(self) -> bool:

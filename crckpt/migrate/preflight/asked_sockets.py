@@ -10,9 +10,9 @@ from typing import Final
 
 from crckpt.host import proc
 from crckpt.host.observe.socket_kinds import SocketKind
-from crckpt.host.observe.unix_sockets import LiveUnixSocket
+from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_path
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.net import InetRow, InetTable, read_inet
+from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_netlink
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 from crckpt.images import sockets
 from crckpt.migrate.preflight.questions import AskedSocket
@@ -54,8 +54,22 @@ class SocketAsker:
         return self._by_inode.get(inode, 0)
 
     def list(self) -> tuple[AskedSocket, ...]:
-        """Return all sockets that were asked about."""
-        return tuple(self._asked.values())
+        """Return all sockets that were asked about, and those outside the tree to which they are connected."""
+        return (*self._asked.values(), *self._outside())
+
+    def _outside(self) -> Iterator[AskedSocket]:
+        # CRIU connects a datagram socket to the name of its peer again.
+        connected = (each for each in self._asked.values() if each.family == socket.AF_UNIX)
+        for inode in {each.peer for each in connected if each.kind == sockets.DATAGRAM} - self._by_inode.keys():
+            if (live := self._known.get(inode)) is not None and live.name.startswith(("/", "@")):
+                yield AskedSocket(
+                    id=next(self._ids),
+                    inode=inode,
+                    family=socket.AF_UNIX,
+                    kind=sockets.DATAGRAM,
+                    name=os.fsencode(live.name),
+                    is_outside=True,
+                )
 
     def _describe(self, number: int, inode: int, kind: SocketKind) -> AskedSocket:
         if kind.family == socket.AF_UNIX:
@@ -76,6 +90,7 @@ class SocketAsker:
             peer_host=peer_host,
             peer_port=peer_port,
             interface=_interface(kind),
+            port_id=_port_id(kind, inode),
         )
 
     def _unix(self, number: int, inode: int, kind: SocketKind) -> AskedSocket:
@@ -85,9 +100,9 @@ class SocketAsker:
             inode=inode,
             family=kind.family,
             kind=_TYPES.get(kind.kind, str(kind.kind)),
-            state=sockets.ESTABLISHED if live and live.peer else sockets.CLOSE,
+            state=sockets.ESTABLISHED if live and (live.peer or live.is_connected) else sockets.CLOSE,
             peer=live.peer if live else 0,
-            name=os.fsencode(live.name) if live and live.name else None,
+            name=os.fsencode(name) if live and (name := _find_name(kind, live)) else None,
         )
 
     def _row(self, pid: int, inode: int) -> InetRow | None:
@@ -99,6 +114,20 @@ class SocketAsker:
         return None
 
 
+def _find_name(kind: SocketKind, live: LiveUnixSocket) -> str:
+    """The name to which a restore binds the socket: the path is absolute; empty if there is none."""
+    if not live.name or live.name.startswith("@"):
+        return live.name
+    for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
+        with suppress(OSError):
+            path = read_path(borrowed)
+            # CRIU takes the name of bind(2), and the directory in which its file is now.
+            if path.endswith(" (deleted)"):
+                return ""
+            return live.name if live.name.startswith("/") else f"{path.removesuffix(live.name)}{live.name}"
+    return ""
+
+
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
@@ -107,6 +136,12 @@ def _split(address: str) -> tuple[str, int]:
 def _state(name: str) -> str:
     """The word of `crckpt.images.sockets` for a state of the kernel's table."""
     return name.lower().replace("_", "-").replace("wait1", "wait-1").replace("wait2", "wait-2")
+
+
+def _port_id(kind: SocketKind, inode: int) -> int:
+    if kind.family != socket.AF_NETLINK:
+        return 0
+    return next((row.port for row in read_netlink(kind.pid) if row.inode == inode), 0)
 
 
 def _interface(kind: SocketKind) -> str:

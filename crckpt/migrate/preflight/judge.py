@@ -28,7 +28,6 @@ class Survey(Struct, frozen=True):
 
     - `files`: by the id in the questions
     - `names`: of the asked users and groups, in the order of the questions
-    - `interfaces`: the names of its network interfaces
     - `store`, `store_free`: the directory of the store, and its free bytes
     - `criu_failure`: why no CRIU works; empty if one does
     - `job_program`: the other program of which its store has checkpoints under the name of the job, if any
@@ -39,7 +38,6 @@ class Survey(Struct, frozen=True):
     attributes: AttributeVerdict
     files: dict[int, LocalFile]
     names: tuple[str, ...]
-    interfaces: frozenset[str]
     store: str
     store_free: int
     criu_failure: str = ""
@@ -76,7 +74,6 @@ def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judg
         *(found for found in verdict.blockers if found.key not in OF_FILES),
         *files.blockers,
         *_find_connections_that_stay(planned),
-        *_find_missing_interfaces(planned, survey),
         *(() if questions.allows_weaker else weaker),
     )
     warnings = (
@@ -127,13 +124,6 @@ def _find_connections_that_stay(planned: PlannedRestore) -> Iterator[Finding]:
         is_local = own == other or (other is not None and other.is_loopback)
         if is_local and (other, each.destination.port) not in ends:
             yield cause("connection-stays").finding(connection=each.title)
-
-
-def _find_missing_interfaces(planned: PlannedRestore, survey: Survey) -> Iterator[Finding]:
-    if planned.tree.is_apart("net"):
-        return
-    for name in sorted({each.interface for each in planned.tree.inet_sockets if each.interface} - survey.interfaces):
-        yield cause("interface-missing").finding(interface=name)
 
 
 def _compare_names(questions: Questions, survey: Survey) -> Iterator[Finding]:

@@ -17,6 +17,7 @@ from crckpt.images.files import OpenFile
 from crckpt.images.ids import KernelIds, Namespaces
 from crckpt.images.inventory import Inventory
 from crckpt.images.mm import FILE_PRIVATE, PROT_EXEC, SHADOW_STACK, AddressSpace, Vma
+from crckpt.images.other_files import Watch
 from crckpt.images.pipes import Pipe
 from crckpt.images.regfile import GHOST, RegularFile, Remap, ghost_image
 from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor, Thread
@@ -60,6 +61,9 @@ def make_tree(questions: Questions) -> ImageTree:
     terminals = {each.id: _terminal_info(each) for each in questions.terminals}
     files: dict[int, OpenFile] = {**dict(_regular_files(questions)), **dict(_sockets(questions))}
     files |= {pipe.id: Pipe(pipe.id, pipe.inode, pipe.flags) for pipe in questions.pipes}
+    if questions.watched:
+        watched = tuple(os.fsdecode(path) for path in questions.watched)
+        files[0] = Watch(0, "inotify", 0, len(watched), watched)
     for terminal in questions.terminals:
         path = os.fsdecode(terminal.path)
         files[terminal.id] = Terminal(terminal.id, terminals[terminal.id].id, terminal.flags, terminal.file, path)
@@ -112,7 +116,8 @@ def _sockets(questions: Questions) -> Iterator[tuple[int, OpenFile]]:
             case socket.AF_PACKET:
                 yield asked.id, sockets.PacketSocket(asked.id, asked.kind, 0, 0, 0)
             case socket.AF_NETLINK:
-                yield asked.id, sockets.NetlinkSocket(asked.id, asked.inode, 0, 0, 0)
+                protocol = int(asked.protocol) if asked.protocol.isdecimal() else 0
+                yield asked.id, sockets.NetlinkSocket(asked.id, asked.inode, protocol, asked.port_id, 0)
             case _:
                 yield asked.id, _inet_socket(asked)
 
@@ -145,7 +150,7 @@ def _unix_socket(asked: AskedSocket) -> sockets.UnixSocket:
         peer=asked.peer,
         flags=0,
         backlog=0,
-        external=False,
+        external=asked.is_outside,
         deleted=False,
     )
 

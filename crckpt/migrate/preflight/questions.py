@@ -6,6 +6,7 @@ They travel as msgpack. The destination trusts nothing: the types limit every nu
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 import socket
 import stat
 from ipaddress import ip_address
@@ -88,6 +89,8 @@ class AskedSocket(Struct, frozen=True):
     """A socket of the tree: an internet socket, or a unix socket with its `peer`'s inode.
 
     `kind`, `protocol` and `state` are words of `crckpt.images.sockets`. `interface`: it is bound to that one.
+    `name` is a path, or `@name`; of a socket whose file was removed there is none. `is_outside`: another program has
+    it, and the tree is connected to it. `port_id`: of a netlink socket.
     """
 
     id: Count
@@ -103,6 +106,8 @@ class AskedSocket(Struct, frozen=True):
     interface: Text = ""
     peer: Count = 0
     name: FilePath | None = None
+    is_outside: bool = False
+    port_id: Identifier = 0
 
 
 class AskedTerminal(Struct, frozen=True):
@@ -198,6 +203,7 @@ class Questions(Struct, frozen=True):
     - `tty`: what the tree is to get instead of its terminal; None: nothing was chosen
     - `lazy`: it is to run before its memory is filled
     - `transaction`: the name of one that the source has begun in its store; empty if it has no store
+    - `watched`: paths that it watches (inotify, fanotify)
     """
 
     asked: float
@@ -224,6 +230,7 @@ class Questions(Struct, frozen=True):
     sends_files: bool = False
     lazy: bool = False
     transaction: Annotated[str, Meta(pattern=r"\A([0-9]{1,10}-[0-9a-f]{8})?\Z")] = ""
+    watched: Annotated[tuple[FilePath, ...], Meta(max_length=_MOST_ENTRIES)] = ()
 
 
 _DECODER: Final = msgspec.msgpack.Decoder(Questions)
@@ -251,7 +258,9 @@ def decode_questions(content: bytes) -> Questions:
         raise IntegrityError(f"the questions of the other host cannot be read: {error}") from error
     _check_ids(questions)
     _check_addresses(questions)
-    _check_paths(questions.files)
+    names = (each.name for each in questions.sockets if each.name is not None)
+    _check_paths(file.path for file in questions.files)
+    _check_paths((*questions.watched, *(name for name in names if not name.startswith(b"@"))))
     return questions
 
 
@@ -261,7 +270,7 @@ def decode_files(content: bytes) -> tuple[AskedFile, ...]:
         files: tuple[AskedFile, ...] = _FILES_DECODER.decode(content)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the files of the other host cannot be read: {error}") from error
-    _check_paths(files)
+    _check_paths(file.path for file in files)
     return files
 
 
@@ -305,7 +314,7 @@ def _check_addresses(questions: Questions) -> None:
             raise IntegrityError("the questions of the other host have a bad address: it names an interface")
 
 
-def _check_paths(files: tuple[AskedFile, ...]) -> None:
-    for file in files:
-        if not file.path.startswith(b"/") or b"\0" in file.path or b".." in file.path.split(b"/"):
-            raise IntegrityError(f"{file.name!r} is not an absolute path")
+def _check_paths(paths: Iterable[bytes]) -> None:
+    for path in paths:
+        if not path.startswith(b"/") or b"\0" in path or b".." in path.split(b"/"):
+            raise IntegrityError(f"{os.fsdecode(path)!r} is not an absolute path")

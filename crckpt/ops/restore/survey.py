@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,16 +18,19 @@ from crckpt.host.disk.checked_files import read_head
 from crckpt.host.disk.files import status_of
 from crckpt.host.disk.other_names import find_other_name
 from crckpt.host.observe import sockets
+from crckpt.host.observe.unix_names import UnixNames
 from crckpt.host.probes import kernel, network
 from crckpt.host.proc import writers
 from crckpt.host.proc.locks import read_held_locks
+from crckpt.host.proc.net import read_netlink
 from crckpt.host.process import cgroups
 from crckpt.host.process.terminal_numbers import read_used_numbers
 from crckpt.images.regfile import RegularFile, ghost_image
+from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
 from crckpt.preflight.restore.files import find_changed_paths, find_needed_files, find_needed_path
-from crckpt.preflight.restore.host import FileState, HostState
+from crckpt.preflight.restore.host import FileState, HostState, Refusal
 from crckpt.preflight.restore.locks import find_needed_locks
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.requirements import (
@@ -37,8 +41,9 @@ from crckpt.preflight.restore.requirements import (
     count_huge_pages,
     kernel_needs,
 )
-from crckpt.preflight.restore.sockets import find_bound_sockets
+from crckpt.preflight.restore.sockets import find_bound_sockets, find_named_sockets, find_netlink_sockets
 from crckpt.preflight.restore.tasks import find_needed_ids
+from crckpt.preflight.restore.watches import find_watched_paths
 
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile
@@ -66,6 +71,8 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
         owners=() if wanted.new_pid_namespace else find_id_users(tree),
         files={path: _file(wanted, path, file) for file in find_needed_files(tree) if (path := find_needed_path(file))},
         refused=refused,
+        interfaces=tuple(socket.if_nameindex()),
+        unwatched=frozenset(path for path in find_watched_paths(tree) if not Path(path).exists()),
         released=find_releases(wanted, refused),
         resources=read_resources(wanted, {file.name: file.bytes for file in images}, _memory_need(images), store),
         us=os.getpid(),
@@ -95,22 +102,38 @@ def find_id_users(tree: ImageTree) -> tuple[proc.IdUser, ...]:
     return proc.find_id_users(wanted)
 
 
-def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Literal["taken", "missing"]]:
-    """Find out why addresses cannot be bound, by the id of the socket."""
-    return {
-        socket.id: refusal
-        for socket, use in find_bound_sockets(wanted)
-        if (refusal := sockets.find_bind_refusal(socket.source.host, socket.source.port, use))
+def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Refusal]:
+    """Find out why sockets cannot have their addresses and names back, by the id of the socket."""
+    found: dict[int, Refusal | None] = {
+        inet.id: sockets.find_bind_refusal(inet.source.host, inet.source.port, use)
+        for inet, use in find_bound_sockets(wanted)
     }
+    if named := tuple(find_named_sockets(wanted)):
+        names = UnixNames()
+        found |= {unix.id: _find_name_refusal(unix, names) for unix in named}
+    if netlink := tuple(find_netlink_sockets(wanted)):
+        used = {(row.protocol, row.port) for row in read_netlink(os.getpid())}
+        found |= {each.id: "taken" for each in netlink if (each.protocol, each.port_id) in used}
+    return {number: refusal for number, refusal in found.items() if refusal is not None}
 
 
-def find_releases(wanted: PlannedRestore, refused: Mapping[int, Literal["taken", "missing"]]) -> dict[int, int]:
+def _find_name_refusal(unix: UnixSocket, names: UnixNames) -> Refusal | None:
+    if unix.is_abstract:
+        refusal: Refusal | None = "taken" if names.is_abstract_bound(unix.type_number, unix.name) else None
+    else:
+        refusal = names.find_path_refusal(unix.path)
+    if unix.external:
+        return None if refusal == "taken" else "absent"
+    return refusal
+
+
+def find_releases(wanted: PlannedRestore, refused: Mapping[int, Refusal]) -> dict[int, int]:
     """Find out in how many seconds taken addresses are free, by the id of the socket; none that a program has."""
     return {
-        socket.id: seconds
-        for socket, use in find_bound_sockets(wanted)
-        if use == "listen" and refused.get(socket.id) == "taken"
-        if (seconds := sockets.find_port_release(socket.source.port)) is not None
+        inet.id: seconds
+        for inet, use in find_bound_sockets(wanted)
+        if use == "listen" and refused.get(inet.id) == "taken"
+        if (seconds := sockets.find_port_release(inet.source.port)) is not None
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.causes import Finding
-from crckpt.preflight.restore import files, locks, namespaces, pipes, requirements, sockets, tasks, terminals
+from crckpt.preflight.restore import files, locks, namespaces, pipes, requirements, sockets, tasks, terminals, watches
 from crckpt.preflight.restore.files import Rewind
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.pipes import OutsidePipe
@@ -24,6 +24,8 @@ _IN_USE = (
     "lock-taken",
     "file-being-written",
     "terminal-taken",
+    "unix-taken",
+    "netlink-taken",
 )
 
 
@@ -60,6 +62,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
             *checked.blockers,
             *tasks.find_hung_up(planned),
             *sockets.find_blockers(planned, host),
+            *watches.find_blockers(planned.tree, host),
             *locks.find_blockers(planned.tree, host),
             *namespaces.find_blockers(planned.tree),
             *requirements.find_older_criu(*planned.crius),

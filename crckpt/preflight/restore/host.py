@@ -11,6 +11,10 @@ from crckpt.host.proc import IdUser
 from crckpt.host.proc.locks import HeldLock
 from crckpt.preflight.restore.requirements import HostResources
 
+Refusal = Literal["taken", "missing", "occupied", "unwritable", "absent"]
+"""Why a socket cannot have its address or name back: another program has it, this host does not have it (or not the
+directory of a path), another file is there, nothing can be made there. `absent`: nobody has the name of its peer."""
+
 if TYPE_CHECKING:
     from crckpt.host.disk.packages import Package
     from crckpt.host.proc.writers import Writer
@@ -39,7 +43,8 @@ class FileState(Struct, frozen=True):
 class HostState(Struct, frozen=True):
     """The state of everything on this host that a checkpoint needs. A missing file is None.
 
-    `refused`: why the address of a socket cannot be bound, by the socket's id. `released`: the seconds after which one
+    `refused`: by the id of a socket. `interfaces`: number and name of each network interface. `unwatched`: watched
+    paths that are missing. `released`: the seconds after which one
     that only closed connections have is free, by the socket's id. `packages`: the packages of changed
     files, by path. `locks`: the locks on each file, by path. `writers`: who has a changed file open for writing, by
     path; known only if a file is to be cut back. `us` is crckpt's own PID. `terminals`: the N of each
@@ -48,8 +53,10 @@ class HostState(Struct, frozen=True):
 
     owners: tuple[IdUser, ...]
     files: dict[str, FileState | None]
-    refused: dict[int, Literal["taken", "missing"]]
+    refused: dict[int, Refusal]
     resources: HostResources
+    interfaces: tuple[tuple[int, str], ...] = ()
+    unwatched: frozenset[str] = frozenset()
     released: dict[int, int] = {}
     packages: dict[str, Package] = {}
     locks: dict[str, tuple[HeldLock, ...]] = {}

@@ -1,14 +1,13 @@
-"""Check the addresses of a checkpoint's sockets before a restore."""
+"""Check the addresses, names and interfaces of a checkpoint's sockets before a restore."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
 
 from crckpt.causes import Finding, cause
 from crckpt.host.observe.sockets import Binding
-from crckpt.images.sockets import DATAGRAM, InetSocket
-from crckpt.preflight.restore.host import HostState
+from crckpt.images.sockets import DATAGRAM, InetSocket, NetlinkSocket, PacketSocket, UnixSocket
+from crckpt.preflight.restore.host import HostState, Refusal
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
@@ -27,14 +26,37 @@ def find_bound_sockets(planned: PlannedRestore) -> Iterator[tuple[InetSocket, Bi
             yield socket, "datagram"
 
 
+def find_named_sockets(planned: PlannedRestore) -> Iterator[UnixSocket]:
+    """Return the unix sockets that a restore binds to their names, and the peers outside the tree that it looks for."""
+    # A socket whose file had been removed has it for a moment only (criu/sk-unix.c, bind_on_deleted).
+    for file in planned.tree.files:
+        if isinstance(file, UnixSocket) and file.is_bound and not file.deleted:
+            has_name = file.is_abstract or file.path
+            if has_name and not planned.tree.is_apart("net" if file.is_abstract else "mnt"):
+                yield file
+
+
+def find_netlink_sockets(planned: PlannedRestore) -> Iterator[NetlinkSocket]:
+    """Return the netlink sockets whose port a restore must bind."""
+    if not planned.tree.is_apart("net"):
+        yield from (file for file in planned.tree.files if isinstance(file, NetlinkSocket) and file.port_id)
+
+
 def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
-    """Find addresses that another program has, or that this host lacks."""
+    """Find addresses, names and interfaces that another program has, or that this host lacks."""
     for socket, _ in find_bound_sockets(planned):
         if socket.id in host.refused:
             yield _report_refusal(socket, host.refused[socket.id], host.released.get(socket.id))
+    for named in find_named_sockets(planned):
+        if named.id in host.refused:
+            yield _report_name(named, host.refused[named.id])
+    for netlink in find_netlink_sockets(planned):
+        if netlink.id in host.refused:
+            yield cause("netlink-taken").finding(port=netlink.port_id, protocol=netlink.protocol)
+    yield from _find_missing_interfaces(planned, host)
 
 
-def _report_refusal(socket: InetSocket, why: Literal["taken", "missing"], seconds: int | None) -> Finding:
+def _report_refusal(socket: InetSocket, why: Refusal, seconds: int | None) -> Finding:
     if why == "taken" and seconds is not None:
         return cause("port-closing").finding(address=socket.source, seconds=seconds)
     protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
@@ -45,3 +67,20 @@ def _report_refusal(socket: InetSocket, why: Literal["taken", "missing"], second
         port=socket.source.port,
         options=options,
     )
+
+
+def _report_name(socket: UnixSocket, why: Refusal) -> Finding:
+    directory = socket.path.rpartition("/")[0] or "/"
+    return cause(f"unix-{why}").finding(name=socket.path or socket.name, directory=directory)
+
+
+def _find_missing_interfaces(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
+    if planned.tree.is_apart("net"):
+        return
+    names = {socket.interface for socket in planned.tree.inet_sockets if socket.interface}
+    for name in sorted(names - {name for _, name in host.interfaces}):
+        yield cause("interface-missing").finding(interface=name)
+    # CRIU saves a packet socket with the number of its interface.
+    numbers = {file.interface for file in planned.tree.files if isinstance(file, PacketSocket) and file.interface}
+    for number in sorted(numbers - {number for number, _ in host.interfaces}):
+        yield cause("packet-interface").finding(interface=f"number {number}")

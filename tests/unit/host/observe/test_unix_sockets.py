@@ -31,7 +31,7 @@ def test_both_ends_know_each_other(tmp_path: Path, kind: socket.SocketKind, abst
         caller.connect(name)
         accepted, _ = listener.accept()
         with accepted:
-            assert seen(caller) == LiveUnixSocket(inode(caller), kind, inode(accepted), "")
+            assert seen(caller) == LiveUnixSocket(inode(caller), kind, inode(accepted), "", is_connected=True)
             assert seen(accepted) == LiveUnixSocket(inode(accepted), kind, inode(caller), name.replace("\0", "@"))
         assert seen(caller).peer == 0, "the other end has gone"
 

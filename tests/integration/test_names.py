@@ -1,0 +1,112 @@
+"""Names that a restore makes again, or looks for: what is in the way is refused before anything is touched.
+
+`restore --dry-run`, the restore, and the check of a move to this host agree.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+from command import Crckpt
+from gates import answer_here, ask_about, target_at
+from stopped import JOB, program
+from trees import Tree, open_workdir
+
+REFUSED: Final = 24
+
+
+def _bound(name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
+    found = socket.socket(socket.AF_UNIX, kind)
+    found.bind(name)
+    return found
+
+
+@contextmanager
+def _served(place: Path, name: str, kind: int = socket.SOCK_STREAM) -> Iterator[None]:
+    """Another server has taken over the path."""
+    (place / name).unlink()
+    with _bound(str(place / name), kind) as server:
+        if kind == socket.SOCK_STREAM:
+            server.listen()
+        server.settimeout(0)
+        yield
+        # Nobody has come, and it can be reached: a client of another kind is told so.
+        with pytest.raises(BlockingIOError):
+            server.accept() if kind == socket.SOCK_STREAM else server.recv(1)
+        with socket.socket(socket.AF_UNIX, kind) as client:
+            client.connect(str(place / name))
+
+
+@contextmanager
+def _moved(path: Path) -> Iterator[None]:
+    aside = path.with_name("aside")
+    path.rename(aside)
+    yield
+    assert not path.exists()
+    aside.rename(path)
+
+
+@contextmanager
+def _replaced(path: Path) -> Iterator[None]:
+    """A plain file is at the path of a socket."""
+    path.unlink()
+    path.write_text("text")
+    yield
+    assert path.read_text() == "text"
+    path.unlink()
+
+
+@contextmanager
+def _abstract(place: Path, kind: int) -> Iterator[None]:
+    with _bound("\0" + (place / "abstract").read_text(), kind):
+        yield
+
+
+@contextmanager
+def _netlink(place: Path) -> Iterator[None]:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as other:
+        other.bind((int((place / "port").read_text()), 0))
+        yield
+
+
+KINDS: Final[dict[str, tuple[str, str, Callable[[Path], AbstractContextManager[None]]]]] = {
+    "server-at-path": ("unix-taken", "run/stream", lambda place: _served(place, "run/stream")),
+    "datagram-server-at-path": ("unix-taken", "relative", lambda place: _served(place, "relative", socket.SOCK_DGRAM)),
+    "directory-missing": ("unix-missing", "run/stream", lambda place: _moved(place / "run")),
+    "file-at-path": ("unix-occupied", "run/stream", lambda place: _replaced(place / "run/stream")),
+    "abstract-name-taken": ("unix-taken", "@crckpt-test-", lambda place: _abstract(place, socket.SOCK_STREAM)),
+    "peer-missing": ("unix-absent", "log", lambda place: _moved(place / "log")),
+    "netlink-port-taken": ("netlink-taken", "netlink port", _netlink),
+    "inotify-target-missing": ("watch-gone", "inotify", lambda place: _moved(place / "inotify")),
+    "fanotify-target-missing": ("watch-gone", "fanotify", lambda place: _moved(place / "fanotify")),
+}
+
+
+@pytest.mark.usefixtures("adopted")
+def test_dry_run_restore_and_move_agree(crckpt: Crckpt, tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        place = stack.enter_context(open_workdir())
+        stack.enter_context(closing(_bound(str(place / "log"), socket.SOCK_DGRAM)))
+        tree = stack.enter_context(Tree(program("names"), place))
+        questions = ask_about(target_at(tree.pid, tmp_path))
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        before = tree.counters()
+        for name, (key, words, change) in KINDS.items():
+            with change(place):
+                dry = crckpt.run("restore", JOB, "--dry-run", "--json", status=REFUSED).document["error"]
+                done = crckpt.run("restore", JOB, "--detach", "--json", status=REFUSED).document["error"]
+                assert dry == done, name
+                assert words in done["message"], name
+                (found,) = answer_here(questions, tmp_path / "store").blockers
+                assert (found.key, found.what) == (key, done["message"]), name
+        # Of another type the same abstract name is another name.
+        with _abstract(place, socket.SOCK_DGRAM):
+            crckpt.run("restore", JOB, "--dry-run")
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
