@@ -228,7 +228,8 @@ PARTS = (
         "sysctl",
         "CRIU cannot read or set a sysctl of the tree's namespaces: {name|see the log}",
         "load its kernel module, and mount /proc writable; with criu: --skip-non-existent-sysctls --weak-sysctls",
-        r"Can't open sysctl (?P<name>[^\s:]{1,200})|sysctl\.c:\d{1,6}\): Can't (?:read|write) (?!\d)\S{1,200}:"
+        r"Can't open sysctl (?P<name>[^\s:]{1,200})(?=:|$)(?!: Read-only)"
+        r"|sysctl\.c:\d{1,6}\): Can't (?:read|write) (?!\d)\S{1,200}:"
         r"|Not enough (?:params|space) for \S{1,200} \(\d+ != \d",
         "criu/sysctl.c",
     ),

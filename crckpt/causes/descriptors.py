@@ -83,7 +83,15 @@ DESCRIPTORS = (
         "timerfd",
         "this kernel gives no details of timerfd",
         "boot a kernel with CONFIG_CHECKPOINT_RESTORE",
-        "Unknown clock type \\d|No timerfd support for c/r|No data left in proc file while parsing timerfd",
+        "No timerfd support for c/r|No data left in proc file while parsing timerfd",
+        "criu/timerfd.c",
+    ),
+    Cause(
+        "timerfd-clock",
+        "a timerfd of the tree counts by clock {clock}, and CRIU cannot save that (8 and 9 are "
+        "CLOCK_REALTIME_ALARM and CLOCK_BOOTTIME_ALARM, which wake the machine)",
+        "let the program use CLOCK_REALTIME or CLOCK_MONOTONIC",
+        r"Unknown clock type (?P<clock>\d+)",
         "criu/timerfd.c",
     ),
     Cause(

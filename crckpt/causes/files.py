@@ -15,10 +15,19 @@ FILES = (
     Cause(
         "mount-lookup",
         "{path} (fd {fd}) is on a mount outside the program's mount namespace",
-        "close it, or start the program without inherited descriptors; for a program file (fd -3) on overlayfs: "
-        "some kernels of Ubuntu have a bug there: use another kernel or storage driver",
-        # fd -3 is FD_DESC_INVALID: the executable or a mapping. Huge pages and terminals have causes of their own.
-        r"Can't lookup mount=-?\d+ for fd=(?P<fd>-?\d+) path=(?!/anon_hugepage|/dev/(?:pts|tty))(?P<path>.*)",
+        "open it inside the program's own mounts: start the program by a shell there (exec PROGRAM <{path}); or start "
+        "it without own mounts (of a systemd unit: PrivateDevices=no, PrivateMounts=no), or without this descriptor",
+        # Huge pages and terminals have causes of their own.
+        r"Can't lookup mount=-?\d+ for fd=(?P<fd>\d+) path=(?!/anon_hugepage|/dev/(?:pts|tty))(?P<path>.*)",
+        "criu/files-reg.c",
+    ),
+    Cause(
+        "mount-lookup-mapped",
+        "{path}, which the program runs, has mapped or works in, is on a mount outside its mount namespace",
+        "start the program inside its mount namespace (unshare --mount PROGRAM); on overlayfs, some kernels of Ubuntu "
+        "have a bug there: use another kernel or storage driver",
+        # fd -3 is FD_DESC_INVALID.
+        r"Can't lookup mount=-?\d+ for fd=-\d+ path=(?!/anon_hugepage|/dev/(?:pts|tty))(?P<path>.*)",
         "criu/files-reg.c",
     ),
     Cause(

@@ -107,6 +107,22 @@ MEMORY = (
         "criu/cr-dump.c",
     ),
     Cause(
+        "directories-in-common",
+        "process {pid} shares its working directory, root and umask with another process (clone(2) with "
+        "CLONE_FS), which CRIU cannot save",
+        "let the program make it without CLONE_FS, as fork(2) does (a browser: --no-sandbox)",
+        r"Can't make FS id for (?P<pid>\d+)",
+        "criu/cr-dump.c",
+    ),
+    Cause(
+        "descriptors-in-common",
+        "process {pid} shares its table of descriptors with another process, which is not its parent "
+        "(clone(2) with CLONE_FILES): CRIU cannot save that",
+        "let the program make it without CLONE_FILES, as fork(2) does",
+        r"Can't make FILES id for (?P<pid>\d+)",
+        "criu/cr-dump.c",
+    ),
+    Cause(
         "sysv-shm",
         "the tree uses System V shared memory of the host",
         "start the program in its own IPC namespace: unshare --ipc PROGRAM",

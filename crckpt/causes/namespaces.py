@@ -9,7 +9,14 @@ NAMESPACES = (
         "nested-namespace",
         "process {pid} has its own {kind} namespace inside the tree",
         "checkpoint only the program inside that namespace",
-        r"Can't dump nested (?P<kind>\w+) namespace for (?P<pid>\d+)",
+        r"Can't dump nested (?P<kind>(?!pid\b)\w+) namespace for (?P<pid>\d+)",
+        "criu/namespaces.c",
+    ),
+    Cause(
+        "nested-pid-namespace",
+        "process {pid} has its own PID namespace inside the tree",
+        "start it without one (unshare --pid); if it is a container, checkpoint it with its container engine",
+        r"Can't dump nested pid namespace for (?P<pid>\d+)",
         "criu/namespaces.c",
     ),
     Cause(
@@ -108,6 +115,14 @@ NAMESPACES = (
         "criu/cr-restore.c",
     ),
     Cause(
+        "sysctl-read-only",
+        "/proc/sys is read-only here, and CRIU sets {name|kernel/hostname} there for a namespace of the tree",
+        "make it writable: mount -o remount,rw /proc/sys; or restore it with --new-pid-namespace",
+        r"Can't open sysctl (?P<name>[^\s:]{1,200}): Read-only file system",
+        "criu/sysctl.c",
+        by_criu="make it writable: mount -o remount,rw /proc/sys",
+    ),
+    Cause(
         "ipc-id",
         "a System V IPC object cannot get its old ID",
         "restore into a new IPC namespace (unshare --ipc), on a kernel with CONFIG_CHECKPOINT_RESTORE",
@@ -125,7 +140,8 @@ NAMESPACES = (
     Cause(
         "container",
         "process {pid} ({comm}) is the init of a container (its own PID namespace)",
-        "checkpoint it with its container engine, for example: podman container checkpoint",
+        "checkpoint it with its container engine (podman container checkpoint); if there is none, start the program "
+        "without its own PID namespace (unshare --pid)",
     ),
     Cause(
         "other-user-namespace",

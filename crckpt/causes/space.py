@@ -37,6 +37,11 @@ SPACE = (
         _LARGER_STORE,
     ),
     Cause(
+        "file-size-limit",
+        "crckpt may write files of {limit} at most (ulimit -f), and the images of the tree need about {images}",
+        "raise the limit: ulimit -f unlimited; or run crckpt with CAP_SYS_RESOURCE, which lifts it",
+    ),
+    Cause(
         "staging-small",
         "the images of the tree need about {images}, but {directory} has only {free} free",
         _OTHER_STAGING,

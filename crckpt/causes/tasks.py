@@ -217,8 +217,8 @@ TASKS = (
     ),
     Cause(
         "groups",
-        "a process of the tree is in more groups than CRIU can save",
-        "run it in fewer groups",
+        "{process|a process of the tree} is in more groups than CRIU can save",
+        "run it in fewer groups: CRIU saves 973, and only if their list in /proc/PID/status is shorter than 4096 bytes",
         # The number that follows is no PID: CRIU writes how many groups there are (criu/pie/parasite.c:363).
         r"Too many groups in task \d+|Error parsing proc status file",
         "criu/pie/parasite.c",
@@ -293,6 +293,22 @@ TASKS = (
         "foreign-limits",
         "process {pid} ({comm}) runs as user {uid}, but crckpt cannot read its limits without CAP_SYS_RESOURCE",
         "run crckpt with that capability (in a container: --cap-add SYS_RESOURCE)",
+    ),
+    Cause(
+        "no-free-descriptor",
+        "process {pid} ({comm}) has {used} descriptors open and may open {limit}; CRIU's code in it needs 4 more",
+        "raise its limit: prlimit --pid {pid} --nofile={more}:{hard}",
+    ),
+    Cause(
+        "no-free-address",
+        "process {pid} ({comm}) has used up the address space that its limit allows (ulimit -v), and CRIU's code in it "
+        "needs more",
+        "raise its limit: prlimit --pid {pid} --as=unlimited:",
+    ),
+    Cause(
+        "no-free-map",
+        "process {pid} ({comm}) has {used} memory maps, and this kernel allows {limit}; CRIU's code in it needs 8 more",
+        "raise the limit: sysctl -w vm.max_map_count={more}",
     ),
     Cause(
         "call-interrupted",

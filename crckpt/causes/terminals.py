@@ -21,12 +21,20 @@ TERMINALS = (
     ),
     Cause(
         "terminal-current",
-        "a process has opened /dev/tty: CRIU can save that only if this process is the first of the tree, and "
-        "has the terminal itself open",
-        "close /dev/tty in the program, or open the terminal by its own name (ttyname)",
+        "{process|a process of the tree} has opened /dev/tty: CRIU can save that only if no other process before it in "
+        "the tree has this terminal open, and its session leader is in the foreground",
+        "close /dev/tty in the program, or open the terminal by its own name (ttyname); in tmux or screen: use bash "
+        "instead of dash",
         # CRIU looks for a pty of the same session, whose group is that of the session, in this process
         # (criu/tty.c:2274).
         "ctty inheritance detected",
+        "criu/tty.c",
+    ),
+    Cause(
+        "terminal-large",
+        "CRIU cannot save {path|a terminal with a number over 1000}: it knows pseudo terminals up to number 1000",
+        "end other programs with terminals, then start the program again",
+        r"Index \d+ on (?:ptmx|pts) is too big",
         "criu/tty.c",
     ),
     Cause(

@@ -26,11 +26,14 @@ MNT_DETACH: Final = 2
 LIBC: Final = ctypes.CDLL(None)
 
 KINDS: Final = {
+    "alarm_timer": "timerfd-clock",
     "block_device": "device",
     "bpf_filter": "socket-program",
     "bpf_queue": "bpf-map",
     "character_device": "device",
     "corked": "corked",
+    "current_terminal": "terminal-current",
+    "deep_file": "long-path",
     "detached": "mount-lookup",
     "device_map": "device-map",
     "epoll_of_closed": "epoll-closed",
@@ -43,8 +46,11 @@ KINDS: Final = {
     "hidden_gone": "file-hidden",
     "hidden_map": "file-hidden",
     "io_uring_map": "io-uring",
+    "long_groups": "groups",
+    "many_groups": "groups",
     "message_queue": "mount-lookup",
     "nested_cgroup": "nested-namespace",
+    "nested_pids": "nested-pid-namespace",
     "netlink_groups": "netlink-groups",
     "netlink_unbound": "netlink-groups",
     "netlink_unread": "netlink-data",
@@ -54,6 +60,8 @@ KINDS: Final = {
     "pidfd_outside": "pidfd-outside",
     "pidfd_thread": "pidfd-thread",
     "secret_memory": "secretmem",
+    "shared_descriptors": "descriptors-in-common",
+    "shared_directories": "directories-in-common",
     "shared_memory": "memory-in-common",
     "system_v_memory": "sysv-shm",
     "terminals": "terminal-outside",
@@ -81,6 +89,45 @@ def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str
         error = crckpt.run(*words, status=FAILED, **environment).document["error"]
         assert told.what in error["message"] or cause(key).finding().what in error["message"]
         assert error["hint"] == told.remedy
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key"),
+    {
+        "full_addresses": "no-free-address",
+        "full_descriptors": "no-free-descriptor",
+        "full_maps": "no-free-map",
+        "part_of_segment": "sysv-shm-part",
+    }.items(),
+)
+def test_what_criu_does_not_name_is_named_before(crckpt: Crckpt, kind: str, key: str) -> None:
+    """At a limit CRIU's code may end the process, and CRIU's log says only that something failed.
+
+    CRIU saves a part of a segment, and its restore fails.
+    """
+    with held(kind) as tree:
+        before = tree.counters()
+        words = [("doctor", str(tree.pid)), ("dump", str(tree.pid), "job", "--dry-run"), ("dump", str(tree.pid), "job")]
+        said = [crckpt.run(*command, "--json", status=REFUSED).document for command in words]
+        (told,) = said[0]["result"]["blockers"]
+        assert told["key"] == key
+        assert [each["error"]["message"] for each in said[1:]] == [told["what"]] * 2
+        tree.wait_growth(before)
+
+
+@pytest.mark.parametrize(("kind", "key"), [("own_dev", "mount-lookup"), ("left_mounts", "mount-lookup-mapped")])
+def test_files_outside_the_programs_own_mounts_are_named_before(crckpt: Crckpt, kind: str, key: str) -> None:
+    with held(kind) as tree:
+        before = tree.counters()
+        blockers = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]["blockers"]
+        assert key in {told["key"] for told in blockers} <= {"mount-lookup", "mount-lookup-mapped"}
+        for told in blockers:
+            assert ("/dev/null" in told["what"]) == (told["key"] == "mount-lookup")
+            assert ("Ubuntu" in told["remedy"]) == (told["key"] == "mount-lookup-mapped")
+        crckpt.run("dump", str(tree.pid), "job", "--stop", status=REFUSED)
+        error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=FAILED).document["error"]
+        assert error["hint"] in {told["remedy"] for told in blockers}
         tree.wait_growth(before)
 
 

@@ -108,8 +108,9 @@ def test_a_terminal_that_a_child_opened_by_that_name(crckpt: Crckpt) -> None:
             "os.read(ready, 1)"
         )
         try:
-            said = crckpt.run("dump", str(program.pid), JOB, "--stop", status=FAILED)
-            assert "has opened /dev/tty" in said.err
+            for words, status in ((), REFUSED), (("--no-preflight",), FAILED):
+                said = crckpt.run("dump", str(program.pid), JOB, "--stop", *words, status=status)
+                assert "has opened /dev/tty" in said.err
         finally:
             program.ask("os.kill(child, signal.SIGKILL); os.wait()")
 

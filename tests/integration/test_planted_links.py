@@ -32,8 +32,11 @@ def test_a_symlink_of_the_user_leads_to_nothing_of_roots(crckpt: Crckpt, kind: s
         places.symlink_to(before.parent)
         os.chown(places, NOBODY, NOBODY, follow_symlinks=False)
         was = _looked_at(before)
-        said = crckpt.run("restore", JOB, "--detach", "--written", "keep", status=23)
-        assert "a symlink leads to " in said.err
+        dry, done = (crckpt.run("restore", JOB, words, status=24).err for words in ("--dry-run", "--detach"))
+        assert dry == done
+        said = crckpt.run("restore", JOB, "--detach", "--no-preflight", status=23)
+        for each in (dry, said.err):
+            assert "a symlink leads to " in each
         assert _looked_at(before) == was
 
 

@@ -18,7 +18,7 @@ from command import PROGRAM, Crckpt, Said
 from control_groups import make_group
 from incremental import wrapper
 from stopped import BY_NAME, JOB, program, stopped
-from trees import open_workdir
+from trees import PYTHON, Case, open_workdir
 
 from crckpt.host.probes.kernel import has_guard_pages
 
@@ -35,6 +35,23 @@ Architecture: all
 Maintainer: nobody <nobody@example.invalid>
 Description: a library
 """
+
+
+def test_a_host_name_that_cannot_be_set(crckpt: Crckpt) -> None:
+    """CRIU sets that of a UTS namespace in /proc/sys, which is read-only in a container."""
+    case = Case("uts", ("unshare", "--uts", PYTHON, "{programs}/counter.py", "{workdir}"))
+    inside = Crckpt(crckpt.store, (*PRIVATELY, 'mount -o bind,ro /proc/sys /proc/sys; exec "$@"', "sh"))
+    with stopped(crckpt, case) as tree:
+        before = tree.counters()
+        dry, done = (
+            inside.run("restore", JOB, words, "--json", status=REFUSED).document["error"]
+            for words in ("--dry-run", "--detach")
+        )
+        assert dry == done
+        assert dry["message"].startswith("/proc/sys is read-only here, and CRIU sets kernel/hostname there")
+        assert "remount,rw /proc/sys" in dry["hint"]
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
 
 
 def test_a_package_that_was_upgraded(crckpt: Crckpt) -> None:

@@ -22,6 +22,22 @@ from typing import Final, NoReturn
 
 from bpf_maps import bpf_array, bpf_filter, bpf_queue
 from foreign_sockets import foreign_datagrams, foreign_socket, foreign_unix_socket
+from limited import (
+    alarm_timer,
+    current_terminal,
+    deep_file,
+    full_addresses,
+    full_descriptors,
+    full_maps,
+    left_mounts,
+    long_groups,
+    many_groups,
+    nested_pids,
+    own_dev,
+    part_of_segment,
+    shared_descriptors,
+    shared_directories,
+)
 from oddities import LIBC, PAGE, answered, called, checked, mapped, mounted, outside, pause, unshared, wait
 from selfcheck import Program, fork
 
@@ -474,6 +490,8 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
             time_namespace,
             trapped,
         ),
+        *(alarm_timer, current_terminal, deep_file, full_addresses, full_descriptors, full_maps, long_groups),
+        *(left_mounts, many_groups, nested_pids, own_dev, part_of_segment, shared_descriptors, shared_directories),
         *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch),
     )
 } | {

@@ -47,6 +47,21 @@ def find_intruder(entries: tuple[PathEntry, ...], users: frozenset[int]) -> str:
     return ""
 
 
+def is_redirected(entries: tuple[PathEntry, ...]) -> bool:
+    """Return whether a symbolic link is on the path that others than root can have put there.
+
+    The preload library for restores follows no such link (crckpt/tracking/preload/trusted.c).
+    """
+    is_trusted = True
+    for entry in entries:
+        mode, owner = entry.status.st_mode, entry.status.st_uid
+        if stat.S_ISLNK(mode) and (owner or not is_trusted):
+            return True
+        if stat.S_ISDIR(mode) and (owner or (mode & (stat.S_IWGRP | stat.S_IWOTH) and not mode & stat.S_ISVTX)):
+            is_trusted = False
+    return False
+
+
 class Changers(NamedTuple):
     """The users besides root who can change what a name leads to: `users`, and `anyone` if it is not known who."""
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.disk.path_trust import PathEntry, open_path
+from crckpt.host.disk.path_trust import PathEntry, is_redirected, open_path
 from crckpt.host.proc.mountinfo import read_mounts
 
 _AUTOMOUNTED: Final = "autofs"
@@ -24,13 +24,15 @@ class HeldFile(Struct, frozen=True):
     """The file that a path leads to: its `status`, and the `link` by which it can be opened while it is held.
 
     `owners`: of the file, and of all directories and links of its path. `is_unmounted`: the path leads through a
-    directory on which nothing is mounted yet; `status` is that directory's.
+    directory on which nothing is mounted yet; `status` is that directory's. `is_redirected`: a restore does not follow
+    a symbolic link of the path.
     """
 
     status: os.stat_result
     link: str
     owners: frozenset[int]
     is_unmounted: bool = False
+    is_redirected: bool = False
 
 
 @contextmanager
@@ -49,7 +51,13 @@ def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Itera
             raise
     try:
         owners = frozenset(entry.status.st_uid for entry in entries)
-        yield HeldFile(entries[-1].status, f"/proc/self/fd/{descriptor}", owners, _is_unmounted(entries, automounts))
+        yield HeldFile(
+            entries[-1].status,
+            f"/proc/self/fd/{descriptor}",
+            owners,
+            _is_unmounted(entries, automounts),
+            is_redirected(entries if follow else entries[:-1]),
+        )
     finally:
         os.close(descriptor)
 

@@ -1,7 +1,8 @@
-"""Find files of a live tree that a restore would not find by their names in crckpt's mount namespace."""
+"""Find files of a live tree that CRIU or a restore would not find by their names."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,8 +13,9 @@ from msgspec import Struct
 
 from crckpt.host.disk.other_names import find_other_name
 from crckpt.host.proc import Descriptor
+from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.maps import find_mapped_files
-from crckpt.host.proc.mountinfo import read_mounts
+from crckpt.host.proc.mountinfo import read_mounts, read_mounts_of
 
 # Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended).
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
@@ -28,35 +30,102 @@ _MEMORY_MAJOR: Final = 1
 class UnreachableFile(Struct, frozen=True):
     """A file in use that its name does not lead to: its mount is missing (`mount`), or another one hides it (`hidden`).
 
-    `fd` is -1 for a mapped file, and for the current or root directory of a process.
+    Or its name is longer than any path (`long`). `fd` is -1 for a mapped file, and for the current or root directory of
+    a process.
     """
 
     pid: int
     fd: int
     path: str
-    why: Literal["mount", "hidden"]
+    why: Literal["mount", "hidden", "long"]
 
 
-def find_unreachable_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[UnreachableFile, ...]:
-    """Find unreachable files of processes in our mount namespace. Skip files that change at the same time."""
-    # Processes share most files: each name is looked up once.
-    mounts = _mounts()
-    known: dict[str, tuple[int, int] | None] = {}
+class _Place:
+    """A mount namespace with processes of the tree, as a CRIU in it sees it. Each name is looked up once."""
+
+    def __init__(self, pid: int | Literal["self"]) -> None:
+        mounts = tuple(read_mounts_of(pid))
+        self._ids = frozenset(mount.id for mount in mounts)
+        # Then CRIU finds a mount by the name of a file, too (criu/mount.c, lookup_overlayfs).
+        self._has_names = any(mount.kind == "overlay" and mount.path == "/" for mount in mounts)
+        self._base = "" if pid == "self" else f"/proc/{pid}/root"
+        self._is_own = pid == "self"
+        self._known: dict[str, tuple[int, int] | None] = {}
+
+    def find(self, found: Descriptor) -> UnreachableFile | None:
+        """Find why CRIU does not reach an open file."""
+        link, is_file = f"/proc/{found.pid}/fd/{found.fd}", _is_file(found.mode, found.target)
+        if not found.target:
+            return UnreachableFile(found.pid, found.fd, link, "long")
+        if (is_file or _is_memory_device(found)) and not self._has_mount(found.mount, link, found.target):
+            return UnreachableFile(found.pid, found.fd, found.target, "mount")
+        if is_file and found.mount in self._ids and self._is_hidden(link, found.target):
+            return UnreachableFile(found.pid, found.fd, found.target, "hidden")
+        return None
+
+    def find_link(self, pid: int, link: str) -> UnreachableFile | None:
+        """Find why CRIU does not reach what a link in /proc leads to."""
+        try:
+            target = os.readlink(link)
+            if target.startswith(_NAMELESS) or not target.startswith("/"):
+                return None
+            if not self._is_own and not self._has_mount(_mount_of(link), link, target):
+                return UnreachableFile(pid, -1, target, "mount")
+            return UnreachableFile(pid, -1, target, "hidden") if self._is_hidden(link, target) else None
+        except OSError as error:
+            return UnreachableFile(pid, -1, link, "long") if error.errno == errno.ENAMETOOLONG else None
+
+    def _has_mount(self, mount: int, link: str, target: str) -> bool:
+        return mount in self._ids or (self._has_names and self._is_at(link, target))
+
+    def _is_at(self, link: str, target: str) -> bool:
+        with suppress(OSError):
+            return _identity(link) == _identity(self._base + target)
+        return False
+
+    def _is_hidden(self, link: str, target: str) -> bool:
+        """Return whether the name leads to another file than the link, or to none, before and after we read it."""
+        if target.endswith(" (deleted)"):
+            return False
+        try:
+            if target not in self._known:
+                self._known[target] = _identity(self._base + target)
+            # The program still runs: the file counts as hidden only if the link keeps this name, and a second
+            # comparison agrees.
+            return (
+                _identity(link) != self._known[target]
+                and _is_file(os.stat(link).st_mode, target)
+                and os.readlink(link) == target
+                and _identity(link) != _identity(self._base + target)
+            )
+        except OSError:
+            return False
+
+
+def find_unreachable_files(
+    pids: Iterable[int], descriptors: Iterable[Descriptor], entered: int | None = None
+) -> tuple[UnreachableFile, ...]:
+    """Find unreachable files of processes in our mount namespace. Skip files that change at the same time.
+
+    Or they are those in the mount namespace of the process `entered`.
+    """
+    place = _Place(entered or "self")
+    opened = (place.find(found) for found in descriptors)
+    return tuple(found for found in (*opened, *_find_in_processes(place, pids)) if found is not None)
+
+
+def _find_in_processes(place: _Place, pids: Iterable[int]) -> Iterator[UnreachableFile | None]:
+    # Files that one process has mapped and reaches by their names, another one does, too.
     reached: set[tuple[str, str, str]] = set()
-    held = tuple(found for found in descriptors if _is_file(found.mode, found.target))
-    return (
-        *(
-            UnreachableFile(found.pid, found.fd, found.target, "mount")
-            for found in descriptors
-            if found.mount not in mounts and (_is_file(found.mode, found.target) or _is_memory_device(found))
-        ),
-        *(
-            UnreachableFile(found.pid, found.fd, found.target, "hidden")
-            for found in held
-            if found.mount in mounts and _is_hidden(f"/proc/{found.pid}/fd/{found.fd}", found.target, known)
-        ),
-        *(found for pid in pids for found in _find_in_process(pid, known, reached)),
-    )
+    for pid in pids:
+        for name in ("cwd", "root"):
+            yield place.find_link(pid, f"/proc/{pid}/{name}")
+        for file, link in find_mapped_files(pid).items():
+            if file not in reached:
+                found = place.find_link(pid, link)
+                yield found
+                if found is None:
+                    reached.add(file)
 
 
 def find_volatile_files(
@@ -104,44 +173,13 @@ def _find_volatile(link: str, mounts: Mapping[int, str]) -> str:
     return ""
 
 
-def _find_in_process(
-    pid: int, known: dict[str, tuple[int, int] | None], reached: set[tuple[str, str, str]]
-) -> Iterator[UnreachableFile]:
-    """Find them in one process. `reached` are mapped files that another process has reached by their names."""
-    for name in ("cwd", "root"):
-        yield from _find_hidden(pid, f"/proc/{pid}/{name}", known)
-    for file, link in find_mapped_files(pid).items():
-        if file not in reached:
-            found = tuple(_find_hidden(pid, link, known))
-            yield from found
-            if not found:
-                reached.add(file)
-
-
-def _find_hidden(pid: int, link: str, known: dict[str, tuple[int, int] | None]) -> Iterator[UnreachableFile]:
-    with suppress(OSError):
-        target = os.readlink(link)
-        if not target.startswith(_NAMELESS) and target.startswith("/") and _is_hidden(link, target, known):
-            yield UnreachableFile(pid, -1, target, "hidden")
-
-
-def _is_hidden(link: str, target: str, known: dict[str, tuple[int, int] | None]) -> bool:
-    """Return whether the name leads to another file than the link, or to none, before and after we read the link."""
-    if target.endswith(_DELETED):
-        return False
+def _mount_of(link: str) -> int:
+    """Return the id of the mount through which a link in /proc leads. Raises OSError."""
+    file = os.open(link, os.O_PATH | os.O_CLOEXEC)
     try:
-        if target not in known:
-            known[target] = _identity(target)
-        # The program still runs: the file counts as hidden only if the link keeps this name, and a second comparison
-        # agrees.
-        return (
-            _identity(link) != known[target]
-            and _is_file(os.stat(link).st_mode, target)
-            and os.readlink(link) == target
-            and _identity(link) != _identity(target)
-        )
-    except OSError:
-        return False
+        return int(parse_info(read_info("self", file)).get("mnt_id", "0"))
+    finally:
+        os.close(file)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -164,7 +202,3 @@ def _is_file(mode: int, target: str) -> bool:
 def _is_memory_device(descriptor: Descriptor) -> bool:
     """Return whether it is /dev/null or another device that CRIU opens by its name, as a file."""
     return stat.S_ISCHR(descriptor.mode) and os.major(descriptor.device) == _MEMORY_MAJOR
-
-
-def _mounts() -> frozenset[int]:
-    return frozenset(mount.id for mount in read_mounts())

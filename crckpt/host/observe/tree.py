@@ -6,6 +6,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct, structs
@@ -16,9 +17,11 @@ from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
 from crckpt.host.observe.files import UnreachableFile, find_unlinked_files, find_unreachable_files, find_volatile_files
 from crckpt.host.observe.kernel_files import HeldKernelFile, find_kernel_files
+from crckpt.host.observe.limits import ReachedLimit, find_long_mount, find_reached_limits
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.tasks import WaitingThread, find_waiting_threads
+from crckpt.host.observe.terminals import find_unsaved_current
 from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.observe.weak_sockets import WeakSocket, find_weak_sockets
@@ -26,7 +29,12 @@ from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
-from crckpt.host.syscalls.kcmp import find_sharers, is_sharing_memory
+from crckpt.host.syscalls.kcmp import (
+    find_directory_sharers,
+    find_sharers,
+    find_table_sharers,
+    is_sharing_memory,
+)
 
 # In the fdinfo of a unix socket (Linux 5.10): descriptors that were sent and wait there.
 _IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
@@ -47,6 +55,9 @@ _OF_ONE_PROCESS: Final = (
     "waits",
     "weak_sockets",
     "kernel_files",
+    "reached_limits",
+    "in_common",
+    "unsaved_current",
 )
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
@@ -82,6 +93,13 @@ class TracedThread(Struct, frozen=True):
     pid: int
     tid: int
     tracer: int
+
+
+class InCommon(Struct, frozen=True):
+    """A process that shares with another one what CRIU would have to save once for both."""
+
+    pid: int
+    what: Literal["directories", "descriptors"]
 
 
 class Transient(Struct, frozen=True):
@@ -148,6 +166,9 @@ class Observed(Struct, frozen=True):
     states: TaskStates = TaskStates()
     volatile_files: tuple[str, ...] = ()
     unlinked: tuple[str, ...] = ()
+    reached_limits: tuple[ReachedLimit, ...] = ()
+    in_common: tuple[InCommon, ...] = ()
+    unsaved_current: tuple[proc.Descriptor, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -215,7 +236,10 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         sockets=sockets,
         unread=tuple(_find_unread(descriptors, sockets)),
         unsavable_maps=tuple(found for pid in tree.pids for found in find_unsavable_maps(pid)),
-        unreachable_files=find_unreachable_files(sorted(here), reached),
+        unreachable_files=(
+            *find_unreachable_files(sorted(here), reached),
+            *_find_unreachable_inside(tree, own, descriptors),
+        ),
         volatile_files=find_volatile_files(sorted(here), reached, _find_names(descriptors) if with_sockets else ()),
         unlinked=find_unlinked_files(tree.pids, descriptors),
         lost_watches=find_lost_watches(reached),
@@ -241,8 +265,39 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         weak_sockets=tuple(_find_weak_sockets(tree, descriptors, sockets)),
         kernel_files=kernel_files,
         states=read_task_states(tree.root.pid) if kernel_files else TaskStates(),
+        reached_limits=(*find_reached_limits(tree.pids, descriptors), *find_long_mount(root.pid)),
+        in_common=tuple(_find_in_common(tree)),
+        unsaved_current=find_unsaved_current(tree.processes, descriptors),
         memory=measured(),
     )
+
+
+def _find_in_common(tree: proc.Tree) -> Iterator[InCommon]:
+    living = {process.pid: process for process in tree.processes if process.state != "zombie"}
+    for _, *others in find_directory_sharers(tuple(living)):
+        yield from (InCommon(pid, "directories") for pid in others)
+    for group in find_table_sharers(tuple(living)):
+        # CRIU saves a table that a process shares with its parent (criu/files.c, shared_fdtable).
+        _, *others = (pid for pid in group if living[pid].ppid not in group)
+        yield from (InCommon(pid, "descriptors") for pid in others)
+
+
+def _find_unreachable_inside(
+    tree: proc.Tree, own: proc.Process, descriptors: tuple[proc.Descriptor, ...]
+) -> tuple[UnreachableFile, ...]:
+    """Find unreachable files of a tree with its own mounts: CRIU enters the mount namespace of the root."""
+    root = tree.root
+    inside = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, root, "mnt"))
+    # In another root directory, the names that we read lead elsewhere.
+    if _is_same_namespace(root, own, "mnt") or not _has_whole_root(root.pid):
+        return ()
+    return find_unreachable_files(sorted(inside), (each for each in descriptors if each.pid in inside), root.pid)
+
+
+def _has_whole_root(pid: int) -> bool:
+    with suppress(OSError):
+        return str(Path(f"/proc/{pid}/root").readlink()) == "/"
+    return False
 
 
 def _start_measuring(work: Callable[[], int]) -> Callable[[], int]:

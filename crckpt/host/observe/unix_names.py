@@ -12,9 +12,9 @@ from typing import Final, Literal
 from crckpt.host.disk.untrusted_path import find_automounts, held
 from crckpt.host.observe.unix_sockets import read_unix_sockets
 
-NameRefusal = Literal["taken", "occupied", "missing", "unwritable"]
-"""Why a socket cannot be bound to a name: another socket is, another file is there, its directory is missing, or cannot
-be written."""
+NameRefusal = Literal["taken", "occupied", "missing", "unwritable", "linked"]
+"""Why a socket cannot be bound to a name: another socket is, another file is there, its directory is missing, cannot be
+written, or is reached by a link that is not followed."""
 
 # Answers of connect(2) for a name to which a socket is bound: of another type, or with another peer.
 _BOUND: Final = (errno.EPROTOTYPE, errno.EPERM)
@@ -36,6 +36,8 @@ class UnixNames:
             with held(directory or "/", self._automounts) as above:
                 if not stat.S_ISDIR(above.status.st_mode):
                     return "missing"
+                if above.is_redirected or above.is_unmounted:
+                    return "linked" if above.is_redirected else None
                 return self._find_refusal_in(above.link, name)
         except (FileNotFoundError, NotADirectoryError):
             return "missing"

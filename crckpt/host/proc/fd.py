@@ -5,6 +5,7 @@ psutil lists only regular files and inet sockets, without fdinfo. Source: proc_p
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -23,10 +24,10 @@ _SOCKET: Final = "socket:["
 class Descriptor(Struct, frozen=True):
     """An open descriptor of a live process: what /proc/PID/fd and fdinfo say. `size`, `pos` and `allocated` are bytes.
 
-    `allocated` is what the file takes on its disk. `mode`, `size` and `links` are 0 where the file system does not
-    answer (FUSE of another user, a dead network share). `device` is the number of the device that it is, if any.
-    `identity` are the number of its file system and its inode; zeros if another file has replaced it.
-    `is_namespace` is whether it names one, whatever its path.
+    `target` is empty if it is longer than any path. `allocated` is what the file takes on its disk. `mode`, `size` and
+    `links` are 0 where the file system does not answer (FUSE of another user, a dead network share). `device` is the
+    number of the device that it is, if any. `identity` are the number of its file system and its inode; zeros if
+    another file has replaced it. `is_namespace` is whether it names one, whatever its path.
     """
 
     pid: int
@@ -119,7 +120,12 @@ def descriptors(pid: int) -> tuple[Descriptor, ...]:
 
 
 def _read_descriptor(pid: int, fd: int) -> Descriptor:
-    target = read_target(pid, fd)
+    try:
+        target = read_target(pid, fd)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            raise
+        target = ""
     status = _status(f"/proc/{pid}/fd/{fd}")
     info = read_info(pid, fd)
     fields = parse_info(info)

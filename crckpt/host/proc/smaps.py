@@ -5,6 +5,7 @@ Source: proc_pid_smaps(5).
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,6 +16,8 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
+from crckpt.host.proc.maps import read_maps
+from crckpt.model import PAGE_SIZE
 
 # The lines of smaps_rollup that count what CRIU writes. Shared memory counts by its Pss, the share of each process, so
 # that the sum over all processes counts each page once.
@@ -31,11 +34,14 @@ _SEALED: Final = re.compile(r"^VmFlags:.* sl\b", re.MULTILINE)
 # Where none of these is in the text, all can be saved: to see that takes a tenth of the time that parsing takes.
 _HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl")
 
-UnsavableKind = Literal["device", "ring", "sealed", "sysv", "unknown", "uprobes"]
+UnsavableKind = Literal["device", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes"]
 
 
 class UnsavableMap(Struct, frozen=True):
-    """A map that CRIU cannot save as it is. `start` is its first address."""
+    """A map that CRIU cannot save as it is. `start` is its first address.
+
+    Of a segment of System V memory of which only a part is attached, `path` is the id.
+    """
 
     pid: int
     start: int
@@ -73,8 +79,28 @@ def find_unsavable_maps(pid: int) -> tuple[UnsavableMap, ...]:
     with suppress(OSError):
         text = procfs.text(f"/proc/{pid}/smaps")
         if any(hint in text for hint in _HINTS):
-            return tuple(found for each in _MAP.finditer(text) for found in _judge(pid, *each.groups()))
+            found = tuple(found for each in _MAP.finditer(text) for found in _judge(pid, *each.groups()))
+            return (*found, *_find_parts(pid)) if any(each.kind == "sysv" for each in found) else found
     return ()
+
+
+def _find_parts(pid: int) -> Iterator[UnsavableMap]:
+    """Find segments with a hole: CRIU saves them, and does not restore them (criu/shmem.c, open_shmem_sysv)."""
+    ends: dict[str, tuple[int, int]] = {}  # id -> the address and the offset after the last map of an attachment
+    sizes: dict[str, int] = {}
+    broken: dict[str, int] = {}
+    for each in read_maps(pid):
+        if not each.path.startswith("/SYSV"):
+            continue
+        offset = int(each.offset, 16)
+        sizes[each.inode] = -(-os.stat(each.link(pid)).st_size // PAGE_SIZE) * PAGE_SIZE
+        end, length = ends.get(each.inode, (0, sizes[each.inode]))
+        is_whole = length == sizes[each.inode] if offset == 0 else (each.start, offset) == (end, length)
+        if not is_whole:
+            broken[each.inode] = each.start
+        ends[each.inode] = each.end, offset + each.end - each.start
+    broken |= {segment: end for segment, (end, length) in ends.items() if length != sizes[segment]}
+    yield from (UnsavableMap(pid, start, f"{int(segment):x}", "sysv-part") for segment, start in broken.items())
 
 
 def _judge(pid: int, addresses: str, path: str, details: str) -> Iterator[UnsavableMap]:

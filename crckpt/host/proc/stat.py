@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Final
 
@@ -37,6 +38,18 @@ class Stat(Struct, frozen=True):
     def sid(self) -> int:
         """Its session."""
         return int(self.fields[3])
+
+    @property
+    def terminal(self) -> int:
+        """The device of its controlling terminal; 0 if it has none."""
+        # The kernel writes 12 bits of the major number between the halves of the minor one (linux/kdev_t.h).
+        number = int(self.fields[4])
+        return os.makedev(number >> 8 & 0xFFF, number & 0xFF | number >> 12 & 0xFFF00)
+
+    @property
+    def foreground(self) -> int:
+        """The process group in the foreground of its terminal; -1 if there is none."""
+        return int(self.fields[5])
 
     @property
     def flags(self) -> int:

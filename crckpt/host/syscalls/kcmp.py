@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import struct
 import time
@@ -19,6 +20,8 @@ from crckpt.host.syscalls.libc import syscall
 # linux/kcmp.h
 _KCMP_FILE: Final = 0
 _KCMP_VM: Final = 1
+_KCMP_FILES: Final = 2
+_KCMP_FS: Final = 3
 _KCMP_EPOLL_TFD: Final = 7  # since Linux 4.13
 _LOOKS_FOR_S: Final = 1.0
 _LOOKS_NEAR_FOR_S: Final = 5.0
@@ -27,6 +30,35 @@ _LOOKS_NEAR_FOR_S: Final = 5.0
 def is_sharing_memory(one: int, other: int) -> bool:
     """Return whether two processes share all their memory; False if one has ended or the kernel has no kcmp."""
     return _is_same(one, other, _KCMP_VM, 0, 0)
+
+
+def find_directory_sharers(pids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Group the processes that share their working directory, root and umask (CLONE_FS); none if there is no kcmp."""
+    return _find_groups(pids, _KCMP_FS)
+
+
+def find_table_sharers(pids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Group the processes that share their table of descriptors (CLONE_FILES); none if there is no kcmp."""
+    return _find_groups(pids, _KCMP_FILES)
+
+
+def _find_groups(pids: Sequence[int], kind: int) -> tuple[tuple[int, ...], ...]:
+    """Group those of these processes that have the same one, two or more in a group, in the order given."""
+
+    def compare(one: int, other: int) -> int:
+        # 1: less, 2: greater. The order stays the same.
+        return (0, -1, 1, 1)[syscall("kcmp", one, other, kind, 0, 0)]
+
+    with suppress(OSError):  # one of them ends now: the next look finds the others
+        ordered = sorted(pids, key=functools.cmp_to_key(compare))
+        groups: list[list[int]] = []
+        for pid in ordered:
+            if groups and compare(groups[-1][0], pid) == 0:
+                groups[-1].append(pid)
+            else:
+                groups.append([pid])
+        return tuple(tuple(sorted(group, key=pids.index)) for group in groups if len(group) > 1)
+    return ()
 
 
 def is_same_file(pid: int, descriptor: int, ours: int) -> bool:

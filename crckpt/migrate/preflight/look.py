@@ -116,6 +116,7 @@ class _Look:
             changed=utc_datetime(status.st_ctime),
             build_id=build_id.hex(),
             owner=status.st_uid,
+            is_redirected=here.is_redirected,
         )
         return LocalFile(
             state=state,

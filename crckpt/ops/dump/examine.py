@@ -15,6 +15,7 @@ from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
+from crckpt.host.process.own_limits import read_file_size_limit
 from crckpt.host.program.live import read_program
 from crckpt.host.program.program import Program
 from crckpt.host.program.unit import find_service
@@ -322,4 +323,5 @@ def read_free_space(context: Context) -> FreeSpace:
         ),
         store=str(store),
         store_disk=space.free_disk(store),
+        largest_file=read_file_size_limit(),
     )

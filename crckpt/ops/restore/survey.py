@@ -17,6 +17,7 @@ from crckpt.host.disk import build_id, packages, space
 from crckpt.host.disk.checked_files import read_head
 from crckpt.host.disk.files import status_of
 from crckpt.host.disk.other_names import find_other_name
+from crckpt.host.disk.untrusted_path import held
 from crckpt.host.observe import sockets
 from crckpt.host.observe.unix_names import UnixNames
 from crckpt.host.probes import kernel, network
@@ -149,25 +150,32 @@ def _file(wanted: PlannedRestore, path: str, file: RegularFile) -> FileState | N
     now = b""
     with suppress(OSError):  # the file has gone, or another program has a lease on it
         now = (build_id.read_build_id(path) if file.build_id else None) or b""
-    is_linked = wanted.grown == "rewind" and os.path.realpath(path) != path
+    is_linked = os.path.realpath(path) != path
     return FileState(
         found.st_size,
         found.st_mode,
         utc_datetime(found.st_mtime),
         utc_datetime(found.st_ctime),
         now.hex(),
-        is_linked,
+        wanted.grown == "rewind" and is_linked,
         found.st_uid,
         found.st_ino,
         read_head(path) if path in wanted.heads else b"",
         other,
+        is_linked and _is_redirected(path, follow=not file.flags & os.O_NOFOLLOW),
     )
+
+
+def _is_redirected(path: str, *, follow: bool) -> bool:
+    with suppress(OSError), held(path, frozenset(), follow=follow) as here:
+        return here.is_redirected
+    return False
 
 
 def read_resources(wanted: PlannedRestore, sizes: Mapping[str, int], needed: MemoryNeed, store: Path) -> HostResources:
     """Read what this host has of what the tree needs. `sizes` are those of the images by name, in bytes."""
     tree = wanted.tree
-    asked = kernel_needs(tree, sizes, keeps_connections=wanted.keeps_connections)
+    asked = kernel_needs(tree, sizes, keeps_connections=wanted.keeps_connections, mounts_proc=wanted.new_pid_namespace)
     ghosts = tuple(_find_deleted_files(tree, sizes))
     # Streams take no space; files do, until the tree runs.
     unpacked = ((store, sum(sizes.values())),) if tree.is_read_by_position else ()
@@ -197,6 +205,8 @@ def _is_met(need: Need) -> bool:
             return kernel.has_guard_pages()
         case "security-module":
             return kernel.has_security_module(need.name)
+        case "sysctl-read-only":
+            return os.access("/proc/sys/kernel/hostname", os.W_OK)
         case "clocks-jump":
             return kernel.has_clocks()
     # These probes of doctor may run in our own process: both only open something.

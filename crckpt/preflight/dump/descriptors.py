@@ -27,6 +27,8 @@ _OF_PLUGINS = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
 _BPF_MAP = re.compile(r"^map_type:\t(\d+)$", re.MULTILINE)
 # A hash or an array: enum bpf_map_type, linux/bpf.h.
 _BPF_MAP_SAVED = re.compile(r"^map_type:\t[12]$", re.MULTILINE)
+# CLOCK_REALTIME_ALARM and CLOCK_BOOTTIME_ALARM, in the fdinfo of a timerfd (criu/timerfd.c, verify_timerfd).
+_ALARM_CLOCK = re.compile(r"^clockid: ([89])$", re.MULTILINE)
 _NAMESPACE = re.compile(r"(?:cgroup|ipc|mnt|net|pid|time|user|uts):\[(\d+)\]")
 
 
@@ -34,6 +36,8 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find descriptors that CRIU cannot save."""
     for descriptor in observed.descriptors:
         yield from _find_unsaved(descriptor, observed)
+        if clock := _ALARM_CLOCK.search(descriptor.info):
+            yield cause("timerfd-clock").finding(clock=clock[1])
 
 
 def find_warnings(observed: Observed) -> Iterator[Finding]:

@@ -20,11 +20,16 @@ _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hug
 def find_blockers(observed: Observed) -> Iterator[Finding]:
     """Find files and watches that CRIU cannot find again by their path."""
     # CRIU looks for the file by its path, and refuses any other file there (criu/files-reg.c:1790 and 1444).
+    left: set[int] = set()
     for file in observed.unreachable_files:
-        if file.why == "mount":
-            yield cause("mount-lookup").finding(path=file.path, fd=file.fd)
+        if file.why == "mount" and file.fd < 0:
+            # A process that has left its mounts has all its libraries there.
+            if file.pid not in left:
+                yield cause("mount-lookup-mapped").finding(path=file.path)
+            left.add(file.pid)
         else:
-            yield cause("file-hidden").finding(path=file.path)
+            key = {"mount": "mount-lookup", "hidden": "file-hidden", "long": "long-path"}[file.why]
+            yield cause(key).finding(path=file.path, fd=file.fd)
     for epoll in observed.lost_epolls:
         if epoll.builder:
             yield cause("epoll-elsewhere").finding(pid=epoll.pid, builder=epoll.builder)

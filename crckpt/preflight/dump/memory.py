@@ -42,6 +42,9 @@ def _find_unsaved(mapping: UnsavableMap, observed: Observed) -> Iterator[Finding
         # CRIU saves it with the whole IPC namespace, which must be the tree's own (criu/cr-dump.c:477).
         if shares_namespace(observed, "ipc"):
             yield cause("sysv-shm").finding()
+    elif mapping.kind == "sysv-part":
+        if not shares_namespace(observed, "ipc"):
+            yield cause("sysv-shm-part").finding(id=mapping.path)
     elif mapping.kind == "unknown":
         key = _UNKNOWN.get(mapping.path.removesuffix(" (deleted)"))
         yield cause(key).finding() if key else cause("unknown-mapping").finding(path=mapping.path)

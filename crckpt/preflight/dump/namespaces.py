@@ -9,7 +9,7 @@ from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Process
 
 # CRIU refuses these (criu/namespaces.c:460 and 739). crckpt refuses all user namespaces.
-_NESTED_REFUSED = ("pid", "ipc", "uts", "cgroup", "time", "time_for_children")
+_NESTED_REFUSED = ("ipc", "uts", "cgroup", "time", "time_for_children")
 
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
@@ -56,7 +56,8 @@ def find_known_namespaces(observed: Observed) -> frozenset[int]:
 def _find_session_outside(observed: Observed) -> Iterator[Finding]:
     """Find the first process whose session has no leader in its PID namespace. Source: criu/cr-dump.c."""
     for process in observed.tree.processes:
-        if process.ns_sids[-1:] == (0,):
+        # Of one in another namespace that is said.
+        if process.ns_sids[-1:] == (0,) and len(process.ns_pids) == len(observed.tree.root.ns_pids):
             yield cause("session-outside").finding(pid=process.pid)
             return
 
@@ -71,7 +72,9 @@ def _find_nested(process: Process, observed: Observed) -> Iterator[Finding]:
     for kind, inode in process.namespaces:
         if root.get(kind.removesuffix("_for_children"), inode) == inode:
             continue
-        if kind in _NESTED_REFUSED:
+        if kind == "pid":
+            yield cause("nested-pid-namespace").finding(pid=process.pid)
+        elif kind in _NESTED_REFUSED:
             yield cause("nested-namespace").finding(pid=process.pid, kind=kind.removesuffix("_for_children"))
         elif kind in unmade:
             yield cause("nested-unmade").finding(process=f"process {process.pid} ({process.comm})")

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.host.observe.tree import Observed
 from crckpt.model import MEBIBYTE, DumpOptions
-from crckpt.preflight.dump.files import find_deleted_files, ghost_files
+from crckpt.preflight.dump.files import find_deleted_files
 from crckpt.preflight.dump.namespaces import shares_namespace
 from crckpt.preflight.dump.terminals import outside_terminals
 
@@ -71,6 +71,7 @@ def _find_reasons(observed: Observed, tcp: str | None) -> Iterator[OptionReason]
 
 def _ghost_limit(observed: Observed) -> int:
     """Return the bytes for --ghost-limit, with space for growth until the freeze; 0 if the default of 1 MiB will do."""
-    # CRIU compares the space that the file takes on its disk (criu/files-reg.c:1030).
-    largest = max((size for _, size in ghost_files(observed)), default=0)
+    # CRIU compares the space that the file takes on its disk (criu/files-reg.c:1030). Of overlayfs it also copies files
+    # that have a link, in a lower layer.
+    largest = max((size for _, size, links in find_deleted_files(observed) if links <= 1), default=0)
     return 0 if largest < MEBIBYTE // 2 else (largest + largest // 4) // MEBIBYTE * MEBIBYTE + MEBIBYTE

@@ -34,6 +34,7 @@ class FreeSpace(Struct, frozen=True):
     - `in_memory`: `directory` is in memory
     - `shares_disk`: both are on the same disk
     - `read_only`: the store or staging directory that cannot be written; empty if both can
+    - `largest_file`: the largest file that may be written (`ulimit -f`); None if there is no limit
     """
 
     directory: str
@@ -44,6 +45,7 @@ class FreeSpace(Struct, frozen=True):
     read_only: str = ""
     store: str = ""
     store_disk: int = 0
+    largest_file: int | None = None
 
 
 class Growth(Struct, frozen=True):
@@ -83,6 +85,9 @@ def find_shortages(images: int, space: FreeSpace, growth: Growth | None = None) 
     if space.read_only:
         yield cause("store-read-only").finding(directory=space.read_only)
         return
+    # CRIU would be ended by SIGXFSZ in the freeze. It writes a file for each process.
+    if space.largest_file is not None and images > space.largest_file:
+        yield cause("file-size-limit").finding(images=mebibytes(images), limit=mebibytes(space.largest_file))
     least = growth.least if growth is not None else 0
     # The images stay until the packs are written: both need space at the same time.
     on_disk = images + (least if space.shares_disk else 0)

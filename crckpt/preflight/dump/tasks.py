@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from crckpt.causes import Finding, cause
+from crckpt.host.observe.limits import LimitKind, ReachedLimit
 from crckpt.host.observe.tasks import RESTARTED
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Process
 
+_LIMITS: Final[dict[LimitKind, str]] = {
+    "descriptors": "no-free-descriptor",
+    "addresses": "no-free-address",
+    "maps": "no-free-map",
+    "groups": "groups",
+    "line": "long-line",
+}
 _CAP_SYS_RESOURCE = 24  # linux/capability.h
 
 
@@ -40,6 +49,10 @@ def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding
         # A parent that waits in vfork cannot be frozen. Others that share memory CRIU refuses (criu/cr-dump.c:668).
         waits = parent in observed.transient.waiting
         yield cause("freeze-timeout").finding() if waits else cause("memory-in-common").finding(pid=pid)
+    for common in observed.in_common:
+        yield cause(f"{common.what}-in-common").finding(pid=common.pid)
+    for reached in observed.reached_limits:
+        yield _report_limit(processes[reached.pid], reached)
 
 
 def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Iterator[Finding]:
@@ -75,6 +88,19 @@ def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str
         yield cause("breakpoint").finding(tid=process.pid)
     for group in (group for pid, group in observed.frozen if pid == process.pid):
         yield cause("frozen-group").finding(pid=process.pid, group=group.group, thaw=group.thaw)
+
+
+def _report_limit(process: Process, reached: ReachedLimit) -> Finding:
+    more = 2 * reached.limit
+    return cause(_LIMITS[reached.kind]).finding(
+        pid=process.pid,
+        comm=process.comm,
+        process=f"process {process.pid} ({process.comm})",
+        used=reached.used,
+        limit=reached.limit,
+        more=more,
+        hard=max(more, reached.hard),
+    )
 
 
 def _report_tracer(process: Process, tracer: int, observed: Observed, names: dict[int, str]) -> Finding:

@@ -9,13 +9,19 @@ from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
 
 _MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
+_LAST_NUMBER = 1000  # MAX_PTY_INDEX, criu/tty.c
 
 
 def find_blockers(observed: Observed) -> Iterator[Finding]:
-    """Find more than one pseudo terminal outside the tree: a restore can give it only one."""
+    """Find terminals that CRIU cannot save, and more than one outside the tree: a restore can give it only one."""
     # "Only one slave external peer is allowed" (criu/tty.c:419).
     if len({found.target for found in outside_terminals(observed) if found.target.startswith("/dev/pts/")}) > 1:
         yield cause("terminal-outside").finding()
+    comms = {process.pid: process.comm for process in observed.tree.processes}
+    for found in observed.unsaved_current:
+        yield cause("terminal-current").finding(process=f"process {found.pid} ({comms[found.pid]})")
+    for number in sorted({found.target for found in observed.descriptors if _has_large_number(found.target)}):
+        yield cause("terminal-large").finding(path=number)
 
 
 def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:
@@ -40,6 +46,11 @@ def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:
             else descriptor.target.startswith(("/dev/tty", "/dev/console")) and sessions[descriptor.pid] not in sessions
         )
     )
+
+
+def _has_large_number(path: str) -> bool:
+    number = path.removeprefix("/dev/pts/")
+    return path.startswith("/dev/pts/") and number.isdecimal() and int(number) > _LAST_NUMBER
 
 
 def _is_pty_outside(path: str, inside: Container[str]) -> bool:

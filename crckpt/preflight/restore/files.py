@@ -59,6 +59,10 @@ def check_files(planned: PlannedRestore, host: HostState) -> CheckedFiles:
     warnings: list[Finding] = []
     rewinds: list[Rewind] = []
     for file in find_needed_files(planned.tree):
+        here = host.files.get(find_needed_path(file))
+        if here is not None and here.is_redirected:
+            blockers.append(cause("open-linked").finding(path=find_needed_path(file).lstrip("/")))
+            continue
         for finding, rewind in check_file(planned, file, host, uses.get(file.id, "opened"), facts):
             if rewind is not None:
                 rewinds.append(rewind)

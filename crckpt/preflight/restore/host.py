@@ -11,9 +11,10 @@ from crckpt.host.proc import IdUser
 from crckpt.host.proc.locks import HeldLock
 from crckpt.preflight.restore.requirements import HostResources
 
-Refusal = Literal["taken", "missing", "occupied", "unwritable", "absent"]
+Refusal = Literal["taken", "missing", "occupied", "unwritable", "linked", "absent"]
 """Why a socket cannot have its address or name back: another program has it, this host does not have it (or not the
-directory of a path), another file is there, nothing can be made there. `absent`: nobody has the name of its peer."""
+directory of a path), another file is there, nothing can be made there, its path leads through a link that is not
+followed. `absent`: nobody has the name of its peer."""
 
 if TYPE_CHECKING:
     from crckpt.host.disk.packages import Package
@@ -24,8 +25,8 @@ class FileState(Struct, frozen=True):
     """A file of this host, as it is now: `size` in bytes, `owner` a user id.
 
     `written`: when its content changed. `changed`: when anything changed, also its name or mode. `is_linked`: its path
-    leads through a symbolic link. `head`: its first bytes, read only if the checkpoint has those of its file.
-    `other_name`: the link that CRIU made is missing, and this is another name of the file in the same directory.
+    leads through a symbolic link. `is_redirected`: a restore does not follow that link. `head`: its first bytes, read
+    only if the checkpoint has those of its file. `other_name`: the link that CRIU made is missing, and this is another name of the file in the same directory.
     """
 
     size: int
@@ -38,6 +39,7 @@ class FileState(Struct, frozen=True):
     inode: int = 0
     head: bytes = b""
     other_name: str = ""
+    is_redirected: bool = False
 
 
 class HostState(Struct, frozen=True):

@@ -82,9 +82,15 @@ class HostResources(Struct, frozen=True):
     huge_pages: tuple[HugePages, ...]
 
 
-def kernel_needs(tree: ImageTree, names: Iterable[str], *, keeps_connections: bool) -> tuple[Need, ...]:
-    """Return what the images need of a kernel. `names`: the names of the image files."""
-    return tuple(dict.fromkeys(_kernel_needs(tree, frozenset(names), keeps_connections=keeps_connections)))
+def kernel_needs(
+    tree: ImageTree, names: Iterable[str], *, keeps_connections: bool, mounts_proc: bool = False
+) -> tuple[Need, ...]:
+    """Return what the images need of a kernel. `names`: the names of the image files.
+
+    `mounts_proc`: the restore mounts a /proc of its own.
+    """
+    needs = dict.fromkeys(_kernel_needs(tree, frozenset(names), keeps_connections=keeps_connections))
+    return tuple(need for need in needs if not (mounts_proc and need.key == "sysctl-read-only"))
 
 
 def count_tasks(tree: ImageTree) -> int:
@@ -155,6 +161,9 @@ def _kernel_needs(tree: ImageTree, names: frozenset[str], *, keeps_connections: 
     module = _MODULES.get(tree.inventory.lsm)
     if module and any(thread.core.security_profile for thread in _threads(tree)):
         yield Need("security-module", module)
+    # CRIU sets the host name there (criu/uts_ns.c); others it sets where they can be written.
+    if tree.is_apart("uts"):
+        yield Need("sysctl-read-only", "kernel/hostname")
     if _CLOCKS_IMAGE in names:
         yield Need("clocks-jump")
 

@@ -71,7 +71,8 @@ def _report_refusal(socket: InetSocket, why: Refusal, seconds: int | None) -> Fi
 
 def _report_name(socket: UnixSocket, why: Refusal) -> Finding:
     directory = socket.path.rpartition("/")[0] or "/"
-    return cause(f"unix-{why}").finding(name=socket.path or socket.name, directory=directory)
+    name = socket.path or socket.name
+    return cause(f"unix-{why}").finding(name=name, path=name, directory=directory)
 
 
 def _find_missing_interfaces(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:

@@ -83,6 +83,13 @@ VISIBLE int linkat(int from, const char *path, int to, const char *name, int fla
     if (*path && (source = open_parent(from, path, old)) < 0)
         return close_and_return(directory, -1);
     int result = close_and_return(directory, syscall(SYS_linkat, source, old, directory, last, flags));
+    /*
+     * A file of a lower layer of overlayfs that was removed has a link there, but cannot be linked (ENOENT). Then CRIU
+     * tries the directories above; it copies the file if the last one gives the same answer (criu/files-reg.c), but
+     * those outside the mount give another.
+     */
+    if (result < 0 && !*path && errno == EXDEV)
+        errno = ENOENT;
     return *path ? close_and_return(source, result) : result;
 }
 

@@ -9,7 +9,7 @@ from crckpt.criu.explain import explain
 
 LINES = [
     ("compel/src/lib/infect.c:260", "The criu itself is within dumped tree.", "inside", ""),
-    ("criu/namespaces.c:460", "Can't dump nested pid namespace for 812", "nested-namespace", "has its own pid"),
+    ("criu/namespaces.c:460", "Can't dump nested pid namespace for 812", "nested-pid-namespace", "has its own PID"),
     ("criu/pie-util-fd.c:30", "send_fds failed (-22)", "io-uring", "io_uring"),
     ("criu/proc_parse.c:502", "Unknown shit 100600 (anon_inode:[io_uring])", "io-uring", "io_uring"),
     ("criu/proc_parse.c:502", "Unknown shit 100600 (/secretmem (deleted))", "secretmem", "secret memory"),
@@ -58,8 +58,8 @@ LINES = [
     (
         "criu/files-reg.c:1790",
         "Can't lookup mount=24 for fd=-3 path=/usr/bin/my program",
-        "mount-lookup",
-        "/usr/bin/my program (fd -3)",
+        "mount-lookup-mapped",
+        "/usr/bin/my program, which the program runs",
     ),
     ("criu/files-reg.c:1444", "Unaccessible path opened 1:2, need 3:4", "file-hidden", ""),
     (

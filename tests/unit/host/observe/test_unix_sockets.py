@@ -32,8 +32,9 @@ def test_both_ends_know_each_other(tmp_path: Path, kind: socket.SocketKind, abst
         accepted, _ = listener.accept()
         with accepted:
             assert seen(caller) == LiveUnixSocket(inode(caller), kind, inode(accepted), "", is_connected=True)
-            assert seen(accepted) == LiveUnixSocket(inode(accepted), kind, inode(caller), name.replace("\0", "@"))
-        assert seen(caller).peer == 0, "the other end has gone"
+            own = LiveUnixSocket(inode(accepted), kind, inode(caller), name.replace("\0", "@"), is_connected=True)
+            assert seen(accepted) == own
+        assert (seen(caller).peer, seen(caller).is_connected) == (0, True), "the other end has gone"
 
 
 def test_many_fit_in_no_single_answer() -> None:

@@ -20,7 +20,18 @@ from crckpt.host.proc import Tree
 from crckpt.preflight.dump.checks import UNCONDITIONAL
 
 
-@pytest.mark.parametrize("kind", ["pid", "ipc", "uts", "time", "cgroup"])
+def test_a_nested_pid_namespace_and_its_first_process_have_one_answer() -> None:
+    """No remedy leads to another refusal."""
+    nested = replace(in_namespaces(CHILD, pid=99), ns_pids=(101, 1), ns_sids=(100, 0))
+    (around,) = plan(with_tree(ROOT, nested)).blockers
+    assert around.key == "nested-pid-namespace"
+    (inside,) = (found for found in plan(with_tree(replace(nested, ppid=1))).blockers if found.key == "container")
+    for remedy in (around.remedy, inside.remedy):
+        assert "container engine" in remedy
+        assert "unshare --pid" in remedy
+
+
+@pytest.mark.parametrize("kind", ["ipc", "uts", "time", "cgroup"])
 def test_nested_namespaces(kind: str) -> None:
     nested = in_namespaces(CHILD, **{kind: 99})
     found = plan(with_tree(ROOT, nested))

@@ -1,0 +1,68 @@
+"""Find a /dev/tty that CRIU would not save, by the terminals that the tree has open."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Final
+
+from crckpt.host.proc import Descriptor, Process
+from crckpt.host.proc.stat import Stat, read_stat
+
+# Source: Documentation/admin-guide/devices.txt.
+_CURRENT: Final = os.makedev(5, 0)
+_MASTERS: Final = os.makedev(5, 2)
+_FIRST_SLAVES: Final = 136
+
+
+def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
+    """Find the /dev/tty that CRIU refuses (criu/tty.c, tty_verify_ctty).
+
+    CRIU looks at the first one only. Of all pseudo terminals that are open on the same session, with the session's
+    leader in the foreground, the first one must be open in the same process. A master counts, too.
+    """
+    opened: dict[int, list[Descriptor]] = {}
+    for found in descriptors:
+        opened.setdefault(found.pid, []).append(found)
+    ordered = tuple(found for pid in _order(processes) for found in opened.get(pid, ()))
+    current = next((found for found in ordered if found.device == _CURRENT), None)
+    stats = _read_stats({found.pid for found in ordered})
+    if current is None or current.pid not in stats or not stats[current.pid].terminal:
+        return ()
+    its = stats[current.pid]
+    holder = next((found.pid for found in ordered if _is_of_session(found, its, stats)), None)
+    return () if holder == current.pid and its.foreground == its.sid else (current,)
+
+
+def _is_of_session(found: Descriptor, its: Stat, stats: dict[int, Stat]) -> bool:
+    if found.device == _MASTERS:
+        index = next((line.split()[1] for line in found.info.splitlines() if line.startswith("tty-index:")), "")
+        return index.isdecimal() and _slave(int(index)) == its.terminal
+    # The process itself must have it as its controlling terminal.
+    own = stats.get(found.pid)
+    return found.device == its.terminal and own is not None and (own.terminal, own.sid) == (its.terminal, its.sid)
+
+
+def _slave(index: int) -> int:
+    return os.makedev(_FIRST_SLAVES + (index >> 8), index & 0xFF)
+
+
+def _order(processes: Sequence[Process]) -> Iterator[int]:
+    """Return the PIDs in the order in which CRIU dumps the processes: the oldest child first, with all below it."""
+    children: dict[int, list[Process]] = {}
+    for process in sorted(processes[1:], key=lambda process: (process.start, process.pid)):
+        children.setdefault(process.ppid, []).append(process)
+    waiting = [processes[0]]
+    while waiting:
+        process = waiting.pop()
+        yield process.pid
+        waiting += reversed(children.get(process.pid, []))
+
+
+def _read_stats(pids: Iterable[int]) -> dict[int, Stat]:
+    found: dict[int, Stat] = {}
+    for pid in pids:
+        with suppress(OSError):
+            found[pid] = read_stat(pid)
+    return found
