@@ -64,6 +64,7 @@ class InetSocket(Struct, frozen=True):
     - `type`: STREAM, DATAGRAM or RAW
     - `protocol`: a name or number
     - `state`: a TCP state in lower case; a connected UDP socket is ESTABLISHED, any other CLOSE
+    - `interface`: the one that it is bound to, if any
     - `inode`: also names the connection's image, `tcp-stream-<inode, hexadecimal>.img`
     """
 
@@ -208,7 +209,8 @@ def decode_inet_socket(message: Message) -> InetSocket:
         destination=Address(_host(message, 12, family), _port(message, 8)),
         flags=message.uint(9),
         backlog=message.uint(10),
-        interface=message.text(17),
+        # That of its IPv6 address, or of SO_BINDTODEVICE (images/sk-opts.proto).
+        interface=message.text(17) or message.message(14).text(15),
         namespace=message.uint(18),
     )
 

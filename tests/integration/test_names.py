@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from stopped import JOB, program
 from trees import Tree, open_workdir
 
 REFUSED: Final = 24
+INTERFACE: Final = "crckpt0"
 
 
 def _bound(name: str, kind: int = socket.SOCK_STREAM) -> socket.socket:
@@ -74,6 +76,23 @@ def _netlink(place: Path) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _interface() -> Iterator[None]:
+    for words in (("add", INTERFACE, "type", "veth", "peer", "name", f"{INTERFACE}-peer"), ("set", INTERFACE, "up")):
+        subprocess.run(["ip", "link", *words], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["ip", "link", "delete", INTERFACE], check=True)
+
+
+@contextmanager
+def _without_interface() -> Iterator[None]:
+    subprocess.run(["ip", "link", "set", INTERFACE, "down", "name", "other0"], check=True)
+    yield
+    subprocess.run(["ip", "link", "set", "other0", "name", INTERFACE, "up"], check=True)
+
+
 KINDS: Final[dict[str, tuple[str, str, Callable[[Path], AbstractContextManager[None]]]]] = {
     "server-at-path": ("unix-taken", "run/stream", lambda place: _served(place, "run/stream")),
     "datagram-server-at-path": ("unix-taken", "relative", lambda place: _served(place, "relative", socket.SOCK_DGRAM)),
@@ -82,6 +101,7 @@ KINDS: Final[dict[str, tuple[str, str, Callable[[Path], AbstractContextManager[N
     "abstract-name-taken": ("unix-taken", "@crckpt-test-", lambda place: _abstract(place, socket.SOCK_STREAM)),
     "peer-missing": ("unix-absent", "log", lambda place: _moved(place / "log")),
     "netlink-port-taken": ("netlink-taken", "netlink port", _netlink),
+    "interface-missing": ("interface-missing", INTERFACE, lambda _: _without_interface()),
     "inotify-target-missing": ("watch-gone", "inotify", lambda place: _moved(place / "inotify")),
     "fanotify-target-missing": ("watch-gone", "fanotify", lambda place: _moved(place / "fanotify")),
 }
@@ -92,7 +112,8 @@ def test_dry_run_restore_and_move_agree(crckpt: Crckpt, tmp_path: Path) -> None:
     with ExitStack() as stack:
         place = stack.enter_context(open_workdir())
         stack.enter_context(closing(_bound(str(place / "log"), socket.SOCK_DGRAM)))
-        tree = stack.enter_context(Tree(program("names"), place))
+        stack.enter_context(_interface())
+        tree = stack.enter_context(Tree(program("names", INTERFACE), place))
         questions = ask_about(target_at(tree.pid, tmp_path))
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()

@@ -1,8 +1,9 @@
 """A program with names that a restore makes again: of unix and netlink sockets, and of what it watches.
 
-Usage: names.py WORKDIR. It makes WORKDIR/run/stream, WORKDIR/relative (bound as `relative`), an abstract name, which it
-writes to WORKDIR/abstract, and a netlink port, written to WORKDIR/port. It is connected to WORKDIR/log, a datagram
-socket of another program, and watches WORKDIR/inotify and WORKDIR/fanotify.
+Usage: names.py WORKDIR INTERFACE. A UDP socket is bound to the interface. The program makes WORKDIR/run/stream,
+WORKDIR/relative (bound as `relative`), an abstract name, which it writes to WORKDIR/abstract, and a netlink port,
+written to WORKDIR/port. It is connected to WORKDIR/log, a datagram socket of another program, and watches
+WORKDIR/inotify and WORKDIR/fanotify.
 """
 
 import ctypes
@@ -34,6 +35,8 @@ def main() -> None:
     netlink = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE)
     netlink.bind((0, 0))
     port, _ = netlink.getsockname()
+    on_interface = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    on_interface.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, os.fsencode(sys.argv[2]))
     (workdir / "abstract").write_text(abstract)
     (workdir / "port").write_text(str(port))
     watch(workdir / "inotify", IN_MODIFY)
