@@ -73,6 +73,8 @@ KINDS: Final = {
     "unix_nameless": "unix-outside",
     "vfork": "freeze-timeout",
     "watch": "watch",
+    "watch_by_fanotify": "watch",
+    "watch_of_removed": "watch",
 }
 
 

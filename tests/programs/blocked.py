@@ -461,6 +461,26 @@ def watch(_: Path) -> int:
     return fd
 
 
+def watch_by_fanotify(_: Path) -> int:
+    """The same by fanotify."""
+    fd = checked(LIBC.fanotify_init(0, os.O_RDONLY))
+    # FAN_MARK_ADD, FAN_MODIFY
+    checked(LIBC.fanotify_mark(fd, 1, ctypes.c_uint64(2), AT_FDCWD, b"/proc/self"))
+    return fd
+
+
+def watch_of_removed(workdir: Path) -> object:
+    """A watch of a removed file in memory, which has no path any more."""
+    (workdir / "mount").mkdir()
+    mounted(workdir / "mount")
+    path = workdir / "mount/file"
+    held = os.open(path, os.O_CREAT | os.O_RDWR)
+    fd = checked(LIBC.inotify_init1(os.O_CLOEXEC))
+    checked(LIBC.inotify_add_watch(fd, os.fsencode(path), IN_CREATE))
+    path.unlink()
+    return held, fd
+
+
 KINDS: Final[dict[str, Callable[[Path], object]]] = {
     kind.__name__: kind
     for kind in (
@@ -492,7 +512,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
         ),
         *(alarm_timer, current_terminal, deep_file, full_addresses, full_descriptors, full_maps, long_groups),
         *(left_mounts, many_groups, nested_pids, own_dev, part_of_segment, shared_descriptors, shared_directories),
-        *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch),
+        *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch, watch_by_fanotify, watch_of_removed),
     )
 } | {
     "nested_cgroup": nested(CLONE_NEWCGROUP),

@@ -41,3 +41,9 @@ def test_a_terminal_whose_master_is_inside(master: str) -> None:
     assert not plan(with_files(inside, TERMINAL, replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
     other = replace(inside, info="pos:\t0\ntty-index:\t33\n")
     assert plan(with_files(other, TERMINAL)).options.shell_job
+
+
+def test_a_number_that_criu_does_not_know() -> None:
+    large = replace(TERMINAL, target="/dev/pts/1001")
+    assert [found.key for found in plan(with_files(large)).blockers] == ["terminal-large"]
+    assert plan(with_files(replace(TERMINAL, target="/dev/pts/1000"))).blockers == ()
