@@ -115,9 +115,14 @@ def test_only_what_is_new_to_the_store_must_fit(tmp_path: Path, elsewhere: Path)
 
 def test_a_limit_of_file_size(tmp_path: Path) -> None:
     """It would end CRIU in the freeze. crckpt lifts it, and without the right to do so it refuses."""
-    limited = ("prlimit", "--fsize=8388608")
     with holding(RANDOM, tmp_path) as pid:
-        Crckpt(tmp_path / "store", limited).run("dump", pid)
-        unprivileged = (*limited, "setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
+        Crckpt(tmp_path / "store", ("prlimit", "--fsize=8388608:")).run("dump", pid)
+        unprivileged = (
+            "prlimit",
+            "--fsize=8388608",
+            "setpriv",
+            "--bounding-set=-sys_resource",
+            "--inh-caps=-sys_resource",
+        )
         said = Crckpt(tmp_path / "store", unprivileged).run("dump", pid, status=REFUSED).err
         assert "crckpt may write files of 8.0 MiB at most (ulimit -f)" in said

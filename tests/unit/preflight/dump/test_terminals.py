@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
 import pytest
@@ -44,6 +45,7 @@ def test_a_terminal_whose_master_is_inside(master: str) -> None:
 
 
 def test_a_number_that_criu_does_not_know() -> None:
-    large = replace(TERMINAL, target="/dev/pts/1001")
+    terminal = replace(TERMINAL, device=os.makedev(139, 233))
+    large = replace(terminal, target="/dev/pts/1001")
     assert [found.key for found in plan(with_files(large)).blockers] == ["terminal-large"]
-    assert plan(with_files(replace(TERMINAL, target="/dev/pts/1000"))).blockers == ()
+    assert plan(with_files(replace(terminal, target="/dev/pts/1000"))).blockers == ()
