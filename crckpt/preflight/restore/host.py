@@ -26,7 +26,8 @@ class FileState(Struct, frozen=True):
 
     `written`: when its content changed. `changed`: when anything changed, also its name or mode. `is_linked`: its path
     leads through a symbolic link. `is_redirected`: a restore does not follow that link. `head`: its first bytes, read
-    only if the checkpoint has those of its file. `other_name`: the link that CRIU made is missing, and this is another name of the file in the same directory.
+    only if the checkpoint has those of its file. `other_name`: the link that CRIU made is missing, and this is another
+    name of the file in the same directory.
     """
 
     size: int
