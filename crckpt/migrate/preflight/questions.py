@@ -6,9 +6,9 @@ They travel as msgpack. The destination trusts nothing: the types limit every nu
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 import socket
 import stat
+from collections.abc import Iterable
 from ipaddress import ip_address
 from typing import Annotated, Final, Literal
 
