@@ -285,6 +285,12 @@ TASKS = (
         "try again when it has ended",
     ),
     Cause(
+        "thread-apart",
+        "thread {tid} of process {pid} ({comm}) has its own {what} (unshare(2), setns(2)), and CRIU saves only that of "
+        "the first thread",
+        "try again when the thread has ended or has come back (setns(2)); or let a process do its work",
+    ),
+    Cause(
         "frozen-group",
         "process {pid} is frozen by its control group ({group})",
         "thaw it: systemctl thaw, podman unpause, or: {thaw}",

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from crckpt.errors import IntegrityError
+from crckpt.host.attributes.descriptors import DescriptorRecord
 from crckpt.host.attributes.sockets import SocketRecord
 
 Number = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -71,6 +72,16 @@ ATTRIBUTES: Final = (
         "outside",
         "inside",
         note="read on hosts with several NUMA nodes only; the policies of single maps (mbind) are lost",
+    ),
+    Attribute(
+        "directories",
+        "thread",
+        "its own working directory, root and umask",
+        "outside",
+        "inside",
+        protects=True,
+        note="tested by test_threads_apart.py; threads that share them with each other, but not with the first thread, "
+        "each get their own",
     ),
     Attribute("core_filter", "process", "the core dump filter", "outside", "outside", test="coredump_filter"),
     Attribute("autogroup_nice", "process", "the autogroup's nice value", "outside", "outside", test="autogroup"),
@@ -185,6 +196,7 @@ class AttributeRecord(Struct, frozen=True):
     - `cpus`: the CPUs that were online
     - `groups`: the distinct sets of groups of its processes
     - `sockets`: the sockets that have more than CRIU saves, each once
+    - `descriptors`: timers and terminals that have more than CRIU saves
     - `asked`: the processes that crckpt asked, or had no reason to ask; None if an older crckpt did not record this
     """
 
@@ -193,6 +205,7 @@ class AttributeRecord(Struct, frozen=True):
     groups: tuple[Annotated[tuple[ControlGroup, ...], Meta(max_length=_MOST_HIERARCHIES)], ...] = ()
     asked: tuple[int, ...] | None = None
     sockets: tuple[SocketRecord, ...] = ()
+    descriptors: tuple[DescriptorRecord, ...] = ()
 
 
 def read_attribute_record(details: dict[str, object]) -> AttributeRecord | None:
@@ -202,8 +215,11 @@ def read_attribute_record(details: dict[str, object]) -> AttributeRecord | None:
     """
     if "attributes" not in details:
         return None
+    found = details["attributes"]
+    if isinstance(found, dict):
+        found = found | {"descriptors": details.get("descriptors", ())}
     # The record may come from elsewhere, and root acts on it: the types limit every number and length.
     try:
-        return msgspec.convert(details["attributes"], AttributeRecord, strict=False, str_keys=True)
+        return msgspec.convert(found, AttributeRecord, strict=False, str_keys=True)
     except msgspec.ValidationError as error:
         raise IntegrityError(f"the record of the program's attributes is damaged: {error}") from error

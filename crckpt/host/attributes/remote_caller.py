@@ -11,7 +11,7 @@ import errno
 import mmap
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from crckpt.errors import HostCannot, error_text
+from crckpt.host.attributes import tasks
 from crckpt.host.attributes.landlock import has_landlock_domain
 from crckpt.host.attributes.remote_calls import (
     LOCKED_AT_ONCE,
@@ -33,6 +34,7 @@ from crckpt.host.syscalls import prctl, ptrace
 
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
+_UNSHARE, _CHDIR, _UMASK, _CHROOT, _CLONE_FS = 272, 80, 95, 161, 0x200
 _LISTEN, _GETEUID, _GETEGID, _SETRESUID, _SETRESGID = 50, 107, 108, 117, 119
 _PRCTL_32, _MMAP_32, _MUNMAP_32, _KEYCTL_32 = 172, 192, 91, 288
 
@@ -128,8 +130,8 @@ def _set(thread: ptrace.StoppedThread, order: Order) -> Iterator[tuple[str, str]
 
 
 def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) -> int:
-    if name in ("listener", "controlling_terminal"):
-        return (_listen if name == "listener" else _take_terminal)(thread, *value)
+    if name in _BY_SEVERAL_CALLS:
+        return _BY_SEVERAL_CALLS[name](thread, *value)
     number = value[0] if value else 0
     match name:
         case "personality":
@@ -164,6 +166,28 @@ def _take_terminal(thread: ptrace.StoppedThread, descriptor: int, group: int) ->
     return found
 
 
+def _set_directories(thread: ptrace.StoppedThread, *value: int) -> int:
+    """Give a thread a working directory, root and umask of its own. A negative number is an error."""
+    umask, root, work = tasks.parse_directories(value)
+    # It has the root of its process now, and both paths are as we see them.
+    begin = os.fsencode(Path(f"/proc/{thread.tid}/root").readlink())
+    found = thread.system_call(_UNSHARE, _CLONE_FS)
+    for call, path in ((_CHDIR, work), (_CHROOT, root)):
+        if found == 0 and not (call == _CHROOT and root == begin):
+            with thread.lent(_path_below(begin, path) + b"\0") as address:
+                found = thread.system_call(call, address)
+    if found == 0:
+        thread.system_call(_UMASK, umask)
+    # A symlink may lead elsewhere now.
+    return found if found or tasks.directories(thread.tid) == value else -errno.ESTALE
+
+
+def _path_below(root: bytes, path: bytes) -> bytes:
+    if root == b"/":
+        return path
+    return b"/" + path.removeprefix(root).lstrip(b"/") if (path + b"/").startswith(root + b"/") else path
+
+
 def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: int, group: int) -> int:
     """Listen on a socket as this user and group, effective for that call only. A negative number is an error."""
     # In a restore's hold all tasks still have root's rights. The kernel remembers who listened last.
@@ -178,6 +202,13 @@ def _listen(thread: ptrace.StoppedThread, descriptor: int, backlog: int, user: i
         back = thread.system_call(_SETRESUID, keep, own_user, keep)
         found = min(found, back, thread.system_call(_SETRESGID, keep, own_group, keep))
     return found
+
+
+_BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
+    "listener": _listen,
+    "controlling_terminal": _take_terminal,
+    "directories": _set_directories,
+}
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from msgspec import Meta, Struct
 
 from crckpt.host.attributes import multicast
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
+from crckpt.host.observe.renamed_sockets import find_renamed, rename_again
 from crckpt.host.proc.fd import read_targets, socket_inode
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
@@ -69,6 +70,7 @@ OPTIONS: Final = {
     **_numbers(_IP, IP_TOS=1, IP_TTL=2, IP_RECVOPTS=6, IP_RETOPTS=7, IP_PKTINFO=8, IP_MTU_DISCOVER=10, IP_RECVERR=11),
     **_numbers(_IP, IP_RECVTTL=12, IP_RECVTOS=13, IP_FREEBIND=15, IP_PASSSEC=18, IP_TRANSPARENT=19),
     **_numbers(_IP, IP_RECVORIGDSTADDR=20, IP_CHECKSUM=23, IP_BIND_ADDRESS_NO_PORT=24, IP_RECVFRAGSIZE=25),
+    "IP_OPTIONS": Option(_IP, 4, size=40),
     "IP_MINTTL": Option(_IP, 21, protects=True),
     **_numbers(_IP, IP_RECVERR_RFC4884=26, IP_MULTICAST_LOOP=34, IP_MULTICAST_ALL=49, IP_LOCAL_PORT_RANGE=51),
     "IP_MULTICAST_IF": Option(_IP, 32, size=4, when="datagram"),
@@ -125,7 +127,8 @@ class SocketRecord(Struct, frozen=True):
 
     `owner` is the user and group that SO_PEERCRED reports: of a unix socket that `is_listening` its own, as clients see
     them, of a connected one those of its peer. CRIU makes all of them root's. It is empty if nothing is lost: for root,
-    and for a peer of the same user. A socket that `has_keys` accepts only signed TCP segments.
+    and for a peer of the same user. A socket that `has_keys` accepts only signed TCP segments. `new_name` is what the
+    file of a unix socket was renamed to after bind(2).
     """
 
     pid: int
@@ -141,11 +144,13 @@ class SocketRecord(Struct, frozen=True):
     owner: Annotated[tuple[User, ...], Meta(max_length=2)] = ()
     is_listening: bool = False
     has_keys: bool = False
+    new_name: Annotated[str, Meta(max_length=255)] = ""
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to restore."""
-        return not (self.options or self.interfaces or self.memberships or self.owner or self.has_keys)
+        has_settings = self.options or self.interfaces or self.memberships
+        return not (has_settings or self.owner or self.has_keys or self.new_name)
 
 
 class SocketFailure(Struct, frozen=True):
@@ -183,6 +188,7 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
                 groups = list(multicast.find_groups(pid)) if groups is None else groups
                 memberships = tuple(multicast.find_memberships(held, groups))
             owner, is_listening = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
+            renamed = find_renamed(held) if kind[0] == socket.AF_UNIX else None
             found = SocketRecord(
                 inside,
                 fd,
@@ -195,6 +201,7 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
                 owner,
                 is_listening,
                 inodes[fd] in (with_keys or ()),
+                renamed.new if renamed is not None else "",
             )
             if not found.is_empty:
                 yield found
@@ -219,6 +226,7 @@ def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
         failed = [
             *(SocketFailure(title, protects=False, why=why) for title, why in multicast.join(held, record.memberships)),
             *_set_options(held, record),
+            *_rename(held, record),
         ]
     if not is_gone:
         yield from failed
@@ -320,6 +328,14 @@ def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFa
     # IP_TOS sets it, too.
     if held.getsockopt(_SOCKET, _SO_PRIORITY) != priority:
         held.setsockopt(_SOCKET, _SO_PRIORITY, priority)
+
+
+def _rename(held: socket.socket, record: SocketRecord) -> Iterator[SocketFailure]:
+    if record.new_name:
+        try:
+            rename_again(held, record.new_name)
+        except (OSError, ValueError) as error:
+            yield SocketFailure(f"the name {record.new_name}", False, str(getattr(error, "strerror", None) or error))
 
 
 def _interface_number(option: Option, value: Value) -> int:

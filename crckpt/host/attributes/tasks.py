@@ -18,6 +18,8 @@ from typing import Final
 
 from crckpt.host.proc import procfs
 from crckpt.host.proc.stat import read_stat
+from crckpt.host.proc.status import read_status
+from crckpt.host.syscalls.kcmp import has_own_directories
 from crckpt.host.syscalls.libc import syscall
 from crckpt.host.syscalls.prctl import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KILL_LATE
 
@@ -158,6 +160,22 @@ def parse_memory_policy(line: str) -> Value:
     return (mode, *_numbers(found[3] or ""))
 
 
+def directories(tid: int) -> Value:
+    """Umask, the length of the root's path, both paths in bytes, of a thread that has them for itself (CLONE_FS)."""
+    status = read_status(tid)
+    if int(status["Tgid"]) == tid or not has_own_directories(tid, int(status["Tgid"])):
+        return ()
+    # /proc/TID is the thread, although /proc does not list it.
+    root, work = (os.fsencode(Path(f"/proc/{tid}/{name}").readlink()) for name in ("root", "cwd"))
+    return (int(status["Umask"], 8), len(root), *root, *work)
+
+
+def parse_directories(value: Value) -> tuple[int, bytes, bytes]:
+    """Umask, root and working directory of that value."""
+    umask, length, *paths = value
+    return umask, bytes(paths[:length]), bytes(paths[length:])
+
+
 def core_filter(pid: int) -> Value:
     """The core dump filter of a process; nothing for one that has no memory."""
     said = procfs.text(f"/proc/{pid}/coredump_filter").strip()
@@ -212,6 +230,7 @@ OF_THREAD: Final[dict[str, Reader]] = {
     "memory_errors": memory_errors,
     "io_flusher": io_flusher,
     "memory_policy": memory_policy,
+    "directories": directories,
 }
 OF_PROCESS: Final[dict[str, Reader]] = {
     "core_filter": core_filter,

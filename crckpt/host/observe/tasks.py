@@ -14,6 +14,8 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
+from crckpt.host.proc.namespaces import read_namespaces
+from crckpt.host.syscalls.kcmp import has_own_descriptors
 
 RESTARTED: Final = "restart_syscall"
 """The name of a call that a stop signal or a debugger has interrupted before, if it is not known."""
@@ -65,6 +67,8 @@ _AARCH64: Final = {
     441: "epoll_pwait2",
 }
 
+_NAMESPACES: Final = {"net": "network", "mnt": "mount", "uts": "UTS", "ipc": "IPC", "cgroup": "cgroup"}
+
 # Index of the timeout: the kernel restarts the call if there is none.
 _TIMEOUT: Final = {"futex": 3}
 # Index of the flags: the kernel restarts the call if bit 0, for an absolute time, is set.
@@ -89,6 +93,29 @@ def find_waiting_threads(pid: int, threads: Iterable[int]) -> Iterator[WaitingTh
                 call = parse_restarted_call(procfs.text(f"/proc/{pid}/task/{tid}/stack"), is_compat=is_compat)
             if call:
                 yield WaitingThread(pid, tid, call)
+
+
+class OwnOfThread(Struct, frozen=True):
+    """Something that a thread has for itself, and that CRIU saves only of its process's first thread."""
+
+    pid: int
+    tid: int
+    what: str
+
+
+def find_own_of_threads(pid: int, threads: Iterable[int]) -> Iterator[OwnOfThread]:
+    """Find threads with their own descriptors or namespaces (unshare(2), setns(2)), one of each kind in a process."""
+    ours = dict(read_namespaces(pid))
+    first: dict[str, int] = {}
+    for tid in threads:
+        if tid == pid:
+            continue
+        if has_own_descriptors(tid, pid):
+            first.setdefault("table of descriptors", tid)
+        for kind, inode in read_namespaces(tid):
+            if kind in _NAMESPACES and ours.get(kind, inode) != inode:
+                first.setdefault(f"{_NAMESPACES[kind]} namespace", tid)
+    return (OwnOfThread(pid, tid, what) for what, tid in first.items())
 
 
 def parse_restarted_call(stack: str, *, is_compat: bool) -> str:

@@ -20,7 +20,7 @@ from crckpt.host.observe.kernel_files import HeldKernelFile, find_kernel_files
 from crckpt.host.observe.limits import ReachedLimit, find_long_mount, find_reached_limits
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
-from crckpt.host.observe.tasks import WaitingThread, find_waiting_threads
+from crckpt.host.observe.tasks import OwnOfThread, WaitingThread, find_own_of_threads, find_waiting_threads
 from crckpt.host.observe.terminals import find_unsaved_current
 from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_lost_watches
@@ -58,6 +58,7 @@ _OF_ONE_PROCESS: Final = (
     "reached_limits",
     "in_common",
     "unsaved_current",
+    "own_of_threads",
 )
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
@@ -169,6 +170,7 @@ class Observed(Struct, frozen=True):
     reached_limits: tuple[ReachedLimit, ...] = ()
     in_common: tuple[InCommon, ...] = ()
     unsaved_current: tuple[proc.Descriptor, ...] = ()
+    own_of_threads: tuple[OwnOfThread, ...] = ()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -261,6 +263,12 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         transient=transient.intersect(_read_transient(tree, sockets)) if transient != Transient() else transient,
         waits=tuple(
             found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
+        ),
+        own_of_threads=tuple(
+            found
+            for process in tree.processes
+            if len(process.threads) > 1
+            for found in find_own_of_threads(process.pid, process.threads)
         ),
         weak_sockets=tuple(_find_weak_sockets(tree, descriptors, sockets)),
         kernel_files=kernel_files,

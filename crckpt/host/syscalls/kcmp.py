@@ -61,6 +61,16 @@ def _find_groups(pids: Sequence[int], kind: int) -> tuple[tuple[int, ...], ...]:
     return ()
 
 
+def has_own_directories(tid: int, pid: int) -> bool:
+    """Return whether a thread shares neither working directory, root nor umask with its process's first thread."""
+    return _is_other(tid, pid, _KCMP_FS)
+
+
+def has_own_descriptors(tid: int, pid: int) -> bool:
+    """Return whether a thread has another table of descriptors than its process's first thread."""
+    return _is_other(tid, pid, _KCMP_FILES)
+
+
 def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
     """Return whether a process's descriptor and ours are the same open file. False if the kernel has no kcmp."""
     return _is_same(os.getpid(), pid, _KCMP_FILE, ours, descriptor)
@@ -129,4 +139,11 @@ def _is_same(one: int, other: int, kind: int, this: object, that: object) -> boo
     # 0: the same. 1, 2 and 3: different. EBADF, ESRCH: one of them has gone.
     with suppress(OSError):
         return syscall("kcmp", one, other, kind, this, that) == 0
+    return False
+
+
+def _is_other(one: int, other: int, kind: int) -> bool:
+    # If one has ended, or the kernel has no kcmp, nothing is known to differ.
+    with suppress(OSError):
+        return syscall("kcmp", one, other, kind, 0, 0) != 0
     return False

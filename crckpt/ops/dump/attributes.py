@@ -12,9 +12,10 @@ import msgspec
 
 from crckpt.causes import Finding, cause
 from crckpt.host import proc
-from crckpt.host.attributes import sockets, tasks
+from crckpt.host.attributes import descriptors, sockets, tasks
 from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.network.packet_rules import group_restrictions
+from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.proc.status import read_status
@@ -55,6 +56,12 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
         if answer.why and _has_hint(process.pid, ("NoNewPrivs", "Seccomp")):
             asked[process.pid] = {UNASKED: (1,)}
     return asked, tuple(findings.values())
+
+
+def record_descriptors(observed: Observed) -> object:
+    """The state of timers and terminals, as JSON knows it. Read it while the tree is frozen, if that is possible."""
+    inside = {process.pid: process.ns_pids[-1] for process in observed.tree.processes}
+    return msgspec.to_builtins(tuple(descriptors.read_descriptors(observed.descriptors, inside)))
 
 
 def record(root: proc.Process, asked: Answers) -> object:

@@ -27,7 +27,7 @@ from crckpt.ops.dump.aftermath import BaseMismatch
 from crckpt.ops.dump.check_job import check_job, warn_of_shared_job
 from crckpt.ops.dump.commit import commit_checkpoint
 from crckpt.ops.dump.copy_progress import copying_reported
-from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details
+from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details, read_frozen_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
 from crckpt.ops.dump.hand_over import HandOver
 from crckpt.ops.dump.hold import HeldTree, dump_held
@@ -158,6 +158,7 @@ def _dump_and_resume(
     def read_states(tree: HeldTree) -> None:
         nonlocal states
         states = tree.read_states()
+        details.update(read_frozen_details(target))
 
     preparation = Preparation(workspace.repository, workspace.images)
     with _copying_reported(target, workspace):

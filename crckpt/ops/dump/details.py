@@ -67,7 +67,13 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
         "file_owners": files.owners,
         "file_heads": files.heads,
         "tracked_root": _identify_tracked_root(target),
+        **read_frozen_details(target),
     }
+
+
+def read_frozen_details(target: DumpTarget) -> dict[str, object]:
+    """Read the details that the tree changes all the time: again while it is frozen, if that is possible."""
+    return {"descriptors": attributes.record_descriptors(target.observed)}
 
 
 def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object], freeze: Freeze) -> NewCheckpoint:

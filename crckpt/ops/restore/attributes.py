@@ -19,6 +19,7 @@ from crckpt.errors import RestoreFailed
 from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
+from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
 from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.network.packet_rules import group_restrictions
 from crckpt.host.proc import procfs
@@ -89,6 +90,7 @@ class AttributeRestore(Struct, frozen=True):
         losses.extend(tree.move(self.verdict.moves))
         of_sockets = tree.set_sockets(tuple(find_recorded_sockets(self.record, self.tree)))
         losses.extend(loss for loss in of_sockets if loss.key == "protection-lost" or not self.is_isolated)
+        losses.extend(tree.set_descriptors(self.record.descriptors))
         protections = [loss for loss in losses if loss.key == "protection-lost"]
         if protections and not self.allow_weaker:
             raise RestoreFailed(f"{protections[0].what}; nothing is left behind", hint=protections[0].remedy)
@@ -194,6 +196,17 @@ class _RestoredTree:
                 if _has_other_owner(ours, sockets[fd]):
                     listening.append((sockets[fd], _listen_again(here, sockets[fd])))
         yield from _listen(listening)
+
+    def set_descriptors(self, wanted: tuple[DescriptorRecord, ...]) -> Iterator[Finding]:
+        """Set the state of timers and terminals; yield what could not be set."""
+        for record in wanted:
+            here = self._pids.get(record.pid, 0)
+            for fd, ours in borrow_each(here, (record.fd,)):
+                try:
+                    restore_descriptor(ours, here, record)
+                except OSError as error:
+                    title = "the time of a timer" if record.due else "the end of a terminal"
+                    yield cause("socket-option-lost").finding(title=title, fd=fd, pid=record.pid, why=error.strerror)
 
 
 def _has_other_owner(ours: int, found: RecordedSocket) -> bool:

@@ -45,6 +45,8 @@ def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding
     for thread in observed.traced_threads:
         yield _report_tracer(processes[thread.pid], thread.tracer, observed, names)
     yield from _find_unreadable_limits(observed)
+    for own in observed.own_of_threads:
+        yield cause("thread-apart").finding(tid=own.tid, pid=own.pid, comm=processes[own.pid].comm, what=own.what)
     for pid, parent in sorted(observed.transient.shared):
         # A parent that waits in vfork cannot be frozen. Others that share memory CRIU refuses (criu/cr-dump.c:668).
         waits = parent in observed.transient.waiting

@@ -11,6 +11,7 @@
  *   restart.c   keeps system calls from being interrupted
  *   enter.c     CRIU enters the mounts of a tree that has its own
  *   links.c     links to removed files: through no symlink, and by names of their own (names.c)
+ *   terminals.c what terminals hold unread is written back unchanged
  *   files.c     the files that are watched for all this
  *
  * CRCKPT_TRACKER=soft-dirty: the kernel has the bits, and what CRIU asks goes to the kernel unchanged; but pages that
@@ -38,6 +39,7 @@
 #include "links.h"
 #include "opens.h"
 #include "smaps.h"
+#include "terminals.h"
 
 #include <fcntl.h>
 #include <stdarg.h>
@@ -197,7 +199,7 @@ VISIBLE ssize_t write(int number, const void *from, size_t length)
     struct file *file = find_file(number);
     const char *text = from;
     if (!file || file->kind == PAGEMAP || file->kind == PAGES)
-        return syscall(SYS_write, number, from, length);
+        return write_unread(number, from, length);
     if (file->pid && !pass_gate())
         return -1;
     if (tracker_is("soft-dirty"))

@@ -1,0 +1,102 @@
+"""State of timers and terminals that CRIU does not save: read and set it through borrowed descriptors.
+
+Sources: timerfd_create(2), ioctl_tty(2), proc_pid_fdinfo(5).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import select
+import struct
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Annotated, Final
+
+from msgspec import Meta, Struct
+
+from crckpt.host.proc import Descriptor
+from crckpt.host.proc.fd import parse_info, read_info
+from crckpt.host.syscalls.libc import LIBC, check
+from crckpt.host.syscalls.pidfd_getfd import borrow_each
+
+_TIMER: Final = "anon_inode:[timerfd]"
+_MASTERS: Final = ("/dev/ptmx", "/dev/pts/ptmx")
+_WALL_CLOCKS: Final = ("0", "8")  # CLOCK_REALTIME, CLOCK_REALTIME_ALARM
+_ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
+_TIMES: Final = struct.Struct("=4q")  # struct itimerspec: interval, value
+_SECOND: Final = 1_000_000_000
+_TFD_IOC_SET_TICKS: Final = 0x40085400
+_TIOCGPTPEER: Final = 0x5441
+
+Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class DescriptorRecord(Struct, frozen=True):
+    """State of a descriptor that CRIU does not save.
+
+    `due`: when a timer expires that was set to an absolute time of the wall clock, in nanoseconds; 0 for others.
+    `is_hung_up`: it is the master side of a pseudo terminal whose other side was closed.
+    """
+
+    pid: int
+    fd: int
+    due: Nanoseconds = 0
+    is_hung_up: bool = False
+
+
+def read_descriptors(descriptors: Iterable[Descriptor], inside: dict[int, int]) -> Iterator[DescriptorRecord]:
+    """Read the state of those that have any now. `inside`: the PIDs of their processes in their own namespace."""
+    for found in descriptors:
+        pid = inside.get(found.pid, 0)
+        if found.target == _TIMER:
+            with suppress(OSError):
+                if due := _due(read_info(found.pid, found.fd)):
+                    yield DescriptorRecord(pid, found.fd, due=due)
+        elif found.target in _MASTERS:
+            for fd, ours in borrow_each(found.pid, (found.fd,)):
+                if _is_hung_up(ours):
+                    yield DescriptorRecord(pid, fd, is_hung_up=True)
+
+
+def restore_descriptor(ours: int, pid: int, record: DescriptorRecord) -> None:
+    """Set the state of a record. `pid` is the process that lends the descriptor. Raises OSError."""
+    if record.due:
+        _set_timer(ours, read_info(pid, record.fd), record.due)
+    elif not _is_hung_up(ours):
+        # The kernel marks the master when the last descriptor of the other side is closed.
+        os.close(fcntl.ioctl(ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+
+
+def _is_hung_up(ours: int) -> bool:
+    waiting = select.poll()
+    waiting.register(ours, 0)
+    return any(events & select.POLLHUP for _, events in waiting.poll(0))
+
+
+def _due(info: str) -> int:
+    """When such a timer expires, by its fdinfo; 0 if it is none or is not armed."""
+    fields = parse_info(info)
+    left = _nanoseconds(fields.get("it_value", ""))
+    is_wall_clock = fields.get("clockid") in _WALL_CLOCKS and int(fields.get("settime flags", "0"), 8) & _ABSOLUTE
+    return time.time_ns() + left if left and is_wall_clock else 0
+
+
+def _nanoseconds(said: str) -> int:
+    seconds, _, rest = said.strip("()").partition(",")
+    return int(seconds or 0) * _SECOND + int(rest or 0)
+
+
+def _set_timer(ours: int, info: str, due: int) -> None:
+    # CRIU has set it to expire as long after now as it was left at the dump. Nothing is due of one that has changed.
+    if not _due(info):
+        return
+    fields = parse_info(info)
+    interval = divmod(_nanoseconds(fields.get("it_interval", "")), _SECOND)
+    times = _TIMES.pack(*interval, *divmod(due, _SECOND))
+    check(LIBC.timerfd_settime(ours, int(fields["settime flags"], 8), times, None))
+    # That has dropped the expirations that the program had not read.
+    if (ticks := int(fields.get("ticks", "0"))) and due > time.time_ns():
+        fcntl.ioctl(ours, _TFD_IOC_SET_TICKS, ctypes.c_uint64(ticks))

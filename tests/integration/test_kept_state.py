@@ -1,0 +1,122 @@
+"""A restored program finds state again that CRIU loses, or crckpt says before the dump that it will not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command import Crckpt
+from stopped import JOB, program, restored_by, stopped
+from trees import Tree, started, wait_for
+
+pytestmark = pytest.mark.usefixtures("adopted")
+
+REFUSED = 24
+HOW = pytest.mark.parametrize("how", ["detached", "pid namespace"])
+
+
+def look(tree: Tree) -> dict[str, Any]:
+    """What the program finds of all that it keeps."""
+    (tree.workdir / "look").touch()
+    wait_for((tree.workdir / "found.json").exists, 20, "the program to look")
+    found: dict[str, Any] = json.loads((tree.workdir / "found.json").read_text())
+    return found
+
+
+@HOW
+def test_a_thread_has_its_own_directories_again(crckpt: Crckpt, how: str) -> None:
+    with (
+        stopped(crckpt, program("keeps", "thread-directories", "thread-root")) as tree,
+        restored_by(crckpt, how) as warnings,
+    ):
+        found = look(tree)
+        assert found["thread-directories"]["thread"] == [str(tree.workdir / "own"), "/", "0027"]
+        assert found["thread-directories"]["first"] == [str(tree.workdir), "/", "0022"]
+        assert found["thread-root"]["thread"] == {"outside": False, "inside": True, "there": True}
+        assert found["thread-root"]["first"] == {"outside": True, "inside": False, "there": False}
+        assert warnings == []
+
+
+def test_a_thread_does_not_come_back_without_its_root(crckpt: Crckpt) -> None:
+    """It would be free of it."""
+    with stopped(crckpt, program("keeps", "thread-root")) as tree:
+        (tree.workdir / "jail").rename(tree.workdir / "elsewhere")
+        said = crckpt.run("restore", JOB, "--detach", status=23).err
+        assert "its own working directory, root and umask" in said
+        assert "--allow-weaker" in said
+        assert not Path(f"/proc/{tree.pid}").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("thread-descriptors", "table of descriptors"),
+        ("thread-network", "network namespace"),
+        ("thread-host-name", "UTS namespace"),
+    ],
+)
+def test_a_thread_that_is_apart_is_refused_by_name(crckpt: Crckpt, name: str, what: str) -> None:
+    with started(program("keeps", name)) as tree:
+        for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "--dry-run"), ("dump", str(tree.pid))):
+            said = crckpt.run(*words, status=REFUSED)
+            assert f"of process {tree.pid} (python3) has its own {what}" in said.out + said.err
+        tree.wait_growth(tree.counters())
+
+
+@HOW
+def test_a_renamed_socket_has_its_name_again(crckpt: Crckpt, how: str) -> None:
+    """The first name was gone, and is gone again."""
+    with stopped(crckpt, program("keeps", "renamed-socket")) as tree, restored_by(crckpt, how) as warnings:
+        assert look(tree)["renamed-socket"] == [False, "name.tmp"]
+        assert warnings == []
+
+
+def test_a_renamed_socket_takes_no_name_that_is_in_use(crckpt: Crckpt) -> None:
+    with stopped(crckpt, program("keeps", "renamed-socket")) as tree:
+        (tree.workdir / "name").unlink()
+        (tree.workdir / "name").write_text("another file")
+        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
+        assert "another file has the name name" in " ".join(said)
+        assert (tree.workdir / "name").read_text() == "another file"
+
+
+@HOW
+def test_a_timer_of_the_wall_clock_is_not_late(crckpt: Crckpt, how: str) -> None:
+    with stopped(crckpt, program("keeps", "wall-clock-timer")) as tree, restored_by(crckpt, how):
+        found = look(tree)["wall-clock-timer"]
+        assert abs(found["late"]) < found["paused"] / 4
+        assert found["interval"] == 7
+
+
+def test_a_dump_after_which_the_program_runs_on_keeps_the_time_of_a_timer(crckpt: Crckpt) -> None:
+    with started(program("keeps", "wall-clock-timer")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        tree.end()
+        tree.wait_gone()
+        with restored_by(crckpt, "detached"):
+            found = look(tree)["wall-clock-timer"]
+            assert abs(found["late"]) < found["paused"] / 4
+
+
+TERMINAL = {"output": "out\r\nin^\b^C\r\n", "input": "in\x03\n", "settings": True}
+
+
+def test_a_terminal_holds_the_same_unread_bytes(crckpt: Crckpt) -> None:
+    with stopped(crckpt, program("keeps", "terminal")) as tree, restored_by(crckpt, "detached"):
+        assert look(tree)["terminal"] == TERMINAL
+
+
+def test_a_dump_leaves_unread_bytes_of_a_terminal_as_they_are(crckpt: Crckpt) -> None:
+    """CRIU reads them, and writes them back."""
+    with started(program("keeps", "terminal")) as tree:
+        crckpt.run("dump", str(tree.pid), JOB)
+        assert look(tree)["terminal"] == TERMINAL
+
+
+@HOW
+def test_a_terminal_that_was_hung_up_is_so_again(crckpt: Crckpt, how: str) -> None:
+    with stopped(crckpt, program("keeps", "hung-up-terminal")) as tree, restored_by(crckpt, how) as warnings:
+        assert look(tree)["hung-up-terminal"] == [True, False, False]
+        assert warnings == []
