@@ -331,6 +331,23 @@ SOCKETS = (
         "leave out --stop, so that the tree runs on; or end it anyway: --force",
     ),
     Cause(
+        "socket-loses",
+        "a restore would lose of fd {fd} of process {pid} ({comm}): {what}",
+        "try again in a moment, when the program has read it; or end it anyway: --force",
+    ),
+    Cause(
+        "unix-renamed",
+        "fd {fd} of process {pid} is a unix socket that was bound as {name}, without a directory, and renamed later: "
+        "CRIU cannot save it",
+        "let the program bind it by a path that begins with /",
+    ),
+    Cause(
+        "unix-moved",
+        "fd {fd} of process {pid} ({comm}) is a unix socket that was bound as {name} and has another name now, which "
+        "crckpt cannot find in that directory: after a restore, clients would not find it there",
+        "leave out --stop, so that the tree runs on; or end it anyway: --force",
+    ),
+    Cause(
         "in-flight-skipped",
         "crckpt does not save a TCP connection that waits to be accepted at fd {fd} of PID {pid}: a restore does not "
         "bring it back, and with --stop its peer sees a reset",

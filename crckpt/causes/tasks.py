@@ -291,6 +291,12 @@ TASKS = (
         "try again when the thread has ended or has come back (setns(2)); or let a process do its work",
     ),
     Cause(
+        "exit-signal",
+        "process {pid} ({comm}) tells its parent by signal {signal} that it has ended (clone(2)); after a restore it "
+        "does so by SIGCHLD, signal 17",
+        "leave out --stop, so that the tree runs on; or end it anyway: --force",
+    ),
+    Cause(
         "frozen-group",
         "process {pid} is frozen by its control group ({group})",
         "thaw it: systemctl thaw, podman unpause, or: {thaw}",

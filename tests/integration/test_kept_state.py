@@ -120,3 +120,49 @@ def test_a_terminal_that_was_hung_up_is_so_again(crckpt: Crckpt, how: str) -> No
     with stopped(crckpt, program("keeps", "hung-up-terminal")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["hung-up-terminal"] == [True, False, False]
         assert warnings == []
+
+
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [
+        ("waiting-datagram", "the sender's address of messages that it has not read yet"),
+        ("empty-datagram", "an empty message that it has not read yet"),
+        ("urgent-byte", "which byte was sent out of band (MSG_OOB)"),
+        ("pending-error", "an error that the program has not been told yet"),
+        ("moved-socket", "has another name now"),
+        ("exit-signal", "tells its parent by signal 10 that it has ended"),
+    ],
+)
+def test_what_would_be_lost_is_named_and_needs_consent(crckpt: Crckpt, name: str, what: str) -> None:
+    """Before the program is ended, and it goes on."""
+    words = ("--tcp", "close") if name == "pending-error" else ()
+    with started(program("keeps", name)) as tree:
+        assert what in crckpt.run("doctor", str(tree.pid)).out
+        dumped = crckpt.run("dump", str(tree.pid), JOB, "--json", *words).document["result"]
+        assert what in " ".join(dumped["warnings"])
+        said = crckpt.run("dump", str(tree.pid), JOB, "--stop", *words, status=REFUSED).err
+        assert what in said
+        assert "--force" in said
+        tree.wait_growth(tree.counters())
+        stopped_by_force = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--force", "--json", *words)
+        assert what in " ".join(stopped_by_force.document["result"]["warnings"])
+        tree.wait_gone()
+        with restored_by(crckpt, "detached"):
+            tree.wait_growth(tree.counters())
+
+
+def test_what_waits_behind_the_first_message_is_seen_in_the_freeze(crckpt: Crckpt) -> None:
+    """Before it, only the first message can be looked at without a trace."""
+    with started(program("keeps", "second-datagram")) as tree:
+        assert "sender's address" not in crckpt.run("doctor", str(tree.pid)).out
+        said = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
+        assert "the sender's address of messages that it has not read yet" in said
+        tree.wait_growth(tree.counters())
+        assert look(tree)["second-datagram"] == ["first", "second", "client"]
+
+
+def test_a_file_without_a_name_is_named(crckpt: Crckpt) -> None:
+    with started(program("keeps", "unnamed-file")) as tree:
+        words = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
+        assert "is a file that was made without a name (O_TMPFILE)" in " ".join(words)
+        tree.wait_gone()

@@ -198,6 +198,25 @@ def empty_datagram(_: Path) -> Look:
     return lambda: [reads.recv(99).decode(), reads.recv(99).decode()]
 
 
+def second_datagram(workdir: Path) -> Look:
+    """A message without a sender, and behind it one with."""
+    server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    server.bind(str(workdir / "server"))
+    for name in ("", "client"):
+        client = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        if name:
+            client.bind(str(workdir / name))
+        client.sendto(b"second" if name else b"first", str(workdir / "server"))
+        KEPT.append(client)
+
+    def look() -> list[str]:
+        first, _ = server.recvfrom(99)
+        second, sender = server.recvfrom(99)
+        return [first.decode(), second.decode(), Path(sender).name]
+
+    return look
+
+
 def urgent_byte(_: Path) -> Look:
     """A byte that was sent out of band."""
     reads, writes = socket.socketpair()
@@ -262,6 +281,7 @@ THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "hung-up-terminal": hung_up_terminal,
     "waiting-datagram": waiting_datagram,
     "empty-datagram": empty_datagram,
+    "second-datagram": second_datagram,
     "urgent-byte": urgent_byte,
     "pending-error": pending_error,
     "unnamed-file": unnamed_file,

@@ -21,6 +21,7 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from crckpt.host.attributes import multicast
+from crckpt.host.observe.socket_losses import Loss, find_losses
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
 from crckpt.host.observe.renamed_sockets import find_renamed, rename_again
 from crckpt.host.proc.fd import read_targets, socket_inode
@@ -128,7 +129,7 @@ class SocketRecord(Struct, frozen=True):
     `owner` is the user and group that SO_PEERCRED reports: of a unix socket that `is_listening` its own, as clients see
     them, of a connected one those of its peer. CRIU makes all of them root's. It is empty if nothing is lost: for root,
     and for a peer of the same user. A socket that `has_keys` accepts only signed TCP segments. `new_name` is what the
-    file of a unix socket was renamed to after bind(2).
+    file of a unix socket was renamed to after bind(2). `losses` are of what waited in it.
     """
 
     pid: int
@@ -145,12 +146,13 @@ class SocketRecord(Struct, frozen=True):
     is_listening: bool = False
     has_keys: bool = False
     new_name: Annotated[str, Meta(max_length=255)] = ""
+    losses: tuple[Loss, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to restore."""
         has_settings = self.options or self.interfaces or self.memberships
-        return not (has_settings or self.owner or self.has_keys or self.new_name)
+        return not (has_settings or self.owner or self.has_keys or self.new_name or self.losses)
 
 
 class SocketFailure(Struct, frozen=True):
@@ -161,7 +163,9 @@ class SocketFailure(Struct, frozen=True):
     why: str
 
 
-def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[SocketRecord]:
+def read_sockets(
+    pid: int, inside: int, user: int, skip: set[int], *, is_frozen: bool = False
+) -> Iterator[SocketRecord]:
     """Read the sockets of a process that have properties to restore. Raises OSError if the process has ended.
 
     It runs as `user`; `inside` is its PID in its own namespace. Skip the inodes in `skip`, and add those that were
@@ -202,6 +206,7 @@ def read_sockets(pid: int, inside: int, user: int, skip: set[int]) -> Iterator[S
                 is_listening,
                 inodes[fd] in (with_keys or ()),
                 renamed.new if renamed is not None else "",
+                find_losses(held, *kind[:2], is_frozen=is_frozen),
             )
             if not found.is_empty:
                 yield found

@@ -19,6 +19,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.observe.socket_losses import Loss, find_losses
+from crckpt.host.observe.unix_names import RenamedSocket, find_renamed
 from crckpt.host.syscalls.libc import getsockopt
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
@@ -45,7 +47,8 @@ class SocketKind(Struct, frozen=True):
     `corked`: it holds data back (UDP). `has_bpf_filter`: an extended BPF program filters it. `layer` names what the
     kernel runs above TCP (tls). `unsavable_groups`: it is in netlink groups that CRIU cannot save. `namespace` is the
     network namespace in which it was opened, 0 if unknown. `uses_option_memory`: it has memory for options, such as
-    keys of TCP. `peer_user` is the user of a connected unix socket's peer, 0 if there is none.
+    keys of TCP. `peer_user` is the user of a connected unix socket's peer, 0 if there is none. `losses` are what a
+    restore loses of what waits in it.
     """
 
     pid: int
@@ -60,6 +63,8 @@ class SocketKind(Struct, frozen=True):
     namespace: int = 0
     uses_option_memory: bool = False
     peer_user: int = 0
+    losses: tuple[Loss, ...] = ()
+    renamed: RenamedSocket | None = None
 
     @property
     def is_tcp(self) -> bool:
@@ -111,6 +116,8 @@ def _kind(pid: int, descriptor: int, borrowed: int) -> SocketKind:
             namespace=_namespace(borrowed),
             uses_option_memory=protocol == socket.IPPROTO_TCP and _uses_option_memory(found),
             peer_user=_peer_user(found) if family == socket.AF_UNIX else 0,
+            losses=find_losses(found, family, kind),
+            renamed=find_renamed(found) if family == socket.AF_UNIX else None,
         )
     finally:
         found.detach()

@@ -20,6 +20,7 @@ from crckpt.host.observe.kernel_files import HeldKernelFile, find_kernel_files
 from crckpt.host.observe.limits import ReachedLimit, find_long_mount, find_reached_limits
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
+from crckpt.host.observe.socket_losses import Loss
 from crckpt.host.observe.tasks import OwnOfThread, WaitingThread, find_own_of_threads, find_waiting_threads
 from crckpt.host.observe.terminals import find_unsaved_current
 from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
@@ -107,14 +108,15 @@ class Transient(Struct, frozen=True):
     """States of a running tree that may pass in a moment: they count if two observations have them.
 
     `queues` are (PID, fd) of listening TCP sockets with a waiting connection, `messages` of netlink sockets with unread
-    messages; `shared` are (PID, parent) of processes that share their memory, `waiting` parents of these that wait for
-    them (vfork).
+    messages, `losses` (PID, fd, kind) of what else waits in sockets and is not saved; `shared` are (PID, parent) of
+    processes that share their memory, `waiting` parents of these that wait for them (vfork).
     """
 
     queues: frozenset[tuple[int, int]] = frozenset()
     messages: frozenset[tuple[int, int]] = frozenset()
     shared: frozenset[tuple[int, int]] = frozenset()
     waiting: frozenset[int] = frozenset()
+    losses: frozenset[tuple[int, int, Loss]] = frozenset()
 
     def intersect(self, later: Transient) -> Transient:
         """The states that another observation has, too."""
@@ -123,6 +125,7 @@ class Transient(Struct, frozen=True):
             self.messages & later.messages,
             self.shared & later.shared,
             self.waiting & later.waiting,
+            self.losses & later.losses,
         )
 
 
@@ -260,7 +263,9 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         closed_pipes=find_closed_pipes(descriptors),
         # The second observation comes last, as long after the first as possible: a busy server often has a connection
         # that waits for a moment.
-        transient=transient.intersect(_read_transient(tree, sockets)) if transient != Transient() else transient,
+        transient=transient.intersect(_read_transient(tree, _read_again(sockets)))
+        if transient != Transient()
+        else transient,
         waits=tuple(
             found for process in tree.processes for found in find_waiting_threads(process.pid, process.threads)
         ),
@@ -335,7 +340,14 @@ def _read_transient(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Transie
         ),
         shared=shared,
         waiting=frozenset(parent for _, parent in shared if _is_waiting(parent)),
+        losses=frozenset((held.pid, held.fd, loss) for held in sockets for loss in held.losses),
     )
+
+
+def _read_again(sockets: tuple[SocketKind, ...]) -> tuple[SocketKind, ...]:
+    """Read again those in which something waited that a restore loses."""
+    again = {(held.pid, held.fd): read_socket_kinds(held.pid, (held.fd,)) for held in sockets if held.losses}
+    return tuple(found for held in sockets for found in again.get((held.pid, held.fd), (held,)))
 
 
 def _find_weak_sockets(

@@ -77,6 +77,11 @@ class Stat(Struct, frozen=True):
         return int(self.fields[19])
 
     @property
+    def exit_signal(self) -> int:
+        """The signal that its parent gets when it ends."""
+        return int(self.fields[35])
+
+    @property
     def cpu(self) -> int:
         """The number of the core that it ran on last."""
         return int(self.fields[36])

@@ -36,7 +36,7 @@ class Process(Struct, frozen=True):
     `ns_pids` and `ns_sids` are its PIDs and its sessions from our pid namespace inwards, a session whose leader is
     outside the namespace as 0; `namespaces` maps kind to inode. `uids` and `gids` are real,
     effective, saved and file system ids. `trapped` is whether SIGTRAP waits for it, as it does at a breakpoint.
-    `seccomp` is 0, 1 (strict) or 2 (filter), of its first thread.
+    `seccomp` is 0, 1 (strict) or 2 (filter), of its first thread. Its parent gets `exit_signal` when it ends.
     """
 
     pid: int
@@ -56,6 +56,7 @@ class Process(Struct, frozen=True):
     trapped: bool = False
     seccomp: int = 0
     ns_sids: tuple[int, ...] = ()
+    exit_signal: int = signal.SIGCHLD
 
 
 class Tree(Struct, frozen=True):
@@ -97,6 +98,7 @@ def read_process(pid: int) -> Process | None:
         is_kernel_thread=stat.is_kernel_thread,
         trapped=any(int(status.get(mask, "0"), 16) & _SIGTRAP for mask in ("SigPnd", "ShdPnd")),
         seccomp=int(status.get("Seccomp", "0")),
+        exit_signal=stat.exit_signal,
         ns_sids=tuple(int(part) for part in status.get("NSsid", str(stat.sid)).split()),
     )
 

@@ -117,10 +117,7 @@ class _Asking:
 
     def _attributes(self) -> AttributeRecord:
         """Record the attributes that can be read from outside. Asking the processes would stop them for a moment."""
-        found = msgspec.convert(
-            attributes.record(self._observed.tree.root, {}), AttributeRecord, strict=False, str_keys=True
-        )
-        return msgspec.structs.replace(found, asked=None)
+        return msgspec.structs.replace(attributes.record(self._observed.tree.root, {}), asked=None)
 
     def _process(self, process: Process, descriptors: list[Descriptor], module: int) -> AskedProcess:
         status = _status(process.pid)

@@ -64,8 +64,8 @@ def record_descriptors(observed: Observed) -> object:
     return msgspec.to_builtins(tuple(descriptors.read_descriptors(observed.descriptors, inside)))
 
 
-def record(root: proc.Process, asked: Answers) -> object:
-    """The attributes of the tree below `root` as it is now, for the details of its checkpoint, as JSON knows them."""
+def record(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> AttributeRecord:
+    """The attributes of the tree below `root` as it is now, for the details of its checkpoint."""
     groups: dict[Members, int] = {}
     processes = []
     read_sockets: list[sockets.SocketRecord] = []
@@ -76,14 +76,16 @@ def record(root: proc.Process, asked: Answers) -> object:
             read = _process(process, asked.get(process.pid, {}), groups)
             # Work on a copy: if this process is left out below, the next one that has its sockets must still read them.
             numbers = set(known)
-            own_sockets = tuple(sockets.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers))
+            own_sockets = tuple(
+                sockets.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers, is_frozen=is_frozen)
+            )
             # Else this may be of another process that has got its PID.
             if proc.is_current(process):
                 processes.append(read)
                 were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
                 read_sockets.extend(own_sockets)
                 known = numbers
-    found = AttributeRecord(
+    return AttributeRecord(
         cpus=tuple(sorted(tasks.online_cpus())),
         processes=tuple(processes),
         groups=tuple(
@@ -92,7 +94,6 @@ def record(root: proc.Process, asked: Answers) -> object:
         asked=tuple(were_asked),
         sockets=tuple(read_sockets),
     )
-    return msgspec.to_builtins(found, str_keys=True)
 
 
 def _process(process: proc.Process, asked: dict[str, AttributeValue], groups: dict[Members, int]) -> ProcessRecord:

@@ -213,7 +213,7 @@ def _dump_and_stop(
         log = read_log(workspace.log)
         target.check_entered(log)
         # Read this from the frozen tree: nothing changes any more.
-        details = read_details(target, answers)
+        details = read_details(target, answers, is_frozen=True)
         # Read these last: that a task has a state shows that it was there until now. One that is killed is not frozen.
         reported = Reported(tree.read_states(), find_securebits(target.observed.tree, answers))
         if hand_over is not None:

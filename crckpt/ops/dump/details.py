@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 from msgspec.structs import asdict, replace
 
 from crckpt.criu.engine import run_id
@@ -16,6 +16,9 @@ from crckpt.model import Task
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.tracked_before import identify_root
+from crckpt.ops.failures import preflight_refusal
+from crckpt.preflight.attribute_record import AttributeRecord
+from crckpt.preflight.dump.sockets import loses
 from crckpt.store import NewCheckpoint
 
 
@@ -34,10 +37,11 @@ def ask_processes(target: DumpTarget) -> tuple[DumpTarget, attributes.Answers]:
     return replace(target, plan=plan), answers
 
 
-def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, object]:
+def read_details(target: DumpTarget, answers: attributes.Answers, *, is_frozen: bool = False) -> dict[str, object]:
     """Read what CRIU's images lack, some of it secret: command lines, directories, sizes of append-only files.
 
-    And the attributes of processes and threads that CRIU does not save, and which files are open.
+    And the attributes of processes and threads that CRIU does not save, and which files are open. Of a tree that
+    `is_frozen`, raises PreflightRefused if a socket of it holds now what the user has not agreed to lose.
     """
     observed = target.observed
     processes = [
@@ -49,7 +53,9 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
     # A position beyond the end shows that the log was truncated: then no position at the freeze means anything.
     truncated = {found.target for found in logs if found.pos > found.size}
     appended = {found.target: found.size for found in logs if found.target not in truncated}
-    record = attributes.record(observed.tree.root, answers)
+    record = attributes.record(observed.tree.root, answers, is_frozen=is_frozen)
+    if is_frozen and not target.request.force:
+        _refuse_losses(record, target)
     files = open_files.record(observed.tree, observed.descriptors)
     # The tree may have executed another program since it was examined, but its unit is still the same.
     root = observed.tree.root
@@ -62,13 +68,22 @@ def read_details(target: DumpTarget, answers: attributes.Answers) -> dict[str, o
         # What starts later may be this program, restored.
         "uptime_ticks": proc.uptime_ticks(),
         "append_sizes": appended,
-        "attributes": record,
+        "attributes": to_builtins(record, str_keys=True),
         "files": files.known,
         "file_owners": files.owners,
         "file_heads": files.heads,
         "tracked_root": _identify_tracked_root(target),
         **read_frozen_details(target),
     }
+
+
+def _refuse_losses(record: AttributeRecord, target: DumpTarget) -> None:
+    comms = {process.ns_pids[-1]: process.comm for process in target.observed.tree.processes}
+    lost = [
+        loses(found.pid, found.fd, comms.get(found.pid, "?"), loss) for found in record.sockets for loss in found.losses
+    ]
+    if lost:
+        raise preflight_refusal(lost)
 
 
 def read_frozen_details(target: DumpTarget) -> dict[str, object]:

@@ -68,6 +68,7 @@ def plan_dump(
         *sockets.find_weaker(observed),
         *files.find_weaker(observed),
         *memory.find_rings(observed),
+        *tasks.find_weaker(observed),
     )
     return DumpPlan(
         options=options,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
+from typing import Final
 
 from crckpt.causes import Finding, cause
+from crckpt.host.observe.socket_kinds import SocketKind
+from crckpt.host.observe.socket_losses import Loss
 from crckpt.host.observe.tree import Observed
 
 # Source: criu/sockets.c:767.
@@ -17,6 +20,12 @@ _PROTOCOLS = (
     *(socket.IPPROTO_ICMP, socket.IPPROTO_ICMPV6),
 )
 
+_LOSSES: Final[dict[Loss, str]] = {
+    "error": "an error that the program has not been told yet (SO_ERROR, MSG_ERRQUEUE)",
+    "urgent": "which byte was sent out of band (MSG_OOB)",
+    "sender": "the sender's address of messages that it has not read yet, so that it cannot answer them",
+    "empty": "an empty message that it has not read yet, and all messages behind it",
+}
 _JOURNAL = "/run/systemd/journal/"
 
 
@@ -25,16 +34,7 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     # A socket stays in the network namespace in which it was made. CRIU looks in that of its process.
     networks = {process.pid: dict(process.namespaces).get("net", 0) for process in observed.tree.processes}
     for found in observed.sockets:
-        if found.family not in _FAMILIES:
-            yield cause("socket-family").finding(number=found.family)
-        elif found.family in _INTERNET and found.kind != socket.SOCK_RAW and found.protocol not in _PROTOCOLS:
-            yield cause("protocol").finding(number=found.protocol)
-        if found.corked:  # criu/sk-inet.c:152
-            yield cause("corked").finding()
-        if found.has_bpf_filter:
-            yield cause("socket-program").finding()
-        if found.unsavable_groups:
-            yield cause("netlink-groups").finding()
+        yield from _find_unsaved(found)
         if found.namespace and found.namespace != networks.get(found.pid, found.namespace):
             yield cause("socket-namespace").finding()
     if observed.transient.messages:
@@ -43,6 +43,22 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
         peer = f" to {end.name}" if end.name else ""
         key = "unix-journal" if end.name.startswith(_JOURNAL) else "unix-outside"
         yield cause(key).finding(socket=f"descriptor {end.fd} of PID {end.pid} (a unix socket{peer})")
+
+
+def _find_unsaved(found: SocketKind) -> Iterator[Finding]:
+    if found.family not in _FAMILIES:
+        yield cause("socket-family").finding(number=found.family)
+    elif found.family in _INTERNET and found.kind != socket.SOCK_RAW and found.protocol not in _PROTOCOLS:
+        yield cause("protocol").finding(number=found.protocol)
+    # CRIU finds the directory by taking the name from the end of the path (criu/sk-unix.c, cut_path_ending).
+    if found.renamed and not found.renamed.name.startswith("/"):
+        yield cause("unix-renamed").finding(fd=found.fd, pid=found.pid, name=found.renamed.name)
+    if found.corked:  # criu/sk-inet.c:152
+        yield cause("corked").finding()
+    if found.has_bpf_filter:
+        yield cause("socket-program").finding()
+    if found.unsavable_groups:
+        yield cause("netlink-groups").finding()
 
 
 def find_connection_blockers(
@@ -77,6 +93,16 @@ def find_weaker(observed: Observed) -> Iterator[Finding]:
             yield cause("tcp-keys").finding(**values)
         else:
             yield cause("peer-of-another").finding(user=found.user, **values)
+    for pid, fd, loss in sorted(observed.transient.losses):
+        yield loses(pid, fd, comms.get(pid, "?"), loss)
+    for held in observed.sockets:
+        if held.renamed and not held.renamed.new:
+            yield cause("unix-moved").finding(fd=held.fd, pid=held.pid, comm=comms[held.pid], name=held.renamed.name)
+
+
+def loses(pid: int, fd: int, comm: str, loss: Loss) -> Finding:
+    """Name what a restore loses of a socket."""
+    return cause("socket-loses").finding(fd=fd, pid=pid, comm=comm, what=_LOSSES[loss])
 
 
 def find_skipped(observed: Observed) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from typing import Final
 
@@ -67,6 +68,15 @@ def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Itera
             yield cause("call-interrupted-again").finding(pid=wait.pid, tid=wait.tid)
         elif not restarts_calls:
             yield cause("call-interrupted").finding(pid=wait.pid, tid=wait.tid, call=wait.call)
+
+
+def find_weaker(observed: Observed) -> Iterator[Finding]:
+    """Find children whose parent would not get the signal that it waits for: CRIU gives all the same one."""
+    inside = set(observed.tree.pids)
+    for process in observed.tree.processes:
+        # 0 is none; a parent outside gets what it gets now.
+        if process.ppid in inside and process.exit_signal != signal.SIGCHLD:
+            yield cause("exit-signal").finding(pid=process.pid, comm=process.comm, signal=process.exit_signal)
 
 
 def user_to_run_as(observed: Observed) -> tuple[int, int] | None:

@@ -80,9 +80,7 @@ def test_observed(family: proc.Tree) -> None:
 
 def test_attributes(family: proc.Tree) -> None:
     def recorded(root: proc.Process) -> list[int]:
-        found = attributes.record(root, {})
-        assert isinstance(found, dict)
-        return [process["pid"] for process in found["processes"]]
+        return [process.pid for process in attributes.record(root, {}).processes]
 
     assert recorded(family.root) == list(family.pids)
     assert recorded(with_another_root(family)) == []
