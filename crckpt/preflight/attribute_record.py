@@ -80,12 +80,20 @@ ATTRIBUTES: Final = (
         "outside",
         "inside",
         protects=True,
-        note="tested by test_threads_apart.py; threads that share them with each other, but not with the first thread, "
+        note="tested by test_kept_state.py; threads that share them with each other, but not with the first thread, "
         "each get their own",
     ),
     Attribute("core_filter", "process", "the core dump filter", "outside", "outside", test="coredump_filter"),
     Attribute("autogroup_nice", "process", "the autogroup's nice value", "outside", "outside", test="autogroup"),
     Attribute("memory_merge", "process", "the merging of memory", "outside", "inside", test="memory_merge"),
+    Attribute(
+        "segments",
+        "process",
+        "the segments of its own (modify_ldt)",
+        "asked",
+        "inside",
+        note="tested by test_kept_state.py",
+    ),
     Attribute("lock_future", "process", "the locking of new maps", "asked", "inside", test="mlock_future"),
     Attribute(
         "no_written_code",

@@ -100,6 +100,14 @@ def test_a_dump_after_which_the_program_runs_on_keeps_the_time_of_a_timer(crckpt
             assert abs(found["late"]) < found["paused"] / 4
 
 
+def test_a_program_has_its_own_segments_again(crckpt: Crckpt) -> None:
+    """As Wine has. The words of one that begins at 0x1000, and of one that is not present."""
+    with stopped(crckpt, program("keeps", "segments")) as tree, restored_by(crckpt, "detached") as warnings:
+        present, absent = "ff0f0010", "ffff0000"
+        assert look(tree)["segments"] == ["", "", "", present + "00f34000", "", absent + "0073cf00"]
+        assert warnings == []
+
+
 TERMINAL = {"output": "out\r\nin^\b^C\r\n", "input": "in\x03\n", "settings": True}
 
 

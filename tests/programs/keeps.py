@@ -255,15 +255,16 @@ def exit_signal(_: Path) -> Look:
     return lambda: Path(f"/proc/{child}/stat").read_text().split()[37]
 
 
-def ldt(_: Path) -> Look:
-    """A segment of its own (modify_ldt(2)), as Wine has."""
-    entry = struct.pack("IIII", 3, 0x1000, 0xFFF, 0b1010001)
-    call(154, 1, entry, 16)
+def segments(_: Path) -> Look:
+    """Segments of its own (modify_ldt(2)), as Wine has."""
+    for entry in ((3, 0x1000, 0xFFF, 0b1000001), (5, 0, 0xFFFFF, 0b0110001)):
+        call(154, 1, struct.pack("IIII", *entry), 16)
     said = ctypes.create_string_buffer(8 * 8192)
 
-    def look() -> str:
+    def look() -> list[str]:
         size = call(154, 0, said, len(said))
-        return said.raw[:size].rstrip(b"\0").hex()
+        found = said.raw[:size]
+        return [found[at : at + 8].hex() if any(found[at : at + 8]) else "" for at in range(0, 48, 8)]
 
     return look
 
@@ -286,7 +287,7 @@ THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "pending-error": pending_error,
     "unnamed-file": unnamed_file,
     "exit-signal": exit_signal,
-    "ldt": ldt,
+    "segments": segments,
 }
 
 

@@ -29,6 +29,7 @@ from crckpt.host.attributes.remote_calls import (
     OrderResult,
     read_all,
 )
+from crckpt.host.attributes.segments import read_segments, set_segments
 from crckpt.host.proc import status
 from crckpt.host.syscalls import prctl, ptrace
 
@@ -80,6 +81,8 @@ def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[s
         yield "securebits", (bits,)
     if locked := _locks_new_maps(thread, pid):
         yield "lock_future", (locked,)
+    if entries := read_segments(thread, pid):
+        yield "segments", entries
     # The serial number of the keyring (the user's if the process has none), and the number of its keys.
     keyctl = _KEYCTL_32 if thread.is_compat else _KEYCTL
     keyring = thread.system_call(keyctl, _GET_KEYRING, _SESSION_KEYRING, 0, 0, 0)
@@ -208,6 +211,7 @@ _BY_SEVERAL_CALLS: Final[dict[str, Callable[..., int]]] = {
     "listener": _listen,
     "controlling_terminal": _take_terminal,
     "directories": _set_directories,
+    "segments": set_segments,
 }
 
 
