@@ -291,6 +291,18 @@ TASKS = (
         "try again when the thread has ended or has come back (setns(2)); or let a process do its work",
     ),
     Cause(
+        "cpu-clocks",
+        "the CPU clocks of the program begin at 0 again: it had used {time} of CPU time (clock(3), getrusage(2), limits "
+        "and timers of CPU time)",
+        "",
+    ),
+    Cause(
+        "wall-clock-timer",
+        "process {pid} ({comm}) has a timer of the wall clock (timer_create with CLOCK_REALTIME); if the program set it "
+        "to an absolute time, a restored one is late by the pause",
+        "",
+    ),
+    Cause(
         "exit-signal",
         "process {pid} ({comm}) tells its parent by signal {signal} that it has ended (clone(2)); after a restore it "
         "does so by SIGCHLD, signal 17",

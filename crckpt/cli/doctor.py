@@ -68,7 +68,8 @@ def doctor(
     With a **TARGET**: check, without stopping it, whether it can be checkpointed, what a restore would lose, and what
     to do about it. Show the options that `crckpt dump` would use. Estimate how long the tree would be frozen, how long
     the dump would take, and its size: for this, crckpt dumps a small tree of its own and stores a sample of the
-    target's memory, and then removes both. It exits with 24 if the target cannot be checkpointed.
+    target's memory, and then removes both. It exits with 24 if the target cannot be checkpointed,
+    or if `crckpt dump --stop` asks for `--force` because something of it would be lost.
     """
     if target is not None:
         options.require_root("to examine a process")
@@ -115,7 +116,8 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         "prediction_assumes": prediction.assumes or None,
         "prediction_missing": prediction.why_not or None,
     }
-    failure = preflight_refusal(result.blockers) if result.blockers else None
+    against = result.blockers or result.plan.losses
+    failure = preflight_refusal(against) if against else None
     lines = _examination_lines(result, processes, prediction)
     emit("doctor", Output(document, lines, is_answer=True, failure=failure), as_json=as_json)
 
@@ -126,7 +128,7 @@ def _examination_lines(
     if result.blockers:
         yield f"PID {result.pid} cannot be checkpointed: {count(len(result.blockers), 'blocker')}\n"
     else:
-        yield f"PID {result.pid} can be checkpointed\n"
+        yield f"PID {result.pid} can be checkpointed{', but not without loss' if result.plan.losses else ''}\n"
     yield from _tree_line(processes)
     blockers = ((finding.what, finding.remedy) for finding in result.blockers)
     yield from (f"{line}\n" for line in finding_lines(blockers, "blocker: "))

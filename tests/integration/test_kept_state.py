@@ -145,7 +145,9 @@ def test_what_would_be_lost_is_named_and_needs_consent(crckpt: Crckpt, name: str
     """Before the program is ended, and it goes on."""
     words = ("--tcp", "close") if name == "pending-error" else ()
     with started(program("keeps", name)) as tree:
-        assert what in crckpt.run("doctor", str(tree.pid)).out
+        doctor = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
+        assert f"PID {tree.pid} can be checkpointed, but not without loss" in doctor
+        assert what in doctor
         dumped = crckpt.run("dump", str(tree.pid), JOB, "--json", *words).document["result"]
         assert what in " ".join(dumped["warnings"])
         said = crckpt.run("dump", str(tree.pid), JOB, "--stop", *words, status=REFUSED).err

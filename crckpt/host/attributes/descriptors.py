@@ -30,6 +30,7 @@ _TIMES: Final = struct.Struct("=4q")  # struct itimerspec: interval, value
 _SECOND: Final = 1_000_000_000
 _TFD_IOC_SET_TICKS: Final = 0x40085400
 _TIOCGPTPEER: Final = 0x5441
+_TIOCEXCL, _TIOCGEXCL = 0x540C, 0x80045440
 
 Nanoseconds = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 
@@ -38,13 +39,15 @@ class DescriptorRecord(Struct, frozen=True):
     """State of a descriptor that CRIU does not save.
 
     `due`: when a timer expires that was set to an absolute time of the wall clock, in nanoseconds; 0 for others.
-    `is_hung_up`: it is the master side of a pseudo terminal whose other side was closed.
+    `is_hung_up`: it is the master side of a pseudo terminal whose other side was closed. `is_exclusive`: only root can
+    open the terminal.
     """
 
     pid: int
     fd: int
     due: Nanoseconds = 0
     is_hung_up: bool = False
+    is_exclusive: bool = False
 
 
 def read_descriptors(descriptors: Iterable[Descriptor], inside: dict[int, int]) -> Iterator[DescriptorRecord]:
@@ -55,19 +58,24 @@ def read_descriptors(descriptors: Iterable[Descriptor], inside: dict[int, int]) 
             with suppress(OSError):
                 if due := _due(read_info(found.pid, found.fd)):
                     yield DescriptorRecord(pid, found.fd, due=due)
-        elif found.target in _MASTERS:
+        elif found.target in _MASTERS or found.target.startswith("/dev/pts/"):
             for fd, ours in borrow_each(found.pid, (found.fd,)):
-                if _is_hung_up(ours):
-                    yield DescriptorRecord(pid, fd, is_hung_up=True)
+                with suppress(OSError):
+                    is_hung_up = found.target in _MASTERS and _is_hung_up(ours)
+                    is_exclusive = any(fcntl.ioctl(ours, _TIOCGEXCL, bytes(4)))
+                    if is_hung_up or is_exclusive:
+                        yield DescriptorRecord(pid, fd, is_hung_up=is_hung_up, is_exclusive=is_exclusive)
 
 
 def restore_descriptor(ours: int, pid: int, record: DescriptorRecord) -> None:
     """Set the state of a record. `pid` is the process that lends the descriptor. Raises OSError."""
     if record.due:
         _set_timer(ours, read_info(pid, record.fd), record.due)
-    elif not _is_hung_up(ours):
+    if record.is_hung_up and not _is_hung_up(ours):
         # The kernel marks the master when the last descriptor of the other side is closed.
         os.close(fcntl.ioctl(ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    if record.is_exclusive:
+        fcntl.ioctl(ours, _TIOCEXCL)
 
 
 def _is_hung_up(ours: int) -> bool:

@@ -26,7 +26,7 @@ def find_losses(held: socket.socket, family: int, kind: int, *, is_frozen: bool 
     that is needed for more is the program's (SO_PEEK_OFF).
     """
     waiting = select.poll()
-    waiting.register(held, select.POLLIN | select.POLLPRI)
+    waiting.register(held, select.POLLIN | select.POLLPRI | select.POLLRDHUP)
     events = next((events for _, events in waiting.poll(0)), 0)
     found: list[Loss] = []
     if events & select.POLLERR:
@@ -34,7 +34,7 @@ def find_losses(held: socket.socket, family: int, kind: int, *, is_frozen: bool 
     if events & select.POLLPRI:
         found.append("urgent")
     if family == socket.AF_UNIX and kind in _MESSAGES and events & select.POLLIN:
-        is_ended = bool(events & select.POLLHUP)
+        is_ended = bool(events & (select.POLLHUP | select.POLLRDHUP))
         found += sorted(_find_in_messages(held, is_ended=is_ended, is_frozen=is_frozen))
     return tuple(found)
 

@@ -118,6 +118,13 @@ def find_own_of_threads(pid: int, threads: Iterable[int]) -> Iterator[OwnOfThrea
     return (OwnOfThread(pid, tid, what) for what, tid in first.items())
 
 
+def has_wall_clock_timer(pid: int) -> bool:
+    """Return whether a process has a timer of CLOCK_REALTIME (timer_create(2)); False if the kernel does not tell."""
+    with suppress(OSError):
+        return "ClockID: 0\n" in procfs.text(f"/proc/{pid}/timers")
+    return False
+
+
 def parse_restarted_call(stack: str, *, is_compat: bool) -> str:
     """The call that restart_syscall(2) continues, as the preload library finds it (restart.c)."""
     if "poll" in stack:

@@ -21,7 +21,13 @@ from crckpt.host.observe.limits import ReachedLimit, find_long_mount, find_reach
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.socket_losses import Loss
-from crckpt.host.observe.tasks import OwnOfThread, WaitingThread, find_own_of_threads, find_waiting_threads
+from crckpt.host.observe.tasks import (
+    OwnOfThread,
+    WaitingThread,
+    find_own_of_threads,
+    find_waiting_threads,
+    has_wall_clock_timer,
+)
 from crckpt.host.observe.terminals import find_unsaved_current
 from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_lost_watches
@@ -136,9 +142,10 @@ class Observed(Struct, frozen=True):
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
     namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are threads in a
-    call that CRIU alone would interrupt. `weak_sockets` come back with less protection. `states` are read only if there
-    are `kernel_files`. `volatile_files` are paths that a restore needs, and that a reboot removes. `unlinked` are files
-    that lost their name, and have another one only in other directories.
+    call that CRIU alone would interrupt. `wall_clock_timers` are PIDs of processes with such POSIX timers.
+    `weak_sockets` come back with less protection. `states` are read only if there are `kernel_files`. `volatile_files`
+    are paths that a restore needs, and that a reboot removes. `unlinked` are files that lost their name, and have
+    another one only in other directories.
     """
 
     tree: proc.Tree
@@ -174,6 +181,7 @@ class Observed(Struct, frozen=True):
     in_common: tuple[InCommon, ...] = ()
     unsaved_current: tuple[proc.Descriptor, ...] = ()
     own_of_threads: tuple[OwnOfThread, ...] = ()
+    wall_clock_timers: frozenset[int] = frozenset()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -275,6 +283,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
             if len(process.threads) > 1
             for found in find_own_of_threads(process.pid, process.threads)
         ),
+        wall_clock_timers=frozenset(pid for pid in tree.pids if has_wall_clock_timer(pid)),
         weak_sockets=tuple(_find_weak_sockets(tree, descriptors, sockets)),
         kernel_files=kernel_files,
         states=read_task_states(tree.root.pid) if kernel_files else TaskStates(),

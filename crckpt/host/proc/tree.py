@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import signal
 import time
@@ -101,6 +102,15 @@ def read_process(pid: int) -> Process | None:
         exit_signal=stat.exit_signal,
         ns_sids=tuple(int(part) for part in status.get("NSsid", str(stat.sid)).split()),
     )
+
+
+def cpu_seconds(tree: Tree) -> float:
+    """The CPU time that the processes of a tree have used."""
+    ticks = 0
+    for process in tree.processes:
+        with suppress(OSError):
+            ticks += read_stat(process.pid).cpu_ticks
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def read_tree(root: Process) -> Tree:

@@ -68,6 +68,7 @@ def read_details(target: DumpTarget, answers: attributes.Answers, *, is_frozen: 
         # What starts later may be this program, restored.
         "uptime_ticks": proc.uptime_ticks(),
         "append_sizes": appended,
+        "cpu_seconds": proc.cpu_seconds(observed.tree),
         "attributes": to_builtins(record, str_keys=True),
         "files": files.known,
         "file_owners": files.owners,

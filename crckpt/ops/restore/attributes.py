@@ -205,7 +205,7 @@ class _RestoredTree:
                 try:
                     restore_descriptor(ours, here, record)
                 except OSError as error:
-                    title = "the time of a timer" if record.due else "the end of a terminal"
+                    title = "the time of a timer" if record.due else "the state of a terminal"
                     yield cause("socket-option-lost").finding(title=title, fd=fd, pid=record.pid, why=error.strerror)
 
 

@@ -41,6 +41,7 @@ def judge_attempt(
         new_pid_namespace=request.new_pid_namespace,
         has_terminal=request.tty != "ours" or (request.terminal is not None and not request.detach),
         crius=(checkpoint.host.criu_version, attempt.criu.version),
+        cpu_seconds=details.get("cpu_seconds", 0),
         closed_pipes=frozenset(details.get("closed_pipes", ())),
         is_orphan=not attempt.is_sibling,
         sockets=frozenset() if request.detach else socket_outputs(request.output),

@@ -19,7 +19,8 @@ UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-en
 
 
 class DumpPlan(Struct, frozen=True):
-    """The plan of a dump. `blockers` prevent it; `untested` findings prevent only a dump that ends the tree.
+    """The plan of a dump. `blockers` prevent it; `untested` findings prevent only a dump that ends the tree;
+    of these, `losses` are of what no checkpoint of the tree has now.
 
     `enter`: the kinds of namespaces in which CRIU must run. `as_user`: the (uid, gid) that CRIU must have, with all our
     capabilities.
@@ -32,6 +33,7 @@ class DumpPlan(Struct, frozen=True):
     enter: tuple[str, ...]
     as_user: tuple[int, int] | None
     untested: tuple[Finding, ...] = ()
+    losses: tuple[Finding, ...] = ()
 
     @property
     def is_restorable(self) -> bool:
@@ -63,12 +65,13 @@ def plan_dump(
         skip_in_flight=skip_in_flight,
     )
     blockers = find_blockers(observed, tcp, names, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight)
+    losses = (*sockets.find_losses(observed), *tasks.find_losses(observed))
     untested = (
         *(cause("untested-kind").finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
         *sockets.find_weaker(observed),
         *files.find_weaker(observed),
         *memory.find_rings(observed),
-        *tasks.find_weaker(observed),
+        *losses,
     )
     return DumpPlan(
         options=options,
@@ -83,6 +86,7 @@ def plan_dump(
         enter=namespaces.namespaces_to_enter(observed),
         as_user=tasks.user_to_run_as(observed),
         untested=untested,
+        losses=losses,
     )
 
 
@@ -110,4 +114,5 @@ def _find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
     yield from files.find_warnings(observed, stop=stop)
     yield from memory.find_warnings(observed)
     yield from descriptors.find_unread(observed)
+    yield from tasks.find_warnings(observed)
     yield from namespaces.find_warnings(observed)

@@ -93,6 +93,11 @@ def find_weaker(observed: Observed) -> Iterator[Finding]:
             yield cause("tcp-keys").finding(**values)
         else:
             yield cause("peer-of-another").finding(user=found.user, **values)
+
+
+def find_losses(observed: Observed) -> Iterator[Finding]:
+    """Find what a restore loses of sockets: what waits in them, and names."""
+    comms = {process.pid: process.comm for process in observed.tree.processes}
     for pid, fd, loss in sorted(observed.transient.losses):
         yield loses(pid, fd, comms.get(pid, "?"), loss)
     for held in observed.sockets:

@@ -70,7 +70,14 @@ def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Itera
             yield cause("call-interrupted").finding(pid=wait.pid, tid=wait.tid, call=wait.call)
 
 
-def find_weaker(observed: Observed) -> Iterator[Finding]:
+def find_warnings(observed: Observed) -> Iterator[Finding]:
+    """Find timers of which the kernel does not tell whether their time is absolute."""
+    for process in observed.tree.processes:
+        if process.pid in observed.wall_clock_timers:
+            yield cause("wall-clock-timer").finding(pid=process.pid, comm=process.comm)
+
+
+def find_losses(observed: Observed) -> Iterator[Finding]:
     """Find children whose parent would not get the signal that it waits for: CRIU gives all the same one."""
     inside = set(observed.tree.pids)
     for process in observed.tree.processes:

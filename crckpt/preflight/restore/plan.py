@@ -29,6 +29,7 @@ class PlannedRestore(Struct, frozen=True):
     - `cpu_features`: the features of the CPU of the dump
     - `keeps_connections`: TCP connections continue
     - `crius`: the versions of the CRIU that dumped it and of the CRIU that restores it
+    - `cpu_seconds`: the CPU time that the tree had used; not known of an older checkpoint
     - `closed_pipes`: inodes of pipes of which nobody had the other end; not known of a checkpoint that was imported, or
       made by an older crckpt
     - `sockets`: which of our descriptors for the tree's output, 1 and 2, are sockets
@@ -60,3 +61,4 @@ class PlannedRestore(Struct, frozen=True):
     inodes: Mapping[str, frozenset[int]] = {}
     owners: Mapping[str, Sequence[int]] = {}
     heads: Mapping[str, bytes] = {}
+    cpu_seconds: float = 0

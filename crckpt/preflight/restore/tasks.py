@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
 
 from crckpt.causes import Finding, cause
 from crckpt.host.proc import IdUser
@@ -10,6 +12,8 @@ from crckpt.images.core import STOPPED
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
+
+_SHOWN_S: Final = 1
 
 
 def find_needed_ids(tree: ImageTree) -> frozenset[int]:
@@ -31,7 +35,9 @@ def find_taken_ids(host: HostState) -> Iterator[Finding]:
 
 
 def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
-    """Find a root that asked for a signal when its parent ends (PR_SET_PDEATHSIG)."""
+    """Find what no call can set again: CPU clocks, and a root's signal at its parent's end (PR_SET_PDEATHSIG)."""
+    if planned.cpu_seconds >= _SHOWN_S:
+        yield cause("cpu-clocks").finding(time=timedelta(seconds=int(planned.cpu_seconds)))
     root = planned.tree.root
     signals = {thread.core.parent_death_signal for thread in root.threads} - {0}
     if planned.is_orphan and signals:
