@@ -292,14 +292,14 @@ TASKS = (
     ),
     Cause(
         "cpu-clocks",
-        "the CPU clocks of the program begin at 0 again: it had used {time} of CPU time (clock(3), getrusage(2), limits "
-        "and timers of CPU time)",
+        "the CPU clocks of the program begin at 0 again: it had used {time} of CPU time (clock(3), getrusage(2), "
+        "limits and timers of CPU time)",
         "",
     ),
     Cause(
         "wall-clock-timer",
-        "process {pid} ({comm}) has a timer of the wall clock (timer_create with CLOCK_REALTIME); if the program set it "
-        "to an absolute time, a restored one is late by the pause",
+        "process {pid} ({comm}) has a timer of the wall clock (timer_create with CLOCK_REALTIME); if the program set "
+        "it to an absolute time, a restored one is late by the pause",
         "",
     ),
     Cause(

@@ -116,6 +116,11 @@ def test_a_terminal_holds_the_same_unread_bytes(crckpt: Crckpt) -> None:
         assert look(tree)["terminal"] == TERMINAL
 
 
+def test_a_terminal_that_only_one_may_open_is_so_again(crckpt: Crckpt) -> None:
+    with stopped(crckpt, program("keeps", "exclusive-terminal")) as tree, restored_by(crckpt, "detached"):
+        assert look(tree)["exclusive-terminal"] == 1
+
+
 def test_a_dump_leaves_unread_bytes_of_a_terminal_as_they_are(crckpt: Crckpt) -> None:
     """CRIU reads them, and writes them back."""
     with started(program("keeps", "terminal")) as tree:
@@ -169,6 +174,21 @@ def test_what_waits_behind_the_first_message_is_seen_in_the_freeze(crckpt: Crckp
         assert "the sender's address of messages that it has not read yet" in said
         tree.wait_growth(tree.counters())
         assert look(tree)["second-datagram"] == ["first", "second", "client"]
+
+
+def test_the_last_words_in_a_terminal_are_named(crckpt: Crckpt) -> None:
+    """Of a program that has ended at the other side."""
+    with started(program("keeps", "last-words")) as tree:
+        words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
+        assert "does not save the unread data" in " ".join(words)
+        assert "(terminal)" in " ".join(words)
+        assert look(tree)["last-words"] == "bye\r\n"
+
+
+def test_a_timer_that_may_be_late_is_named(crckpt: Crckpt) -> None:
+    with started(program("keeps", "posix-timer")) as tree:
+        words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
+        assert f"process {tree.pid} (python3) has a timer of the wall clock" in " ".join(words)
 
 
 def test_a_file_without_a_name_is_named(crckpt: Crckpt) -> None:

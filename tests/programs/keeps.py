@@ -7,6 +7,7 @@ it, and writes what it found to WORKDIR/found.json.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import select
@@ -178,6 +179,30 @@ def hung_up_terminal(_: Path) -> Look:
     return lambda: [is_hung_up(master) for master in (ended, used, unused)]
 
 
+def last_words(_: Path) -> Look:
+    """Unread output of a program that has ended."""
+    master, slave = os.openpty()
+    os.write(slave, b"bye\n")
+    os.close(slave)
+    return lambda: os.read(master, 99).decode()
+
+
+def exclusive_terminal(_: Path) -> Look:
+    """A terminal that nobody else may open (TIOCEXCL)."""
+    master, slave = os.openpty()
+    fcntl.ioctl(slave, termios.TIOCEXCL)
+    KEPT.append(master)
+    return lambda: struct.unpack("i", fcntl.ioctl(slave, 0x80045440, bytes(4)))[0]
+
+
+def posix_timer(_: Path) -> Look:
+    """A timer of the wall clock (timer_create(2)); the kernel does not tell that its time is absolute."""
+    timer = ctypes.c_int()
+    call(222, CLOCK_REALTIME, None, ctypes.byref(timer))
+    call(223, timer, ABSOLUTE, struct.pack("4q", 0, 0, int(time.time()) + 1000, 0), None)
+    return lambda: None
+
+
 def waiting_datagram(workdir: Path) -> Look:
     """A request that waits for a server, which answers to where it came from."""
     server = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -280,6 +305,9 @@ THINGS: Final[dict[str, Callable[[Path], Look]]] = {
     "wall-clock-timer": wall_clock_timer,
     "terminal": terminal,
     "hung-up-terminal": hung_up_terminal,
+    "last-words": last_words,
+    "exclusive-terminal": exclusive_terminal,
+    "posix-timer": posix_timer,
     "waiting-datagram": waiting_datagram,
     "empty-datagram": empty_datagram,
     "second-datagram": second_datagram,

@@ -164,12 +164,12 @@ def read_files(directory: str) -> Iterator[tuple[str, str]]:
                 yield f"{name} {key if found else at}", value.strip()
     for name in FACTS:
         with suppress(OSError):
-            yield name, os.readlink(f"{directory}/{name}")
+            yield name, str(Path(directory, name).readlink())
 
 
 def read_descriptor(number: int) -> Iterator[tuple[str, str]]:
     """All that fcntl, ioctl, fstat, fdinfo and getsockopt tell of a descriptor."""
-    yield "link", os.readlink(f"/proc/self/fd/{number}")
+    yield "link", str(Path(f"/proc/self/fd/{number}").readlink())
     status = os.fstat(number)
     for name in ("st_mode", "st_ino", "st_dev", "st_rdev", "st_nlink", "st_uid", "st_gid", "st_size"):
         yield name, str(getattr(status, name))
@@ -239,18 +239,9 @@ def read_calls() -> Iterator[tuple[str, str]]:
         str((os.getresuid(), os.getresgid(), os.getgroups(), os.getpid(), os.getppid(), os.getpgid(0), os.getsid(0))),
     )
     yield "uname", str(os.uname())
-    for name in ("ioprio", "robust list", "membarrier"):
+    for name, read in {"ioprio": io_priority, "robust list": robust_list, "membarrier": membarrier}.items():
         with suppress(OSError):
-            yield (
-                name,
-                str(
-                    {
-                        "ioprio": lambda: call(252, 1, 0),
-                        "robust list": robust_list,
-                        "membarrier": lambda: call(324, 1 << 9, 0, 0),
-                    }[name]()
-                ),
-            )
+            yield name, str(read())
     for name, code in (("FS", 0x1003), ("CPUID", 0x1011), ("XCOMP", 0x1022), ("SHSTK", 0x5005)):
         word = ctypes.c_uint64()
         with suppress(OSError):
@@ -263,6 +254,16 @@ def read_calls() -> Iterator[tuple[str, str]]:
     usage = resource.getrusage(resource.RUSAGE_SELF)
     for name in ("ru_utime", "ru_stime", "ru_maxrss", "ru_minflt", "ru_nvcsw"):
         yield f"rusage {name}", str(getattr(usage, name))
+
+
+def io_priority() -> int:
+    """ioprio_get(2)."""
+    return call(252, 1, 0)
+
+
+def membarrier() -> int:
+    """The registrations (MEMBARRIER_CMD_GET_REGISTRATIONS)."""
+    return call(324, 1 << 9, 0, 0)
 
 
 def robust_list() -> str:

@@ -23,7 +23,6 @@ from crckpt.host.syscalls.libc import LIBC, check
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
 _TIMER: Final = "anon_inode:[timerfd]"
-_MASTERS: Final = ("/dev/ptmx", "/dev/pts/ptmx")
 _WALL_CLOCKS: Final = ("0", "8")  # CLOCK_REALTIME, CLOCK_REALTIME_ALARM
 _ABSOLUTE: Final = 1  # TFD_TIMER_ABSTIME
 _TIMES: Final = struct.Struct("=4q")  # struct itimerspec: interval, value
@@ -58,10 +57,10 @@ def read_descriptors(descriptors: Iterable[Descriptor], inside: dict[int, int]) 
             with suppress(OSError):
                 if due := _due(read_info(found.pid, found.fd)):
                     yield DescriptorRecord(pid, found.fd, due=due)
-        elif found.target in _MASTERS or found.target.startswith("/dev/pts/"):
+        elif found.tty_index is not None or found.target.startswith("/dev/pts/"):
             for fd, ours in borrow_each(found.pid, (found.fd,)):
                 with suppress(OSError):
-                    is_hung_up = found.target in _MASTERS and _is_hung_up(ours)
+                    is_hung_up = found.tty_index is not None and _is_hung_up(ours)
                     is_exclusive = any(fcntl.ioctl(ours, _TIOCGEXCL, bytes(4)))
                     if is_hung_up or is_exclusive:
                         yield DescriptorRecord(pid, fd, is_hung_up=is_hung_up, is_exclusive=is_exclusive)

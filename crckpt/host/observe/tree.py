@@ -83,7 +83,7 @@ class Unread(Struct, frozen=True):
 
     pid: int
     fd: int
-    what: Literal["UDP", "packets", "inotify"]
+    what: Literal["UDP", "packets", "inotify", "terminal"]
 
 
 class SharedLock(Struct, frozen=True):
@@ -390,6 +390,7 @@ def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -
 
 
 def _find_unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]) -> Iterator[Unread]:
+    opened = {found.target for found in descriptors}
     for held in sockets:
         is_packets = held.family == socket.AF_PACKET
         if (is_packets or held.protocol == socket.IPPROTO_UDP) and unread_bytes(held.pid, held.fd):
@@ -397,6 +398,10 @@ def _find_unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[Socket
     for found in descriptors:
         if found.target == "anon_inode:inotify" and unread_bytes(found.pid, found.fd):
             yield Unread(found.pid, found.fd, "inotify")
+        # CRIU saves what is unread only if both sides are open (criu/tty.c, tty_dump_queued_data).
+        index = found.tty_index
+        if index is not None and f"/dev/pts/{index}" not in opened and unread_bytes(found.pid, found.fd):
+            yield Unread(found.pid, found.fd, "terminal")
 
 
 def _descriptors(tree: proc.Tree) -> tuple[proc.Descriptor, ...]:

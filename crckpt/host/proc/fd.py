@@ -19,6 +19,7 @@ from crckpt.host.proc import procfs
 
 _MOUNT: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SOCKET: Final = "socket:["
+_MASTERS: Final = ("/dev/ptmx", "/dev/pts/ptmx")
 
 
 class Descriptor(Struct, frozen=True):
@@ -49,6 +50,13 @@ class Descriptor(Struct, frozen=True):
         """The id of the mount that it was opened on, as in mountinfo."""
         found = _MOUNT.search(self.info)
         return int(found[1]) if found else 0
+
+    @property
+    def tty_index(self) -> int | None:
+        """The N of /dev/pts/N, of which it is the master side; None of anything else."""
+        return (
+            int(parse_info(self.info)["tty-index"]) if self.target in _MASTERS and "tty-index:" in self.info else None
+        )
 
     @property
     def most(self) -> int:

@@ -29,11 +29,7 @@ def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:
     sessions = {process.pid: process.sid for process in observed.tree.processes}
     # The link of a master has no number, but its fdinfo has that of the slave.
     inside = {
-        f"/dev/pts/{line.split()[1]}"
-        for descriptor in observed.descriptors
-        if descriptor.target in _MASTERS
-        for line in descriptor.info.splitlines()
-        if line.startswith("tty-index:")
+        f"/dev/pts/{descriptor.tty_index}" for descriptor in observed.descriptors if descriptor.tty_index is not None
     }
     return tuple(
         descriptor
