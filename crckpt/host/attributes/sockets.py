@@ -21,9 +21,9 @@ from typing import Annotated, Final, Literal
 from msgspec import Meta, Struct
 
 from crckpt.host.attributes import multicast
+from crckpt.host.observe.renamed_sockets import find_renamed, rename_again
 from crckpt.host.observe.socket_losses import Loss, find_losses
 from crckpt.host.observe.tcp_keys import find_sockets_with_keys
-from crckpt.host.observe.renamed_sockets import find_renamed, rename_again
 from crckpt.host.proc.fd import read_targets, socket_inode
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
