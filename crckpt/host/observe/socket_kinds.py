@@ -19,8 +19,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.observe.renamed_sockets import RenamedSocket, find_renamed
 from crckpt.host.observe.socket_losses import Loss, find_losses
-from crckpt.host.observe.unix_names import RenamedSocket, find_renamed
 from crckpt.host.syscalls.libc import getsockopt
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
