@@ -179,12 +179,6 @@ DESCRIPTORS = (
         "",
     ),
     Cause(
-        "unnamed-file",
-        "fd {fd} of PID {pid} is a file that was made without a name (O_TMPFILE); after a restore it cannot be given "
-        "one (linkat)",
-        "",
-    ),
-    Cause(
         "bpf-map-support",
         "fd {fd} of PID {pid} is a BPF map, which only a CRIU built with libbpf can save (Debian's is not)",
         "close it in the program, or use such a CRIU: --criu PATH",

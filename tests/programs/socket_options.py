@@ -102,6 +102,7 @@ OPTIONS: Final = {
         IP_MULTICAST_ALL=49,
     ),
     "IP_TOS": Option(0, 1, (0x28,)),
+    "IP_OPTIONS": Option(0, 4, (b"\1\1\1\0",), 40),
     "IP_TTL": Option(0, 2, (33,)),
     "IP_MTU_DISCOVER": Option(0, 10, (3,)),
     "IP_MINTTL": Option(0, 21, (9,)),

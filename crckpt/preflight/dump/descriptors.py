@@ -24,7 +24,6 @@ _TERMINALS = (188, 204, *range(128, 144))
 _CONSOLES = {5: range(3), 4: range(1, 64)}
 # Devices that CRIU saves if it has their plugin.
 _OF_PLUGINS = ("/dev/nvidia", "/dev/dri/", "/dev/kfd")
-_TMPFILE = os.O_TMPFILE & ~os.O_DIRECTORY
 _BPF_MAP = re.compile(r"^map_type:\t(\d+)$", re.MULTILINE)
 # A hash or an array: enum bpf_map_type, linux/bpf.h.
 _BPF_MAP_SAVED = re.compile(r"^map_type:\t[12]$", re.MULTILINE)
@@ -48,9 +47,6 @@ def find_warnings(observed: Observed) -> Iterator[Finding]:
         # CRIU saves the counter, but not this flag: a read after the restore takes the whole counter.
         if "eventfd-semaphore: 1" in descriptor.info:
             yield cause("eventfd-semaphore").finding(**values)
-        # The kernel lets only a file that was made so get a name later; CRIU makes one with a name, which it removes.
-        if descriptor.flags & _TMPFILE and stat.S_ISREG(descriptor.mode) and not descriptor.links:
-            yield cause("unnamed-file").finding(**values)
         if descriptor.target == "anon_inode:bpf-map":
             yield cause("bpf-map-support").finding(**values)
 
