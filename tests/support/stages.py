@@ -12,7 +12,7 @@ from pathlib import Path
 from image_sets import ImageSet, area, described, flip, manifest_path, open_store, pack_path, store, write_set
 
 from crckpt.store import Checkpoint, Repository, collect_garbage, verify
-from crckpt.store.layout import FINGERPRINT_KEY, job_details_name, job_label, move_name, restored_name
+from crckpt.store.layout import FINGERPRINT_KEY, KNOWN_DAMAGE, job_details_name, job_label, move_name, restored_name
 
 ONE = ImageSet({"pagemap-100.img": [area(10, *range(1, 100))]}, {"core-100.img": b"registers" * 99})
 TWO = ImageSet({"pagemap-100.img": [area(10, *range(1, 90), *range(200, 210))]}, {"core-100.img": b"changed" * 99})
@@ -45,6 +45,7 @@ ACTS = (
     Act("gc", "gc"),
     Act("mark a checkpoint as restored, and remove the mark", "mark restored", ("job",)),
     Act("cache what the next dump checks", "cache details", ("job",)),
+    Act("note what verify found damaged", "note damage", ("job",)),
     Act("record a move, and remove the record", "record move", ("job",)),
     Act("record the CRIU of a restore", "record builder"),
     Act("announce what is to be stored", "announce", ("job",)),
@@ -150,6 +151,7 @@ def superfluous(repository: Repository) -> set[str]:
         "store.json",
         "lock",
         "cache/fingerprints.key",
+        KNOWN_DAMAGE,
         *(f"checkpoints/{checkpoint.id}/manifest.json" for checkpoint in found),
         *(f"checkpoints/{checkpoint.id}/{job_label(checkpoint.job)}" for checkpoint in found),
         *(f"packs/{digest[:2]}/{digest}.pack" for digest in packs),

@@ -23,6 +23,7 @@ from image_sets import described
 from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, collect_garbage, ingest, materialise, repair
+from crckpt.store.known_damage import note_known_damage
 from crckpt.store.moves import begin_move, remove_move, store_move
 from crckpt.store.read.details import cache_details
 from crckpt.store.restored import mark_restored, remove_mark
@@ -132,6 +133,10 @@ def _cache_details(repository: Repository, ref: str) -> None:
         cache_details(repository, checkpoint, b"{}", begun.path)
 
 
+def _note_damage(repository: Repository, ref: str) -> None:
+    note_known_damage(repository.backend, (), [repository.resolve(ref)])
+
+
 def _record_builder(repository: Repository) -> None:
     with repository.transaction() as begun:
         record_builder(begun.path, os.getpid())
@@ -182,6 +187,7 @@ _ACTS: dict[str, Callable[..., object]] = {
     "untag": Repository.untag,
     "mark restored": _mark_restored,
     "cache details": _cache_details,
+    "note damage": _note_damage,
     "record builder": _record_builder,
     "record move": _record_move,
     "rm": _rm,

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crckpt.errors import RestoreFailed
+from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import open_without_links
 
 
@@ -29,6 +30,7 @@ def linked_again(path: Path, name: str) -> Iterator[None]:
         try:
             found = open_without_links(name, os.O_PATH, directory=directory)
             try:
+                step("other-name.link", path)
                 os.link(f"/proc/self/fd/{found}", path.name, dst_dir_fd=directory, follow_symlinks=True)
             finally:
                 os.close(found)
@@ -40,6 +42,7 @@ def linked_again(path: Path, name: str) -> Iterator[None]:
     try:
         yield
     except BaseException:
+        step("other-name.unlink", path)
         with suppress(FileNotFoundError):
             os.unlink(path.name, dir_fd=directory)
         raise

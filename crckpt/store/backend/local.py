@@ -48,6 +48,7 @@ _TEMPORARIES: Final = (
     f"{layout.RESTORED}/.*",
     f"{layout.UNREPORTED}/.*",
     "cache/.fingerprints.key.*",
+    "cache/.damaged.*",
     f"{layout.PENDING}/.*",
     f"{layout.TAGS}/*/.*",
     f".{layout.DESCRIPTION}.*",

@@ -22,7 +22,13 @@ CREATE = Act("create", "create")
 RESTORE = Act("restore", "materialise", ("job", "/out"))
 NOT_TAKEN = {
     # What a failed write leaves is removed: other tests fill the disk.
-    *("description.unlink", "fingerprint-key.unlink", "manifest-directory.unlink", "manifest-directory.rmdir"),
+    *(
+        "damage.unlink",
+        "description.unlink",
+        "fingerprint-key.unlink",
+        "manifest-directory.unlink",
+        "manifest-directory.rmdir",
+    ),
     # A transaction has no directories in directories.
     "transaction.rename",
     # A mark is empty.
@@ -32,7 +38,7 @@ NOT_TAKEN = {
     # Every store has the directories of its cache.
     *(
         f"{what}-directory.{verb}"
-        for what in ("fingerprints", "fingerprint-key")
+        for what in ("damage", "fingerprints", "fingerprint-key")
         for verb in ("mkdir", "sync-directory")
     ),
 }
@@ -97,10 +103,13 @@ def test_killed_while_it_gives_files_back(stage: Stage, forked: Writers) -> None
 
 def test_killed_while_it_mends(stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
+    # In a copy of its own: a verification notes what it finds.
+    with stage.copy() as copy:
+        spoil(copy)
+        lost = set(verify(Repository.open(copy.root)).lost)
     for moment in _moments(_steps(stage, forked, REPAIR)):
         with stage.copy() as copy:
             spoil(copy)
-            lost = set(verify(Repository.open(copy.root)).lost)
             order = Order(REPAIR.act, str(copy.root), copy.arguments(REPAIR), kill_at=moment)
             assert forked.status(order) == -signal.SIGKILL, moment
             assert set(verify(Repository.open(copy.root)).lost) <= lost

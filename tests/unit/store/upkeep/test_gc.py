@@ -149,7 +149,7 @@ def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> No
     other = store(repository, tmp_path, of_pages(*range(200, 250)), described("other"))
     manifest_path(repository, lost.id).unlink()
     assert repository.checkpoints() == (other,)
-    assert [(bad.id, bad.job) for bad in repository.unreadable()] == [(lost.id, None)]
+    assert [(bad.id, bad.job) for bad in repository.unreadable()] == [(lost.id, lost.job)]
     assert [(damage.kind, damage.name) for damage in verify(repository).damages] == [("manifest", lost.id)]
     for ref in (lost.id, lost.short_id):
         with pytest.raises(IntegrityError, match=f"the manifest of checkpoint {lost.short_id} is missing"):
