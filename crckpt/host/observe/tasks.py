@@ -108,11 +108,13 @@ def find_own_of_threads(pid: int, threads: Iterable[int]) -> Iterator[OwnOfThrea
     ours = dict(read_namespaces(pid))
     first: dict[str, int] = {}
     for tid in threads:
-        if tid == pid:
+        theirs = dict(read_namespaces(tid))
+        # A thread that has ended has none of all that.
+        if tid == pid or not ours or not theirs:
             continue
         if has_own_descriptors(tid, pid):
             first.setdefault("table of descriptors", tid)
-        for kind, inode in read_namespaces(tid):
+        for kind, inode in theirs.items():
             if kind in _NAMESPACES and ours.get(kind, inode) != inode:
                 first.setdefault(f"{_NAMESPACES[kind]} namespace", tid)
     return (OwnOfThread(pid, tid, what) for what, tid in first.items())

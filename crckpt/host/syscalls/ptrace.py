@@ -154,12 +154,16 @@ def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[Stoppe
         raise Refused(f"a system call cannot be made in another process on {os.uname().machine} yet")
     tid = _find_thread(pid) if tid is None else tid
     # SIGCHLD reports a stop; sigtimedwait needs it blocked.
-    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
-    _seize(pid, tid)
-    _stop(pid, tid)
-    _refuse_other_process(pid, tid, start)
-    with _restored(pid, tid) as found:
-        yield StoppedThread(pid, tid, found)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGCHLD,))
+    try:
+        _seize(pid, tid)
+        _stop(pid, tid)
+        _refuse_other_process(pid, tid, start)
+        with _restored(pid, tid) as found:
+            yield StoppedThread(pid, tid, found)
+    finally:
+        # What is started now would inherit it.
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

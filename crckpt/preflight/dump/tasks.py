@@ -110,7 +110,7 @@ def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str
 
 
 def _report_limit(process: Process, reached: ReachedLimit) -> Finding:
-    more = 2 * reached.limit
+    more = reached.limit + max(reached.limit, 8)
     return cause(_LIMITS[reached.kind]).finding(
         pid=process.pid,
         comm=process.comm,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import secrets
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,7 +19,7 @@ MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/
 def slice_() -> Iterator[Path]:
     """A control group of systemd's hierarchy."""
     for mount in MOUNTS:
-        directory = mount / f"crckpt-test-{os.getpid()}.slice"
+        directory = mount / f"crckpt-test-{secrets.token_hex(4)}.slice"
         with suppress(OSError):
             directory.mkdir()
             if (directory / "cgroup.procs").exists():
