@@ -8,6 +8,7 @@ sparse file of a terabyte.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import stat
 from contextlib import suppress
@@ -81,6 +82,17 @@ def read_head(path: str | Path) -> bytes:
             finally:
                 os.close(descriptor)
     return b""
+
+
+def digest_head(head: bytes) -> str:
+    """Return the length and the SHA-256 of first bytes: what programs write may be secret."""
+    return f"{len(head)}-{hashlib.sha256(head).hexdigest()}"
+
+
+def begins_with(head: bytes, digest: str) -> bool:
+    """Return whether these first bytes begin with those of a digest; all do with those of an empty one."""
+    length = int(digest.partition("-")[0] or "0")
+    return not digest or digest_head(head[:length]) == digest
 
 
 def open_for_appending(path: Path) -> int:

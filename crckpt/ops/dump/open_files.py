@@ -13,7 +13,7 @@ from contextlib import suppress
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.disk.checked_files import read_head
+from crckpt.host.disk.checked_files import digest_head, read_head
 from crckpt.host.disk.users import read_link_target
 from crckpt.host.proc.maps import find_mapped_files
 
@@ -21,7 +21,7 @@ from crckpt.host.proc.maps import find_mapped_files
 class OpenFiles(Struct, frozen=True):
     """The files by path: `known`, device, inode and whether it is open for writing; `owners`, the ids of users.
 
-    `heads`: the first bytes of files that are open for writing, in hexadecimal.
+    `heads`: digests of the first bytes of files that are open for writing.
     """
 
     known: dict[str, list[tuple[int, int, int]]]
@@ -41,7 +41,7 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles
             link = f"/proc/{descriptor.pid}/fd/{descriptor.fd}"
             # To open a file breaks a lease on it.
             if writes and descriptor.links and stat.S_ISREG(descriptor.mode) and "LEASE" not in descriptor.info:
-                heads.setdefault(descriptor.target, read_head(link).hex())
+                heads.setdefault(descriptor.target, digest_head(read_head(link)))
             found = read_link_target(link)
             if found is not None and (found.device, found.inode) == descriptor.identity:
                 owners.setdefault(descriptor.target, set()).add(found.owner)

@@ -51,19 +51,19 @@ class RecordedFiles(Struct, frozen=True):
     """The files that a tree had open at the dump, by path: file system, inode, and whether for writing.
 
     Older checkpoints have only the paths that users other than root can change, or no `owners`, the owners that each
-    file had. `by_inode`: compare inodes alone, because the restored tree has other file systems. `heads`: the first
-    bytes of files that it had open for writing.
+    file had. `by_inode`: compare inodes alone, because the restored tree has other file systems. `heads`: digests
+    of the first bytes of files that it had open for writing.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
     owners: dict[str, list[int]] = {}
     by_inode: bool = False
-    heads: dict[str, bytes] = {}
+    heads: dict[str, str] = {}
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any], *, by_inode: bool = False) -> RecordedFiles:
         """Return the files in the details of a checkpoint."""
-        heads = {path: bytes.fromhex(head) for path, head in details.get("file_heads", {}).items()}
+        heads = details.get("file_heads", {})
         return cls(details.get("files", {}), details.get("file_owners", {}), by_inode, heads)
 
     @property

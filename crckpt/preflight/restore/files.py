@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
+from crckpt.host.disk.checked_files import begins_with
 from crckpt.images.files import OpenFile
 from crckpt.images.mm import FILE_SHARED, PROT_EXEC, PROT_WRITE
 from crckpt.images.pipes import Fifo
@@ -284,7 +285,7 @@ def _find_resized_key(
 def _is_same(planned: PlannedRestore, path: str, now: FileState) -> bool:
     """Return whether it is the file of the checkpoint, as far as that is known: by inode and first bytes."""
     inodes = planned.inodes.get(path)
-    return (inodes is None or now.inode in inodes) and now.head.startswith(planned.heads.get(path, b""))
+    return (inodes is None or now.inode in inodes) and begins_with(now.head, planned.heads.get(path, ""))
 
 
 def _programs(tree: ImageTree) -> frozenset[str]:

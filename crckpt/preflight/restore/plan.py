@@ -24,8 +24,8 @@ class PlannedRestore(Struct, frozen=True):
     """A planned restore: what the checkpoint knows and what the user chose.
 
     - `append_sizes`: the sizes of files opened for appending, which CRIU does not record
-    - `inodes`, `owners`, `heads`: the inodes and owners of the tree's files, and the first bytes of those that it
-      writes, by path; not known of a checkpoint that was imported, or made by an older crckpt
+    - `inodes`, `owners`, `heads`: the inodes and owners of the tree's files, and digests of the first
+      bytes of those that it writes, by path; not known of an imported checkpoint, or one of an older crckpt
     - `cpu_features`: the features of the CPU of the dump
     - `keeps_connections`: TCP connections continue
     - `crius`: the versions of the CRIU that dumped it and of the CRIU that restores it
@@ -60,5 +60,5 @@ class PlannedRestore(Struct, frozen=True):
     is_rehearsal: bool = False
     inodes: Mapping[str, frozenset[int]] = {}
     owners: Mapping[str, Sequence[int]] = {}
-    heads: Mapping[str, bytes] = {}
+    heads: Mapping[str, str] = {}
     cpu_seconds: float = 0

@@ -13,6 +13,7 @@ from other_user import NOBODY
 from small_programs import WAITS, program, read
 
 from crckpt.host import proc
+from crckpt.host.disk.checked_files import digest_head
 from crckpt.ops.dump.open_files import OpenFiles, record
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
@@ -109,4 +110,4 @@ def test_a_map_that_writes_to_its_file(place: Path) -> None:
 def test_the_first_bytes_of_what_is_written(root: proc.Process, place: Path) -> None:
     """Of a file with a name, that a descriptor may write."""
     heads = recorded_files(root).heads
-    assert heads == {str(place / name): (b"x" * 512).hex() for name in ("written", "mapped")}
+    assert heads == {str(place / name): digest_head(b"x" * 512) for name in ("written", "mapped")}

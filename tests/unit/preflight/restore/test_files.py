@@ -13,6 +13,7 @@ from growth import grows_linearly
 from msgspec.structs import replace
 from restore_plans import CHANGED, CREATED, LOG, PLAIN, RUN, only_blocker, with_changed
 
+from crckpt.host.disk.checked_files import digest_head
 from crckpt.host.disk.packages import Package
 from crckpt.host.proc.writers import Writer
 from crckpt.images.ids import KernelIds
@@ -152,7 +153,7 @@ ROTATED = (
 @pytest.mark.parametrize("change", ROTATED)
 def test_a_log_that_was_rotated(planned: PlannedRestore, host: HostState, change: dict[str, object]) -> None:
     """Nothing is lost if the program appends to another log; but that must not be cut."""
-    planned = replace(planned, inodes={LOG: frozenset({7})}, heads={LOG: b"a line"})
+    planned = replace(planned, inodes={LOG: frozenset({7})}, heads={LOG: digest_head(b"a line")})
     host = with_changed(host, LOG, inode=7, head=b"a line of the log")
     assert judge_restore(planned, host).blockers == ()
     rotated = with_changed(host, LOG, **change)
@@ -168,7 +169,7 @@ def test_a_log_that_was_rotated(planned: PlannedRestore, host: HostState, change
 
 
 def test_another_file_is_not_cut_back(planned: PlannedRestore, host: HostState) -> None:
-    planned = replace(planned, inodes={PLAIN: frozenset({7})}, heads={PLAIN: b"begin"}, grown="rewind")
+    planned = replace(planned, inodes={PLAIN: frozenset({7})}, heads={PLAIN: digest_head(b"begin")}, grown="rewind")
     host = with_changed(host, PLAIN, size=500, inode=7, head=b"begins so")
     assert [rewind.path for rewind in judge_restore(planned, host).rewinds] == [PLAIN]
     for change in ({"inode": 8}, {"head": b"other"}):
