@@ -201,7 +201,8 @@ class Destination:
             taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}
             self._filler = self._claimed.enter_context(started_filler(taken))
         try:
-            request = replace(make_restore_request(checkpoint.id, message.options), still_runs=True)
+            request = make_restore_request(checkpoint.id, message.options)
+            request = replace(request, still_runs=True, shares_kernel=self._shares_kernel)
             found = check_restore(request, self._context, checkpoint, store)
         except PreflightRefused as refused:
             blockers = tuple(Finding("refused", what, remedy) for what, remedy in refused.findings)
@@ -310,6 +311,7 @@ class Destination:
 
     def _restore(self, message: messages.Prepare) -> RestoreResult:
         request = make_restore_request(message.checkpoint, message.options)
+        request = replace(request, shares_kernel=self._shares_kernel)
         if self._unpacked is not None:
             self._unpacked.stop()
         # After a failure the tree is restored as a whole.

@@ -80,7 +80,7 @@ def answer(
     """
     received = time.time()
     version, digest, failure = _find_criu(context)
-    planned = plan_restore(questions, version)
+    planned = replace(plan_restore(questions, version), shares_kernel=shares_kernel)
     if shares_kernel and namespace("self", "pid") == dict(questions.namespaces).get("pid"):
         # All that the tree has is in use: by the tree.
         found, store_free = Judgement((cause("same-host").finding(),), ()), None

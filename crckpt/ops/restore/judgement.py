@@ -49,6 +49,7 @@ def judge_attempt(
         may_have_consoles=request.allow_weaker,
         tty=request.tty,
         still_runs=request.still_runs,
+        shares_kernel=request.shares_kernel,
     )
     place = find_work_place(attempt.context, attempt.repository)
     return judge_restore(planned, survey(planned, files, place))

@@ -19,6 +19,7 @@ class RestoreRequest(Struct, frozen=True):
     - `tty`: what the tree gets instead of its terminal; `tty_file` is the path for `file`
     - `despite_move`: the program was moved to another host, and no longer runs there
     - `still_runs`: of a dry run: the tree runs on, and goes on writing its files
+    - `shares_kernel`: the tree still is on another host with this kernel, maybe in the same directories
     - `output`: our descriptor for what the tree writes into pipes whose other end is not in the tree (foreground only)
     """
 
@@ -38,6 +39,7 @@ class RestoreRequest(Struct, frozen=True):
     tty_file: Path | None = None
     despite_move: bool = False
     still_runs: bool = False
+    shares_kernel: bool = False
 
 
 class RehearsalRequest(Struct, frozen=True):

@@ -111,21 +111,22 @@ def find_bind_refusals(wanted: PlannedRestore) -> dict[int, Refusal]:
     }
     if named := tuple(find_named_sockets(wanted)):
         names = UnixNames()
-        found |= {unix.id: _find_name_refusal(unix, names) for unix in named}
+        found |= {unix.id: _find_name_refusal(unix, names, shares_kernel=wanted.shares_kernel) for unix in named}
     if netlink := tuple(find_netlink_sockets(wanted)):
         used = {(row.protocol, row.port) for row in read_netlink(os.getpid())}
         found |= {each.id: "taken" for each in netlink if (each.protocol, each.port_id) in used}
     return {number: refusal for number, refusal in found.items() if refusal is not None}
 
 
-def _find_name_refusal(unix: UnixSocket, names: UnixNames) -> Refusal | None:
+def _find_name_refusal(unix: UnixSocket, names: UnixNames, *, shares_kernel: bool) -> Refusal | None:
     if unix.is_abstract:
         refusal: Refusal | None = "taken" if names.is_abstract_bound(unix.type_number, unix.name) else None
     else:
         refusal = names.find_path_refusal(unix.path)
     if unix.external:
         return None if refusal == "taken" else "absent"
-    return refusal
+    # The tree itself may have it, in a directory of both hosts.
+    return None if refusal == "taken" and shares_kernel and not unix.is_abstract else refusal
 
 
 def find_releases(wanted: PlannedRestore, refused: Mapping[int, Refusal]) -> dict[int, int]:

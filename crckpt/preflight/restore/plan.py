@@ -37,6 +37,7 @@ class PlannedRestore(Struct, frozen=True):
     - `tty`: what the tree gets in the place of its terminal
     - `is_rehearsal`: what it writes to files is lost with it
     - `still_runs`: the tree runs on, and goes on writing its files: this only checks
+    - `shares_kernel`: it still is on another host with this kernel, maybe in the same directories
     - `may_have_consoles`: the owner of a console that the tree had open does not matter
     """
 
@@ -56,6 +57,7 @@ class PlannedRestore(Struct, frozen=True):
     may_have_consoles: bool = False
     tty: TerminalChoice = "ours"
     still_runs: bool = False
+    shares_kernel: bool = False
     written: Written = "refuse"
     is_rehearsal: bool = False
     inodes: Mapping[str, frozenset[int]] = {}
