@@ -6,6 +6,11 @@ from crckpt.causes.cause import Cause
 
 NEEDS = (
     Cause(
+        "job-runs",
+        "{job} runs already, {place}: a restore would start a second copy",
+        "to go back to this checkpoint, end it first: crckpt dump {job} --stop",
+    ),
+    Cause(
         "no-address-family",
         "this kernel has no {name} sockets, but the tree has some",
         "boot without ipv6.disable=1, or load the module: modprobe -a ipv6 af_packet",

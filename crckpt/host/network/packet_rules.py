@@ -37,13 +37,13 @@ def group_restrictions(controllers: str, path: str) -> dict[str, int]:
         parts = [part for part in path.split("/") if part]
         names = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         below = str(own).removesuffix("/".join(parts)).removeprefix(f"{_MOUNTS}/")
-        named = _named_groups()
+        named = read_named_groups()
         found.update((f"packets of {name}", 1) for name in names if name in named or below + name in named)
     return found
 
 
 @cache
-def _named_groups() -> frozenset[str]:
+def read_named_groups() -> frozenset[str]:
     """All names in rules that have to do with groups: of groups, and of other things, which are no paths of groups."""
     listed = ""
     if _has_tables() and (tool := find_nft()):

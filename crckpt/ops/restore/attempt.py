@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 from msgspec.structs import replace
 
+from crckpt.causes import Finding
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import AfterCommit
@@ -44,7 +45,7 @@ class RestoreAttempt(Struct, frozen=True):
 
     `has_new_terminal`: the tree gets a new terminal, whose holder is the parent of CRIU. `before_run` is None if the
     restore is none of a move. `unpacked` is memory that need not be read. With `filler` the tree runs before its memory
-    is filled.
+    is filled. `running`: what was found if the job's tree runs already.
     """
 
     request: RestoreRequest
@@ -57,6 +58,7 @@ class RestoreAttempt(Struct, frozen=True):
     before_run: BeforeRun | None = None
     unpacked: UnpackedFrames | None = None
     filler: Filler | None = None
+    running: tuple[Finding, ...] = ()
 
     @property
     def is_sibling(self) -> bool:

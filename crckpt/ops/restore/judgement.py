@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
 from crckpt.images.tree import ImageTree
 from crckpt.ops.failures import preflight_refusal
 from crckpt.ops.restore.attempt import RestoreAttempt
@@ -52,7 +54,8 @@ def judge_attempt(
         shares_kernel=request.shares_kernel,
     )
     place = find_work_place(attempt.context, attempt.repository)
-    return judge_restore(planned, survey(planned, files, place))
+    verdict = judge_restore(planned, survey(planned, files, place))
+    return replace(verdict, blockers=(*attempt.running, *verdict.blockers))
 
 
 def refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
+from crckpt.causes import Finding, cause
 from crckpt.errors import CrckptError, PreflightRefused, StoreLocked
 from crckpt.model import JobName
 from crckpt.ops.restore.request import RestoreRequest
@@ -33,19 +34,14 @@ def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: Restor
         raise _refuse_finished(status, request.ref)
 
 
-def refuse_running(repository: Repository, checkpoint: Checkpoint) -> None:
-    """Raise PreflightRefused if the job's tree runs here: as it was dumped, or as it was restored, wherever."""
+def find_running_copy(repository: Repository, checkpoint: Checkpoint) -> tuple[Finding, ...]:
+    """Find out whether the job's tree runs here: as it was dumped, or as it was restored, wherever."""
     details = None
     # The restore says what is damaged.
     with suppress(CrckptError, OSError):
         details = read_recent_details(repository, checkpoint)
     root = find_running_root(repository, checkpoint.job, details)
-    if root is not None:
-        raise PreflightRefused(
-            f"{checkpoint.job} runs already, {describe_place(root)}: a restore would start a second copy",
-            hint=f"to go back to this checkpoint, end it first: crckpt dump {checkpoint.job} --stop",
-            is_in_use=True,
-        )
+    return () if root is None else (cause("job-runs").finding(job=checkpoint.job, place=describe_place(root)),)
 
 
 @contextmanager

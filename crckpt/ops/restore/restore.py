@@ -37,7 +37,7 @@ from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
-from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
+from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
@@ -48,7 +48,7 @@ from crckpt.ops.restore.images import ImageStreams, LateFill
 from crckpt.ops.restore.judgement import judge_attempt, refuse_blocked
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
-from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved, refuse_running, restoring
+from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, refuse_moved, restoring
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds
@@ -106,8 +106,10 @@ def restore(
             stack.enter_context(restoring(repository, newest.job, alone=alone))
             if before_run is None:
                 refuse_moved(repository, newest, request)
-        if before_run is None and request.preflight:
-            refuse_running(repository, newest)
+        running = find_running_copy(repository, newest) if before_run is None and request.preflight else ()
+        # In other PIDs not all that is in use shows that it is the program itself: then that is named, too.
+        if running and not request.new_pid_namespace:
+            raise preflight_refusal(running, is_in_use=True)
         if not request.or_older:
             attempt = RestoreAttempt(
                 request,
@@ -119,9 +121,10 @@ def restore(
                 before_run=before_run,
                 unpacked=unpacked,
                 filler=filler,
+                running=running,
             )
             return _restore_checkpoint(attempt)
-        return _restore_newest(request, context, repository, newest, announce)
+        return _restore_newest(request, context, repository, newest, announce, running)
 
 
 def check_restore(
@@ -138,7 +141,12 @@ def check_restore(
 
 
 def _restore_newest(
-    request: RestoreRequest, context: Context, repository: Repository, newest: Checkpoint, announce: Announce
+    request: RestoreRequest,
+    context: Context,
+    repository: Repository,
+    newest: Checkpoint,
+    announce: Announce,
+    running: tuple[Finding, ...],
 ) -> RestoreResult:
     """Restore `newest`, or the next older checkpoint that can be restored."""
     criu = context.criu()
@@ -154,7 +162,9 @@ def _restore_newest(
 
     for checkpoint in repository.back_from(newest):
         try:
-            attempt = RestoreAttempt(request, context, repository, checkpoint, criu, announce_with_skipped)
+            attempt = RestoreAttempt(
+                request, context, repository, checkpoint, criu, announce_with_skipped, running=running
+            )
             restored = _restore_checkpoint(attempt)
         except (IntegrityError, PreflightRefused, RestoreFailed) as error:
             if isinstance(error, PreflightRefused) and error.is_in_use:

@@ -16,6 +16,7 @@ UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 
 # The program itself may be running: --or-older must not start an older one next to it.
 _IN_USE = (
+    "job-runs",
     "pid-taken",
     "pid-ours",
     "pid-unreaped",
