@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -12,24 +13,41 @@ from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import open_without_links
 
 
-def find_other_name(path: str, inodes: Collection[int]) -> str:
-    """Return the name of a file with one of these inodes in the directory of `path`; empty if there is none."""
-    with suppress(OSError), os.scandir(Path(path).parent) as entries:
-        return next((entry.name for entry in entries if entry.inode() in inodes), "")
-    return ""
+class OtherNames:
+    """Finds files by their inodes in directories, each of which is read once: it may be large."""
+
+    def __init__(self) -> None:
+        self._directories: dict[str, dict[int, str]] = {}
+
+    def find(self, path: str, inodes: Collection[int]) -> str:
+        """Return the name of a file with one of these inodes in the directory of `path`; empty if there is none."""
+        directory = path.rpartition("/")[0]
+        if directory not in self._directories:
+            self._directories[directory] = _read_names(directory)
+        names = self._directories[directory]
+        return next((names[inode] for inode in inodes if inode in names), "")
+
+
+def _read_names(directory: str) -> dict[int, str]:
+    with suppress(OSError), os.scandir(directory or "/") as entries:
+        return {entry.inode(): entry.name for entry in entries}
+    return {}
 
 
 @contextmanager
-def linked_again(path: Path, name: str) -> Iterator[None]:
+def linked_again(path: Path, name: str, inode: int, owner: int) -> Iterator[None]:
     """Give the file `name`, in the directory of `path`, that name, too. If the block fails, take it away again.
 
-    Raises RestoreFailed if a symbolic link is in the way, or if the file has gone.
+    Raises RestoreFailed if a symbolic link is in the way, or if the file is not that inode of this user any more.
     """
     try:
         directory = open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)
         try:
             found = open_without_links(name, os.O_PATH, directory=directory)
             try:
+                status = os.fstat(found)
+                if (status.st_ino, status.st_uid) != (inode, owner):
+                    raise FileNotFoundError(errno.ENOENT, "somebody has replaced the file")
                 step("other-name.link", path)
                 os.link(f"/proc/self/fd/{found}", path.name, dst_dir_fd=directory, follow_symlinks=True)
             finally:

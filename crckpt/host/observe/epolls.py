@@ -82,7 +82,11 @@ def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, 
     by_number = {(found.pid, found.fd): found for found in descriptors}
     lost: list[LostEpoll] = []
     unexamined: list[Descriptor] = []
-    for same in _group_same(epolls):
+    try:
+        groups = _group_same(epolls, end)
+    except _LateError:
+        return EpollSurvey((), tuple(epolls))
+    for same in groups:
         builder = min((each.pid for each in same), key=lambda pid: numbers.get(pid, pid))
         epoll = _Epoll(same[0], builder, end)
         try:
@@ -97,12 +101,14 @@ def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, 
     return EpollSurvey(tuple(lost), tuple(unexamined))
 
 
-def _group_same(epolls: Sequence[Descriptor]) -> list[list[Descriptor]]:
+def _group_same(epolls: Sequence[Descriptor], end: float) -> list[list[Descriptor]]:
     """Group the descriptors of each epoll, in their order."""
     if len({each.pid for each in epolls}) < 2:
         return [[each] for each in epolls]
 
     def order(one: Descriptor, other: Descriptor) -> int:
+        if time.monotonic() > end:
+            raise _LateError
         return order_files(one.pid, one.fd, other.pid, other.fd)
 
     # Sorted, so that not all are compared with all.

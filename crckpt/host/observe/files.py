@@ -11,7 +11,7 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.host.disk.other_names import find_other_name
+from crckpt.host.disk.other_names import OtherNames
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.maps import find_mapped_files
@@ -149,15 +149,16 @@ def find_unlinked_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) 
     """Find files of processes that lost their name, and have another only in other directories."""
     links = [f"/proc/{found.pid}/fd/{found.fd}" for found in descriptors if found.target.endswith(_DELETED)]
     links += (link for pid in pids for (*_, path), link in find_mapped_files(pid).items() if path.endswith(_DELETED))
-    return tuple(dict.fromkeys(path for link in links if (path := _find_unlinked(link))))
+    names = OtherNames()
+    return tuple(dict.fromkeys(path for link in links if (path := _find_unlinked(link, names))))
 
 
-def _find_unlinked(link: str) -> str:
+def _find_unlinked(link: str, names: OtherNames) -> str:
     with suppress(OSError):
         target, found = os.readlink(link), os.stat(link)
         path = target.removesuffix(_DELETED)
         is_linked = found.st_nlink and _is_file(found.st_mode, path) and not stat.S_ISDIR(found.st_mode)
-        if is_linked and not find_other_name(path, {found.st_ino}):
+        if is_linked and not names.find(path, {found.st_ino}):
             return path
     return ""
 

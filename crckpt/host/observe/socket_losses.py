@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import select
 import socket
-from contextlib import suppress
 from typing import Final, Literal
 
 Loss = Literal["error", "urgent", "sender", "empty"]
@@ -41,12 +40,15 @@ def find_losses(held: socket.socket, family: int, kind: int, *, is_frozen: bool 
 
 def _find_in_messages(held: socket.socket, *, is_ended: bool, is_frozen: bool) -> set[Loss]:
     found: set[Loss] = set()
+    # What waits at a listener are connections.
+    if held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return found
     offset = held.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
     if is_frozen:
         held.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
     elif offset != _NOT_SET:
         return found
-    with suppress(BlockingIOError):
+    try:
         while True:
             # Without room for them, descriptors that were sent stay where they are.
             content, _, _, sender = held.recvmsg(_LONGEST if is_frozen else 1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -55,6 +57,11 @@ def _find_in_messages(held: socket.socket, *, is_ended: bool, is_frozen: bool) -
                 found.add("empty")
             if not content or not is_frozen:
                 break
-    if is_frozen:
-        held.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, offset)
+    except BlockingIOError:
+        pass
+    except OSError:  # an error was pending, and is told to us instead of the program
+        found.add("error")
+    finally:
+        if is_frozen:
+            held.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, offset)
     return found

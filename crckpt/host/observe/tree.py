@@ -254,7 +254,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
             *_find_unreachable_inside(tree, own, descriptors),
         ),
         volatile_files=find_volatile_files(sorted(here), reached, _find_names(descriptors) if with_sockets else ()),
-        unlinked=find_unlinked_files(tree.pids, descriptors),
+        unlinked=find_unlinked_files(sorted(here), reached),
         lost_watches=find_lost_watches(reached),
         lost_epolls=epolls.lost,
         unexamined_epolls=epolls.unexamined,

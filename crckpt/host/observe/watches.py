@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -23,6 +25,7 @@ _WATCH: Final = re.compile(
     re.MULTILINE,
 )
 _OF_MOUNT: Final = re.compile(r"^fanotify mnt_id:(\S+)", re.MULTILINE)
+_LOOKS_FOR_S: Final = 1.0
 _WATCHING: Final = ("anon_inode:inotify", "anon_inode:[fanotify]")
 # Directories in which CRIU searches files without a handle. Source: criu/irmap.c.
 _SEARCHED: Final = ("/", "/etc", "/var/spool", "/var/log", "/lib/udev")
@@ -43,21 +46,24 @@ def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ..
     Some file systems open no handles (open_by_handle_at(2)). A tmpfs may be another one at the restore: there the file
     must have a path.
     """
-    # Test one watch of each kind of handle on a file system: there may be many thousands.
+    # Test one watch of each kind of handle on a file system, and those on a tmpfs for a second: a user may have a
+    # million.
     found: list[Descriptor] = []
     opens: dict[tuple[int, int], bool] = {}
     searched = frozenset(_device(path) for path in _SEARCHED)
     mounts = tuple(read_mounts())
     in_memory = {mount.device for mount in mounts if mount.kind in ("tmpfs", "devtmpfs")}
-    points = _find_mount_points(mounts)
+    points = _MountPoints(mounts)
+    end = time.monotonic() + _LOOKS_FOR_S
     for held in descriptors:
         for watch in _read_watches(held):
             key = watch.device, watch.kind
             if key not in opens:
                 # True if there is no mount to try.
-                tried = points.get(watch.device, ())
+                tried = points.find(watch.device)
                 opens[key] = key[0] in searched or not tried or any(_open(point, watch) for point in tried)
-            if not opens[key] or (watch.device in in_memory and not _find_path(watch, points)):
+            is_named = watch.device not in in_memory or time.monotonic() > end or _find_path(watch, points)
+            if not (opens[key] and is_named):
                 found.append(held)
                 break
     return tuple(found)
@@ -66,7 +72,7 @@ def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ..
 def find_watched_paths(descriptors: Iterable[Descriptor]) -> Iterator[str]:
     """Find the paths of everything that is watched, as CRIU does (criu/fsnotify.c, alloc_openable)."""
     mounts = tuple(read_mounts())
-    paths, points = {mount.id: mount.path for mount in mounts}, _find_mount_points(mounts)
+    paths, points = {mount.id: mount.path for mount in mounts}, _MountPoints(mounts)
     found: dict[str, None] = {}
     for held in descriptors:
         if held.target in _WATCHING:
@@ -78,9 +84,9 @@ def find_watched_paths(descriptors: Iterable[Descriptor]) -> Iterator[str]:
     return iter(found)
 
 
-def _find_path(watch: _Watch, points: Mapping[int, list[str]]) -> str:
+def _find_path(watch: _Watch, points: _MountPoints) -> str:
     """Find the path that leads to a watched file; empty if none does."""
-    paths = (_open(point, watch) for point in points.get(watch.device, ()))
+    paths = (_open(point, watch) for point in points.find(watch.device))
     return next((path for path in paths if _inode(path) == watch.inode), "")
 
 
@@ -114,18 +120,29 @@ def _inode(path: str) -> int:
     return 0
 
 
-def _find_mount_points(mounts: Iterable[Mount]) -> dict[int, list[str]]:
-    """Return the directories on which each device is mounted."""
-    found: dict[int, list[str]] = {}
-    for mount in mounts:
-        if Path(mount.path).is_dir():
-            found.setdefault(mount.device, []).append(mount.path)
-    return found
+class _MountPoints:
+    """The directories on which a device is mounted. Others are not touched: they may be silent, or refuse us."""
+
+    def __init__(self, mounts: Iterable[Mount]) -> None:
+        self._mounts = tuple(mounts)
+        self._found: dict[int, tuple[str, ...]] = {}
+
+    def find(self, device: int) -> tuple[str, ...]:
+        if device not in self._found:
+            paths = (mount.path for mount in self._mounts if mount.device == device)
+            self._found[device] = tuple(path for path in paths if _is_directory(path))
+        return self._found[device]
 
 
 def _kernel_device(number: int) -> int:
     """The device of a number in fdinfo: 12 bits for the major number, 20 for the minor one (linux/kdev_t.h)."""
     return os.makedev(number >> 20, number & 0xFFFFF)
+
+
+def _is_directory(path: str) -> bool:
+    with suppress(OSError):  # FUSE may refuse root, or have lost its server
+        return stat.S_ISDIR(Path(path).stat().st_mode)
+    return False
 
 
 def _device(path: str) -> int:

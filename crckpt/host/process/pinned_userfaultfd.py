@@ -82,7 +82,7 @@ def _pin(pid: int, thread: ptrace.StoppedThread, descriptor: int) -> int:
             (context,) = struct.unpack("<Q", memory.read(8))
         try:
             _call(thread, numbers.io_submit, context, 1, place + 8)
-            length = next(each.end - each.start for each in read_maps(pid) if each.start == context)
+            length = next((each.end - each.start for each in read_maps(pid) if each.start == context), 0)
             _call(thread, numbers.madvise, context, length, _DONTFORK)
         except OSError:
             _call(thread, numbers.io_destroy, context)

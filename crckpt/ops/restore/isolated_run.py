@@ -113,9 +113,8 @@ def run_isolated(isolated: IsolatedRestore, limit: int) -> IsolatedRun:
     # Everything that is started for the tree joins the group: the init, CRIU and the probe share its memory limit.
     joining = () if isolated.group is None else isolated.group.joining
     cut = tuple((rewind.path, rewind.size) for rewind in isolated.verdict.rewinds)
-    plan = SeclusionPlan(
-        str(work), reachable_sockets(tree), find_needed_addresses(tree), cut, limit, isolated.verdict.links
-    )
+    links = tuple((link.path, link.name) for link in isolated.verdict.links)
+    plan = SeclusionPlan(str(work), reachable_sockets(tree), find_needed_addresses(tree), cut, limit, links)
     with ExitStack() as stack:
         # First, so that it is closed last: children of a CRIU that was killed listen until the namespaces end.
         streamer = stack.enter_context(serving(work))

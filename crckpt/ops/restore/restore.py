@@ -255,8 +255,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         else:
             write_holders(criu.holders, tree, attributes.verdict.moves)
         recorded = RecordedFiles.of_details(details)
-        for path, name in verdict.links:
-            stack.enter_context(linked_again(Path(path), name))
+        for link in verdict.links:
+            stack.enter_context(linked_again(Path(link.path), link.name, link.inode, link.owner))
         # Only until the tree runs: its files are its own then.
         with files_rewound(checkpoint, verdict) as kept:
             verdict = replace(verdict, warnings=tuple(name_kept_files(verdict.warnings, kept)))

@@ -16,7 +16,7 @@ from crckpt.host import proc
 from crckpt.host.disk import build_id, packages, space
 from crckpt.host.disk.checked_files import read_head
 from crckpt.host.disk.files import status_of
-from crckpt.host.disk.other_names import find_other_name
+from crckpt.host.disk.other_names import OtherNames
 from crckpt.host.disk.untrusted_path import held
 from crckpt.host.observe import sockets
 from crckpt.host.observe.unix_names import UnixNames
@@ -67,10 +67,14 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     `images` are the checkpoint's files. Starts no program, unless a file changed: then it looks for its package.
     """
     tree = wanted.tree
-    refused = find_bind_refusals(wanted)
+    refused, names = find_bind_refusals(wanted), OtherNames()
     now = HostState(
         owners=() if wanted.new_pid_namespace else find_id_users(tree),
-        files={path: _file(wanted, path, file) for file in find_needed_files(tree) if (path := find_needed_path(file))},
+        files={
+            path: _file(wanted, path, file, names)
+            for file in find_needed_files(tree)
+            if (path := find_needed_path(file))
+        },
         refused=refused,
         interfaces=tuple(socket.if_nameindex()),
         unwatched=frozenset(path for path in find_watched_paths(tree) if not Path(path).exists()),
@@ -139,13 +143,16 @@ def find_releases(wanted: PlannedRestore, refused: Mapping[int, Refusal]) -> dic
     }
 
 
-def _file(wanted: PlannedRestore, path: str, file: RegularFile) -> FileState | None:
+def _file(wanted: PlannedRestore, path: str, file: RegularFile, names: OtherNames) -> FileState | None:
     # The tree may have a symbolic link itself open (O_PATH | O_NOFOLLOW): CRIU opens it with these flags.
     found, other = status_of(path, follow=not file.flags & os.O_NOFOLLOW), ""
     if found is None and file.is_deleted:
         # CRIU's link ends when the tree goes on, or is restored.
-        other = find_other_name(path, wanted.inodes.get(file.title, ()))
+        other = names.find(path, wanted.inodes.get(file.title, ()))
         found = status_of(str(Path(path).with_name(other)), follow=False) if other else None
+        # Once the file has gone, its inode may be that of another user's file, of root's too.
+        if found is not None and found.st_uid not in wanted.owners.get(file.title, ()):
+            return None
     if found is None:
         return None
     now = b""

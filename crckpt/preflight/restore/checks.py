@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 from crckpt.causes import Finding
@@ -30,6 +32,15 @@ _IN_USE = (
 )
 
 
+class FoundLink(NamedTuple):
+    """A link of CRIU that is missing; another name of its file in the same directory, its inode and owner."""
+
+    path: str
+    name: str
+    inode: int
+    owner: int
+
+
 class Verdict(Struct, frozen=True):
     """Whether a restore may begin: only without `blockers`.
 
@@ -44,7 +55,7 @@ class Verdict(Struct, frozen=True):
     outside_pipes: tuple[OutsidePipe, ...]
     needs_terminal: bool
     two_way_pipes: frozenset[int] = frozenset()
-    links: tuple[tuple[str, str], ...] = ()
+    links: tuple[FoundLink, ...] = ()
 
     @property
     def is_in_use(self) -> bool:
@@ -83,5 +94,9 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
         outside_pipes=outside_pipes,
         needs_terminal=planned.tty not in ("null", "file") and terminals.needs_terminal(planned.tree),
         two_way_pipes=pipes.two_way_pipes(planned.tree),
-        links=tuple((path, file.other_name) for path, file in host.files.items() if file and file.other_name),
+        links=tuple(
+            FoundLink(path, file.other_name, file.inode, file.owner)
+            for path, file in host.files.items()
+            if file and file.other_name
+        ),
     )

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from crckpt.errors import RestoreFailed
-from crckpt.host.disk.other_names import find_other_name, linked_again
+from crckpt.host.disk.other_names import OtherNames, linked_again
 
 
 def test_a_name_is_found_by_the_inode(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     inode = file.stat().st_ino
-    assert find_other_name(f"{tmp_path}/gone", {inode, 5}) == "file"
-    assert find_other_name(f"{tmp_path}/gone", {inode + 1}) == ""
-    assert find_other_name(f"{tmp_path}/nowhere/gone", {inode}) == ""
+    assert OtherNames().find(f"{tmp_path}/gone", {inode, 5}) == "file"
+    assert OtherNames().find(f"{tmp_path}/gone", {inode + 1}) == ""
+    assert OtherNames().find(f"{tmp_path}/nowhere/gone", {inode}) == ""
 
 
 def test_the_link_stays_unless_the_block_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
-    link = tmp_path / "link"
-    with pytest.raises(FileNotFoundError), linked_again(link, "file"):
+    link, inode = tmp_path / "link", (tmp_path / "file").stat().st_ino
+    with pytest.raises(FileNotFoundError), linked_again(link, "file", inode, os.getuid()):
         link.rename(tmp_path / "nowhere/link")
     assert not link.exists()
-    with linked_again(link, "file"):
+    with linked_again(link, "file", inode, os.getuid()):
         pass
     assert link.read_text() == "content"
-    with pytest.raises(RestoreFailed, match="cannot be linked to file"), linked_again(link, "file"):
+    with pytest.raises(RestoreFailed, match="cannot be linked to file"), linked_again(link, "file", inode, os.getuid()):
         pass
+
+
+@pytest.mark.parametrize("other", [(1, 0), (0, 1)])
+def test_a_file_of_the_same_inode_that_belongs_to_another_is_not_linked(tmp_path: Path, other: tuple[int, int]) -> None:
+    """Once a file has gone, its inode is given to others: in a directory like /tmp it may be root's."""
+    (tmp_path / "file").touch()
+    found = (tmp_path / "file").stat()
+    with (
+        pytest.raises(RestoreFailed, match="replaced"),
+        linked_again(tmp_path / "link", "file", found.st_ino + other[0], found.st_uid + other[1]),
+    ):
+        pass
+    assert not (tmp_path / "link").exists()
 
 
 def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
@@ -39,6 +53,9 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "file").symlink_to("roots/secret")
     (tmp_path / "to-roots").symlink_to("roots")
     for path, name in (("link", "file"), ("to-roots/link", "secret")):
-        with pytest.raises(RestoreFailed), linked_again(tmp_path / path, name):
+        with (
+            pytest.raises(RestoreFailed),
+            linked_again(tmp_path / path, name, (tmp_path / "roots/secret").stat().st_ino, os.getuid()),
+        ):
             pass
     assert [path.name for path in (tmp_path / "roots").iterdir()] == ["secret"]
