@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from typing import Final
 
 from msgspec import Struct
 
 from crckpt.model import MEBIBYTE
 
 LIKELY = "most likely: "
+
+
+_PATHS: Final = ("path", "log", "name", "directory")
 
 
 class Cause(Struct, frozen=True):
@@ -35,7 +39,7 @@ class Cause(Struct, frozen=True):
 
     def finding(self, **values: object) -> Finding:
         """Fill in the names; an unknown value is shown as `?`."""
-        quoted = {name: shlex.quote(str(values[name])) for name in ("path", "log") if name in values}
+        quoted = {name: shlex.quote(str(values[name])) for name in _PATHS if name in values}
         says, remedy = self.says.format_map(_Known(values)), self.remedy.format_map(_Known(values | quoted))
         return Finding(self.key, says if self.sure else f"{LIKELY}{says}", remedy, self.sure)
 

@@ -204,10 +204,14 @@ REWORDED: Final = {
 
 _CLOSE: Final = "close it in the program before the move"
 _OF_DUMP: Final = {
+    "exit-signal": "let the program end its children by SIGCHLD",
+    "kernel-file-open": _CLOSE,
     "memory": "end another program, or put the images on a disk: staging in the configuration file",
     "packet-ring": _CLOSE,
     "peer-of-another": _CLOSE,
+    "socket-loses": "try again when the program has read it",
     "tcp-keys": _CLOSE,
+    "unix-moved": _CLOSE,
     "untested-kind": _CLOSE,
 }
 """Remedies of a move for findings of the dump, whose remedies have options that a move lacks."""

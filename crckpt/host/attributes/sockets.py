@@ -149,6 +149,11 @@ class SocketRecord(Struct, frozen=True):
     losses: tuple[Loss, ...] = ()
 
     @property
+    def is_tcp(self) -> bool:
+        """Whether it is a TCP socket."""
+        return self.family in _INET and self.kind == socket.SOCK_STREAM
+
+    @property
     def is_empty(self) -> bool:
         """Whether there is nothing to restore."""
         has_settings = self.options or self.interfaces or self.memberships

@@ -297,11 +297,17 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
 def _find_in_common(tree: proc.Tree) -> Iterator[InCommon]:
     living = {process.pid: process for process in tree.processes if process.state != "zombie"}
     for _, *others in find_directory_sharers(tuple(living)):
-        yield from (InCommon(pid, "directories") for pid in others)
+        yield from (InCommon(pid, "directories") for pid in others if _still_lives(pid))
     for group in find_table_sharers(tuple(living)):
         # CRIU saves a table that a process shares with its parent (criu/files.c, shared_fdtable).
         _, *others = (pid for pid in group if living[pid].ppid not in group)
-        yield from (InCommon(pid, "descriptors") for pid in others)
+        yield from (InCommon(pid, "descriptors") for pid in others if _still_lives(pid))
+
+
+def _still_lives(pid: int) -> bool:
+    # Those that have ended have neither: kcmp finds that they are the same.
+    now = proc.read_process(pid)
+    return now is not None and now.state not in ("zombie", "dead")
 
 
 def _find_unreachable_inside(

@@ -101,7 +101,8 @@ def find_losses(observed: Observed) -> Iterator[Finding]:
     for pid, fd, loss in sorted(observed.transient.losses):
         yield loses(pid, fd, comms.get(pid, "?"), loss)
     for held in observed.sockets:
-        if held.renamed and not held.renamed.new:
+        # One that was bound by a relative path is refused.
+        if held.renamed and held.renamed.name.startswith("/") and not held.renamed.new:
             yield cause("unix-moved").finding(fd=held.fd, pid=held.pid, comm=comms[held.pid], name=held.renamed.name)
 
 
