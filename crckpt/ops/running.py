@@ -19,7 +19,7 @@ def find_running_root(repository: Repository, job: JobName, details: dict[str, A
     """Find the root of the job's tree; None if it does not run here. `details` are those of a checkpoint of the job."""
     for identity in _read_identities(details or {}):
         process = proc.read_process(identity.pid)
-        if process is None or process.state in ("zombie", "dead"):
+        if process is None or process.has_ended:
             continue
         if (identity.boot_id, identity.start) == (proc.boot_id(), process.start):
             return process

@@ -52,7 +52,7 @@ class ProcessIdentity(Struct, frozen=True):
             return True
         process = proc.read_process(self.pid)
         # The kernel gives the PID of a process that has ended to another, which started later.
-        return process is not None and process.start == self.start and process.state not in ("zombie", "dead")
+        return process is not None and process.start == self.start and not process.has_ended
 
     def is_same(self, other: ProcessIdentity) -> bool:
         """Return whether both are one process."""

@@ -177,9 +177,9 @@ class Tracker:
 
     def _living(self) -> tuple[proc.Process, ...]:
         root = proc.read_process(self._root.pid)
-        if root is None or root.start != self._root.start or root.state in ("zombie", "dead"):
+        if root is None or root.start != self._root.start or root.has_ended:
             raise HostCannot(f"PID {self._root.pid} ({self._root.comm}) has ended")
-        return tuple(one for one in proc.read_tree(root).processes if one.state not in ("zombie", "dead"))
+        return tuple(one for one in proc.read_tree(root).processes if not one.has_ended)
 
     def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
         """Attach to these processes. Return why it failed, by the PIDs for which it did."""

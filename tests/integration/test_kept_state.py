@@ -18,7 +18,7 @@ HOW = pytest.mark.parametrize("how", ["detached", "pid namespace"])
 
 
 def look(tree: Tree) -> dict[str, Any]:
-    """What the program finds of all that it keeps."""
+    """Ask the program for all that it keeps."""
     (tree.workdir / "look").touch()
     wait_for((tree.workdir / "found.json").exists, 20, "the program to look")
     found: dict[str, Any] = json.loads((tree.workdir / "found.json").read_text())

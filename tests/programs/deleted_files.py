@@ -67,7 +67,7 @@ class _Directory:
         path.rmdir()
 
     def facts(self) -> list[object]:
-        """What the kernel says of the directories."""
+        """Facts about the directories, of the kernel."""
         one, other = (os.fstat(number) for number in self._numbers)
         current = os.stat(".")  # noqa: PTH116
         return [

@@ -129,7 +129,7 @@ class SocketRecord(Struct, frozen=True):
     `owner` is the user and group that SO_PEERCRED reports: of a unix socket that `is_listening` its own, as clients see
     them, of a connected one those of its peer. CRIU makes all of them root's. It is empty if nothing is lost: for root,
     and for a peer of the same user. A socket that `has_keys` accepts only signed TCP segments. `new_name` is what the
-    file of a unix socket was renamed to after bind(2). `losses` are of what waited in it.
+    file of a unix socket was renamed to after bind(2). `losses` are of what waited in it, only of a frozen process.
     """
 
     pid: int
@@ -211,7 +211,7 @@ def read_sockets(
                 is_listening,
                 inodes[fd] in (with_keys or ()),
                 renamed.new if renamed is not None else "",
-                find_losses(held, *kind[:2], is_frozen=is_frozen),
+                find_losses(held, *kind[:2], is_frozen=True) if is_frozen else (),
             )
             if not found.is_empty:
                 yield found

@@ -25,8 +25,8 @@ _WITHIN_S: Final = 5.0
 _QUOTED: Final = re.compile(r'"([^"\n]+)"')
 
 
-def group_restrictions(controllers: str, path: str) -> dict[str, int]:
-    """What a group and those above it restrict: as `restrictions` says, and rules of our network on their packets.
+def find_group_restrictions(controllers: str, path: str) -> dict[str, int]:
+    """Find what a group and those above it restrict: as `restrictions` says, and rules of our network on packets.
 
     Such a rule is `packets of GROUP`, and counts as 1.
     """
@@ -44,7 +44,7 @@ def group_restrictions(controllers: str, path: str) -> dict[str, int]:
 
 @cache
 def read_named_groups() -> frozenset[str]:
-    """All names in rules that have to do with groups: of groups, and of other things, which are no paths of groups."""
+    """Read all names in rules that have to do with groups; some are of other things, and no paths of groups."""
     listed = ""
     if _has_tables() and (tool := find_nft()):
         with suppress(HostCannot):

@@ -5,18 +5,15 @@ Programs do this so that no client sees a socket that does not listen yet. Sourc
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
 
 from msgspec import Struct
 
-_SIOCUNIXFILE: Final = 0x89E0
+from crckpt.host.observe.unix_sockets import opened_file, read_path
 
 
 class RenamedSocket(Struct, frozen=True):
@@ -35,8 +32,8 @@ def find_renamed(held: socket.socket) -> RenamedSocket | None:
     # Abstract names are bytes. CRIU binds no connection, which has the name of the socket that accepted it.
     if not name or isinstance(name, bytes) or _is_connection(held):
         return None
-    with suppress(OSError), _file(held) as file:
-        found, link = os.fstat(file), str(Path(f"/proc/self/fd/{file}").readlink())
+    with suppress(OSError), opened_file(held) as file:
+        found, link = os.fstat(file), read_path(file)
         bound = Path(name)
         if not found.st_nlink or (bound.is_absolute() and _is(bound, found)):
             return None
@@ -52,8 +49,8 @@ def rename_again(held: socket.socket, new: str) -> None:
 
     Raises OSError.
     """
-    with _file(held) as file:
-        found, path = os.fstat(file), Path(f"/proc/self/fd/{file}").readlink()
+    with opened_file(held) as file:
+        found, path = os.fstat(file), Path(read_path(file))
     directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         here = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
@@ -100,13 +97,3 @@ def _is(path: Path, found: os.stat_result) -> bool:
     with suppress(OSError):
         return os.path.samestat(path.lstat(), found)
     return False
-
-
-@contextmanager
-def _file(held: socket.socket) -> Iterator[int]:
-    """The file of a bound socket, opened with O_PATH."""
-    file = fcntl.ioctl(held, _SIOCUNIXFILE)
-    try:
-        yield file
-    finally:
-        os.close(file)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -17,7 +17,7 @@ _FIRST_SLAVES: Final = 136
 
 
 def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
-    """Find the /dev/tty that CRIU refuses (criu/tty.c, tty_verify_ctty).
+    """Find the /dev/tty, of processes in the order of CRIU, that CRIU refuses (criu/tty.c, tty_verify_ctty).
 
     CRIU looks at the first one only. Of all pseudo terminals that are open on the same session, with the session's
     leader in the foreground, the first one must be open in the same process. A master counts, too.
@@ -25,7 +25,7 @@ def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Des
     opened: dict[int, list[Descriptor]] = {}
     for found in descriptors:
         opened.setdefault(found.pid, []).append(found)
-    ordered = tuple(found for pid in _order(processes) for found in opened.get(pid, ()))
+    ordered = tuple(found for process in processes for found in opened.get(process.pid, ()))
     current = next((found for found in ordered if found.device == _CURRENT), None)
     stats = _read_stats({found.pid for found in ordered})
     if current is None or current.pid not in stats or not stats[current.pid].terminal:
@@ -46,18 +46,6 @@ def _is_of_session(found: Descriptor, its: Stat, stats: dict[int, Stat]) -> bool
 
 def _slave(index: int) -> int:
     return os.makedev(_FIRST_SLAVES + (index >> 8), index & 0xFF)
-
-
-def _order(processes: Sequence[Process]) -> Iterator[int]:
-    """Return the PIDs in the order in which CRIU dumps the processes: the oldest child first, with all below it."""
-    children: dict[int, list[Process]] = {}
-    for process in sorted(processes[1:], key=lambda process: (process.start, process.pid)):
-        children.setdefault(process.ppid, []).append(process)
-    waiting = [processes[0]]
-    while waiting:
-        process = waiting.pop()
-        yield process.pid
-        waiting += reversed(children.get(process.pid, []))
 
 
 def _read_stats(pids: Iterable[int]) -> dict[int, Stat]:

@@ -307,7 +307,7 @@ def _find_in_common(tree: proc.Tree) -> Iterator[InCommon]:
 def _still_lives(pid: int) -> bool:
     # Those that have ended have neither: kcmp finds that they are the same.
     now = proc.read_process(pid)
-    return now is not None and now.state not in ("zombie", "dead")
+    return now is not None and not now.has_ended
 
 
 def _find_unreachable_inside(

@@ -7,6 +7,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -68,13 +69,19 @@ def _socket(message: memoryview) -> LiveUnixSocket:
     return LiveUnixSocket(inode, kind, peer, os.fsdecode(name), state == _ESTABLISHED)
 
 
-def read_path(descriptor: int) -> str:
-    """Read the path of the file of a bound unix socket, as a link of /proc/PID/fd has it. Raises OSError."""
-    file = fcntl.ioctl(descriptor, _SIOCUNIXFILE)
+@contextmanager
+def opened_file(held: int | socket.socket) -> Iterator[int]:
+    """The file of a bound unix socket, opened with O_PATH. Raises OSError."""
+    file = fcntl.ioctl(held, _SIOCUNIXFILE)
     try:
-        return str(Path(f"/proc/self/fd/{file}").readlink())
+        yield file
     finally:
         os.close(file)
+
+
+def read_path(file: int) -> str:
+    """Read the path of an open file, as a link of /proc/PID/fd has it. Raises OSError."""
+    return str(Path(f"/proc/self/fd/{file}").readlink())
 
 
 def _attributes(rest: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -97,5 +97,5 @@ def _is_criu(tracer: int) -> bool:
 
 def _find(pid: int, start: int) -> Process | None:
     process = read_process(pid)
-    is_it = process is not None and process.start == start and process.state not in ("zombie", "dead")
+    is_it = process is not None and process.start == start and not process.has_ended
     return process if is_it else None

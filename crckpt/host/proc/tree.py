@@ -59,6 +59,11 @@ class Process(Struct, frozen=True):
     ns_sids: tuple[int, ...] = ()
     exit_signal: int = signal.SIGCHLD
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it runs no code any more, although its parent has not reaped it."""
+        return self.state in ("zombie", "dead")
+
 
 class Tree(Struct, frozen=True):
     """The processes below and with `root` in the order of CRIU: root first, each child with its own, oldest first."""

@@ -194,7 +194,7 @@ def _find_thread(pid: int) -> int:
         raise Refused(f"there is no process {pid}")
     if process.is_kernel_thread:
         raise Refused(f"PID {pid} is a kernel thread")
-    if process.state in ("zombie", "dead"):
+    if process.has_ended:
         why = "the main thread has exited" if len(process.threads) > 1 else "it has ended"
         raise Refused(f"PID {pid}: {why}")
     if process.tracer:

@@ -88,7 +88,7 @@ def _of_pidfile(name: str) -> int:
     pid = _number(text, f"pidfile:{name}", _advise_pidfile(text, name))
     process = proc.read_process(pid)
     # A process that is younger than the file has not written it.
-    if process is None or _started_at(process) > written:
+    if process is None or _find_start(process) > written:
         process = _find_restored_with(pid, name) or process
     if process is None:
         raise TargetNotRunning(
@@ -104,8 +104,8 @@ def _of_pidfile(name: str) -> int:
     return process.pid
 
 
-def _started_at(process: proc.Process) -> float:
-    """When a process started (Unix time), by the clock as it is set now."""
+def _find_start(process: proc.Process) -> float:
+    """Find the start of a process (Unix time), by the clock as it is set now."""
     return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + process.start / os.sysconf("SC_CLK_TCK")
 
 

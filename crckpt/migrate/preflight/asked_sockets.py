@@ -10,7 +10,7 @@ from typing import Final
 
 from crckpt.host import proc
 from crckpt.host.observe.socket_kinds import SocketKind
-from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_path
+from crckpt.host.observe.unix_sockets import LiveUnixSocket, opened_file, read_path
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_netlink
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
@@ -119,8 +119,8 @@ def _find_name(kind: SocketKind, live: LiveUnixSocket) -> str:
     if not live.name or live.name.startswith("@"):
         return live.name
     for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
-        with suppress(OSError):
-            path = read_path(borrowed)
+        with suppress(OSError), opened_file(borrowed) as file:
+            path = read_path(file)
             # CRIU takes the name of bind(2), and the directory in which its file is now.
             if path.endswith(" (deleted)"):
                 return ""

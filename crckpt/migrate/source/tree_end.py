@@ -48,7 +48,7 @@ class TreeEnd:
 
 def _is_live(process: proc.Process) -> bool:
     found = proc.read_process(process.pid)
-    return found is not None and found.start == process.start and found.state not in ("zombie", "dead")
+    return found is not None and found.start == process.start and not found.has_ended
 
 
 def _make_error() -> DumpFailed:

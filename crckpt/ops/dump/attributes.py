@@ -14,7 +14,7 @@ from crckpt.causes import Finding, cause
 from crckpt.host import proc
 from crckpt.host.attributes import descriptors, sockets, tasks
 from crckpt.host.attributes.remote_calls import Order, carry_out
-from crckpt.host.network.packet_rules import group_restrictions, read_named_groups
+from crckpt.host.network.packet_rules import find_group_restrictions, read_named_groups
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
@@ -90,7 +90,7 @@ def record(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> At
         cpus=tuple(sorted(tasks.online_cpus())),
         processes=tuple(processes),
         groups=tuple(
-            tuple(ControlGroup(*place, group_restrictions(*place)) for place in members) for members in groups
+            tuple(ControlGroup(*place, find_group_restrictions(*place)) for place in members) for members in groups
         ),
         asked=tuple(were_asked),
         sockets=tuple(read_sockets),

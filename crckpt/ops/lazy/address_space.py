@@ -83,7 +83,7 @@ class AddressSpace:
 
     @property
     def unmarked_ranges(self) -> tuple[Range, ...]:
-        """What may be missing in a child whose marks must be found before it can be filled."""
+        """The ranges that may be missing in a child whose marks must be found before it can be filled."""
         with self._lock:
             if self.has_ended or self._marks is not None or not self._has_marks:
                 return ()

@@ -99,7 +99,7 @@ def _find_living(processes: Processes) -> Iterator[_Task]:
         root = proc.read_process(pid)
         if root is not None and root.start == start:
             tree = proc.read_tree(root).processes
-            yield from ((each.pid, each.start) for each in tree if each.state not in ("zombie", "dead"))
+            yield from ((each.pid, each.start) for each in tree if not each.has_ended)
     # A child that was forked meanwhile may have lost its parent. Until it runs another program, it has that of the
     # tree.
     since = max((start for _, start in processes.tasks), default=0)

@@ -21,7 +21,7 @@ from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
 from crckpt.host.attributes.remote_calls import Order, carry_out
-from crckpt.host.network.packet_rules import group_restrictions
+from crckpt.host.network.packet_rules import find_group_restrictions
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.process import cgroups
@@ -114,8 +114,8 @@ def plan_attributes(
     host = HostAttributes(
         cpus=tasks.online_cpus(),
         session=session,
-        restricts=_least(group_restrictions(*place) for place in read_cgroups("self")),
-        old_groups={place: group_restrictions(*place) for place in existing},
+        restricts=_least(find_group_restrictions(*place) for place in read_cgroups("self")),
+        old_groups={place: find_group_restrictions(*place) for place in existing},
         frozen=frozenset(place for place, where in existing.items() if cgroups.is_frozen(where)),
     )
     return AttributeRestore(record, tree, host, judge_attributes(record, tree, host), allow_weaker, is_isolated)

@@ -174,7 +174,7 @@ class _Check:
     def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse) -> bool:
         """Return whether a file has another owner than the one that the tree had at this path of root's."""
         # The file system may give a new file the inode of the one that was there. CRIU compares the modes.
-        owners = self._known.owners.get(_recorded_path(used.file))
+        owners = self._known.owners.get(_find_recorded_path(used.file))
         return owners is not None and (found is None or found.owner not in owners)
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
@@ -194,7 +194,7 @@ class _Check:
         """Return whether it is the file that the tree had, or one of `uid`: only that user can put it there, as in
         /tmp.
         """
-        path = _recorded_path(used.file)
+        path = _find_recorded_path(used.file)
         # CRIU opens a removed file by this name if another file has its own now (criu/files-reg.c:2251).
         if found.path not in (path, f"{used.file.path}.cr_link (deleted)"):
             return False
@@ -202,7 +202,7 @@ class _Check:
 
     def _is_planted(self, found: LinkTarget, used: _FileInUse, trusted: set[int]) -> bool:
         """Return whether the file belongs to a user who had no power over the file that the tree had there."""
-        owners = self._known.owners.get(_recorded_path(used.file))
+        owners = self._known.owners.get(_find_recorded_path(used.file))
         return owners is not None and found.owner not in {0, *trusted, *owners}
 
     def _refusals(self, process: ImageProcess, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
@@ -215,7 +215,7 @@ class _Check:
             yield _exchange_finding(process, used, who)
 
 
-def _recorded_path(file: RegularFile) -> str:
+def _find_recorded_path(file: RegularFile) -> str:
     """Return the path by which /proc names the file: CRIU gives a removed one its name only to open it."""
     path = find_needed_path(file)
     return file.title if path and file.is_deleted else path
