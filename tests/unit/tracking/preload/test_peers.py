@@ -19,9 +19,10 @@ pytestmark = [
 
 NOBODY: Final = 65534
 CONNECTS: Final = """
-import ctypes, json, os, socket, sys
+import ctypes, json, os, socket
 libc = ctypes.CDLL(None, use_errno=True)
 name = "\\0/crtools-pr-1-%d" % os.getpid()
+connected, connects_now = os.pipe()
 
 def connects(user, double=False):
     # A grandchild is neither our child nor traced by us.
@@ -33,11 +34,16 @@ def connects(user, double=False):
         return pid
     if double and os.fork():
         os._exit(0)
+    server.close()  # or it stays open for as long as this process waits for an answer
     os.setuid(user)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
-        client.connect(name)
-        client.send(b"%d" % user)
-        client.recv(1)
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as client:
+            client.connect(name)
+            os.write(connects_now, b"c")
+            client.send(b"%d" % user)
+            client.recv(1)
+    except ConnectionError:
+        pass  # the server is gone
     os._exit(0)
 
 with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
@@ -45,6 +51,8 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     libc.listen(server.fileno(), 1)
     for _ in range(5):
         connects(65534, double=True)
+    for _ in range(2):
+        os.read(connected, 1)  # the queue is full
     child = connects(0)
     said = []
     with socket.socket(fileno=libc.accept(server.fileno(), None, None)) as found:
