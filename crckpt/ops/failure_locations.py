@@ -54,7 +54,7 @@ def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:
     """Return what the descriptor is; empty if it may have become another one since CRIU failed at it."""
     now = proc.read_process(process.pid)
     found = next((found for found in proc.descriptors(process.pid) if found.fd == fd), None)
-    if now is None or now.start != process.start or found is None:
+    if now is None or now.identity != process.identity or found is None:
         return ""
     # CRIU has let the tree go, and it runs: the number may belong to another file.
     before = {(known.pid, known.fd): known.target for known in observed.descriptors}

@@ -12,16 +12,12 @@ from crckpt.host.program.unit import find_unit
 from crckpt.host.target.restored_trees import find_restored_trees
 from crckpt.model import JobName
 from crckpt.store import Repository
-from crckpt.store.read.details import RootIdentity
 
 
 def find_running_root(repository: Repository, job: JobName, details: dict[str, Any] | None) -> proc.Process | None:
     """Find the root of the job's tree; None if it does not run here. `details` are those of a checkpoint of the job."""
     for identity in _read_identities(details or {}):
-        process = proc.read_process(identity.pid)
-        if process is None or process.has_ended:
-            continue
-        if (identity.boot_id, identity.start) == (proc.boot_id(), process.start):
+        if (process := identity.find()) is not None:
             return process
     # The last one, if a job has several.
     restored = [root for tree, root in find_restored_trees() if (tree.store, tree.job) == (repository.id, job)]
@@ -34,7 +30,7 @@ def describe_place(root: proc.Process) -> str:
     return f"as PID {root.pid}" + (f", in {service}" if service else "")
 
 
-def _read_identities(details: dict[str, Any]) -> Iterator[RootIdentity]:
+def _read_identities(details: dict[str, Any]) -> Iterator[proc.Identity]:
     for key in ("root", "tracked_root"):
         if details.get(key) is not None:
-            yield msgspec.convert(details[key], RootIdentity)
+            yield msgspec.convert(details[key], proc.Identity)

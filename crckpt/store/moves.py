@@ -26,7 +26,7 @@ from crckpt.store.documents import decode
 from crckpt.store.layout import MOVES, REFS, UNREPORTED, move_name, unreported_name
 from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over, is_unreported
 from crckpt.store.names import NAME
-from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_process
+from crckpt.store.owner import MOST_BYTES, Owner, identify_owner
 
 MoveId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
 """The id of a move, the same on both sides."""
@@ -65,7 +65,7 @@ class Move(Struct, frozen=True):
     state: State
     job: JobName
     peer: Peer
-    owner: ProcessIdentity
+    owner: Owner
     began: Annotated[datetime, Meta(tz=True)]
     changed: Annotated[datetime, Meta(tz=True)]
     checkpoint: CheckpointId | None = None
@@ -141,7 +141,7 @@ def begin_move(side: Side, job: JobName, peer: str, move_id: str = "") -> Move:
         state=FIRST[side],
         job=job,
         peer=peer,
-        owner=identify_process(time.time()),
+        owner=identify_owner(time.time()),
         began=now,
         changed=now,
     )
@@ -154,7 +154,7 @@ def advance(move: Move, state: State, **changes: object) -> Move:
     """
     if not can_follow(move.side, move.state, state):
         raise ValueError(f"{state} must not follow {move.state} at the {move.side}")
-    owner = identify_process(time.time())
+    owner = identify_owner(time.time())
     if "why" in changes:
         changes["why"] = _clean(str(changes["why"]), _LONGEST_WHY)
     return replace(move, state=state, owner=owner, changed=datetime.now(UTC), **changes)
@@ -162,7 +162,7 @@ def advance(move: Move, state: State, **changes: object) -> Move:
 
 def take_over(move: Move) -> Move:
     """Return the record in the same state, owned by this process: it goes on with the move. It is not stored."""
-    return replace(move, owner=identify_process(time.time()), changed=datetime.now(UTC))
+    return replace(move, owner=identify_owner(time.time()), changed=datetime.now(UTC))
 
 
 def store_move(backend: Backend, move: Move, *, replaces: str | None = None) -> Move:

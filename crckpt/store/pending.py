@@ -20,7 +20,7 @@ from crckpt.model import JobName, RunId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import PENDING
-from crckpt.store.process_identity import MOST_BYTES, ProcessIdentity, identify_process
+from crckpt.store.owner import MOST_BYTES, Owner, identify_owner
 
 
 class PendingCheckpoint(Struct, frozen=True):
@@ -41,7 +41,7 @@ class _Record(Struct, frozen=True):
     job: JobName
     created: Annotated[datetime, Meta(tz=True)]
     run_id: RunId | None
-    owner: ProcessIdentity
+    owner: Owner
     lost: str | None = None
 
 
@@ -54,7 +54,7 @@ def announced(backend: Backend, job: JobName, created: datetime, run_id: str | N
         "job": job,
         "created": created.isoformat(),
         "run_id": run_id,
-        "owner": asdict(identify_process(time.time())),
+        "owner": asdict(identify_owner(time.time())),
     }
     _write(backend, name, record)
     try:

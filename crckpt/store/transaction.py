@@ -20,7 +20,7 @@ from crckpt.host.proc.criu_log import identify_log
 from crckpt.host.proc.procfs import pids
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.process.unfinished_trees import end_unfinished_trees
-from crckpt.store.process_identity import read_identity, write_identity
+from crckpt.store.owner import read_owner, write_owner
 
 RESTORE_LOG = "restore.log"
 """CRIU's log in the transaction of a restore."""
@@ -46,7 +46,7 @@ def transaction(directory: Path, prefix: str = "") -> Iterator[Transaction]:
     path = directory / f"{prefix}{own_name()}"
     try:
         make_private_directory(path, "transaction")
-        write_identity(path / _OWNER, time.time(), "owner")
+        write_owner(path / _OWNER, time.time(), "owner")
         yield Transaction(path)
     except BaseException:
         # A second ^C must not interrupt the removal: the rest would stay until gc.
@@ -61,7 +61,7 @@ def record_builder(path: Path, pid: int) -> None:
     """Record the CRIU that builds a tree in a transaction: then what it leaves when it is killed can be found."""
     # Restoring must also work on a full disk.
     with suppress(OSError, HostCannot):
-        write_identity(path / _BUILDER, time.time(), "builder", pid=pid)
+        write_owner(path / _BUILDER, time.time(), "builder", pid=pid)
 
 
 def end_unfinished_restores(directory: Path) -> None:
@@ -73,7 +73,7 @@ def end_unfinished_restores(directory: Path) -> None:
     # A backup may have left out an empty directory.
     for path in directory.iterdir() if is_directory(directory) else ():
         if is_directory(path):
-            owner, builder = read_identity(path / _OWNER), read_identity(path / _BUILDER)
+            owner, builder = read_owner(path / _OWNER), read_owner(path / _BUILDER)
             if owner is not None and builder is not None and not owner.is_alive and not builder.is_alive:
                 logs.append(identify_log(str(directory.resolve() / path.name / RESTORE_LOG), builder.start))
     end_unfinished_trees([log for log in logs if log is not None])
@@ -85,7 +85,7 @@ def handed_over(directory: Path, pid: int, *, outside: bool = False) -> Iterator
     path = directory / f"{_STAGED if outside else ''}{own_name()}"
     try:
         make_private_directory(path, "transaction")
-        write_identity(path / _OWNER, time.time(), "owner", pid=pid)
+        write_owner(path / _OWNER, time.time(), "owner", pid=pid)
         yield path
     except BaseException:
         # The process does not know of it yet.
@@ -116,10 +116,10 @@ def find_abandoned_staging(path: Path) -> tuple[Path, ...]:
     link = path / STAGING
     if not is_directory(path) or not link.is_symlink():
         return ()
-    staging, owner = link.readlink(), read_identity(path / _OWNER)
+    staging, owner = link.readlink(), read_owner(path / _OWNER)
     if owner is None or not staging.is_absolute() or not _is_abandoned(staging):
         return ()
-    its = read_identity(staging / _OWNER)
+    its = read_owner(staging / _OWNER)
     return (staging,) if its is not None and its.is_same(owner) else ()
 
 
@@ -134,7 +134,7 @@ def _is_abandoned(path: Path) -> bool:
         return False
     if not stat.S_ISDIR(found.st_mode) or stat.S_IMODE(found.st_mode) != PRIVATE_DIRECTORY:
         return False
-    owner = read_identity(path / _OWNER)
+    owner = read_owner(path / _OWNER)
     # Whether a process of another host lives cannot be known here.
     return owner is not None and owner.host == platform.node() and not owner.is_alive
 
@@ -174,5 +174,5 @@ def find_dead_transactions(directory: Path) -> tuple[Path, ...]:
     """Find transactions whose owner has ended. The caller holds the store's lock alone, so that no new one begins."""
     paths = sorted(directory.iterdir())
     # What is no directory has no owner.
-    owners = ((path, read_identity(path / _OWNER) if is_directory(path) else None) for path in paths)
+    owners = ((path, read_owner(path / _OWNER) if is_directory(path) else None) for path in paths)
     return tuple(path for path, owner in owners if owner is None or not owner.is_alive)

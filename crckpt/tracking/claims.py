@@ -11,6 +11,7 @@ from typing import Final
 
 from crckpt.host.disk.files import runtime_directory
 from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.proc import Identity
 
 # The kernel's PID_MAX_LIMIT. The other bits of an offset hold centuries of clock ticks.
 _PID_BITS: Final = 22
@@ -27,24 +28,24 @@ class Claims:
             make_runtime_directory(path)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
-    def claim(self, pid: int, start: int) -> bool:
+    def claim(self, process: Identity) -> bool:
         """Claim a process. Return whether it is ours now: not if another tracker has it, even one in this process."""
         with suppress(BlockingIOError, PermissionError):
-            self._set(fcntl.F_WRLCK, pid, start)
+            self._set(fcntl.F_WRLCK, process)
             return True
         return False
 
-    def give_up(self, pid: int, start: int) -> None:
+    def give_up(self, process: Identity) -> None:
         """Give up the claim of a process."""
-        self._set(fcntl.F_UNLCK, pid, start)
+        self._set(fcntl.F_UNLCK, process)
 
     def close(self) -> None:
         """Give up all claims."""
         os.close(self._file)
 
-    def _set(self, kind: int, pid: int, start: int) -> None:
+    def _set(self, kind: int, process: Identity) -> None:
         # A claim may outlive its process, whose PID is used again: so the start time is part of the offset.
-        place = start << _PID_BITS | pid
+        place = process.start << _PID_BITS | process.pid
         # Locks of the open file description: a process loses its own locks when it closes any descriptor of the file.
         # Their l_pid must be 0 (fcntl(2)).
         fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, kind, os.SEEK_SET, place, 1, 0))

@@ -56,7 +56,7 @@ class _Member:
     """A process of the tree, and its attachment, or why it has none."""
 
     def __init__(self, process: proc.Process, attachment: Attachment | str) -> None:
-        self.start = process.start
+        self.identity = process.identity
         self.attachment = attachment
 
     def catch_up(self) -> str:
@@ -100,7 +100,8 @@ class Tracker:
         Raises HostCannot if the tree has ended.
         """
         living = {process.pid: process for process in self._living()}
-        for pid in [pid for pid, member in self._members.items() if not _is(member, living.get(pid))]:
+        present = {process.identity for process in living.values()}
+        for pid in [pid for pid, member in self._members.items() if member.identity not in present]:
             self._forget(pid)
         lost = {pid: why for pid, member in self._members.items() if (why := member.catch_up())}
         self._whole |= lost
@@ -176,15 +177,15 @@ class Tracker:
         os.close(self._frames)
 
     def _living(self) -> tuple[proc.Process, ...]:
-        root = proc.read_process(self._root.pid)
-        if root is None or root.start != self._root.start or root.has_ended:
+        root = self._root.identity.find()
+        if root is None:
             raise HostCannot(f"PID {self._root.pid} ({self._root.comm}) has ended")
         return tuple(one for one in proc.read_tree(root).processes if not one.has_ended)
 
     def _attach(self, processes: list[proc.Process]) -> dict[int, str]:
         """Attach to these processes. Return why it failed, by the PIDs for which it did."""
         # Claimed first: the resets of two trackers would silently clear each other's bits (seen).
-        refused = {one.pid: refusals.CLAIMED for one in processes if not self._claims.claim(one.pid, one.start)}
+        refused = {one.pid: refusals.CLAIMED for one in processes if not self._claims.claim(one.identity)}
         ours = [one.pid for one in processes if one.pid not in refused]
         made: dict[int, Attachment | str] = {**refused, **(self._method.attach(ours) if ours else {})}
         self._members |= {one.pid: _Member(one, made[one.pid]) for one in processes}
@@ -194,7 +195,7 @@ class Tracker:
         member = self._members.pop(pid)
         member.let_go()
         self._whole.pop(pid, None)
-        self._claims.give_up(pid, member.start)
+        self._claims.give_up(member.identity)
 
     def _find_spoiler(self) -> str:
         """Return why the bits must not be reset, or an empty string."""
@@ -203,10 +204,6 @@ class Tracker:
             if isinstance(member.attachment, str) and refusals.forbids_reset(member.attachment):
                 return _clause(pid, member.attachment)
         return refusals.find_unseen_writer(self._members)
-
-
-def _is(member: _Member, process: proc.Process | None) -> bool:
-    return process is not None and process.start == member.start
 
 
 def _clause(pid: int, why: str) -> str:

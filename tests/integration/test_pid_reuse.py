@@ -16,6 +16,7 @@ import pytest
 from command import Crckpt
 from incremental import NO_TRACKER, wrapper
 from moments import ENDS_WITHIN_S, manifests
+from msgspec.structs import replace
 from trees import wait_for
 
 from crckpt.host import proc
@@ -160,7 +161,7 @@ def assert_has_number(held: PinnedProcess, *, has: bool = True) -> None:
 
 
 def test_a_number_that_another_process_has_is_not_waited_for(sleeper: Sleeper) -> None:
-    start = proc.start_time(sleeper.pid)
-    assert start is not None
-    assert proc.wait_until_gone([sleeper.pid], 0, {sleeper.pid: start}) == (sleeper.pid,)
-    assert proc.wait_until_gone([sleeper.pid], 0, {sleeper.pid: start - 1}) == ()
+    now = proc.identify(sleeper.pid)
+    assert now is not None
+    assert proc.wait_until_gone([now], 0) == (sleeper.pid,)
+    assert proc.wait_until_gone([replace(now, start=now.start - 1)], 0) == ()

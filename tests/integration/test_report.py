@@ -17,7 +17,7 @@ import pytest
 from command import AS_NOBODY, PROGRAM, WITHOUT_CRIU, Crckpt
 from trees import PROGRAMS, PYTHON, Case, started, wait_for
 
-from crckpt.store.process_identity import write_identity
+from crckpt.store.owner import write_owner
 
 INTERRUPTED = 130
 IN_ENVIRONMENT, IN_COMMAND_LINE, IN_NOTE, HOST = "swordfish-1", "swordfish-2", "swordfish-3", "swordfish-host"
@@ -205,7 +205,7 @@ def test_logs_that_a_killed_crckpt_left(secretive: Secretive, tmp_path: Path) ->
         os.utime(left / name, (number, number))
     living = crckpt.store / "tmp" / "living"
     living.mkdir(mode=0o700)
-    write_identity(living / "owner.json", time.time(), "owner")
+    write_owner(living / "owner.json", time.time(), "owner")
     (living / "dump.log").write_text(LOG)
     members, failed = _reported(crckpt, "job", 1)
     assert [name for name in members if name.startswith("logs/")] == ["logs/1-restore.log", "logs/2-dump.log"]

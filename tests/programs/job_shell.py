@@ -11,7 +11,7 @@ import sys
 import time
 from contextlib import suppress
 
-from crckpt.host.proc import start_time
+from crckpt.host.proc import identify
 from crckpt.host.process.job_control import Job, wait_for_job
 
 PROGRAM, TOLD, SAYING = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
@@ -26,7 +26,7 @@ def run_job() -> None:
     with suppress(PermissionError):  # it has done so itself, and runs
         os.setpgid(child, child)
     say(f"started {child}")
-    status = wait_for_job(Job(child, child, start_time(child)))
+    status = wait_for_job(Job(child, child, identify(child)))
     os._exit(os.waitstatus_to_exitcode(status))
 
 

@@ -17,7 +17,7 @@ from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.move_states import RULES, Side, State
 from crckpt.store.moves import Move, begin_move, store_move
-from crckpt.store.process_identity import identify_process
+from crckpt.store.owner import identify_owner
 
 PEER: Final = "root@node2"
 STATES: Final = tuple((side, state) for side, rules in RULES.items() for state in rules)
@@ -37,7 +37,7 @@ def record_move(
     began: datetime | None = None,
 ) -> Move:
     """Record a move of a job. `alive`: its crckpt is this process; else it has died."""
-    owner = identify_process(time.time())
+    owner = identify_owner(time.time())
     begun = begin_move(side, JobName(checkpoint.job if checkpoint else job), PEER)
     move = replace(
         begun,

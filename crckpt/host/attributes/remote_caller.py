@@ -61,7 +61,7 @@ def main(words: list[str]) -> int:
 def _carry_out_one(order: Order) -> OrderResult:
     try:
         if order.does == "ask":
-            with ptrace.stopped(order.pid, start=order.start) as thread:
+            with ptrace.stopped(order.pid, identity=order.process) as thread:
                 return OrderResult(dict(_read_attributes(thread, order.pid)))
         with _without_tracer(order), ptrace.stopped(order.pid, order.tid) as thread:
             return OrderResult(failed=tuple(_set(thread, order)))

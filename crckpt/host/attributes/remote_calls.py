@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 from msgspec import Struct
 
+from crckpt.host.proc import Identity
 from crckpt.host.process import run
 
 _HELPER: Final = "crckpt.host.attributes.remote_caller"
@@ -29,7 +30,7 @@ LOCKED_NOT, LOCKED_AT_ONCE, LOCKED_WHEN_USED = 0, 1, 2
 class Order(Struct, frozen=True):
     """The task of thread `tid` of the process `pid`: `ask`, or set attributes by name, in this order.
 
-    With `start` the process must be the one that was started then, in clock ticks after boot. With `is_lent` the
+    With `process` it must be this one. With `is_lent` the
     thread's tracer, a CRIU that waits in a restore's hold, must detach from it first.
     """
 
@@ -38,7 +39,7 @@ class Order(Struct, frozen=True):
     does: Literal["ask", "set"]
     values: tuple[tuple[str, tuple[int, ...]], ...] = ()
     is_lent: bool = False
-    start: int = 0
+    process: Identity | None = None
 
 
 class OrderResult(Struct, frozen=True):

@@ -203,7 +203,7 @@ def leave_out_ended(observed: Observed) -> Observed:
     """
     # `foreign_namespaces` stay: they only make preflight refuse.
     tree = observed.tree
-    ended = {process.pid for process in tree.processes if process is not tree.root and not proc.is_current(process)}
+    ended = {process.pid for process in tree.processes if process is not tree.root and not process.identity.keeps_pid}
     if not ended:
         return observed
     kept = {

@@ -10,21 +10,19 @@ from crckpt.host.proc.ids import IdUser, find_id_users
 from crckpt.host.proc.live_root import LiveRoot, identify_live_root
 from crckpt.host.proc.maps import find_deleted_mapped_files
 from crckpt.host.proc.namespaces import namespace
+from crckpt.host.proc.process import Identity, Process, identify, parse_identity, read_process
 from crckpt.host.proc.procfs import boot_id, uptime_ticks
 from crckpt.host.proc.smaps import memory
 from crckpt.host.proc.stat import start_time
 from crckpt.host.proc.status import effective_capabilities, huge_pages, inner_tid, read_shared_memory, tracers
 from crckpt.host.proc.tree import (
-    Process,
     Tree,
     ancestors,
     children,
     cores_in_use,
     cpu_seconds,
     find_ended_tasks,
-    is_current,
     outer_pids,
-    read_process,
     read_tree,
     wait_until_gone,
 )
@@ -32,6 +30,7 @@ from crckpt.host.proc.tree import (
 __all__ = [
     "Descriptor",
     "IdUser",
+    "Identity",
     "LiveRoot",
     "Process",
     "Tree",
@@ -47,12 +46,13 @@ __all__ = [
     "find_ended_tasks",
     "find_id_users",
     "huge_pages",
+    "identify",
     "identify_live_root",
     "inner_tid",
-    "is_current",
     "memory",
     "namespace",
     "outer_pids",
+    "parse_identity",
     "read_commands",
     "read_process",
     "read_shared_memory",

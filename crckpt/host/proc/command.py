@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.proc import procfs
-from crckpt.host.proc.tree import Process, Tree, is_current, read_process
+from crckpt.host.proc.process import Process, read_process
+from crckpt.host.proc.tree import Tree
 
 _MOST_ARGUMENTS: Final = 128 << 10
 
@@ -29,7 +30,7 @@ def read_commands(tree: Tree) -> Iterator[tuple[Process, tuple[str, ...], str]]:
     for process in tree.processes:
         found = process, command_line(process.pid), working_directory(process.pid)
         # Check this last: then the PID belonged to this process while both files were read.
-        if is_current(process):
+        if process.identity.keeps_pid:
             yield found
 
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from crckpt.host.proc.command import working_directory
 from crckpt.host.proc.fd import open_flags, read_targets
-from crckpt.host.proc.tree import read_process
+from crckpt.host.proc.process import read_process
 from crckpt.model import Count
 
 _DELETED: Final = " (deleted)"

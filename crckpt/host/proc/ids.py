@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
-from crckpt.host.proc.tree import read_process
+from crckpt.host.proc.process import read_process
 
 # How firmly each holds a number: a PID that also names a group is reported as PID.
 _ROLES: Final = ("session", "group", "thread", "PID")

@@ -6,45 +6,27 @@ import os
 from contextlib import suppress
 from typing import Final
 
-from msgspec import Struct
-
 from crckpt.host.proc.criu_log import CriuLog, find_log
 from crckpt.host.proc.namespaces import namespace
+from crckpt.host.proc.process import Identity, Process, read_process
 from crckpt.host.proc.procfs import boot_id
 from crckpt.host.proc.status import effective_capabilities
-from crckpt.host.proc.tree import Process, read_process
 from crckpt.model import Count, Pid
 
 _CAP_SYS_PTRACE: Final = 19  # linux/capability.h
 
 
-class LiveRoot(Struct, frozen=True):
-    """The root of a live tree, unique forever: `start` is its start time in clock ticks after the boot `boot_id`.
+class LiveRoot(Identity, frozen=True):
+    """The root of a live tree.
 
-    `pid_namespace` is the inode of the PID namespace of `pid`. `builder` is the CRIU that has built the tree, and ends
-    once it has let it run, and `builder_start` its start time; 0 for a tree that was not built. `log` is the builder's
-    log, which every process of the tree has open until it runs; None if that is not known.
+    `builder` is the CRIU that has built the tree, and ends once it has let it run, and `builder_start` its start time;
+    0 for a tree that was not built. `log` is the builder's log, which every process of the tree has open until it runs;
+    None if that is not known.
     """
 
-    boot_id: str
-    pid_namespace: Count
-    pid: Pid
-    start: Count
     builder: Pid = 0
     builder_start: Count = 0
     log: CriuLog | None = None
-
-    def find(self) -> Process | None:
-        """Find it, running, stopped or frozen; None if it has ended or is not of this host."""
-        if self.boot_id != boot_id() or self.pid_namespace != namespace("self", "pid"):
-            return None
-        return _find(self.pid, self.start)
-
-    def has_ended(self) -> bool:
-        """Return whether it has surely ended: it is not in another PID namespace."""
-        if self.boot_id != boot_id():
-            return True
-        return self.pid_namespace == namespace("self", "pid") and self.find() is None
 
     def is_held(self) -> bool:
         """Return whether CRIU holds it: within moments it lets the tree run, or ends it."""
@@ -59,7 +41,7 @@ class LiveRoot(Struct, frozen=True):
         return self.find() is not None and self.log.is_written_by(self.pid)
 
     def _has_builder(self) -> bool:
-        return self.builder != 0 and _find(self.builder, self.builder_start) is not None
+        return self.builder != 0 and Identity(self.boot_id, self.builder, self.builder_start).find() is not None
 
 
 def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
@@ -67,9 +49,9 @@ def identify_live_root(root: Process, builder: int = 0) -> LiveRoot:
     found = read_process(builder) if builder else None
     return LiveRoot(
         boot_id(),
-        namespace("self", "pid"),
         root.pid,
         root.start,
+        namespace("self", "pid"),
         builder,
         found.start if found is not None else 0,
         find_log(root.pid, builder, found.start) if found is not None else None,
@@ -93,9 +75,3 @@ def _is_criu(tracer: int) -> bool:
         is_set_user_id = process.uids[0] != process.uids[1]
         return is_in_ours and not is_set_user_id and _CAP_SYS_PTRACE in effective_capabilities(tracer)
     return False
-
-
-def _find(pid: int, start: int) -> Process | None:
-    process = read_process(pid)
-    is_it = process is not None and process.start == start and not process.has_ended
-    return process if is_it else None

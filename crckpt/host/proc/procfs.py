@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 from typing import Final
 
 _READ_BYTES: Final = 1 << 16
@@ -78,6 +79,7 @@ def children(pid: int, tid: int) -> tuple[int, ...]:
     return tuple(map(int, text(f"/proc/{pid}/task/{tid}/children").split()))
 
 
+@cache
 def boot_id() -> str:
     """The name of this boot of this kernel."""
     return text("/proc/sys/kernel/random/boot_id").strip()

@@ -4,65 +4,17 @@ from __future__ import annotations
 
 import os
 import select
-import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Final
 
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
-from crckpt.host.proc.namespaces import namespace, read_namespaces
-from crckpt.host.proc.stat import read_stat, start_time
-from crckpt.host.proc.status import read_status
-
-_SIGTRAP: Final = 1 << signal.SIGTRAP - 1  # signals count from 1 in the masks of /proc/PID/status
-_STATES: Final = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "uninterruptible",
-    "T": "stopped",
-    "t": "traced",
-    "Z": "zombie",
-    "X": "dead",
-}
-
-
-class Process(Struct, frozen=True):
-    """A live process. `start` is its start time in clock ticks after boot: with the PID it names it for ever.
-
-    `ns_pids` and `ns_sids` are its PIDs and its sessions from our pid namespace inwards, a session whose leader is
-    outside the namespace as 0; `namespaces` maps kind to inode. `uids` and `gids` are real,
-    effective, saved and file system ids. `trapped` is whether SIGTRAP waits for it, as it does at a breakpoint.
-    `seccomp` is 0, 1 (strict) or 2 (filter), of its first thread. Its parent gets `exit_signal` when it ends.
-    """
-
-    pid: int
-    ppid: int
-    pgid: int
-    sid: int
-    comm: str
-    state: str
-    start: int
-    threads: tuple[int, ...]
-    ns_pids: tuple[int, ...]
-    tracer: int
-    uids: tuple[int, ...]
-    gids: tuple[int, ...]
-    namespaces: tuple[tuple[str, int], ...]
-    is_kernel_thread: bool
-    trapped: bool = False
-    seccomp: int = 0
-    ns_sids: tuple[int, ...] = ()
-    exit_signal: int = signal.SIGCHLD
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it runs no code any more, although its parent has not reaped it."""
-        return self.state in ("zombie", "dead")
+from crckpt.host.proc.namespaces import namespace
+from crckpt.host.proc.process import Identity, Process, identify, read_process
+from crckpt.host.proc.stat import read_stat
 
 
 class Tree(Struct, frozen=True):
@@ -75,38 +27,6 @@ class Tree(Struct, frozen=True):
     def pids(self) -> tuple[int, ...]:
         """PIDs as we see them."""
         return tuple(process.pid for process in self.processes)
-
-
-def read_process(pid: int) -> Process | None:
-    """The process with that PID, or None if there is none (a thread's id is no PID, though /proc answers to it)."""
-    try:
-        stat = read_stat(pid)
-        status = read_status(pid)
-        threads = procfs.threads(pid)
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    if int(status["Tgid"]) != pid:
-        return None
-    return Process(
-        pid=pid,
-        ppid=stat.ppid,
-        pgid=stat.pgid,
-        sid=stat.sid,
-        comm=stat.comm,
-        state=_STATES.get(stat.state, stat.state),
-        start=stat.start,
-        threads=threads,
-        ns_pids=tuple(int(part) for part in status.get("NSpid", str(pid)).split()),
-        tracer=int(status.get("TracerPid", "0")),
-        uids=tuple(int(part) for part in status["Uid"].split()),
-        gids=tuple(int(part) for part in status["Gid"].split()),
-        namespaces=read_namespaces(pid),
-        is_kernel_thread=stat.is_kernel_thread,
-        trapped=any(int(status.get(mask, "0"), 16) & _SIGTRAP for mask in ("SigPnd", "ShdPnd")),
-        seccomp=int(status.get("Seccomp", "0")),
-        exit_signal=stat.exit_signal,
-        ns_sids=tuple(int(part) for part in status.get("NSsid", str(stat.sid)).split()),
-    )
 
 
 def cpu_seconds(tree: Tree) -> float:
@@ -134,16 +54,10 @@ def read_tree(root: Process) -> Tree:
         found.append(parent)
         below = [read for pid in children.get(parent.pid, ()) if (read := read_process(pid)) is not None]
         # Its children are known by its PID: that must still be its own after they were read.
-        if below and is_current(parent):
+        if below and parent.identity.keeps_pid:
             own = (child for child in below if child.ppid == parent.pid)
             waiting += sorted(own, key=lambda child: (child.start, child.pid), reverse=True)
     return Tree(root, tuple(found))
-
-
-def is_current(process: Process) -> bool:
-    """Return whether the PID still belongs to this process: then what was read by that PID since `process` is of it."""
-    # A process that gets the PID later starts later, in a clock tick of its own: PIDs are not used again within one.
-    return start_time(process.pid) == process.start
 
 
 def children(pid: int) -> tuple[int, ...]:
@@ -208,20 +122,19 @@ def outer_pids(pids: Iterable[int], init: int | None = None) -> dict[int, int]:
     return found
 
 
-def wait_until_gone(
-    pids: Iterable[int], timeout: float, starts: Mapping[int, int] = MappingProxyType({})
-) -> tuple[int, ...]:
-    """Wait until none of these PIDs is in /proc any more; those that still are after `timeout` seconds.
+def wait_until_gone(wanted: Iterable[int | Identity], timeout: float) -> tuple[int, ...]:
+    """Wait until none of these processes is in /proc any more; PIDs of those that still are after `timeout` seconds.
 
-    One that was given to another process, started at another time than `starts` says, is gone, too.
+    A process named by its PID is the one that has it now.
     """
     # A process that has ended keeps its PID until its parent has reaped it.
     deadline = time.monotonic() + timeout
-    left = tuple(pids)
+    found = (each if isinstance(each, Identity) else identify(each) for each in wanted)
+    left = tuple(each for each in found if each is not None)
     while True:
-        left = tuple(pid for pid in left if (now := start_time(pid)) is not None and starts.get(pid, now) == now)
+        left = tuple(each for each in left if each.keeps_pid)
         if not left or time.monotonic() > deadline:
-            return left
+            return tuple(each.pid for each in left)
         # The system's init may take a second or two to reap it, and no event tells of that.
         select.select([], [], [], 0.01)
 

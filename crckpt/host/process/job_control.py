@@ -35,7 +35,7 @@ class Job(Struct, frozen=True):
 
     - `child`: our child to wait for
     - `program`: our PID of the program; another one than `child` if it runs in a PID namespace
-    - `start`: when `program` was started, in clock ticks after boot
+    - `identity`: what tells `program` from a later process with its PID; None if it has ended
     - `foreground`: our number of the group that gets what is typed, if the program has its own session
     - `terminal`: the shell's terminal as it was before the restore, if the program got it
     - `modes`: the settings that the program wants for it, if the program runs in the background
@@ -43,7 +43,7 @@ class Job(Struct, frozen=True):
 
     child: int
     program: int
-    start: int | None
+    identity: proc.Identity | None
     foreground: int = 0
     terminal: ShellTerminal | None = None
     modes: list[Any] | None = None
@@ -81,8 +81,8 @@ class Job(Struct, frozen=True):
     def send(self, number: int, *groups: int) -> None:
         """Send a signal to these process groups, or to the program alone."""
         with suppress(ProcessLookupError):
-            if not groups:
-                send_signal(self.program, number, self.start)
+            if not groups and self.identity is not None:
+                send_signal(self.identity, number)
             for group in set(groups) - {0}:
                 os.killpg(group, number)
 

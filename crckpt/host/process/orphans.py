@@ -76,7 +76,7 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
     if process is None:
         return
     for each in filter(is_meant, proc.read_tree(process).processes):
-        send_signal(each.pid, number, each.start)
+        send_signal(each.identity, number)
 
 
 def _end(pids: Collection[int]) -> None:

@@ -14,6 +14,7 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from crckpt.host.proc import Identity
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.process.userfaultfd_taker import take_one
 from crckpt.host.syscalls import ptrace
@@ -41,8 +42,8 @@ class _Numbers(NamedTuple):
 _NUMBERS: Final = {False: _Numbers(9, 11, 28, 206, 207, 209), True: _Numbers(192, 91, 219, 245, 246, 248)}
 
 
-def take_pinned(pid: int, start: int, flags: int) -> tuple[MissingPages, int]:
-    """Take the missing pages of a process, started then, that waits for us; and what `unpin` needs.
+def take_pinned(process: Identity, flags: int) -> tuple[MissingPages, int]:
+    """Take the missing pages of a process that waits for us; and what `unpin` needs.
 
     Raises HostCannot, OSError.
     """
@@ -52,18 +53,18 @@ def take_pinned(pid: int, start: int, flags: int) -> tuple[MissingPages, int]:
         try:
             # Before, it would report an error to the process.
             missing = MissingPages(ours)
-            found.append((missing, _pin(pid, thread, theirs)))
+            found.append((missing, _pin(process.pid, thread, theirs)))
         except BaseException:
             os.close(ours)
             raise
 
-    take_one(pid, start, flags, pin)
+    take_one(process, flags, pin)
     return found[0]
 
 
-def unpin(pid: int, start: int, context: int) -> None:
+def unpin(process: Identity, context: int) -> None:
     """Let the userfaultfd of a process end with its descriptors. Takes some 30 ms. Raises HostCannot, OSError."""
-    with ptrace.stopped(pid, start=start) as thread:
+    with ptrace.stopped(process.pid, identity=process) as thread:
         _call(thread, _NUMBERS[thread.is_compat].io_destroy, context)
 
 

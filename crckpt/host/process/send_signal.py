@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 
-from crckpt.host.proc.stat import start_time
+from crckpt.host.proc.process import Identity
 
 
-def send_signal(pid: int, number: int, start: int | None) -> None:
-    """Send it to the process that was started as `pid` then, in clock ticks after boot, unless it has ended."""
-    send_signal_if(pid, number, lambda: start_time(pid) == start)
+def send_signal(process: Identity, number: int) -> None:
+    """Send it to this process, unless it has ended."""
+    send_signal_if(process.pid, number, lambda: process.keeps_pid)
 
 
 def send_signal_if(pid: int, number: int, is_meant: Callable[[], bool]) -> None:

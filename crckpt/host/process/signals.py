@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from crckpt.errors import Interrupted
-from crckpt.host.proc.stat import start_time
+from crckpt.host.proc.process import identify
 from crckpt.host.process.send_signal import send_signal
 
 FORWARDED = (
@@ -143,10 +143,11 @@ def forward_signals(pid: int, *, on_our_terminal: bool) -> None:
     (^C, ^\\) from the terminal.
     """
 
-    start = start_time(pid)
+    process = identify(pid)
 
     def pass_on(number: int, _frame: FrameType | None) -> None:
-        send_signal(pid, number, start)
+        if process is not None:
+            send_signal(process, number)
 
     for number in FORWARDED:
         typed = on_our_terminal and number in TYPED

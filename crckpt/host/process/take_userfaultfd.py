@@ -54,7 +54,7 @@ def _enter_each(wanted: Mapping[int, str]) -> tuple[TakeResult, ...]:
     with ours:
         with theirs:
             # Before the helper enters it, a process may have ended, and another one have its PID.
-            entered = (f"{pid}:{_start(pid)}{word}" for pid, word in wanted.items())
+            entered = (f"{_name(pid)}{word}" for pid, word in wanted.items())
             # -P: no module of the current directory may stand in for one of Python's.
             words = (sys.executable, "-P", "-m", _HELPER, str(theirs.fileno()), *entered)
             child = run.start(
@@ -83,7 +83,6 @@ def _answers(listening: socket.socket) -> Iterable[TakeResult]:
         yield TakeResult(taken.pid, descriptors[0] if descriptors else -1, taken.why, taken.hint)
 
 
-def _start(pid: int) -> int:
-    """Its start time; 1, which no process has, if it has ended."""
-    process = proc.read_process(pid)
-    return process.start if process is not None else 1
+def _name(pid: int) -> str:
+    """Its name; that of no process if it has ended."""
+    return found.name if (found := proc.identify(pid)) is not None else f"{pid}-1"

@@ -1,6 +1,6 @@
 """The helper process that takes a userfaultfd of other processes, or closes one of their descriptors.
 
-`python -m crckpt.host.process.userfaultfd_taker SOCKET PID:START[:DESCRIPTOR]...` enters each process from its own
+`python -m crckpt.host.process.userfaultfd_taker SOCKET PID-START[:DESCRIPTOR]...` enters each process from its own
 child. It ends within seconds, unless a process gets no CPU time in the middle of the call. If the helper dies, the
 kernel releases the process.
 """
@@ -20,6 +20,7 @@ from typing import Final, NoReturn
 import msgspec
 
 from crckpt.errors import HostCannot
+from crckpt.host.proc import Identity, parse_identity
 from crckpt.host.proc.fd import read_target
 from crckpt.host.process.take_userfaultfd import TakeResult
 from crckpt.host.syscalls import ptrace
@@ -36,11 +37,13 @@ def main(words: list[str]) -> int:
     _block_signals_and_oom()
     with socket.socket(fileno=int(words[0])) as speaking:
         for word in words[1:]:
-            pid, start, *descriptor = (int(part) for part in word.split(":"))
+            name, _, surplus = word.partition(":")
+            process = parse_identity(name)
+            assert process is not None
             # Use a child for each process: a thread that cannot be stopped stays seized until its tracer ends.
             child = os.fork()
             if child == 0:
-                _enter(pid, start, (*descriptor, -1)[0], speaking)
+                _enter(process, int(surplus or -1), speaking)
             os.waitpid(child, 0)
     return 0
 
@@ -54,11 +57,12 @@ def _block_signals_and_oom() -> None:
         Path("/proc/self/oom_score_adj").write_text("-1000")
 
 
-def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoReturn:
+def _enter(process: Identity, surplus: int, speaking: socket.socket) -> NoReturn:
+    pid = process.pid
     try:
         said, descriptors = TakeResult(pid, -1), []
         try:
-            descriptors = [take_one(pid, start)] if surplus < 0 else _close_in(pid, start, surplus)
+            descriptors = [take_one(process)] if surplus < 0 else _close_in(process, surplus)
         except HostCannot as error:
             said = TakeResult(pid, -1, error.message, error.hint)
         except OSError as error:
@@ -69,13 +73,14 @@ def _enter(pid: int, start: int, surplus: int, speaking: socket.socket) -> NoRet
 
 
 def take_one(
-    pid: int, start: int = 0, flags: int = _FLAGS, use: Callable[[ptrace.StoppedThread, int, int], None] | None = None
+    process: Identity, flags: int = _FLAGS, use: Callable[[ptrace.StoppedThread, int, int], None] | None = None
 ) -> int:
-    """Take a userfaultfd of a process that was started then. Raises HostCannot, OSError.
+    """Take a userfaultfd of a process. Raises HostCannot, OSError.
 
     Before the process loses it, `use` gets the thread, its descriptor and ours.
     """
-    with ptrace.stopped(pid, start=start) as thread:
+    pid = process.pid
+    with ptrace.stopped(pid, identity=process) as thread:
         make, close = _NUMBERS[thread.is_compat]
         theirs = thread.system_call(make, flags, within_s=ptrace.STOPS_WITHIN_S)
         if theirs < 0:
@@ -101,8 +106,8 @@ def _is_userfaultfd(tid: int, descriptor: int) -> bool:
     return False
 
 
-def _close_in(pid: int, start: int, surplus: int) -> list[int]:
-    with ptrace.stopped(pid, start=start) as thread:
+def _close_in(process: Identity, surplus: int) -> list[int]:
+    with ptrace.stopped(process.pid, identity=process) as thread:
         if _is_userfaultfd(thread.tid, surplus):
             thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
     return []

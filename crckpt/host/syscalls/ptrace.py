@@ -143,12 +143,12 @@ class StoppedThread:
 
 
 @contextmanager
-def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[StoppedThread]:
+def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = None) -> Iterator[StoppedThread]:
     """Stop one thread of a process (`tid`, or the main thread, or another if that one sleeps uninterruptibly for
     STOPS_WITHIN_S), and restore it afterwards.
 
-    With `start` the process must have been started then: otherwise its PID was given to another. Raises Refused, and
-    leaves the thread alone.
+    With `identity` it must be this process: its PID may have been given to another. Raises Refused, and leaves the
+    thread alone.
     """
     if not is_supported():
         raise Refused(f"a system call cannot be made in another process on {os.uname().machine} yet")
@@ -158,7 +158,10 @@ def stopped(pid: int, tid: int | None = None, start: int = 0) -> Iterator[Stoppe
     try:
         _seize(pid, tid)
         _stop(pid, tid)
-        _refuse_other_process(pid, tid, start)
+        # A process that we trace keeps its PID.
+        if identity is not None and not identity.keeps_pid:
+            ptrace_binding.detach(tid)
+            raise Refused(f"PID {pid} has ended, and another process has its PID now")
         with _restored(pid, tid) as found:
             yield StoppedThread(pid, tid, found)
     finally:
@@ -350,14 +353,6 @@ def _is_socket(tid: int, descriptor: int) -> bool:
     with suppress(OSError):
         return read_target(tid, descriptor & 2**31 - 1).startswith("socket:")
     return False
-
-
-def _refuse_other_process(pid: int, tid: int, start: int) -> None:
-    # A process that we trace keeps its PID.
-    process = proc.read_process(pid) if start else None
-    if process is not None and process.start != start:
-        ptrace_binding.detach(tid)
-        raise Refused(f"PID {pid} has ended, and another process has its PID now")
 
 
 def _refuse_own_dispatch(pid: int, tid: int) -> None:

@@ -37,7 +37,7 @@ _DECODER: Final = msgspec.json.Decoder(RestoredTree)
 
 def record_restored(tree: RestoredTree) -> None:
     """Record a tree that is about to run. Raises OSError."""
-    path = _directory() / f"{tree.root.pid}-{tree.root.start}"
+    path = _directory() / tree.root.name
     make_runtime_directory(path)
     new = path.with_suffix(".new")
     new.unlink(missing_ok=True)

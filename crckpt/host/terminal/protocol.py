@@ -98,9 +98,8 @@ def terminal_socket(root: int, start: int) -> Path:
 
 def socket_root(path: Path) -> int | None:
     """Return the PID of the root that a socket is named for; None if that process has ended."""
-    pid, _, start = path.name.partition("-")
-    process = proc.read_process(int(pid)) if pid.isdecimal() else None
-    return process.pid if process is not None and str(process.start) == start else None
+    root = proc.parse_identity(path.name)
+    return root.pid if root is not None and root.keeps_pid else None
 
 
 def encode(message: HolderRequest | HolderAnswer | HeldTerminal) -> bytes:

@@ -58,4 +58,4 @@ class PostCopy:
 def wait_until_decided(move: Move | None) -> None:
     """Wait while a helper fills the memory of the tree of a move, or ends the tree. End it if nobody does either."""
     if move is not None and move.root is not None:
-        end_unfilled(move.root.pid, move.root.start)
+        end_unfilled(move.root)

@@ -18,7 +18,6 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, Interrupted, MoveInDoubt, RemoteError, TargetNotRunning
-from crckpt.host import proc
 from crckpt.host.process.run import start_with_pipes
 from crckpt.host.process.signals import ignore_interrupts, interrupt_is_waiting, interrupts_deferred
 from crckpt.migrate.drain.running_jobs import RunningJob
@@ -149,7 +148,7 @@ class _Moves:
         """Start moves until `at_once` run, or the next one may not fit next to them."""
         while self.waiting and len(self.running) < at_once and self._fits(self.waiting[0]):
             job = self.waiting.popleft()
-            if not proc.is_current(job.root):
+            if not job.root.identity.keeps_pid:
                 self._end(_make_outcome(job, "ended", _ENDED))
                 continue
             self._report.begin(job)
@@ -285,7 +284,7 @@ class _Move:
         status = find_status(move) if move is not None else None
         if status is None or (status.runs_on == "source") == (status.move.side == "source"):
             # Of no move, or of one that brought it here or left it here.
-            return _make_outcome(self.job, "stayed" if proc.is_current(self.job.root) else "ended", why)
+            return _make_outcome(self.job, "stayed" if self.job.root.identity.keeps_pid else "ended", why)
         if status.runs_on is not None:
             return _make_outcome(self.job, "moved", why)
         return _make_outcome(self.job, "in-doubt", why, status.next_command or "crckpt migrate --list")

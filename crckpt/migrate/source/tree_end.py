@@ -40,15 +40,10 @@ class TreeEnd:
                 raise _make_error()
             os.close(descriptor)
         for process in self._others:
-            while _is_live(process):
+            while process.identity.find() is not None:
                 if time.monotonic() >= until:
                     raise _make_error()
                 time.sleep(_LOOK_S)
-
-
-def _is_live(process: proc.Process) -> bool:
-    found = proc.read_process(process.pid)
-    return found is not None and found.start == process.start and not found.has_ended
 
 
 def _make_error() -> DumpFailed:

@@ -169,7 +169,7 @@ def state_of(tree: proc.Tree) -> TreeState:
     for before in tree.processes:
         process = now[before.pid]
         # A process that was a zombie before has not ended since: CRIU saves zombies, too.
-        if process is None or process.start != before.start or (process.state == "zombie" != before.state):
+        if process is None or process.identity != before.identity or (process.state == "zombie" != before.state):
             gone.append(before.pid)
         elif process.state in _STANDING and process.tracer:
             holders.append(process.tracer)

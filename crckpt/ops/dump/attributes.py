@@ -45,7 +45,7 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
     if not living:
         return asked, ()
     findings: dict[str, Finding] = {}
-    answers = carry_out([Order(each.pid, each.pid, "ask", start=each.start) for each in living])
+    answers = carry_out([Order(each.pid, each.pid, "ask", process=each.identity) for each in living])
     for process, answer in zip(living, answers, strict=True):
         named = {"pid": process.pid, "comm": process.comm}
         if answer.why and proc.read_process(process.pid) is not None:
@@ -81,7 +81,7 @@ def record(root: proc.Process, asked: Answers, *, is_frozen: bool = False) -> At
                 sockets.read_sockets(process.pid, process.ns_pids[-1], process.uids[1], numbers, is_frozen=is_frozen)
             )
             # Else this may be of another process that has got its PID.
-            if proc.is_current(process):
+            if process.identity.keeps_pid:
                 processes.append(read)
                 were_asked.extend(process.ns_pids[-1:] if process.pid in asked else ())
                 read_sockets.extend(own_sockets)

@@ -16,9 +16,7 @@ from crckpt.host.program.program import Program, identify, is_same_program
 from crckpt.images.regfile import RegularFile
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.last_checkpoint import LastCheckpoint
-from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import Checkpoint, Repository
-from crckpt.store.read.details import RootIdentity
 
 _ROOT = 0
 
@@ -49,12 +47,12 @@ def warn_of_shared_job(target: DumpTarget, newest: LastCheckpoint | None) -> Dum
     details = (newest.details if newest else None) or {}
     if newest is None or details.get("root") is None:
         return target
-    root = identify_root(target.observed.tree.root)
-    other = msgspec.convert(details["root"], RootIdentity)
+    root = target.observed.tree.root.identity
+    other = msgspec.convert(details["root"], proc.Identity)
     if other.boot_id != root.boot_id or other == root:
         return target
     dumped_at = details.get("uptime_ticks")
-    if proc.start_time(other.pid) != other.start and (dumped_at is None or root.start > dumped_at):
+    if not other.keeps_pid and (dumped_at is None or root.start > dumped_at):
         return target
     found = cause("job-shared").finding(
         job=target.job, checkpoint=newest.checkpoint.short_id, pid=other.pid, target=shlex.quote(target.request.target)
@@ -67,7 +65,7 @@ def _is_same_process(target: DumpTarget, program: Program, details: dict[str, An
     recorded = details.get("root")
     if recorded is None or program.executable != target.program.executable:
         return False
-    return msgspec.convert(recorded, RootIdentity) == identify_root(target.observed.tree.root)
+    return msgspec.convert(recorded, proc.Identity) == target.observed.tree.root.identity
 
 
 def _make_refusal(target: DumpTarget, last: Checkpoint, program: Program, command: str) -> PreflightRefused:

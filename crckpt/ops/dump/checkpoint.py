@@ -283,8 +283,7 @@ def _summarise_lineage(target: DumpTarget, workspace: Workspace) -> LineageSumma
 
 def _wait_until_reaped(tree: proc.Tree) -> tuple[int, ...]:
     """PIDs that the ended tree still holds: its root waits for its parent, all others for init."""
-    others = tuple(pid for pid in tree.pids if pid != tree.root.pid)
-    starts = {process.pid: process.start for process in tree.processes}
-    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S, starts)
+    others = (process.identity for process in tree.processes if process is not tree.root)
+    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S)
     within = _REAPED_BY_INIT_WITHIN_S if tree.root.ppid == 1 else _REAPED_BY_PARENT_WITHIN_S
-    return (*proc.wait_until_gone((tree.root.pid,), within, starts), *left)
+    return (*proc.wait_until_gone((tree.root.identity,), within), *left)

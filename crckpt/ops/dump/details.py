@@ -15,7 +15,6 @@ from crckpt.host.program.live import read_program
 from crckpt.model import Task
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget
-from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.ops.failures import preflight_refusal
 from crckpt.preflight.attribute_record import AttributeRecord
 from crckpt.preflight.dump.sockets import loses
@@ -64,7 +63,7 @@ def read_details(target: DumpTarget, answers: attributes.Answers, *, is_frozen: 
         "schema": 1,
         "processes": processes,
         "program": asdict(program),
-        "root": asdict(identify_root(root)),
+        "root": to_builtins(root.identity),
         # What starts later may be this program, restored.
         "uptime_ticks": proc.uptime_ticks(),
         "append_sizes": appended,
@@ -113,11 +112,11 @@ def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object]
     )
 
 
-def _identify_tracked_root(target: DumpTarget) -> dict[str, object] | None:
+def _identify_tracked_root(target: DumpTarget) -> object:
     """The root of the tree of this job that was tracked last: so a later dump can say why it is full."""
     is_tracked = target.lineage is not None and target.lineage.tracks
-    found = identify_root(target.observed.tree.root) if is_tracked else target.tracked_before
-    return None if found is None else asdict(found)
+    found = target.observed.tree.root.identity if is_tracked else target.tracked_before
+    return None if found is None else to_builtins(found)
 
 
 def _find_closed_pipes(target: DumpTarget) -> list[int]:

@@ -36,7 +36,6 @@ from crckpt.preflight.dump.space import FreeSpace, Growth, depends_on_growth, fi
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.preflight.dump.terminals import outside_terminals
 from crckpt.store import check_name, check_note
-from crckpt.store.read.details import RootIdentity
 from crckpt.tracking.choose_tracker import count_untracked, count_written
 from crckpt.tracking.preload.library import (
     ENTERED,
@@ -67,7 +66,7 @@ class DumpTarget(Struct, frozen=True):
     lineage: Lineage | None = None
     pre_copy: PreCopyResult | None = None
     root: PinnedProcess | None = None
-    tracked_before: RootIdentity | None = None
+    tracked_before: proc.Identity | None = None
     program: Program = Program("")
 
     @property
@@ -214,7 +213,7 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
     request = replace(target.request, job=target.job)
     assert target.root is not None
     again = examine_target(request, target.context, target.root, memory)
-    if again.observed.tree.root.start != root.start:
+    if again.observed.tree.root.identity != root.identity:
         raise TargetNotRunning(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {target.request.target}")
     before = target.tracked_before
     return replace(again, lineage=target.lineage, pre_copy=target.pre_copy, tracked_before=before)

@@ -99,7 +99,7 @@ def bytes_left(root: proc.Process, tracker: str) -> tuple[int, int]:
     tracked = whole = 0
     now = proc.read_process(root.pid)
     # If the tree has ended, the dump reports that, not its forecast.
-    if now is None or now.start != root.start:
+    if now is None or now.identity != root.identity:
         return tracked, whole
     for process in proc.read_tree(now).processes:
         with suppress(OSError):

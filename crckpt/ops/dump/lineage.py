@@ -16,7 +16,6 @@ from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_pa
 from crckpt.ops.dump.result import LineageSummary
 from crckpt.ops.dump.tracked_before import why_no_tracker
 from crckpt.store import Repository
-from crckpt.store.read.details import RootIdentity
 from crckpt.tracking.dump_basis import Base, DumpBasis, RoundBase
 from crckpt.tracking.keeper.client import KILLED, KeeperSession, find_session, open_session, was_ended, was_killed
 from crckpt.tracking.keeper.protocol import Keeper
@@ -154,7 +153,7 @@ def _describe_missed(parent: ParentImages, basis: DumpBasis, root: int) -> Itera
 
 
 def open_lineage(
-    root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool, before: RootIdentity | None = None
+    root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool, before: proc.Identity | None = None
 ) -> Lineage | None:
     """The lineage of the tree below `root`; a tracker is started if `wanted`.
 
@@ -177,7 +176,7 @@ def open_lineage(
 
 
 def _why_not_tracked(
-    root: proc.Process, *, wanted: bool | None, apart: bool, before: RootIdentity | None
+    root: proc.Process, *, wanted: bool | None, apart: bool, before: proc.Identity | None
 ) -> LineageSummary | None:
     """The summary of a dump that no tracker can serve, or that does not want one; None of another."""
     was_tracked = before is not None or keeper_socket(root).exists() or was_ended(root)
@@ -195,7 +194,7 @@ def predict_lineage(
     *,
     wanted: bool | None,
     apart: bool,
-    before: RootIdentity | None = None,
+    before: proc.Identity | None = None,
 ) -> LineageSummary | None:
     """Predict what a dump into this store would count from now, as far as that is known without touching the tree.
 

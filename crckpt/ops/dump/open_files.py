@@ -50,7 +50,7 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles
         links |= {link: _is_writable(link) for link in find_mapped_files(process.pid).values()}
         reached = [(found, writes) for link, writes in links.items() if (found := read_link_target(link))]
         # Another process may have got its PID: its files are not the tree's.
-        for found, writes in reached if proc.is_current(process) else ():
+        for found, writes in reached if process.identity.keeps_pid else ():
             known.setdefault(found.path, set()).add((found.device, found.inode, writes))
             owners.setdefault(found.path, set()).add(found.owner)
     return OpenFiles(

@@ -28,5 +28,5 @@ def _processes(tree: proc.Tree) -> Iterator[UsingProcess]:
     for process in tree.processes:
         usage = read_process_usage(process.pid)
         # Else it is of another process, which has got the PID.
-        if usage is not None and proc.is_current(process):
+        if usage is not None and process.identity.keeps_pid:
             yield UsingProcess(process.pid, process.comm, usage)

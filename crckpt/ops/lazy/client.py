@@ -101,10 +101,7 @@ class Filler:
 
         Raises RestoreFailed.
         """
-        tasks = {}
-        for inner, pid in pids.items():
-            if (start := proc.start_time(pid)) is not None:
-                tasks[inner] = (pid, start)
+        tasks = {inner: found for inner, pid in pids.items() if (found := proc.identify(pid)) is not None}
         self._send(Attach(root, tasks))
         self._has_tree = True
         self._receive(Attached)

@@ -22,7 +22,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.proc import procfs
+from crckpt.host.proc import Identity, procfs
 from crckpt.host.process.send_signal import send_signal
 from crckpt.host.syscalls.clone import fork_with_same_descriptors
 from crckpt.ops.lazy.marks import is_incomplete, is_unfilled, wait_until_released
@@ -30,13 +30,11 @@ from crckpt.ops.lazy.marks import is_incomplete, is_unfilled, wait_until_release
 _SIZE: Final = 4 << 20
 _POLL_S: Final = 0.01
 
-_Task = tuple[int, int]
-
 
 class Processes(Struct, frozen=True):
-    """Restored processes (PID and start time), their users, and their programs (device and inode)."""
+    """Restored processes, their users, and their programs (device and inode)."""
 
-    tasks: tuple[_Task, ...] = ()
+    tasks: tuple[Identity, ...] = ()
     users: frozenset[int] = frozenset()
     programs: frozenset[tuple[int, int]] = frozenset()
 
@@ -47,7 +45,7 @@ class GuardedTree:
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _SIZE)  # shared
 
-    def write(self, tasks: Iterable[_Task]) -> None:
+    def write(self, tasks: Iterable[Identity]) -> None:
         """Name the processes, which live now. Raises ValueError if they are too many."""
         content = msgspec.json.encode(_look_at(tasks))
         self._memory[: len(content) + 1] = content + b"\n"
@@ -72,49 +70,48 @@ def fork_guarded(tree: GuardedTree) -> None:
         os._exit(0 if status == 0 else 1)
 
 
-def end_unfilled(root: int, start: int) -> None:
+def end_unfilled(root: Identity) -> None:
     """Wait while a helper fills the memory of this tree. End the tree if helper and guard were killed before that."""
-    wait_until_released(root, start)
-    if is_unfilled(root, start):
-        _end(_look_at([(root, start)]))
+    wait_until_released(root)
+    if is_unfilled(root):
+        _end(_look_at([root]))
 
 
-def _look_at(tasks: Iterable[_Task]) -> Processes:
+def _look_at(tasks: Iterable[Identity]) -> Processes:
     found = tuple(tasks)
-    users = frozenset(user for pid, start in found for user in _find_users(pid, start))
-    living = [pid for pid, start in found if proc.start_time(pid) == start]
+    users = frozenset(user for task in found for user in _find_users(task))
+    living = (task.pid for task in found if task.keeps_pid)
     return Processes(found, users, frozenset(program for pid in living for program in _find_program(pid)))
 
 
 def _end(processes: Processes) -> None:
     """End the processes, and what they have forked meanwhile; return when all are gone."""
     while found := set(_find_living(processes)):
-        for pid, start in found:
-            send_signal(pid, signal.SIGKILL, start)
+        for process in found:
+            send_signal(process, signal.SIGKILL)
         time.sleep(_POLL_S)
 
 
-def _find_living(processes: Processes) -> Iterator[_Task]:
-    for pid, start in processes.tasks:
-        root = proc.read_process(pid)
-        if root is not None and root.start == start:
-            tree = proc.read_tree(root).processes
-            yield from ((each.pid, each.start) for each in tree if not each.has_ended)
+def _find_living(processes: Processes) -> Iterator[Identity]:
+    for task in processes.tasks:
+        root = proc.read_process(task.pid)
+        if root is not None and root.identity == task:
+            yield from (each.identity for each in proc.read_tree(root).processes if not each.has_ended)
     # A child that was forked meanwhile may have lost its parent. Until it runs another program, it has that of the
     # tree.
-    since = max((start for _, start in processes.tasks), default=0)
+    since = max((task.start for task in processes.tasks), default=0)
     for pid in procfs.pids():
-        began = proc.start_time(pid)
+        process = proc.identify(pid)
         # Other users have trees of the same program.
-        if began is None or began < since or processes.users.isdisjoint(_find_users(pid, began)):
+        if process is None or process.start < since or processes.users.isdisjoint(_find_users(process)):
             continue
         if not processes.programs.isdisjoint(_find_program(pid)) and is_incomplete(pid):
-            yield pid, began
+            yield process
 
 
-def _find_users(pid: int, start: int) -> Iterator[int]:
-    process = proc.read_process(pid)
-    if process is not None and process.start == start:
+def _find_users(task: Identity) -> Iterator[int]:
+    process = proc.read_process(task.pid)
+    if process is not None and process.start == task.start:
         yield process.uids[0]
 
 

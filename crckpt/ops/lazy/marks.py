@@ -19,14 +19,14 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.disk.files import runtime_directory
 from crckpt.host.disk.runtime_directory import make_runtime_directory
-from crckpt.host.proc import procfs
+from crckpt.host.proc import Identity, procfs
 
 _WAITS: Final = re.compile(r"^VmFlags:.* um\b", re.MULTILINE)
 
 
-def open_mark(root: int, start: int) -> int:
+def open_mark(root: Identity) -> int:
     """Make the mark of a tree, locked; return its descriptor. Raises OSError."""
-    path = _path(root, start)
+    path = _path(root)
     make_runtime_directory(path)
     _remove_dead_marks()
     while True:
@@ -52,24 +52,24 @@ def _remove_dead_marks() -> None:
             os.close(descriptor)
 
 
-def wait_until_released(root: int, start: int) -> None:
+def wait_until_released(root: Identity) -> None:
     """Wait while a helper fills the memory of this tree, or ends it."""
     with suppress(FileNotFoundError):
-        descriptor = os.open(_path(root, start), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(_path(root), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
 
 
-def remove_mark(root: int, start: int) -> None:
+def remove_mark(root: Identity) -> None:
     """Remove the mark of a tree whose memory is complete."""
-    _path(root, start).unlink(missing_ok=True)
+    _path(root).unlink(missing_ok=True)
 
 
-def is_unfilled(root: int, start: int) -> bool:
+def is_unfilled(root: Identity) -> bool:
     """Return whether this tree lives, and nobody fills its memory any more. Call `wait_until_released` before."""
-    return _path(root, start).exists() and proc.start_time(root) == start
+    return _path(root).exists() and root.keeps_pid
 
 
 def is_incomplete(pid: int) -> bool:
@@ -95,10 +95,9 @@ def wait_until_complete(root: int, say: Callable[[str], None]) -> None:
                 fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
             os.close(descriptor)
-    start = proc.start_time(root)
-    if start is not None:
-        wait_until_released(root, start)
-        if is_unfilled(root, start):
+    if (identity := proc.identify(root)) is not None:
+        wait_until_released(identity)
+        if is_unfilled(identity):
             raise HostCannot(
                 f"PID {root} waits for memory that nobody fills: the helper that did so was killed",
                 hint=f"end it (kill -9 {root}) and restore its last checkpoint: crckpt restore JOB",
@@ -122,12 +121,12 @@ def _open_marks() -> Iterator[tuple[Path, int]]:
 
 
 def _is_of_living(mark: Path) -> bool:
-    pid, _, start = mark.name.partition("-")
-    return pid.isdecimal() and str(proc.start_time(int(pid))) == start
+    root = proc.parse_identity(mark.name)
+    return root is not None and root.keeps_pid
 
 
-def _path(root: int, start: int) -> Path:
-    return _directory() / f"{root}-{start}"
+def _path(root: Identity) -> Path:
+    return _directory() / root.name
 
 
 def _directory() -> Path:

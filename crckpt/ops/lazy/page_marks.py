@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crckpt.host import proc
-from crckpt.host.proc import procfs
+from crckpt.host.proc import Identity, procfs
 from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import touch_memory
 from crckpt.model import PAGE_SIZE
@@ -82,10 +82,10 @@ class MarksFinder:
     of this process.
     """
 
-    def __init__(self, known: Iterable[tuple[int, int]]) -> None:
-        """`known` are PID and start time of the restored processes: no child was started before them."""
+    def __init__(self, known: Iterable[Identity]) -> None:
+        """`known` are the restored processes: no child was started before them."""
         self._asked = set(known)
-        self._since = min(start for _, start in self._asked)
+        self._since = min(each.start for each in self._asked)
         self._questions: dict[int, _Question] = {}
         self._lock = threading.Lock()
 
@@ -99,38 +99,38 @@ class MarksFinder:
 
     def ask(self, ranges: tuple[Range, ...]) -> None:
         """Ask each new process that has marks in one of the ranges."""
-        starts = {(pid, start) for pid in procfs.pids() if (start := proc.start_time(pid)) is not None}
-        self._asked &= starts
-        for pid, start in sorted(starts - self._asked):
-            if start < self._since:
+        living = {found for pid in procfs.pids() if (found := proc.identify(pid)) is not None}
+        self._asked &= living
+        for process in sorted(living - self._asked, key=lambda each: each.pid):
+            if process.start < self._since:
                 continue
             with suppress(OSError):
                 # The main thread may have ended before others.
-                for tid in procfs.threads(pid):
-                    marks = PageMarks(pid, tid)
+                for tid in procfs.threads(process.pid):
+                    marks = PageMarks(process.pid, tid)
                     address = next((first for each in ranges for first, _ in marks.find(*each)), None)
                     if address is None:
                         marks.close()
                         continue
                     asking = threading.Thread(
-                        target=self._ask, args=(pid, tid, start, _Question(address, marks)), daemon=True
+                        target=self._ask, args=(process, tid, _Question(address, marks)), daemon=True
                     )
                     asking.start()
                     # It may wait for ever, for a userfaultfd of the program's own.
                     asking.join(_PATIENCE_S)
                     break
 
-    def _ask(self, pid: int, tid: int, start: int, question: _Question) -> None:
+    def _ask(self, process: Identity, tid: int, question: _Question) -> None:
         us = threading.get_native_id()
-        self._asked.add((pid, start))
+        self._asked.add(process)
         with self._lock:
             self._questions[us] = question
         # Since the page map was opened, no other process can have got the PID; one that runs another program has no
         # missing pages.
-        if proc.start_time(pid) == start:
+        if process.keeps_pid:
             touch_memory(tid, question.address)
         with self._lock:
             if self._questions.pop(us, None) is not None:
                 # It was no missing page of ours any more.
                 question.marks.close()
-                self._asked.discard((pid, start))
+                self._asked.discard(process)

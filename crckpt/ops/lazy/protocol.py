@@ -7,6 +7,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from crckpt.host.proc import Identity
 from crckpt.model import CheckpointId
 from crckpt.ops.lazy.plan import ProcessPlan
 
@@ -33,13 +34,13 @@ class Started(Struct, frozen=True, tag=True):
 
 
 class Attach(Struct, frozen=True, tag=True):
-    """The processes of the tree wait in the hold. `tasks`: PID and start time by the PID in the checkpoint.
+    """The processes of the tree wait in the hold. `tasks`: by the PID in the checkpoint.
 
     Answered by Attached, and then by Planned.
     """
 
     root: int
-    tasks: dict[int, tuple[int, int]]
+    tasks: dict[int, Identity]
 
 
 class Attached(Struct, frozen=True, tag=True):

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from crckpt.errors import HostCannot, IntegrityError, error_text
-from crckpt.host.proc import procfs
+from crckpt.host.proc import Identity, procfs
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.process.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host.syscalls.missing_pages import MissingPages
@@ -244,31 +244,31 @@ class _Helper:
 
     def _fill(self, plan: Plan, attach: Attach, contents: Contents, check_start: Callable[[], None]) -> None:
         root = attach.tasks[attach.root]
-        self._mark = open_mark(*root)
+        self._mark = open_mark(root)
 
         def find_pages(process: ProcessPlan) -> ProcessPages:
             return ProcessPages(contents, process.pagemap, process.ranges, plan.hot)
 
         taken, whole = [], []
         for process in plan.processes:
-            pid, start = attach.tasks[process.pid]
-            if found := _take(process, pid, start):
-                taken.append((process, pid, start, *found))
+            task = attach.tasks[process.pid]
+            if found := _take(process, task):
+                taken.append((process, task, *found))
             else:
-                _fill_whole(pid, find_pages(process))
-                whole.append(pid)
+                _fill_whole(task.pid, find_pages(process))
+                whole.append(task.pid)
         self._tree.write(attach.tasks.values())
         self._send(Attached(tuple(whole)))
         filling = _Filling(MarksFinder(attach.tasks.values()), self._end_tree)
         # The tree is still held: it takes a while to decide that it runs.
-        for process, pid, start, missing, context in taken:
+        for process, task, missing, context in taken:
             segments = Segments(Segment(first, last, first) for first, last in process.ranges)
-            free = partial(_unpin, pid, start, context, missing)
-            filling.add(AddressSpace(pid, find_pages(process), missing, segments, filling, unpin=free))
+            free = partial(_unpin, task, context, missing)
+            filling.add(AddressSpace(task.pid, find_pages(process), missing, segments, filling, unpin=free))
         self._send(Planned())
         filling.begin(Start(self._connection.fileno(), check_start))
         filling.finish()
-        remove_mark(*root)
+        remove_mark(root)
         if plan.manifest:
             self._send(Filled())
 
@@ -303,31 +303,31 @@ class _Helper:
         self._connection.sendall(encode(message))
 
 
-def _take(process: ProcessPlan, pid: int, start: int) -> tuple[MissingPages, int] | None:
+def _take(process: ProcessPlan, task: Identity) -> tuple[MissingPages, int] | None:
     """Take a userfaultfd of a process in the hold, and register its mappings; None if that is impossible."""
     try:
-        missing, context = take_pinned(pid, start, _FLAGS)
+        missing, context = take_pinned(task, _FLAGS)
     except (HostCannot, OSError):
         return None
     try:
         for mapping in process.mappings:
             missing.register(*mapping)
     except OSError:
-        unpin(pid, start, context)
+        unpin(task, context)
         missing.close()
         return None
     return missing, context
 
 
-def _unpin(pid: int, start: int, context: int, missing: MissingPages) -> None:
+def _unpin(task: Identity, context: int, missing: MissingPages) -> None:
     """Let a process whose memory is complete go on without its userfaultfd."""
     with _unpinning:
         try:
-            unpin(pid, start, context)
+            unpin(task, context)
         except (HostCannot, OSError):
             # It cannot be entered now. Then the userfaultfd stays, with nothing to do.
             with suppress(OSError):
-                for each in read_maps(pid):
+                for each in read_maps(task.pid):
                     with suppress(OSError):
                         missing.unregister(each.start, each.end)
 

@@ -59,7 +59,7 @@ def start_job(tree: ImageTree, child: int, init: int | None, terminal: ShellTerm
     job = Job(
         child=child,
         program=program,
-        start=proc.start_time(program),
+        identity=proc.identify(program),
         foreground=pids.get(group, 0) if root.sid == root.pid else 0,
         terminal=terminal,
         modes=modes or None,

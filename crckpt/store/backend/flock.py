@@ -20,7 +20,7 @@ from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize
 from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.model import utc_datetime
 from crckpt.store import layout
-from crckpt.store.process_identity import ProcessIdentity, read_identity, write_identity
+from crckpt.store.owner import Owner, read_owner, write_owner
 
 # Short: a process that wants the lock alone has to hit a moment in which none of many holds it.
 _RETRY_S: Final = 0.01
@@ -84,16 +84,16 @@ def restores_locked(root: Path, job: str, timeout: float, *, alone: bool) -> Ite
         os.close(lock)
 
 
-def holders(root: Path) -> tuple[ProcessIdentity, ...]:
+def holders(root: Path) -> tuple[Owner, ...]:
     """The living processes that hold the lock of the store at `root`, as far as they could leave a record."""
     return tuple(owner for owner in _read_records(root) if owner.is_alive)
 
 
-def _read_records(root: Path) -> Iterator[ProcessIdentity]:
+def _read_records(root: Path) -> Iterator[Owner]:
     directory = root / layout.LOCKS
     # A backup may have left it out.
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if (owner := read_identity(path)) is not None:
+        if (owner := read_owner(path)) is not None:
             yield owner
 
 
@@ -131,7 +131,7 @@ def _recorded(root: Path) -> Iterator[None]:
     # Removing must also work on a full disk: then there is no record.
     path = root / layout.LOCKS / own_name()
     with suppress(OSError):
-        write_identity(path, time.time(), "lock-record")
+        write_owner(path, time.time(), "lock-record")
     try:
         yield
     finally:
@@ -213,5 +213,5 @@ def _restore_refusal(path: Path, job: str) -> StoreLocked:
     )
 
 
-def _clock(owner: ProcessIdentity) -> str:
+def _clock(owner: Owner) -> str:
     return f"{utc_datetime(owner.since):%Y-%m-%d %H:%M:%S} UTC"

@@ -33,7 +33,7 @@ from crckpt.host.disk.files import (
 from crckpt.store import layout
 from crckpt.store.backend import access, flock
 from crckpt.store.backend.protocol import Backend
-from crckpt.store.process_identity import read_identity
+from crckpt.store.owner import read_owner
 
 # The unit of st_blocks, whatever the file system's blocks are (stat(2)).
 _SECTOR: Final = 512
@@ -299,5 +299,5 @@ def _directory_of(name: str) -> str:
 
 
 def _is_held(record: Path) -> bool:
-    owner = read_identity(record)
+    owner = read_owner(record)
     return owner is not None and owner.is_alive

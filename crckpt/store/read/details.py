@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from crckpt.errors import CrckptError, IntegrityError
+from crckpt.host import proc
 from crckpt.host.disk.files import write_unsynced
 from crckpt.host.program.interpreters import CODE
 from crckpt.host.program.program import Program
@@ -29,24 +30,16 @@ class _Process(Struct, frozen=True):
     uids: tuple[Count, ...] = ()
 
 
-class RootIdentity(Struct, frozen=True):
-    """The process that is the root of a tree; `start` is in clock ticks after the boot."""
-
-    boot_id: str
-    pid: Count
-    start: Count
-
-
 class _Details(Struct, frozen=True):
     processes: tuple[_Process, ...] = ()
     program: Program | None = None
-    root: RootIdentity | None = None
+    root: proc.Identity | None = None
     append_sizes: dict[str, Count] = {}
     closed_pipes: tuple[Count, ...] = ()
     files: dict[str, tuple[tuple[Count, Count, Count], ...]] = {}
     file_owners: dict[str, tuple[Count, ...]] = {}
     file_heads: dict[str, Annotated[str, Meta(pattern=r"\A[0-9]{1,3}-[0-9a-f]{64}\Z")]] = {}
-    tracked_root: RootIdentity | None = None
+    tracked_root: proc.Identity | None = None
     uptime_ticks: Count | None = None
 
 

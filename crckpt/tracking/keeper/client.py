@@ -223,9 +223,8 @@ def _find_sockets(of: int | None) -> Iterator[tuple[Path, int | None]]:
             is_mark = path.suffix == ENDED_MARK
             if not (is_mark or path.is_socket()):
                 continue
-            pid, _, start = path.name.removesuffix(ENDED_MARK).partition("-")
-            process = proc.read_process(int(pid)) if pid.isdecimal() else None
-            root = process.pid if process is not None and str(process.start) == start else None
+            named = proc.parse_identity(path.name.removesuffix(ENDED_MARK))
+            root = named.pid if named is not None and named.keeps_pid else None
             if is_mark:
                 if root is None and path.is_file():
                     path.unlink(missing_ok=True)

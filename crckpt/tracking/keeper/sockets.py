@@ -13,12 +13,12 @@ ENDED_MARK: Final = ".ended"
 
 def keeper_socket(root: proc.Process) -> Path:
     """Return the socket of this process's keeper. It stays behind if the keeper is killed."""
-    return keeper_directory() / f"{root.pid}-{root.start}"
+    return keeper_directory() / root.identity.name
 
 
 def ended_mark(root: proc.Process) -> Path:
     """Return the file that shows that the keeper of this process was ended on request."""
-    return keeper_socket(root).with_name(f"{root.pid}-{root.start}{ENDED_MARK}")
+    return keeper_directory() / f"{root.identity.name}{ENDED_MARK}"
 
 
 def keeper_directory() -> Path:

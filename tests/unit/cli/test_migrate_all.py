@@ -20,7 +20,6 @@ from crckpt.migrate.request import MigrateRequest
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.model import JobName
 from crckpt.ops.context import Context
-from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import Repository
 
 USAGE = 2
@@ -192,7 +191,7 @@ def test_a_host_that_cannot_be_reached_is_tried_once(
     with pytest.MonkeyPatch.context() as patch, program(WAITS) as one, program(WAITS) as other:
         patch.setenv("PATH", f"{ssh.parent}:/usr/bin:/bin:/usr/sbin:/sbin")
         for number, process in enumerate((one, other)):
-            details = {"root": asdict(identify_root(read(process.pid)))}
+            details = {"root": asdict(read(process.pid).identity)}
             new = described(f"job{number}", json.dumps(details).encode())
             store(repository, tmp_path, of_pages(number + 1), new)
         words = ["migrate", "--all", "node2", "--store", str(repository.root)]

@@ -35,7 +35,7 @@ from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.store import Repository
 from crckpt.store.format.extents import EXTENT
 from crckpt.store.format.pack import FOOTER, FRAME, FRAME_SIZE, MAGIC
-from crckpt.store.process_identity import identify_process
+from crckpt.store.owner import identify_owner
 
 IMAGES = TESTS / "data/images/tree"
 NOBODY = 65534
@@ -272,7 +272,7 @@ def _raw_entry(entry: str, value: bytes) -> Attack:
 
 
 def _owner(**entries: object) -> dict[str, object]:
-    told: dict[str, object] = json.loads(identify_process(1.0).encode())
+    told: dict[str, object] = json.loads(identify_owner(1.0).encode())
     return {**told, "boot_id": proc.boot_id(), **entries}
 
 

@@ -11,14 +11,14 @@ from image_sets import open_store
 
 from crckpt.errors import HostCannot
 from crckpt.store import handed_over
-from crckpt.store.process_identity import read_identity
+from crckpt.store.owner import read_owner
 from crckpt.store.transaction import find_unused_transactions, staged
 
 
 def test_it_has_an_owner(tmp_path: Path) -> None:
     with handed_over(tmp_path, os.getppid()) as path:
         pass
-    owner = read_identity(path / "owner.json")
+    owner = read_owner(path / "owner.json")
     assert owner is not None
     assert (owner.pid, owner.is_alive) == (os.getppid(), True)
     assert path.stat().st_mode & 0o777 == 0o700

@@ -12,6 +12,7 @@ import psutil
 import pytest
 from confined import CONFINED, needs_root
 from entering import compile_program, running
+from msgspec.structs import replace
 from smaller_bounds import smaller_bounds
 
 from crckpt.host import proc
@@ -24,7 +25,8 @@ def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
     with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process:
         found = proc.read_process(process.pid)
         assert found is not None
-        orders = [Order(process.pid, process.pid, "ask", start=found.start + more) for more in (0, 1)]
+        processes = (found.identity, replace(found.identity, start=found.start + 1))
+        orders = [Order(each.pid, each.pid, "ask", process=each) for each in processes]
         whys = [answer.why for answer in carry_out(orders)]
         assert whys == ["", f"PID {process.pid} has ended, and another process has its PID now"]
         after = proc.read_process(process.pid)

@@ -62,11 +62,10 @@ def read(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def start_of(process: subprocess.Popen[str]) -> int:
-    """When it was started."""
-    start = proc.start_time(process.pid)
-    assert start is not None
-    return start
+def identify(process: subprocess.Popen[str]) -> proc.Identity:
+    found = proc.identify(process.pid)
+    assert found is not None
+    return found
 
 
 def next_message(missing: MissingPages) -> Message:
@@ -85,7 +84,7 @@ def test_it_waits_and_finds_no_zeros() -> None:
     with running(PYTHON, "-c", READER) as process:
         address = int(read(process))
         descriptors = list_descriptors(process.pid)
-        missing, _ = take_pinned(process.pid, start_of(process), FLAGS)
+        missing, _ = take_pinned(identify(process), FLAGS)
         missing.register(address, address + SIZE)
         missing.close()
         assert list_descriptors(process.pid) == descriptors
@@ -96,7 +95,7 @@ def test_it_waits_and_finds_no_zeros() -> None:
 def test_it_goes_on_once_it_is_let_go() -> None:
     with running(PYTHON, "-c", READER) as process:
         address = int(read(process))
-        missing, context = take_pinned(process.pid, start_of(process), FLAGS)
+        missing, context = take_pinned(identify(process), FLAGS)
         missing.register(address, address + SIZE)
         say(process)
         assert next_message(missing).kind is Kind.FAULT
@@ -106,7 +105,7 @@ def test_it_goes_on_once_it_is_let_go() -> None:
         os.close(next_message(missing).first)
         assert read(process) == "False"
         assert has_context(process.pid)
-        unpin(process.pid, start_of(process), context)
+        unpin(identify(process), context)
         missing.close()
         assert not has_context(process.pid)
         assert not is_incomplete(process.pid)
@@ -122,8 +121,8 @@ def test_a_32_bit_program_has_its_own_numbers(tmp_path: Path) -> None:
         say(process)
         if read(process) != "":
             pytest.skip("this kernel runs no 32-bit programs")
-        missing, context = take_pinned(process.pid, start_of(process), FLAGS)
+        missing, context = take_pinned(identify(process), FLAGS)
         assert has_context(process.pid)
-        unpin(process.pid, start_of(process), context)
+        unpin(identify(process), context)
         missing.close()
         assert not has_context(process.pid)

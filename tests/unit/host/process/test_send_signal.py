@@ -6,18 +6,20 @@ import os
 import signal
 import subprocess
 
-from crckpt.host.proc import start_time
+from msgspec.structs import replace
+
+from crckpt.host.proc import identify
 from crckpt.host.process.send_signal import send_signal, send_signal_if
 
 
 def test_another_process_with_the_number_gets_nothing() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
-        started = start_time(process.pid)
-        assert started is not None
-        send_signal(process.pid, signal.SIGKILL, started - 1)
+        found = identify(process.pid)
+        assert found is not None
+        send_signal(replace(found, start=found.start - 1), signal.SIGKILL)
         send_signal_if(process.pid, signal.SIGKILL, lambda: False)
         assert process.poll() is None
-        send_signal(process.pid, signal.SIGKILL, started)
+        send_signal(found, signal.SIGKILL)
         assert process.wait(10) == -signal.SIGKILL
 
 

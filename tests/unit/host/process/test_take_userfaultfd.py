@@ -306,14 +306,15 @@ def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_pa
         "threading.Event().wait()\n"
     )
     enters = (
-        "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host.process import userfaultfd_taker\n"
+        "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host.proc import identify\n"
+        "from crckpt.host.process import userfaultfd_taker\n"
         "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = userfaultfd_taker.borrow\n"
         "def late(pid, descriptor):\n"
         "    with open(told, 'wb') as file: file.write(b'.')\n"
         "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
         "    return real(pid, descriptor)\n"
         "userfaultfd_taker.borrow = late\n"
-        "try: userfaultfd_taker.take_one(pid)\n"
+        "try: userfaultfd_taker.take_one(identify(pid))\n"
         "except HostCannot as error: print(error.message)"
     )
     with running(sys.executable, "-c", redirects, str(tmp_path / "told")) as process:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from entering import Told, state, tracer, wait_for
+from msgspec.structs import replace
 from other_user import as_user
 from small_programs import free_pid
 
@@ -28,9 +29,9 @@ pytestmark = [
 ]
 
 
-def refusal(pid: int, start: int = 0) -> None:
+def refusal(pid: int, identity: proc.Identity | None = None) -> None:
     """Stop it and let it go."""
-    with stopped(pid, start=start):
+    with stopped(pid, identity=identity):
         pass
 
 
@@ -94,13 +95,12 @@ def test_a_failure_meanwhile_leaves_the_process_as_it_was(target: Told) -> None:
 def test_another_process_that_got_the_pid_is_let_go(target: Told) -> None:
     found = proc.read_process(target.pid)
     assert found is not None
-    start = found.start
 
     def check() -> None:
         with pytest.raises(Refused, match="another process has its PID now"):
-            refusal(target.pid, start + 1)
+            refusal(target.pid, replace(found.identity, start=found.start + 1))
         assert tracer(target.pid) == 0
-        refusal(target.pid, start)
+        refusal(target.pid, found.identity)
 
     as_user(check, ROOT)
     assert is_unharmed(target)

@@ -19,7 +19,6 @@ from crckpt.host.program.live import read_program
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.migrate.drain.running_jobs import RunningJobs, find_running_jobs
 from crckpt.model import Task
-from crckpt.ops.dump.tracked_before import identify_root
 from crckpt.store import Checkpoint, Repository
 
 MANY_BYTES = 64 << 20
@@ -38,7 +37,7 @@ class Store:
         """Store a checkpoint of a job, as a dump of the process would."""
         process = read(pid)
         known: dict[str, Any] = {
-            "root": asdict(identify_root(process)),
+            "root": asdict(process.identity),
             "program": asdict(read_program(pid, process.comm)),
             "uptime_ticks": proc.uptime_ticks(),
             **details,
@@ -76,7 +75,7 @@ def waiting() -> Iterator[int]:
 def before(pid: int) -> dict[str, object]:
     """The root of a program that had this PID before."""
     root = read(pid)
-    return asdict(identify_root(replace(root, start=root.start - 1)))
+    return asdict(replace(root, start=root.start - 1).identity)
 
 
 def test_the_largest_is_the_first(stored: Store, waiting: int) -> None:
@@ -109,7 +108,7 @@ def test_only_the_newest_checkpoint_counts(stored: Store, waiting: int) -> None:
 
 
 def test_the_tree_that_was_tracked_counts(stored: Store, waiting: int) -> None:
-    stored.record("job", waiting, root=before(waiting), tracked_root=asdict(identify_root(read(waiting))))
+    stored.record("job", waiting, root=before(waiting), tracked_root=asdict(read(waiting).identity))
     assert stored.find_names() == ["job"]
 
 

@@ -48,7 +48,7 @@ def tree() -> Iterator[proc.Tree]:
         yield found
         # Those that have ended are zombies, or have no successor yet: PIDs are not used again so soon.
         for each in found.processes:
-            if proc.is_current(each):
+            if each.identity.keeps_pid:
                 os.kill(each.pid, signal.SIGKILL)
 
 

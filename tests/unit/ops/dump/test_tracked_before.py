@@ -10,8 +10,7 @@ import pytest
 
 from crckpt.host import proc
 from crckpt.ops.dump.lineage import open_lineage, predict_lineage
-from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST, identify_root, why_no_tracker
-from crckpt.store.read.details import RootIdentity
+from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST, why_no_tracker
 from crckpt.tracking.keeper.client import keepers, mark_ended, was_ended
 from crckpt.tracking.keeper.sockets import ended_mark
 
@@ -27,20 +26,20 @@ def root() -> Iterator[proc.Process]:
     ended_mark(process).unlink(missing_ok=True)
 
 
-def other(root: proc.Process, boot_id: str = "", pid: int = 0) -> RootIdentity:
-    return RootIdentity(boot_id or proc.boot_id(), pid or root.pid, 1)
+def other(root: proc.Process, boot_id: str = "", pid: int = 0) -> proc.Identity:
+    return proc.Identity(boot_id or proc.boot_id(), pid or root.pid, 1)
 
 
 def test_the_reasons(root: proc.Process) -> None:
     assert why_no_tracker(root, None) == ""
-    assert why_no_tracker(root, identify_root(root)) == "its tracker has ended"
+    assert why_no_tracker(root, root.identity) == "its tracker has ended"
     restored = "the tree was restored or started again since it was tracked"
     assert why_no_tracker(root, other(root)) == restored
     assert why_no_tracker(root, other(root, pid=1)) == restored
     rebooted = "the host was rebooted, or is another one, since the program was tracked"
     assert why_no_tracker(root, other(root, boot_id="0-0")) == rebooted
     older = "the last checkpoint of the job was incremental, but no tracker runs for this tree"
-    assert why_no_tracker(root, RootIdentity("", 0, 0)) == older
+    assert why_no_tracker(root, proc.Identity("", 0, 0)) == older
 
 
 def test_a_tracker_that_was_ended_on_request(root: proc.Process) -> None:

@@ -49,10 +49,10 @@ def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
 def test_trees_of_other_users_are_not_ended(user: int) -> None:
     """They may run the same program, and wait for memory of their own."""
     with program(WAITS, NOBODY) as root, program(INCOMPLETE, user) as other:
-        start = proc.start_time(root.pid)
-        assert start is not None
+        found = proc.identify(root.pid)
+        assert found is not None
         tree = GuardedTree()
-        tree.write([(root.pid, start)])
+        tree.write([found])
         _end(tree.read())
         assert root.wait() == -9
         if user == NOBODY:

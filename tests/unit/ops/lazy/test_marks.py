@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from crckpt.host.disk.files import runtime_directory
-from crckpt.host.proc import start_time
+from crckpt.host.proc import Identity, identify
 from crckpt.ops.lazy.marks import is_unfilled, open_mark, remove_mark, wait_until_released
 
-ROOT, START = 1 << 30, 77
+ROOTS = tuple(Identity("", (1 << 30) + number, 77) for number in range(4))
+ROOT = ROOTS[0]
 
 
 @pytest.fixture
@@ -23,59 +24,59 @@ def marks() -> Path:
 
 
 def test_the_mark_of_a_helper_that_was_killed_is_removed_by_the_next_one(marks: Path) -> None:
-    killed, failed, living = (marks / f"{ROOT + number}-{START}" for number in range(3))
-    os.close(open_mark(ROOT, START))
-    reason = open_mark(ROOT + 1, START)
+    killed, failed, living = (marks / root.name for root in ROOTS[:3])
+    os.close(open_mark(ROOT))
+    reason = open_mark(ROOTS[1])
     os.write(reason, b"there was damage\n")
     os.close(reason)
-    held = open_mark(ROOT + 2, START)
-    new = open_mark(ROOT + 3, START)
+    held = open_mark(ROOTS[2])
+    new = open_mark(ROOTS[3])
     try:
         assert not killed.exists()
         assert failed.read_text() == "there was damage\n"
         assert living.exists()
     finally:
-        for number in range(4):
-            remove_mark(ROOT + number, START)
+        for root in ROOTS:
+            remove_mark(root)
         os.close(held)
         os.close(new)
 
 
 def test_the_mark_of_a_tree_that_lives_stays(marks: Path) -> None:
     """Its helper was killed: it has lost memory, which the mark says."""
-    us, start = os.getpid(), start_time(os.getpid())
-    assert start is not None
-    os.close(open_mark(us, start))
-    new = open_mark(ROOT, START)
+    us = identify(os.getpid())
+    assert us is not None
+    os.close(open_mark(us))
+    new = open_mark(ROOT)
     try:
-        assert (marks / f"{us}-{start}").exists()
-        assert is_unfilled(us, start)
+        assert (marks / us.name).exists()
+        assert is_unfilled(us)
     finally:
-        remove_mark(us, start)
-        remove_mark(ROOT, START)
+        remove_mark(us)
+        remove_mark(ROOT)
         os.close(new)
 
 
 def test_a_mark_that_was_removed_before_it_was_locked_is_made_again(marks: Path) -> None:
     """Another helper has it locked, and takes it for a dead one."""
-    path = marks / f"{ROOT}-{START}"
-    first = open_mark(ROOT, START)
+    path = marks / ROOT.name
+    first = open_mark(ROOT)
     opened: list[int] = []
-    thread = threading.Thread(target=lambda: opened.append(open_mark(ROOT, START)))
+    thread = threading.Thread(target=lambda: opened.append(open_mark(ROOT)))
     thread.start()
     try:
         while not _is_waited_for(path):
             thread.join(0.01)
-        remove_mark(ROOT, START)
+        remove_mark(ROOT)
         os.close(first)
         thread.join()
         assert os.path.samestat(os.fstat(opened[0]), path.stat())
         with pytest.raises(BlockingIOError):
             _lock(path)
         os.close(opened[0])
-        wait_until_released(ROOT, START)
+        wait_until_released(ROOT)
     finally:
-        remove_mark(ROOT, START)
+        remove_mark(ROOT)
 
 
 def _is_waited_for(path: Path) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from msgspec.structs import replace
 from trees import PYTHON
 
 from crckpt.host import proc
@@ -64,9 +65,9 @@ class Program:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
         self.pid = process.pid
-        start = proc.start_time(process.pid)
-        assert start is not None
-        self.start = start
+        identity = proc.identify(process.pid)
+        assert identity is not None
+        self.identity = identity
         self.address = self.read()
 
     def read(self) -> int:
@@ -101,14 +102,14 @@ def running(code: str) -> Iterator[Program]:
 @contextmanager
 def marked(program: Program) -> Iterator[tuple[MissingPages, PageMarks]]:
     """Mark all its memory as missing."""
-    missing, context = take_pinned(program.pid, program.start, os.O_CLOEXEC | os.O_NONBLOCK)
+    missing, context = take_pinned(program.identity, os.O_CLOEXEC | os.O_NONBLOCK)
     marks = PageMarks(program.pid)
     try:
         missing.register(*program.memory)
         marks.set_on(missing, [program.memory])
         yield missing, marks
     finally:
-        unpin(program.pid, program.start, context)
+        unpin(program.identity, context)
         missing.close()
         marks.close()
 
@@ -136,7 +137,7 @@ def test_a_page_that_the_program_changes_has_no_mark() -> None:
 
 def test_the_process_of_a_fork_is_found() -> None:
     with running(PROGRAM) as program, marked(program) as (missing, _):
-        finder = MarksFinder([(program.pid, program.start)])
+        finder = MarksFinder([program.identity])
         program.say("fork")
         select.select([missing.descriptor], [], [], 30)
         (message,) = missing.read()
@@ -158,7 +159,7 @@ def test_the_process_of_a_fork_is_found() -> None:
 
 def test_a_process_that_never_answers_is_left_alone() -> None:
     with running(SILENT) as program:
-        finder = MarksFinder([(os.getpid(), program.start)])
+        finder = MarksFinder([replace(program.identity, pid=os.getpid())])
         began = time.monotonic()
         finder.ask((program.memory,))
         finder.ask((program.memory,))

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.store import GarbageResult, Repository, collect_garbage, verify
-from crckpt.store.process_identity import identify_process
+from crckpt.store.owner import identify_owner
 
 
 def test_any_checkpoint_can_go_without_the_others_noticing(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def _transaction(repository: Repository, name: str, owner: bytes | None) -> Path
 
 def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
-    ours = identify_process(0.0)
+    ours = identify_owner(0.0)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
         ended.wait()
     _transaction(repository, "1-gone", replace(ours, pid=ended.pid).encode())
@@ -166,7 +166,7 @@ def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> No
 def test_gc_ends_what_a_killed_restore_has_left(tmp_path: Path) -> None:
     """Its crckpt and its CRIU were killed: the processes that they built wait for ever, with CRIU's log open."""
     repository = open_store(tmp_path)
-    ours = identify_process(0.0)
+    ours = identify_owner(0.0)
     dead = replace(ours, start=ours.start - 1).encode()
     left, going_on = (_transaction(repository, name, dead) for name in ("1-left", "2-criu-lives"))
     (left / "builder.json").write_bytes(dead)

@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from crckpt.host import proc
-from crckpt.store.process_identity import identify_process
+from crckpt.store.owner import identify_owner
 
 
 def test_a_zombie_is_dead(tmp_path: Path) -> None:
@@ -18,6 +18,6 @@ def test_a_zombie_is_dead(tmp_path: Path) -> None:
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
     process = proc.read_process(child)
     assert process is not None
-    forked = replace(identify_process(0.0), pid=child, start=process.start)
+    forked = replace(identify_owner(0.0), pid=child, start=process.start)
     assert not forked.is_alive
     os.waitpid(child, 0)
