@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytest_plugins = ("hangs", "selection", "leftovers")
+pytest_plugins = ("hangs", "selection", "leftovers", "workers")
 
 PID_MAX = Path("/proc/sys/kernel/pid_max")
 MANY_PIDS = str(1 << 22)  # PID_MAX_LIMIT, linux/threads.h

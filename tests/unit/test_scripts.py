@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,3 +25,9 @@ def test_help_is_an_answer(script: Path, word: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout[0].isupper() or done.stdout.startswith("usage: ")
     assert "#!" not in done.stdout
+
+
+def test_with_workers_pytest_lists_what_the_tests_need() -> None:
+    words = [sys.executable, "-m", "pytest", "-q", "--list-needs", "-n2", __file__]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=PROJECT)
+    assert "needs: tini " in done.stdout
