@@ -6,13 +6,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from effort import examples
 from entering import Told, told
+from hypothesis import HealthCheck, settings
 from image_sets import of_pages, open_store, page, store
 from recorded import IMAGES, PAGES, RECORDED, image_set
 
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE
 from crckpt.store import Checkpoint, Repository
+
+# A busy machine is slow to make an example, and slow to try it.
+settings.register_profile("busy", max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+settings.load_profile("busy")
 
 
 @pytest.fixture(scope="session")

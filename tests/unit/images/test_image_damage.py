@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_trees import NOT_READ
 
@@ -17,7 +17,7 @@ from crckpt.images.framing import Image, read_image, write_image
 from crckpt.images.stats import read_dump_stats
 from crckpt.images.tree import ImageTree, read_tree
 
-FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=examples(150))
+FUZZ = settings(max_examples=examples(150))
 
 
 def ends_of_records(data: bytes) -> set[int]:

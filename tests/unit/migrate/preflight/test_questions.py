@@ -118,7 +118,7 @@ def test_the_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPa
         encode_questions(msgspec.msgpack.decode(content, type=Questions))
 
 
-@settings(max_examples=examples(200), deadline=None)
+@settings(max_examples=examples(200))
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused(content: bytes) -> None:
     for decode in (decode_questions, decode_answers):

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from connected import HELLO, half_connected, in_thread
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import ONE_PROCESS, manifest_path, open_store, packs, store
 
@@ -29,7 +29,7 @@ from crckpt.migrate.wire.messages import Abort, CheckRestore, Hello, Lacking, Of
 from crckpt.model import CheckpointId
 from crckpt.store import Repository
 
-FUZZ = settings(deadline=None, max_examples=examples(60), suppress_health_check=list(HealthCheck))
+FUZZ = settings(max_examples=examples(60))
 MOST_MEMORY = 8 << 20
 """Bytes that a destination may take for what a source of this conversation says: its buffers are most of it."""
 

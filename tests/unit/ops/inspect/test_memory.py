@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import recorded
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import flip, open_store, packs, store
 
@@ -69,7 +69,7 @@ def test_runs_have_all_pages_that_are_not_zero(whole: tuple[Repository, Checkpoi
     assert any(region.is_shared and region.pages for region in memory.regions)
 
 
-@settings(max_examples=examples(200), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(200))
 @given(
     data=st.data(),
     pid=st.sampled_from(recorded.PIDS),

@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -76,7 +76,7 @@ crashes = st.none() | seeds
 Stored = CheckpointId | MultipleResults[CheckpointId]
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60))
 @given(st.lists(sets, min_size=1, max_size=3))
 def test_series_come_back_as_they_were(series: list[ImageSet]) -> None:
     with tempfile.TemporaryDirectory() as name:
@@ -230,9 +230,7 @@ def _crash(forked: Writers) -> None:
 
 
 TestLives = Lives.TestCase
-TestLives.settings = settings(
-    max_examples=examples(25), stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestLives.settings = settings(max_examples=examples(25), stateful_step_count=20)
 
 
 def test_more_files_and_frames_than_are_worked_on_at_once(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from effort import examples
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from image_sets import ImageSet, area, files_of, flip, open_store, packs, page, restore_files, store
 from series import chain, series, start_program
@@ -56,7 +56,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int
         yield counts
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40))
 @given(
     pages=st.lists(
         st.one_of(st.just(0), st.integers(1, 400), st.integers(1, 4000)), min_size=FRAME_PAGES * 3, max_size=1000

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import Area, ImageSet, area, flip, open_store, packs, page, store
 from smaller_bounds import smaller_bounds
@@ -109,7 +109,7 @@ numbers = st.lists(st.one_of(st.none(), st.just(0), st.integers(1, 300)), min_si
 bounds = st.lists(st.integers(0, PAGES), max_size=8, unique=True).map(sorted)
 
 
-@settings(max_examples=examples(25), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(25))
 @given(
     contents=st.lists(st.tuples(numbers, bounds), min_size=1, max_size=3),
     ahead=st.integers(0, 3),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import (
     ONE_PROCESS,
@@ -32,7 +32,7 @@ from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.store import Checkpoint, Repository, details_of, materialise, read_file, verify
 
 
-@settings(max_examples=examples(150), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(150))
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
     repository, checkpoint = whole
@@ -51,7 +51,7 @@ def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, b
             shutil.rmtree(left)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60))
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
     repository, checkpoint = whole

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from effort import examples, some
 from failing_disk import failing
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import (
     ImageSet,
@@ -186,7 +186,7 @@ def test_a_store_that_cannot_help(stores: tuple[Repository, Repository], tmp_pat
     assert len(done.unrepaired) == 4 - 1, "the pack that only the spoilt manifest names is not known"
 
 
-@settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(40))
 @given(
     here=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
     there=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),

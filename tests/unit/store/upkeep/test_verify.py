@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import ONE_PROCESS, flip, open_store, packs, store
 
@@ -16,7 +16,7 @@ from crckpt.model import CheckpointId
 from crckpt.store import Repository, details_of, materialise, verify
 
 
-@settings(max_examples=examples(100), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(100))
 @given(data=st.data())
 def test_verify_names_what_will_be_refused(series: Repository, data: st.DataObject) -> None:
     """Whichever bit it is: the checkpoints that verify gives up, and no others, are refused, with exit code 13."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from effort import examples
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from image_sets import (
     Area,
@@ -93,7 +93,7 @@ changes = st.dictionaries(places, st.integers(0, 12), max_size=60)
 rounds = st.lists(st.tuples(changes, changes, st.sets(places, max_size=40)), min_size=1, max_size=5)
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60))
 @given(changes, changes, rounds, st.data())
 def test_each_of_a_series_is_complete(
     first: Memory, other: Memory, series: list[tuple[dict[int, int], dict[int, int], set[int]]], data: st.DataObject
@@ -120,7 +120,7 @@ def test_each_of_a_series_is_complete(
         assert held(repository, alone, base) == wanted
 
 
-@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60))
 @given(changes, st.lists(changes, min_size=2, max_size=5), st.sets(places, max_size=40), st.booleans())
 def test_rounds_before_a_dump_are_gathered(
     first: Memory, series: list[dict[int, int]], gone: set[int], on_base: bool
