@@ -11,9 +11,9 @@ from contextlib import suppress
 import msgspec
 
 from crckpt.causes import Finding, cause
+from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import proc
 from crckpt.host.attributes import descriptors, sockets, tasks
-from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.network.packet_rules import find_group_restrictions, read_named_groups
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import procfs

@@ -3,7 +3,7 @@
 If the last descriptor of a userfaultfd is closed, the kernel supplies zeros for all pages that are still missing. So
 two processes hold these descriptors, in one table: the one that fills, and its parent, which does nothing but wait. If
 the first one dies, the parent ends the tree, and only then itself. If both are killed, the tree waits, as each restored
-process keeps its own userfaultfd open (`crckpt.host.process.pinned_userfaultfd`), and the crckpt that finds the tree
+process keeps its own userfaultfd open (`crckpt.helper.calls.pinned_userfaultfd`), and the crckpt that finds the tree
 ends it: `end_unfilled`. Only children that were forked meanwhile find zeros then.
 """
 

@@ -25,9 +25,9 @@ from typing import Final, NamedTuple, NoReturn, TypeVar
 import numpy as np
 
 from crckpt.errors import HostCannot, IntegrityError, error_text
+from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host.proc import Identity, procfs
 from crckpt.host.proc.maps import read_maps
-from crckpt.host.process.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.ops.lazy.address_space import AddressSpace

@@ -16,11 +16,11 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import RestoreFailed
+from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
-from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.network.packet_rules import find_group_restrictions
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from crckpt.causes import Finding, cause
+from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import proc
-from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.terminal.holder_client import TerminalHolder, held_terminal
 from crckpt.host.terminal.protocol import HeldTree
 from crckpt.images.tree import ImageTree

@@ -11,7 +11,7 @@ import pytest
 from entering import Told, is_registered, list_descriptors, reset
 from tracked import PAGE, at, dump_round, needs_write_protection, tracking
 
-from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
+from crckpt.helper.calls.take_userfaultfd import TakeResult, take_userfaultfds
 from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 from crckpt.host.syscalls.pidfd_getfd import borrow
 from crckpt.host.syscalls.userfaultfd import WriteProtection

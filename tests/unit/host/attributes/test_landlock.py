@@ -13,8 +13,8 @@ from entering import compile_program, running
 from trees import wait_for
 
 from crckpt.errors import HostCannot
+from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host.attributes.landlock import has_landlock_domain, kernel_has_landlock
-from crckpt.host.attributes.remote_calls import Order, carry_out
 from crckpt.host.proc.stat import read_stat
 
 

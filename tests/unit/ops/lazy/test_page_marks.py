@@ -15,8 +15,8 @@ import pytest
 from msgspec.structs import replace
 from trees import PYTHON
 
+from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host import proc
-from crckpt.host.process.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host.syscalls.missing_pages import Kind, MissingPages, has_guard_pages
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.lazy.page_marks import MarksFinder, PageMarks

@@ -18,7 +18,7 @@ from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_li
 from protection import pages, protect_all_maps
 
 from crckpt.criu.hold import Hold, gate
-from crckpt.host.process.take_userfaultfd import take_userfaultfds
+from crckpt.helper.calls.take_userfaultfd import take_userfaultfds
 from crckpt.host.syscalls import pagemap, userfaultfd
 from crckpt.host.syscalls.pagemap import private_anonymous
 from crckpt.host.syscalls.userfaultfd import WriteProtection

@@ -14,9 +14,9 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from crckpt.helper.calls.userfaultfd_taker import take_one
 from crckpt.host.proc import Identity
 from crckpt.host.proc.maps import read_maps
-from crckpt.host.process.userfaultfd_taker import take_one
 from crckpt.host.syscalls import ptrace
 from crckpt.host.syscalls.missing_pages import MissingPages
 

@@ -1,8 +1,7 @@
 """The helper process that makes system calls in threads of other processes.
 
-It is run as `python -m crckpt.host.attributes.remote_caller ORDERS ANSWERS`, both descriptors. In a restore's hold CRIU
-traces the root of a tree that becomes our child. While CRIU waits for its script, the helper makes it detach from that
-thread, and seize it again afterwards.
+In a restore's hold CRIU traces the root of a tree that becomes our child. While CRIU waits for its script, the helper
+makes it detach from that thread, and seize it again afterwards.
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from crckpt.errors import HostCannot, error_text
-from crckpt.host.attributes import tasks
-from crckpt.host.attributes.landlock import has_landlock_domain
-from crckpt.host.attributes.remote_calls import (
+from crckpt.helper.calls.remote_calls import (
     LOCKED_AT_ONCE,
     LOCKED_NOT,
     LOCKED_WHEN_USED,
     Order,
     OrderResult,
-    read_all,
+    Orders,
 )
+from crckpt.helper.channel import HelperEnded
+from crckpt.helper.kinds import REMOTE_CALLER
+from crckpt.helper.start import open_control
+from crckpt.host.attributes import tasks
+from crckpt.host.attributes.landlock import has_landlock_domain
 from crckpt.host.attributes.segments import read_segments, set_segments
 from crckpt.host.proc import status
 from crckpt.host.syscalls import prctl, ptrace
@@ -50,12 +50,11 @@ _NODES: Final = 1024
 _MOST_ERRNO: Final = 4095
 
 
-def main(words: list[str]) -> int:
-    """Carry out the orders, and write a line with the result of each."""
-    said, answers = (int(word) for word in words)
-    for order in msgspec.json.decode(read_all(said), type=tuple[Order, ...]):
-        os.write(answers, msgspec.json.encode(_carry_out_one(order)) + b"\n")
-    return 0
+def main(number: str) -> None:
+    """Carry out the orders that come over this descriptor, and send the result of each."""
+    control = open_control(REMOTE_CALLER, number)
+    for order in control.receive(Orders).orders:
+        control.send(_carry_out_one(order))
 
 
 def _carry_out_one(order: Order) -> OrderResult:
@@ -240,5 +239,6 @@ def _raise_if_failed(answer: int) -> None:
 
 
 if __name__ == "__main__":
-    with suppress(BrokenPipeError):
-        sys.exit(main(sys.argv[1:]))
+    # Who asked may have ended.
+    with suppress(HelperEnded):
+        main(sys.argv[1])

@@ -15,9 +15,9 @@ from entering import compile_program, running
 from msgspec.structs import replace
 from smaller_bounds import smaller_bounds
 
+from crckpt.helper.calls import remote_calls
+from crckpt.helper.calls.remote_calls import LOCKED_AT_ONCE, Order, carry_out
 from crckpt.host import proc
-from crckpt.host.attributes import remote_calls
-from crckpt.host.attributes.remote_calls import LOCKED_AT_ONCE, Order, carry_out
 
 
 @needs_root
@@ -60,7 +60,7 @@ def _helpers() -> list[int]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.Error):
-            if "crckpt.host.attributes.remote_caller" in child.cmdline():
+            if "crckpt.helper.calls.remote_caller" in child.cmdline():
                 found.append(child.pid)
     return found
 

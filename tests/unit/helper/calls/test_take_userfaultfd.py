@@ -20,7 +20,7 @@ from entering import PROGRAMS, compile_program, frozen, list_descriptors, runnin
 from places import PROJECT
 from stopped import orphans_adopted
 
-from crckpt.host.process.take_userfaultfd import TakeResult, take_userfaultfds
+from crckpt.helper.calls.take_userfaultfd import TakeResult, take_userfaultfds
 
 UFFD = "anon_inode:[userfaultfd]"
 NOT_RUNNING = "does not run: its control group is frozen, or gives it almost no CPU time"
@@ -127,7 +127,7 @@ def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
     with running(sys.executable, "-c", FILTERED) as process:
-        imports = "from crckpt.host.process.take_userfaultfd import take_userfaultfds"
+        imports = "from crckpt.helper.calls.take_userfaultfd import take_userfaultfds"
         asks = f"{imports}; print(take_userfaultfds([{process.pid}])[0].why)"
         # As root without CAP_SYS_ADMIN.
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
@@ -207,7 +207,7 @@ def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
 
 def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
     asks = (
-        "import sys; from crckpt.host.process.take_userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
+        "import sys; from crckpt.helper.calls.take_userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
     )
     asks += "while True: take_userfaultfds([int(sys.argv[1])])"
     # The system's init may take seconds to reap a helper.
@@ -307,7 +307,7 @@ def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_pa
     )
     enters = (
         "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host.proc import identify\n"
-        "from crckpt.host.process import userfaultfd_taker\n"
+        "from crckpt.helper.calls import userfaultfd_taker\n"
         "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = userfaultfd_taker.borrow\n"
         "def late(pid, descriptor):\n"
         "    with open(told, 'wb') as file: file.write(b'.')\n"

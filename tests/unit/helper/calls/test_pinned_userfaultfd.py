@@ -15,8 +15,8 @@ from entering import compile_program, list_descriptors
 from stopped import orphans_adopted
 from trees import PYTHON, wait_for
 
+from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host import proc
-from crckpt.host.process.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host.syscalls.missing_pages import Kind, Message, MissingPages
 from crckpt.ops.lazy.marks import is_incomplete
 

@@ -1,8 +1,7 @@
 """The helper process that takes a userfaultfd of other processes, or closes one of their descriptors.
 
-`python -m crckpt.host.process.userfaultfd_taker SOCKET PID-START[:DESCRIPTOR]...` enters each process from its own
-child. It ends within seconds, unless a process gets no CPU time in the middle of the call. If the helper dies, the
-kernel releases the process.
+It enters each process from its own child. It ends within seconds, unless a process gets no CPU time in the middle of
+the call. If the helper dies, the kernel releases the process.
 """
 
 from __future__ import annotations
@@ -10,19 +9,19 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
-import msgspec
-
 from crckpt.errors import HostCannot
-from crckpt.host.proc import Identity, parse_identity
+from crckpt.helper.calls.take_userfaultfd import TakeOrder, TakeOrders, TakeResult
+from crckpt.helper.channel import Channel, HelperEnded
+from crckpt.helper.kinds import USERFAULTFD_TAKER
+from crckpt.helper.start import open_control
+from crckpt.host.proc import Identity
 from crckpt.host.proc.fd import read_target
-from crckpt.host.process.take_userfaultfd import TakeResult
 from crckpt.host.syscalls import ptrace
 from crckpt.host.syscalls.pidfd_getfd import borrow
 
@@ -32,20 +31,16 @@ _USER_MODE_ONLY: Final = 1
 _FLAGS: Final = os.O_CLOEXEC | os.O_NONBLOCK | _USER_MODE_ONLY
 
 
-def main(words: list[str]) -> int:
-    """Enter each process in turn, and send the result to the socket."""
+def main(number: str) -> None:
+    """Enter each process of the orders that come over this descriptor, and send the result."""
     _block_signals_and_oom()
-    with socket.socket(fileno=int(words[0])) as speaking:
-        for word in words[1:]:
-            name, _, surplus = word.partition(":")
-            process = parse_identity(name)
-            assert process is not None
-            # Use a child for each process: a thread that cannot be stopped stays seized until its tracer ends.
-            child = os.fork()
-            if child == 0:
-                _enter(process, int(surplus or -1), speaking)
-            os.waitpid(child, 0)
-    return 0
+    control = open_control(USERFAULTFD_TAKER, number)
+    for order in control.receive(TakeOrders).orders:
+        # Use a child for each process: a thread that cannot be stopped stays seized until its tracer ends.
+        child = os.fork()
+        if child == 0:
+            _enter(order, control)
+        os.waitpid(child, 0)
 
 
 def _block_signals_and_oom() -> None:
@@ -57,17 +52,17 @@ def _block_signals_and_oom() -> None:
         Path("/proc/self/oom_score_adj").write_text("-1000")
 
 
-def _enter(process: Identity, surplus: int, speaking: socket.socket) -> NoReturn:
-    pid = process.pid
+def _enter(order: TakeOrder, control: Channel) -> NoReturn:
+    pid, descriptors = order.process.pid, []
     try:
-        said, descriptors = TakeResult(pid, -1), []
+        result = TakeResult(pid, -1)
         try:
-            descriptors = [take_one(process)] if surplus < 0 else _close_in(process, surplus)
+            descriptors = [take_one(order.process)] if order.surplus < 0 else _close_in(order)
         except HostCannot as error:
-            said = TakeResult(pid, -1, error.message, error.hint)
+            result = TakeResult(pid, -1, error.message, error.hint)
         except OSError as error:
-            said = TakeResult(pid, -1, f"PID {pid} cannot be entered: {error.strerror or error}")
-        socket.send_fds(speaking, [msgspec.json.encode(said)], descriptors)
+            result = TakeResult(pid, -1, f"PID {pid} cannot be entered: {error.strerror or error}")
+        control.send(result, descriptors)
     finally:
         os._exit(0)
 
@@ -106,10 +101,10 @@ def _is_userfaultfd(tid: int, descriptor: int) -> bool:
     return False
 
 
-def _close_in(process: Identity, surplus: int) -> list[int]:
-    with ptrace.stopped(process.pid, identity=process) as thread:
-        if _is_userfaultfd(thread.tid, surplus):
-            thread.system_call(_NUMBERS[thread.is_compat][1], surplus, within_s=ptrace.STOPS_WITHIN_S)
+def _close_in(order: TakeOrder) -> list[int]:
+    with ptrace.stopped(order.process.pid, identity=order.process) as thread:
+        if _is_userfaultfd(thread.tid, order.surplus):
+            thread.system_call(_NUMBERS[thread.is_compat][1], order.surplus, within_s=ptrace.STOPS_WITHIN_S)
     return []
 
 
@@ -122,4 +117,6 @@ def _refusal(pid: int, number: int) -> HostCannot:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    # Who asked may have ended.
+    with suppress(HelperEnded):
+        main(sys.argv[1])

@@ -1,0 +1,1 @@
+"""Helpers that make system calls in threads of other processes: a tracer must do nothing else."""

@@ -1,0 +1,165 @@
+"""The connection between a helper and those who ask it: typed messages in JSON, each perhaps with descriptors.
+
+SOCK_SEQPACKET keeps the borders of messages. A message too large for a packet is sent as a file in memory. A helper may
+have been started by another release of crckpt, so messages keep their words and keys; unknown keys are ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from crckpt.errors import HostCannot
+from crckpt.helper.kinds import HelperKind
+from crckpt.host.peers import peer_pid
+from crckpt.host.process.send_signal import send_signal_if
+
+MOST_DESCRIPTORS: Final = 250
+"""Descriptors with a message at most (SCM_MAX_FD, unix(7), is 253)."""
+
+_PACKET: Final = 64 << 10
+# No JSON begins so: the message is in the first descriptor.
+_IN_FILE: Final = b"\0"
+_MOST_BYTES: Final = 1 << 30
+
+Message = TypeVar("Message")
+
+
+class HelperEnded(HostCannot):
+    """The helper has ended, or was killed."""
+
+
+class HelperSilent(HostCannot):
+    """The helper runs, but takes too long."""
+
+
+class HelperOutdated(HelperSilent):
+    """What the helper sends cannot be decoded: it belongs to another release."""
+
+
+class Channel:
+    """One end of a connection. `pid` is the process at the other end; of a socket pair, who made it."""
+
+    def __init__(self, kind: HelperKind, connection: socket.socket, pid: int = 0) -> None:
+        self.kind = kind
+        self.connection = connection
+        self.pid = pid or peer_pid(connection)
+
+    def fileno(self) -> int:
+        """Return the descriptor; -1 once it is closed."""
+        return self.connection.fileno()
+
+    def close(self) -> None:
+        """Close this end. The process at the other end stays. May be called again."""
+        self.connection.close()
+
+    def send(self, message: Struct, descriptors: Sequence[int] = ()) -> None:
+        """Send a message. Raises HelperEnded, HelperSilent."""
+        # Keepers of releases up to 0.4 speak lines.
+        if self.connection.type != socket.SOCK_SEQPACKET:
+            raise self._outdated()
+        data = msgspec.json.encode(message)
+        file = -1
+        try:
+            if len(data) > _PACKET:
+                file = _store(data)
+                data, descriptors = _IN_FILE, (file, *descriptors)
+            socket.send_fds(self.connection, [data], descriptors)
+        except (TimeoutError, BlockingIOError):
+            raise self._silent() from None
+        except OSError:
+            raise self._ended() from None
+        finally:
+            if file >= 0:
+                os.close(file)
+
+    def receive(self, message: type[Message], within_s: float | None = None) -> Message:
+        """Receive a message of this type. Raises HelperEnded, HelperSilent."""
+        received, descriptors = self.receive_descriptors(message, within_s)
+        close_all(descriptors)
+        return received
+
+    def receive_descriptors(self, message: type[Message], within_s: float | None = None) -> tuple[Message, list[int]]:
+        """Receive a message with its descriptors, which the caller closes. Raises as `receive`."""
+        self.connection.settimeout(within_s)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self.connection, _PACKET, MOST_DESCRIPTORS + 1, socket.MSG_CMSG_CLOEXEC
+            )
+        except (TimeoutError, BlockingIOError):
+            raise self._silent() from None
+        except OSError:
+            raise self._ended() from None
+        if not data:
+            raise self._ended()
+        try:
+            if data == _IN_FILE and descriptors:
+                file = descriptors.pop(0)
+                try:
+                    data = _load(file)
+                finally:
+                    os.close(file)
+            return msgspec.json.decode(data, type=message), descriptors
+        except (msgspec.MsgspecError, RecursionError, OSError):
+            close_all(descriptors)
+            raise self._outdated() from None
+
+    def ask(self, request: Struct, answer: type[Message], within_s: float | None = None) -> Message:
+        """Send a request and return its answer. Raises HelperEnded, HelperSilent."""
+        self.connection.settimeout(within_s)
+        self.send(request)
+        return self.receive(answer, within_s)
+
+    def has_ended(self) -> bool:
+        """Return whether the other end was closed, and nothing is left to receive."""
+        with suppress(BlockingIOError):
+            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+        return False
+
+    def terminate(self) -> None:
+        """SIGTERM the process at the other end, unless it has closed that: then another one may have its PID."""
+        send_signal_if(self.pid, signal.SIGTERM, lambda: not self.has_ended())
+
+    def _ended(self) -> HelperEnded:
+        return HelperEnded(f"{self.kind.title} has ended", hint=self.kind.killed)
+
+    def _silent(self) -> HelperSilent:
+        return HelperSilent(f"{self._name()} does not answer", hint=self._remedy())
+
+    def _outdated(self) -> HelperOutdated:
+        return HelperOutdated(f"{self._name()} belongs to another version of crckpt", hint=self._remedy())
+
+    def _name(self) -> str:
+        return f"{self.kind.title} (process {self.pid})"
+
+    def _remedy(self) -> str:
+        return self.kind.remedy.format(pid=self.pid)
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close descriptors that came with a message."""
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _store(data: bytes) -> int:
+    file = os.memfd_create("crckpt", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(file), "wb") as writing:
+        writing.write(data)
+    return file
+
+
+def _load(file: int) -> bytes:
+    size = os.fstat(file).st_size
+    if size > _MOST_BYTES:
+        raise OSError("the message is too large")
+    with os.fdopen(os.dup(file), "rb") as reading:
+        reading.seek(0)
+        return reading.read(size)

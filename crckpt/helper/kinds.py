@@ -1,0 +1,78 @@
+"""All kinds of helpers, for those who start them, for `crckpt ps`, and for the documents."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+
+class HelperKind(Struct, frozen=True):
+    """A kind of helper.
+
+    - `name`: its name in `crckpt ps`; `module`: what Python runs: by it, it is found in /proc
+    - `title`: how messages call it
+    - `ends`: what ends it
+    - `remedy`: the hint if it does not answer; {pid} is its PID
+    - `killed`: the hint if it has ended before its time
+    - `directory`: where its sockets or marks lie in the runtime directory; empty if it is not found again
+    """
+
+    name: str
+    module: str
+    title: str
+    ends: str
+    remedy: str = ""
+    killed: str = ""
+    directory: str = ""
+
+
+KEEPER: Final = HelperKind(
+    name="tracker",
+    module="crckpt.tracking.keeper.server",
+    title="its tracker",
+    ends="the end of its tree; crckpt ps --end-tracker PID",
+    remedy="end it: kill -KILL {pid}; this does no harm: the next dump is full",
+    directory="keepers",
+)
+FILLER: Final = HelperKind(
+    name="memory filler",
+    module="crckpt.ops.lazy.server",
+    title="the helper that fills the memory of the tree",
+    ends="the memory of its tree is complete, or the tree has ended",
+    directory="filling",
+)
+TERMINAL: Final = HelperKind(
+    name="terminal",
+    module="crckpt.helper.terminal.server",
+    title="the process that holds the new terminal",
+    ends="the end of its tree",
+    directory="terminals",
+)
+ADDRESS_GUARD: Final = HelperKind(
+    name="address guard",
+    module="crckpt.helper.address_guard.server",
+    title="the process that guards the moved addresses",
+    ends="the end of its move",
+    killed="find out what killed it (journalctl -k), then try again",
+)
+USERFAULTFD_TAKER: Final = HelperKind(
+    name="userfaultfd taker",
+    module="crckpt.helper.calls.userfaultfd_taker",
+    title="the helper process",
+    ends="itself, within seconds",
+)
+REMOTE_CALLER: Final = HelperKind(
+    name="remote caller",
+    module="crckpt.helper.calls.remote_caller",
+    title="crckpt's helper process",
+    ends="itself, within seconds",
+)
+INIT: Final = HelperKind(
+    name="namespace init",
+    module="crckpt.host.namespaces.init",
+    title="the init of the new namespaces",
+    ends="the end of its tree",
+)
+
+KINDS: Final = (KEEPER, FILLER, TERMINAL, ADDRESS_GUARD, USERFAULTFD_TAKER, REMOTE_CALLER, INIT)
