@@ -27,32 +27,49 @@ from __future__ import annotations
 from copy import copy
 from typing import Final, Self
 
-AGAIN_WITH_SUDO: Final = "run it again with sudo"
-"""In a hint; the command line prints the command to type instead."""
+NOTHING_LEFT: Final = "nothing is left behind"
+TREE_RUNS: Final = "the tree runs on"
+NOTHING_MADE: Final = "no checkpoint was made"
+NOT_MADE: Final = f"{NOTHING_MADE}; {TREE_RUNS}"
+KEEPS_RUNNING: Final = "the program keeps running here"
+UNCHANGED: Final = f"nothing was changed, {TREE_RUNS}"
+"""States after a failure."""
 
 
 class CommandFailure(BaseException):
-    """What ends a command: a message, a hint, and an exit code. Handle one of the two kinds by its name."""
+    """What ends a command: a message, a hint, and an exit code. Handle one of the two kinds by its name.
+
+    The message is `what` happened and why, and the `state` of the program after that.
+    """
 
     # Scripts rely on these numbers; the documents list them. 1 is a bug: what a user can meet has another.
     exit_code = 1
 
     def __init__(
-        self, message: str, *, hint: str = "", causes: tuple[str, ...] = (), is_explained: bool = False
+        self, what: str, *, state: str = "", hint: str = "", causes: tuple[str, ...] = (), is_explained: bool = False
     ) -> None:
         """`causes`: the findings behind the message, one line each. `is_explained`: the message says all of them."""
-        super().__init__(message)
-        self.message = message
+        super().__init__(what)
+        self.what = what
+        self.state = state
         self.hint = hint
         self.causes = causes
         self.is_explained = is_explained
 
-    def reword(self, message: str, *, hint: str) -> Self:
-        """Return the same failure with another message and hint."""
+    @property
+    def message(self) -> str:
+        """What happened, and the state after it."""
+        return f"{self.what}; {self.state}" if self.state else self.what
+
+    def __str__(self) -> str:
+        return self.message
+
+    def reword(self, what: str | None = None, *, hint: str | None = None, state: str | None = None) -> Self:
+        """Return the same failure with other words in one of its parts, or several."""
         other = copy(self)
-        other.args = (message,)
-        other.message = message
-        other.hint = hint
+        other.what = self.what if what is None else what
+        other.hint = self.hint if hint is None else hint
+        other.state = self.state if state is None else state
         return other
 
 
@@ -155,6 +172,7 @@ class PreflightRefused(CrckptError):
         self,
         message: str,
         *,
+        state: str = "",
         hint: str = "",
         causes: tuple[str, ...] = (),
         is_in_use: bool = False,
@@ -164,7 +182,7 @@ class PreflightRefused(CrckptError):
 
         `findings` are the causes in two parts: what prevents the operation, and the remedy.
         """
-        super().__init__(message, hint=hint, causes=causes)
+        super().__init__(message, state=state, hint=hint, causes=causes)
         # `restore --or-older` then tries no older checkpoint: two of the same program could run.
         self.is_in_use = is_in_use
         self.findings = findings

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -18,7 +16,6 @@ from crckpt.cli import find_command
 from crckpt.cli.help import HelpfulCommand, HelpfulGroup
 from crckpt.cli.output import discard, error_document, error_text, set_quiet
 from crckpt.errors import (
-    AGAIN_WITH_SUDO,
     CommandFailure,
     CrckptError,
     HostCannot,
@@ -29,6 +26,7 @@ from crckpt.errors import (
 from crckpt.host import cold_start
 from crckpt.host.process.address_space import is_out_of_memory
 from crckpt.host.process.signals import interrupts_deferred
+from crckpt.host.process.typed_command import note_command
 
 COMMANDS: Final = {
     "dump": ("dump:dump", "Checkpoint a running process tree."),
@@ -148,6 +146,8 @@ def run(arguments: Sequence[str]) -> int:
     command = find_command(arguments)
     # The command's own option may set it.
     set_quiet(False)
+    if command not in UNLISTED:
+        note_command(arguments)
     try:
         # An import might swallow an interruption.
         with interrupts_deferred():
@@ -160,7 +160,7 @@ def run(arguments: Sequence[str]) -> int:
             # Only now is all loaded that the command needs.
             cold_start.note(command)
     except (CrckptError, Interrupted) as error:
-        return _report(command, _name_sudo_command(error, arguments), as_json=as_json)
+        return _report(command, error, as_json=as_json)
     except _InvalidCommandLine as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         # Rare, and it compiles patterns.
@@ -174,16 +174,6 @@ def run(arguments: Sequence[str]) -> int:
     except Exception as error:
         return _report_unexpected(command, error, as_json=as_json)
     return code if isinstance(code, int) else 0
-
-
-def _name_sudo_command(error: CommandFailure, arguments: Sequence[str]) -> CommandFailure:
-    """Return the error with the command to type in place of the advice to use sudo."""
-    if AGAIN_WITH_SUDO not in error.hint:
-        return error
-    # sudo(8) takes these variables on its command line, and drops all others that name a store.
-    named = (f"{name}={value}" for name in ("CRCKPT_STORE", "CRCKPT_CONFIG") if (value := os.environ.get(name)))
-    command = shlex.join(("sudo", *named, "crckpt", *arguments))
-    return error.reword(error.message, hint=error.hint.replace(AGAIN_WITH_SUDO, command))
 
 
 def _report_unexpected(command: str, error: Exception, *, as_json: bool) -> int:

@@ -13,9 +13,10 @@ import typer
 from crckpt.cli.help import ADVANCED, WHERE
 from crckpt.cli.output import print_progress
 from crckpt.config import COMPRESS_LEVELS, Config, parse
-from crckpt.errors import AGAIN_WITH_SUDO, HostCannot, IntegrityError, UsageError, error_text
+from crckpt.errors import HostCannot, IntegrityError, UsageError, error_text
 from crckpt.host.disk.checked_files import read_checked
 from crckpt.host.disk.files import user_directory
+from crckpt.host.process.typed_command import advise_sudo
 from crckpt.ops.context import Context, Progress, ignore_progress
 
 Store = Annotated[
@@ -167,7 +168,7 @@ def require_root(doing: str) -> None:
     Call it before `make_context`, which may fail for the home directory of a user who must use sudo anyway.
     """
     if os.geteuid() != 0:
-        raise HostCannot(f"root is needed {doing}", hint=AGAIN_WITH_SUDO)
+        raise HostCannot(f"root is needed {doing}", hint=advise_sudo())
 
 
 def make_context(

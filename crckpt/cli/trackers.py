@@ -36,7 +36,9 @@ def trackers(
     options.require_root("to list the trees that are tracked")
     result = perform(end)
     document = {
-        "trackers": [{**asdict(each.keeper), "usage": each.usage} for each in result.trackers],
+        "trackers": [
+            {**asdict(each.keeper), "why": each.keeper.sentence, "usage": each.usage} for each in result.trackers
+        ],
         "ended": result.ended,
         "unanswered": result.unanswered,
     }
@@ -68,7 +70,7 @@ def _row(tracker: KeeperUsage) -> tuple[str, ...]:
         str(keeper.pid),
         *used,
         _base(keeper.counts_from),
-        keeper.why.removeprefix("tracker: "),
+        f"{keeper.tracker} ({keeper.why})",
     )
 
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused, RestoreFailed
+from crckpt.errors import NOTHING_LEFT, CrckptError, MoveInDoubt, NoSuchCheckpoint, PreflightRefused, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import GuardedAddresses, give_up, unlocked_source
@@ -134,7 +134,7 @@ def _resume_source(move: Move, repository: Repository, connect: Connect) -> Resu
     except CrckptError as error:
         if move.state == "aborted":
             # This host knows that it was aborted, whatever the other side has kept.
-            raise error.reword(error.message, hint=error.hint or explain_unreported(repository, move)) from error
+            raise error.reword(hint=error.hint or explain_unreported(repository, move)) from error
         raise make_in_doubt_error(move, error) from error
 
 
@@ -193,7 +193,7 @@ def _restore_here(move: Move, repository: Repository, context: Context) -> Resum
             nonlocal move
             process = proc.read_process(root)
             if process is None:
-                raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
+                raise RestoreFailed("the root of the restored tree has ended", state=NOTHING_LEFT)
             live = proc.identify_live_root(process, criu)
             move = store_move(repository.backend, replace(move, root=live))
             if guard is not None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from crckpt.causes import Finding
-from crckpt.causes.cause import LIKELY
 from crckpt.criu.engine import CriuResult
 from crckpt.errors import (
+    UNCHANGED,
     CommandFailure,
     CrckptError,
     DumpFailed,
@@ -142,7 +142,7 @@ def _limited_waits(waiting: Callable[[], Iterable[int]], abort: Callable[[], tup
             if not aborted:
                 raise
             said, hint = _describe_disconnected(aborted[0])
-            raise error.reword(f"{said}: {error.message}", hint=hint) from error
+            raise error.reword(f"{said}: {error.what}", hint=hint) from error
 
 
 @contextmanager
@@ -151,9 +151,7 @@ def nothing_begun_reported(context: Context) -> Iterator[None]:
     try:
         yield
     except (Interrupted, OSError) as error:
-        failure = to_dump_error(error, "the dump", context)
-        said = f"{failure.message}; nothing was changed, the tree runs on"
-        raise type(failure)(said, hint=failure.hint) from error
+        raise to_dump_error(error, "the dump", context).reword(state=UNCHANGED) from error
 
 
 @contextmanager
@@ -187,9 +185,9 @@ def criu_failure(
     # What crckpt knows for certain comes before what the log suggests.
     if result.waited_for:
         said, hint = _describe_disconnected(result.waited_for[0])
-        return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)
+        return kind(f"{what} failed: {said}", state=state, hint=hint, causes=explanation.lines)
     # What is only likely explains no CRIU that was killed: its log ends anywhere.
-    is_guess = explanation.finding is not None and explanation.finding.what.startswith(LIKELY)
+    is_guess = explanation.finding is not None and not explanation.finding.sure
     if explanation.finding and not (is_guess and result.status < 0):
         keys = _NAMED_EXACTLY.get(explanation.finding.key, ())
         exact = next((found for found in known if found.key in keys), None)
@@ -198,16 +196,17 @@ def criu_failure(
         place = find_place(explanation) if exact is None else None
         where = f" ({place})" if place else ""
         hint = _with_missing_capabilities(finding.remedy)
-        message = f"{what} failed: {finding.what}{where}{state}"
-        return kind(message, hint=hint, causes=explanation.lines, is_explained=finding.sure)
+        message = f"{what} failed: {finding.what}{where}"
+        return kind(message, state=state, hint=hint, causes=explanation.lines, is_explained=finding.sure)
     if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = "check this host: crckpt doctor; if a process of the tree was killed during that time, try again"
-        return kind(f"{what} failed: {said}{state}", hint=hint, causes=explanation.lines)
+        return kind(f"{what} failed: {said}", state=state, hint=hint, causes=explanation.lines)
     how = f"status {result.status}" if result.status >= 0 else f"signal {-result.status}"
     said = (
         explanation.lines[0]
         if explanation.lines and result.status >= 0
         else f"CRIU ended with {how} and printed no error"
     )
-    return kind(f"{what} failed: {said}{state}", hint="check this host: crckpt doctor", causes=explanation.lines)
+    hint = "check this host: crckpt doctor"
+    return kind(f"{what} failed: {said}", state=state, hint=hint, causes=explanation.lines)

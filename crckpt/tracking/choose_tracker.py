@@ -25,7 +25,7 @@ _COPIES_HUGE: Final = (3, 18)
 
 
 class Choice(Struct, frozen=True):
-    """The tracker of a tree, or none, and the sentence that says why."""
+    """The tracker of a tree, or none, and why it, or why none."""
 
     tracker: Tracker | None
     why: str
@@ -55,8 +55,8 @@ def choose_tracker(
         # A method before the last one is taken only for trees that it tracks completely.
         tracker, refusal = _attach_to(root, method, claims, all_of_it=not is_last) if method else (None, why)
         if tracker is not None:
-            return Choice(tracker, f"tracker: {tracker.name} ({why})")
-    return Choice(None, f"tracker: none ({refusal})")
+            return Choice(tracker, why)
+    return Choice(None, refusal)
 
 
 def find_method(criu: Path) -> tuple[str, str]:

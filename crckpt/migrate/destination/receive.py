@@ -11,7 +11,15 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.criu.hold import AfterCommit
-from crckpt.errors import CrckptError, HostCannot, IntegrityError, MoveInDoubt, PreflightRefused, RestoreFailed
+from crckpt.errors import (
+    NOTHING_LEFT,
+    CrckptError,
+    HostCannot,
+    IntegrityError,
+    MoveInDoubt,
+    PreflightRefused,
+    RestoreFailed,
+)
 from crckpt.host import proc
 from crckpt.host.network.late_packets import deliver
 from crckpt.host.steps import step
@@ -331,7 +339,7 @@ class Destination:
         """
         process = proc.read_process(root)
         if process is None or self._move is None:
-            raise RestoreFailed("the root of the restored tree has ended; nothing is left behind")
+            raise RestoreFailed("the root of the restored tree has ended", state=NOTHING_LEFT)
         live = proc.identify_live_root(process, criu)
         if self._guard is not None:
             # It ends the tree if we are killed together with CRIU.

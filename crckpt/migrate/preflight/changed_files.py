@@ -12,7 +12,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.errors import PreflightRefused, error_text
+from crckpt.errors import KEEPS_RUNNING, PreflightRefused, error_text
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.proc.fd import read_link
@@ -92,7 +92,7 @@ def _has_copy(file: AskedFile) -> bool:
 
 
 def _refuse(name: str, change: str, hint: str) -> PreflightRefused:
-    return PreflightRefused(f"{name} {change} since the check; the program keeps running here", hint=hint)
+    return PreflightRefused(f"{name} {change} since the check", state=KEEPS_RUNNING, hint=hint)
 
 
 def _find_change(file: AskedFile) -> _Change | None:

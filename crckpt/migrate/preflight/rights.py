@@ -32,7 +32,8 @@ def refuse_new_rights(root: int, compared: frozenset[Right]) -> None:
     if new:
         kind, number = new[0]
         raise PreflightRefused(
-            f"the program has taken the rights of {kind} {number} since the check; it keeps running here",
+            f"the program has taken the rights of {kind} {number} since the check",
+            state="it keeps running here",
             hint="run the command again: crckpt compares the names on both hosts first",
         )
 

@@ -21,7 +21,7 @@ from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.report import GateReport
 from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
-from crckpt.migrate.source.aborted import remove_words_of_dump, say_where_it_runs
+from crckpt.migrate.source.aborted import explain_abort, say_where_it_runs
 from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.source.round_checkpoints import (
@@ -154,8 +154,8 @@ def _failure_recorded(source: SourceMove, root: proc.Process, hooked: HookedMove
     try:
         yield
     except BaseException as error:
-        why = error.message if isinstance(error, CrckptError) else str(error) or type(error).__name__
-        _record_failure(source, remove_words_of_dump(why))
+        why = explain_abort(error) if isinstance(error, CrckptError) else str(error) or type(error).__name__
+        _record_failure(source, why)
         failed_hook = run_late_hook(hooked, "abort")
         if isinstance(error, OSError):
             error = to_crckpt_error(error, DumpFailed, "the move")

@@ -8,7 +8,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.causes import mebibytes
-from crckpt.errors import PreflightRefused
+from crckpt.errors import KEEPS_RUNNING, PreflightRefused
 from crckpt.migrate.request import MigrateRequest, RoundSummary
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.dump.result import DumpResult
@@ -136,8 +136,8 @@ def check_budget(request: MigrateRequest, downtime: Downtime) -> None:
     budget = request.max_downtime_ms
     if request.abort_over and budget is not None and downtime.ms > budget:
         raise PreflightRefused(
-            f"the estimated downtime is {downtime.ms:.0f} ms, over the budget of {budget:.0f} ms "
-            "(--max-downtime); the program keeps running here",
+            f"the estimated downtime is {downtime.ms:.0f} ms, over the budget of {budget:.0f} ms (--max-downtime)",
+            state=KEEPS_RUNNING,
             hint="allow a longer downtime: --max-downtime TIME; or leave out --abort-over, to move it anyway",
         )
 

@@ -17,7 +17,7 @@ from typing import Final
 from msgspec.structs import asdict, replace
 
 from crckpt.causes import mebibytes
-from crckpt.errors import DumpFailed, HostCannot, IntegrityError, PreflightRefused
+from crckpt.errors import KEEPS_RUNNING, DumpFailed, HostCannot, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.host.disk.checked_files import open_regular
 from crckpt.host.disk.content_digest import read_digest
@@ -159,7 +159,8 @@ def opened(file: AskedFile) -> Iterator[int]:
 def _make_change_error(file: AskedFile, change: str = "has changed") -> DumpFailed:
     meanwhile = "; do not rotate the log meanwhile" if file.is_log else ""
     return DumpFailed(
-        f"{file.name} {change} since the check; the program keeps running here",
+        f"{file.name} {change} since the check",
+        state=KEEPS_RUNNING,
         hint=f"run the command again{meanwhile}",
     )
 

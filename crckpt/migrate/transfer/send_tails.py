@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import asdict
 
-from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
+from crckpt.errors import KEEPS_RUNNING, DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.host.steps import step
@@ -79,7 +79,8 @@ class _Log:
 
 def _make_cut_error(file: AskedFile) -> DumpFailed:
     return DumpFailed(
-        f"{file.name} was cut or rewritten during the move; the program keeps running here",
+        f"{file.name} was cut or rewritten during the move",
+        state=KEEPS_RUNNING,
         hint="run the command again; do not rotate the log meanwhile",
     )
 

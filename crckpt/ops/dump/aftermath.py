@@ -12,6 +12,8 @@ from msgspec import Struct
 
 from crckpt.criu.engine import CriuResult, has_seized, run_id
 from crckpt.errors import (
+    NOTHING_MADE,
+    TREE_RUNS,
     CommandFailure,
     CrckptError,
     DumpFailed,
@@ -81,9 +83,10 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
         from crckpt.ops.full_disk import find_full_directory
 
         find_place = name_place_in_tree(target.observed, inside="pid" in target.plan.enter)
-        state = "; TCP connections may be dead" if dead else ""
         known = (*target.plan.blockers, find_full_directory(target.context))
-        failure = criu_failure(result, DumpFailed, "the dump", find_place, state, known)
+        failure = criu_failure(result, DumpFailed, "the dump", find_place, known=known)
+        if dead:
+            failure = failure.reword(f"{failure.what}; TCP connections may be dead")
         reason = _find_mismatch(result) if target.parent else ""
         if not reason:
             raise failure
@@ -126,7 +129,7 @@ class TreeState(Struct, frozen=True):
         pids = " ".join(str(pid) for pid in self.pids)
         ended = f" without {pids}, which has ended" if pids else ""
         return {
-            "running": f"the tree runs on{ended}",
+            "running": f"{TREE_RUNS}{ended}",
             "held": f"the tree{ended} is held by process {self.holder}, and runs on when that process ends",
             "stopped": f"these processes of the tree are stopped: {pids}",
             "lost": f"these processes of the tree have ended: {pids}",
@@ -208,19 +211,20 @@ def _lift_lock(name: str, error: CommandFailure, tree: proc.Tree) -> CommandFail
                 if inside is not None:
                     network_locks.lift_lock(name, inside)
     except CrckptError as failure:
-        said = f"{error.message}; CRIU's lock of its connections is still there: {failure.message}"
+        said = f"{error.what}; CRIU's lock of its connections is still there: {failure.message}"
         return error.reword(said, hint=failure.hint)
     return error
 
 
 def _with_state(error: CommandFailure, made: str | None, state: TreeState) -> CommandFailure:
-    what = f"{f'checkpoint {made}' if made else 'no checkpoint'} was made"
-    if made is None:
-        what = "crckpt cannot read whether a checkpoint was made"
+    known = "crckpt cannot read whether a checkpoint was made" if made is None else f"checkpoint {made} was made"
+    if made == "":
+        known = NOTHING_MADE
     if isinstance(error, TargetNotRunning):
-        return error.reword(f"{error.message}; {what}", hint=error.hint)
-    said = f"{error.message}; {what}; {state.sentence}"
+        return error.reword(error.message, state=known)
+    # A move says in its own words where the program runs, but not which checkpoint was made.
+    said, now = (error.what, f"{known}; {state.sentence}") if made == "" else (f"{error.what}; {known}", state.sentence)
     if state.kind in ("stopped", "lost"):
-        return TreeStopped(said, hint=state.way_out, causes=error.causes, is_explained=error.is_explained)
+        return TreeStopped(said, state=now, hint=state.way_out, causes=error.causes, is_explained=error.is_explained)
     again = _AGAIN if isinstance(error, IntegrityError) else ""
-    return error.reword(said, hint=error.hint or again)
+    return error.reword(said, state=now, hint=error.hint or again)

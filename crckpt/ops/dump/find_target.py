@@ -44,7 +44,7 @@ def pinned_target(request: DumpRequest, context: Context) -> Iterator[tuple[Dump
         if last is None or root is None:
             raise
         job = last.checkpoint.job
-        raise error.reword(error.message, hint=f"{job} runs {describe_place(root)}: crckpt dump {job}") from None
+        raise error.reword(hint=f"{job} runs {describe_place(root)}: crckpt dump {job}") from None
 
 
 def _read_last_checkpoint(context: Context, job: str) -> LastCheckpoint | None:

@@ -17,13 +17,19 @@ from crckpt.ops.dump.result import LineageSummary
 from crckpt.ops.dump.tracked_before import why_no_tracker
 from crckpt.store import Repository
 from crckpt.tracking.dump_basis import Base, DumpBasis, RoundBase
-from crckpt.tracking.keeper.client import KILLED, KeeperSession, find_session, open_session, was_ended, was_killed
+from crckpt.tracking.keeper.client import (
+    KILLED,
+    KeeperSession,
+    Untracked,
+    find_session,
+    open_session,
+    was_ended,
+    was_killed,
+)
 from crckpt.tracking.keeper.protocol import Keeper
 from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload.library import identity
 
-# How `choose_tracker` begins a refusal.
-_NONE: Final = "tracker: none ("
 _NOT_WANTED: Final = "--no-incremental was given"
 _AGAIN: Final = "; --incremental starts a new tracker"
 _APART: Final = "crckpt cannot track a tree whose CRIU runs as another user or in namespaces of the tree"
@@ -75,7 +81,7 @@ class Lineage:
         why = "" if basis.base else self._mismatch or (basis.tracks and self.keeper.why_new) or basis.why
         self._mismatch = ""
         whole = tuple(process.why for process in basis.whole)
-        self.summary = LineageSummary(keeper.tracker, keeper.why, why_full=why, whole=whole)
+        self.summary = LineageSummary(keeper.tracker, keeper.sentence, why_full=why, whole=whole)
         if basis.base is not None:
             self._count_from(basis.base, basis, repository, keeper.root, place)
 
@@ -166,10 +172,11 @@ def open_lineage(
     why_new = why_no_tracker(root, before)
     try:
         keeper = open_session(root, criu, start=wanted is True, why_new=why_new)
+    except Untracked as error:
+        why_full = f"the tree cannot be tracked: {error.message}"
+        return Lineage(LineageSummary("", f"tracker: none ({error.message})", why_full=why_full))
     except HostCannot as error:
-        reason = error.message.removeprefix(_NONE).removesuffix(")")
-        why_full = f"the tree cannot be tracked: {reason}" if error.message.startswith(_NONE) else error.message
-        return Lineage(LineageSummary("", error.message, why_full=why_full))
+        return Lineage(LineageSummary("", error.message, why_full=error.message))
     if keeper is not None:
         return Lineage(LineageSummary("", ""), keeper)
     return Lineage(LineageSummary("", "", why_full=f"{why_new}{_AGAIN}")) if why_new else None
@@ -217,7 +224,7 @@ def predict_lineage(
     except HostCannot as error:
         return LineageSummary("", "", why_full=error.message)
     why_full = _why_incompatible(keeper, criu) or keeper.why_full
-    summary = LineageSummary(keeper.tracker, keeper.why, why_full=why_full)
+    summary = LineageSummary(keeper.tracker, keeper.sentence, why_full=why_full)
     base = keeper.counts_from
     if base is None or why_full:
         return summary

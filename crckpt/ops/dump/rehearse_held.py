@@ -31,7 +31,7 @@ def rehearse_held(target: DumpTarget, repository: Repository, checkpoint: Checkp
         ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
         # No checkpoint is made that could be named.
         hint = ours.hint if "REF" not in ours.hint else ""
-        said = f"{_FAILED}{ours.message.removeprefix(_FAILED)}"
+        said = ours.message if isinstance(ours, RehearsalFailed) else f"{_FAILED}{ours.message}"
         raise DumpFailed(said, hint=hint, causes=ours.causes, is_explained=ours.is_explained) from error
     if result.failures:
         closed = "" if not result.closed else "; its TCP connections were closed, because the other side is not there"

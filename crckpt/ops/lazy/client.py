@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from crckpt.errors import RestoreFailed
+from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.process import run
 from crckpt.model import CheckpointId
@@ -146,4 +146,4 @@ def started_filler(taken: AbstractSet[int]) -> Iterator[Filler]:
 
 
 def _failure(why: str) -> RestoreFailed:
-    return RestoreFailed(f"the helper that fills the memory of the tree failed: {why}; nothing is left behind")
+    return RestoreFailed(f"the helper that fills the memory of the tree failed: {why}", state=NOTHING_LEFT)

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.errors import RestoreFailed
+from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
@@ -93,7 +93,7 @@ class AttributeRestore(Struct, frozen=True):
         losses.extend(tree.set_descriptors(self.record.descriptors))
         protections = [loss for loss in losses if loss.key == "protection-lost"]
         if protections and not self.allow_weaker:
-            raise RestoreFailed(f"{protections[0].what}; nothing is left behind", hint=protections[0].remedy)
+            raise RestoreFailed(protections[0].what, state=NOTHING_LEFT, hint=protections[0].remedy)
         # Report only the first loss of each kind: a tree may have thousands of threads.
         return tuple({(loss.key, loss.what.partition(" of ")[0]): loss for loss in reversed(losses)}.values())
 

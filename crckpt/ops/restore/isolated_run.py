@@ -17,7 +17,7 @@ from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import holds_at
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import RehearsalFailed
+from crckpt.errors import NOTHING_LEFT, RehearsalFailed
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import memory_limit, run_as_tree
 from crckpt.host.namespaces.isolation import SeclusionPlan
@@ -49,7 +49,6 @@ PROBE_S: Final = 60.0
 """A probe that takes longer has failed."""
 
 NO_MEMORY: Final = "the tree needs more memory than a rehearsal can use"
-NOTHING_LEFT: Final = "; nothing is left behind"
 
 # Characters of the probe's output that are shown.
 _MOST_OUTPUT: Final = 4000
@@ -198,7 +197,7 @@ def _run_criu(
 
 def _check_memory(isolated: IsolatedRestore) -> None:
     if isolated.group is not None and isolated.group.ran_out:
-        raise RehearsalFailed(f"the rehearsal failed: {NO_MEMORY}{NOTHING_LEFT}")
+        raise RehearsalFailed(f"the rehearsal failed: {NO_MEMORY}", state=NOTHING_LEFT)
 
 
 def _run_probe(

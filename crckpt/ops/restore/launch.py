@@ -13,7 +13,7 @@ from crckpt.criu.command import Paths
 from crckpt.criu.engine import CriuRun
 from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
-from crckpt.errors import RestoreFailed
+from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process import run
@@ -60,7 +60,7 @@ class LaunchedCriu(Struct, frozen=True):
         for process in proc.read_tree(ours).processes if ours is not None else ():
             if process.ns_pids[-1] == tree.root.pid and process.pid not in (self.init, os.getpid()):
                 return process.pid
-        raise RestoreFailed("crckpt does not find the PID namespace of the restored tree; nothing is left behind")
+        raise RestoreFailed("crckpt does not find the PID namespace of the restored tree", state=NOTHING_LEFT)
 
     def give_up(self) -> None:
         """Let CRIU end if it has not: without images it does nothing, and from the hold it undoes what it did."""

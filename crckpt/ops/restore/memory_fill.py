@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crckpt.errors import RestoreFailed
+from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
 from crckpt.images.core import ZOMBIE
 from crckpt.images.tree import ImageProcess, ImageTree
@@ -18,14 +18,15 @@ def fill_memory(tree: ImageTree, init: int | None, images: ImageStreams | None) 
     living = _living(tree)
     tasks = ((process.pid, thread.tid) for process in living for thread in process.threads)
     if missing := proc.find_ended_tasks(tasks, init):
-        raise RestoreFailed(f"CRIU did not restore these processes: {_join(missing)}; nothing is left behind")
+        raise RestoreFailed(f"CRIU did not restore these processes: {_join(missing)}", state=NOTHING_LEFT)
     if images is None:
         return
     images.fill(init)
     # Filling takes time. If a task was killed during it, CRIU would wait for the task forever, or crash.
     if ended := proc.find_ended_tasks(((process.pid, process.pid) for process in living), init):
         raise RestoreFailed(
-            f"PID {_join(ended)} ended while crckpt filled its memory; nothing is left behind",
+            f"PID {_join(ended)} ended while crckpt filled its memory",
+            state=NOTHING_LEFT,
             hint="check whether memory ran out (journalctl -k -g oom); then try again",
         )
 

@@ -21,7 +21,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.errors import RestoreFailed
+from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
 from crckpt.host.disk.kernel_files import read_kernel_file
 from crckpt.host.disk.path_trust import Changers, PathChangers
@@ -93,7 +93,7 @@ def check_open_files(
     finally:
         os.close(root)
     if found and not allow_weaker:
-        raise RestoreFailed(f"{found[0].what}; nothing is left behind", hint=found[0].remedy)
+        raise RestoreFailed(found[0].what, state=NOTHING_LEFT, hint=found[0].remedy)
     return found
 
 

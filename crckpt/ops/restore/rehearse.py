@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.criu.find import Criu
-from crckpt.errors import CrckptError, Interrupted, RehearsalFailed, RestoreFailed
+from crckpt.errors import NOTHING_LEFT, CrckptError, Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
@@ -27,7 +27,6 @@ from crckpt.ops.restore.images import (
 )
 from crckpt.ops.restore.isolated_run import (
     NO_MEMORY,
-    NOTHING_LEFT,
     PROBE_S,
     EndedProcess,
     IsolatedRestore,
@@ -97,7 +96,7 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
             ) from error
         except (Interrupted, OSError) as error:
             ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
-            raise type(ours)(f"{ours.message}{NOTHING_LEFT}", hint=ours.hint) from error
+            raise ours.reword(state=NOTHING_LEFT) from error
         except CrckptError as error:
             raise error.reword(error.message, hint=name_ref(error.hint, request.ref)) from error
 

@@ -16,6 +16,7 @@ from crckpt.criu.command import Paths
 from crckpt.criu.engine import CriuResult
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import (
+    NOTHING_LEFT,
     CrckptError,
     HostCannot,
     IntegrityError,
@@ -194,7 +195,7 @@ def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
         result = _restore(attempt)
     except (Interrupted, OSError) as error:
         ours = to_crckpt_error(error, RestoreFailed, "the restore")
-        raise type(ours)(f"{ours.message}; nothing is left behind", hint=ours.hint) from error
+        raise ours.reword(state=NOTHING_LEFT) from error
     except CrckptError as error:
         raise fill_in_failure(error, attempt) from error
     return _name_ref(result, attempt)
@@ -375,7 +376,7 @@ def _criu_failure(result: CriuResult, tree: ImageTree) -> CrckptError:
     # Only for failures, and slow to load.
     from crckpt.ops.failure_locations import name_place_in_images
 
-    return criu_failure(result, RestoreFailed, "the restore", name_place_in_images(tree), "; nothing is left behind")
+    return criu_failure(result, RestoreFailed, "the restore", name_place_in_images(tree), NOTHING_LEFT)
 
 
 def _record_place(attempt: RestoreAttempt, root: int, program: int, holder: TerminalHolder | None) -> None:
@@ -428,6 +429,7 @@ def _check_root(root: int, init: int | None, holder: TerminalHolder | None) -> I
         yield cause("root-ended").finding(pid=str(root))
         return
     raise RestoreFailed(
-        f"the root of the restored tree, PID {root}, ended at once{ending.clause}; nothing is left behind",
+        f"the root of the restored tree, PID {root}, ended at once{ending.clause}",
+        state=NOTHING_LEFT,
         hint="run it without --detach to see its output: crckpt restore REF",
     )

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.errors import AGAIN_WITH_SUDO, StoreUnusable
+from crckpt.errors import StoreUnusable
 from crckpt.host.disk import space
 from crckpt.host.disk.checked_files import check_directory
 from crckpt.host.disk.files import (
@@ -20,6 +20,7 @@ from crckpt.host.disk.files import (
     write_durably,
 )
 from crckpt.host.disk.path_trust import find_intruder, open_path
+from crckpt.host.process.typed_command import advise_sudo
 from crckpt.store.backend.access import find_write_refusal
 from crckpt.store.layout import CHECKPOINTS, DESCRIPTION, DIRECTORIES, LOCK, PACKS, PENDING
 
@@ -129,7 +130,7 @@ def _check_is_store(root: Path) -> None:
     if not root.exists() or is_empty:
         hint = "crckpt dump makes one; if your store is elsewhere, name it: --store DIR"
         if os.geteuid() != 0:
-            hint = f"for root's store: {AGAIN_WITH_SUDO}; or name another: --store DIR"
+            hint = f"for root's store: {advise_sudo()}; or name another: --store DIR"
         empty = ": the directory is empty" if is_empty else ""
         raise StoreUnusable(f"there is no store at {root}{empty}", hint=hint)
     if not root.is_dir() or not (root / DESCRIPTION).exists():

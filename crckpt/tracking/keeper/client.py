@@ -43,6 +43,10 @@ class Unanswered(HostCannot):
     """A keeper runs, but takes too long, or its answer cannot be decoded."""
 
 
+class Untracked(HostCannot):
+    """No method tracks the tree; the message says why."""
+
+
 class KeeperSession:
     """A connection to a keeper. Methods raise HostCannot if the keeper or the tree has ended, or Unanswered."""
 
@@ -125,6 +129,8 @@ class KeeperSession:
         answer = decode_answer(line)
         if answer is None:
             raise self._no_answer("belongs to another version of crckpt")
+        if answer.untracked:
+            raise Untracked(answer.untracked)
         if answer.refused:
             raise HostCannot(answer.refused)
         return answer

@@ -28,7 +28,7 @@ class KeeperRequest(Struct, frozen=True):
 
 
 class Keeper(Struct, frozen=True):
-    """A keeper, as it describes itself. `why` is the sentence on the choice of its tracker.
+    """A keeper, as it describes itself. `why` is why it has this tracker.
 
     `base` is what the bits count from, as `base_name` spells it. Without one the next dump is full, and `why_full` says
     why. `dumping` is the PID of the crckpt that dumps the tree now, or 0. A dump that tracks adds `environment` to that
@@ -46,6 +46,11 @@ class Keeper(Struct, frozen=True):
     why_full: str = ""
     dumping: int = 0
     identity: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The tracker, and why it."""
+        return f"tracker: {self.tracker} ({self.why})"
 
     @property
     def counts_from(self) -> Base | None:
@@ -68,12 +73,16 @@ class BeginAnswer(Struct, frozen=True):
 
 
 class Answer(Struct, frozen=True):
-    """One answer. `busy` is the PID of another crckpt that dumps this tree; `refused` is why a request was refused."""
+    """One answer. `busy` is the PID of another crckpt that dumps this tree; `refused` is why a request was refused.
+
+    `untracked` is why no keeper was started: nothing tracks the tree.
+    """
 
     keeper: Keeper | None = None
     began: BeginAnswer | None = None
     busy: int = 0
     refused: str = ""
+    untracked: str = ""
 
 
 def base_name(base: Base | None) -> str:

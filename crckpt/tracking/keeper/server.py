@@ -260,7 +260,7 @@ def main(pid: int, criu: Path, descriptor: int) -> None:
         return
     choice = choose_tracker(root, criu)
     if choice.tracker is None:
-        first.answer(Answer(refused=choice.why))
+        first.answer(Answer(untracked=choice.why))
         return
     environment = dict(choice.tracker.environment(criu))
     keeper = Keeper(

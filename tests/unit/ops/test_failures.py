@@ -67,7 +67,7 @@ def test_a_full_disk_outside_of_the_store() -> None:
 
 def failed(log: str = "", status: int = 1, **more: Any) -> DumpFailed:
     result = CriuResult((), status, log, 0.0, 1.0, **more)
-    return criu_failure(result, DumpFailed, "the dump", lambda _: None, "; the tree runs on", [finding("bpf-map")])
+    return criu_failure(result, DumpFailed, "the dump", lambda _: None, "the tree runs on", [finding("bpf-map")])
 
 
 def test_a_criu_that_says_nothing_is_told_by_how_it_ended() -> None:

@@ -38,5 +38,4 @@ def chosen(target: Told, claims: Path, trials: Trials) -> str:
     choice = choose_tracker(root, Path("criu"), claims, trials)
     assert choice.tracker is not None
     choice.tracker.close()
-    assert choice.why.startswith(f"tracker: {choice.tracker.name} (")
     return choice.tracker.name

@@ -6,6 +6,8 @@ import pytest
 
 from crckpt.causes import Finding
 from crckpt.errors import (
+    NOT_MADE,
+    UNCHANGED,
     CommandFailure,
     DumpFailed,
     Interrupted,
@@ -27,13 +29,13 @@ _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
         (RemoteError("db2: no space is left"), "db2: no space is left; app keeps running here"),
         (Interrupted("interrupted by SIGINT"), "interrupted by SIGINT; app keeps running here"),
         (PreflightRefused("/srv/x is missing"), "/srv/x is missing; app keeps running here"),
-        (DumpFailed("no; no checkpoint was made; the tree runs on"), "no; app keeps running here"),
-        (Interrupted("interrupted by SIGINT; nothing was changed, the tree runs on"), _INTERRUPTED),
+        (DumpFailed("no", state=NOT_MADE), "no; app keeps running here"),
+        (Interrupted("interrupted by SIGINT", state=UNCHANGED), _INTERRUPTED),
         (
-            DumpFailed("no; the tree runs on without 9, which has ended"),
+            DumpFailed("no", state="the tree runs on without 9, which has ended"),
             "no; the tree runs on without 9, which has ended",
         ),
-        (PreflightRefused("over; the program keeps running here"), "over; the program keeps running here"),
+        (PreflightRefused("over", state="the program keeps running here"), "over; the program keeps running here"),
         (TreeStopped("the tree is gone"), "the tree is gone"),
         (TargetNotRunning("there is no process 812"), _ENDED),
     ],
