@@ -1,10 +1,10 @@
 """The catalogue of what stops a dump or a restore: message and remedy, once, for doctor, preflight and explain. Pure.
 
-Each subject has a file. `pattern` matches what CRIU writes to its log for the cause, `source` is the file of CRIU 4.2;
-the groups of the pattern fill the message. Only the preflight finds a cause without a pattern. No line matches two
-causes, except that these come first: messages of the kernel or other programs (`OUTSIDE`), bugs of the release
-(`BUGS`), exhausted resources (`EXHAUSTED`). Errors after which CRIU may continue (`PASSING`) and answers of the kernel
-(`GENERAL`) count only if no line has another cause.
+The tables are the files `*.txt`; `table.py` has their format. Only the preflight finds a cause without a `pattern`.
+No line of a log matches two causes, except that these sections come first: messages of the kernel or other programs
+(`outside`), bugs of the release (`bugs`), exhausted resources (`exhausted`). Errors after which CRIU may continue
+(`passing`) and answers of the kernel (`general`) count only if no line has another cause.
+A new cause is an entry of a table, and a line of a log in tests/data/logs/lines.tsv.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = ["Cause", "Finding", "cause", "mebibytes"]
 
 def cause(key: str) -> Cause:
     """Return the cause with this key."""
-    # Imported here: the catalogue is long, and a healthy tree needs none of it.
+    # Imported here: a healthy tree needs none of it.
     from crckpt.causes.catalogue import CAUSE_BY_KEY
 
     return CAUSE_BY_KEY[key]

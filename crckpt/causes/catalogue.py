@@ -1,99 +1,47 @@
-"""All causes together. Pure."""
+"""All causes, and which of them count when. Pure."""
 
 from __future__ import annotations
 
-from crckpt.causes.attributes import ATTRIBUTES
-from crckpt.causes.bugs import BUGS
-from crckpt.causes.cgroups import CGROUPS
-from crckpt.causes.criu_parts import SURE_PARTS, UNSURE_PARTS
-from crckpt.causes.descriptors import DESCRIPTORS
-from crckpt.causes.engine_refusals import REFUSALS
-from crckpt.causes.engines import OUTER, STARTS
-from crckpt.causes.fallback import AREAS, GENERAL, STEPS, UNFIT, VAGUE, WARNED, WIDE_AREAS
-from crckpt.causes.files import FILES
-from crckpt.causes.images import IMAGES
-from crckpt.causes.memory import MEMORY
-from crckpt.causes.mounts import MOUNTS
-from crckpt.causes.moves import MOVES
-from crckpt.causes.namespaces import NAMESPACES
-from crckpt.causes.network import NETWORK
-from crckpt.causes.other_programs import OUTSIDE
-from crckpt.causes.pids import RESTORED
-from crckpt.causes.pipes import PIPES
-from crckpt.causes.rehearsal import REHEARSAL
-from crckpt.causes.releases import OLD_CRIU
-from crckpt.causes.requirements import NEEDS
-from crckpt.causes.resource_limits import EXHAUSTED
-from crckpt.causes.security import SECURITY
-from crckpt.causes.sockets import SOCKETS
-from crckpt.causes.space import SPACE
-from crckpt.causes.tasks import TASKS
-from crckpt.causes.terminals import TERMINALS
-from crckpt.causes.transient import EARLIER, PASSING, SILENT
-from crckpt.causes.virtual_machines import VIRTUAL_MACHINES
+from typing import Final
 
-__all__ = [
-    "AREAS",
-    "BUGS",
-    "CATALOGUE",
-    "CAUSE_BY_KEY",
-    "EARLIER",
-    "ENGINES",
-    "GENERAL",
-    "OUTER",
-    "OUTSIDE",
-    "PASSING",
-    "SILENT",
-    "SPECIFIC",
-    "STEPS",
-    "UNFIT",
-    "UNSURE_PARTS",
-    "VAGUE",
-    "WARNED",
-    "WIDE_AREAS",
-]
+from crckpt.causes.cause import Cause
+from crckpt.causes.table import read_tables
 
-ENGINES = (*STARTS, *REFUSALS, *VIRTUAL_MACHINES)
-"""They count only if CRIU's own log has no cause."""
-_SUBJECTS = (
+SECTIONS: Final = {section.name: section for section in read_tables()}
+CATALOGUE: Final = tuple(cause for section in SECTIONS.values() for cause in section.causes)
+CAUSE_BY_KEY: Final = {cause.key: cause for cause in CATALOGUE}
+
+
+def _causes_of(*sections: str) -> tuple[Cause, ...]:
+    """Return the causes of these sections that CRIU's log names. The others are found before a dump or a restore."""
+    return tuple(cause for name in sections for cause in SECTIONS[name].causes if cause.pattern)
+
+
+OUTSIDE: Final = _causes_of("outside")
+BUGS: Final = _causes_of("bugs")
+EXHAUSTED: Final = _causes_of("exhausted")
+SPECIFIC: Final = (
     *EXHAUSTED,
-    *MEMORY,
-    *FILES,
-    *DESCRIPTORS,
-    *PIPES,
-    *SOCKETS,
-    *NETWORK,
-    *NAMESPACES,
-    *MOUNTS,
-    *TERMINALS,
-    *TASKS,
-    *SECURITY,
-    *CGROUPS,
-    *RESTORED,
-    *IMAGES,
-    *SURE_PARTS,
+    *_causes_of("memory", "files", "descriptors", "pipes", "sockets", "network", "namespaces", "mounts", "terminals"),
+    *_causes_of("tasks", "security", "cgroups", "pids", "images"),
+    *(part for part in _causes_of("parts") if part.sure),
 )
-SPECIFIC = tuple(entry for entry in _SUBJECTS if entry.pattern)
-"""The causes of one subject that CRIU's log names. The others are found before a dump or a restore."""
-CATALOGUE = (
-    *SPACE,
-    *REHEARSAL,
-    *NEEDS,
-    *ATTRIBUTES,
-    *MOVES,
-    *OUTSIDE,
-    *BUGS,
-    *_SUBJECTS,
-    *PASSING,
-    *SILENT,
-    *(entry for _, entry in EARLIER),
-    *GENERAL,
-    *UNSURE_PARTS,
-    *ENGINES,
-    *VAGUE,
-    *UNFIT,
-    *WARNED,
-    *OUTER,
-    OLD_CRIU,
-)
-CAUSE_BY_KEY = {entry.key: entry for entry in CATALOGUE}
+PASSING: Final = _causes_of("passing")
+EARLIER: Final = _causes_of("earlier")
+SILENT: Final = _causes_of("silent")
+GENERAL: Final = _causes_of("general")
+UNSURE_PARTS: Final = tuple(part for part in _causes_of("parts") if not part.sure)
+ENGINES: Final = _causes_of("engines", "refusals", "java")
+VAGUE: Final = _causes_of("vague")
+UNFIT: Final = _causes_of("unfit")
+WARNED: Final = _causes_of("warned")
+OUTER: Final = _causes_of("outer")
+OLD_CRIU: Final = CAUSE_BY_KEY["old-criu"]
+
+AREAS: Final = tuple((cause.area, cause) for cause in CATALOGUE if cause.area)
+"""(expression for source files of CRIU, most likely cause) for an error that no pattern matches."""
+WIDE_AREAS: Final = tuple((cause.wide_area, cause) for cause in CATALOGUE if cause.wide_area)
+"""The same for files that do several things."""
+STEPS: Final = tuple((cause.step, cause) for cause in CATALOGUE if cause.step)
+"""(expression for what CRIU writes after another error, cause): reported if there is no other."""
+LAST_STEPS: Final = tuple((cause.last_step, cause) for cause in CATALOGUE if cause.last_step)

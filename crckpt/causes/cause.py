@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.model import MEBIBYTE
 
-LIKELY = "most likely: "
+LIKELY: Final = "most likely: "
 
 
 _PATHS: Final = ("path", "log", "name", "directory")
@@ -21,17 +21,25 @@ class Cause(Struct, frozen=True):
     `{name}` becomes the value, `{name|other words}` the other words if the value is not known. If the cause is not
     `sure`, CRIU writes the same in other cases: the message calls it the most likely one. CRIU does not have this cause
     from the release `fixed` on. `by_criu` is the remedy for users of criu without crckpt, if it is another one.
+    `pattern` is a regular expression for what the `source` writes. It counts instead of the causes `instead_of` if it
+    is in the log before theirs. `area` and `step` guess a cause from the source file of CRIU that wrote a line and from
+    what CRIU was doing, `wide_area` and `last_step` too, but later: their guesses are worse.
     Paths in remedies are quoted for the shell: programs choose them, and people copy commands.
     """
 
     key: str
     says: str
-    remedy: str
+    remedy: str = ""
     pattern: str = ""
     source: str = ""
     sure: bool = True
     fixed: tuple[int, ...] = ()
     by_criu: str = ""
+    instead_of: tuple[str, ...] = ()
+    area: str = ""
+    wide_area: str = ""
+    step: str = ""
+    last_step: str = ""
 
     def advise_by_criu(self, remedy: str) -> str:
         """Return the remedy in CRIU's own options for a `remedy` of this cause, whose names are filled in."""

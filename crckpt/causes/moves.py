@@ -1,4 +1,4 @@
-"""Moves to another host, before anything is touched. Pure.
+"""The words of a move to another host. Pure.
 
 A move finds most causes by the checks of a restore, whose remedies speak to a user of the restoring host. `REWORDED`
 has the words for a user of the host that the tree is to leave.
@@ -10,134 +10,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from crckpt.causes.catalogue import SECTIONS
 from crckpt.causes.cause import Cause, Finding
-
-_COPY: Final = "copy it there, with its time: rsync -t"
-_SHARE: Final = "keep it on storage that both hosts mount"
-
-MOVES = (
-    Cause("same-host", "it is this host, where the program runs", "name the host to which the program is to move"),
-    Cause(
-        "same-store",
-        "it uses the store of this host, {directory}: a move needs two",
-        "use another store there: --remote-store DIR",
-    ),
-    Cause(
-        "other-version",
-        "it has crckpt {theirs}, and this host has crckpt {ours}",
-        "install the same version on both hosts",
-    ),
-    Cause("file-differs", "{path} is not the same file there: {why} ({use})", f"{_COPY}; or {_SHARE}"),
-    Cause(
-        "file-in-use",
-        "{path} is open for writing ({use}): the copy there has the same {same} now; if the program writes to it, "
-        "crckpt aborts the move",
-        _SHARE,
-    ),
-    Cause(
-        "file-mapped",
-        "the program writes to {path} through a map, and it is too large to be compared while the program is frozen "
-        "({use})",
-        _SHARE,
-    ),
-    Cause(
-        "lock-everywhere",
-        "{path} is locked, on a file system whose locks hold on all hosts: the program there would wait for its own "
-        "lock here ({use})",
-        "mount it so that locks hold on one host only (NFS 3: local_lock=all); or release the lock in the program",
-    ),
-    Cause("files-in-use", "{count} more files are open for writing", _SHARE),
-    Cause(
-        "file-size-only",
-        "crckpt compared only size and time of {path}, because {why} ({use})",
-        "compare the content on both hosts: sha256sum {path}",
-    ),
-    Cause(
-        "file-unmounted",
-        "crckpt did not look for {path}: its file system is an automount that is not mounted now ({use})",
-        "mount it there: ls {path}",
-    ),
-    Cause(
-        "file-silent",
-        "the file system of {path} does not answer ({use})",
-        "find it there: findmnt -T {path}; then mount it again",
-    ),
-    Cause("file-refused", "crckpt cannot look for {path}: {why} ({use})", "run crckpt there as root"),
-    Cause("files-unasked", "crckpt did not look for {count} more files, because of that file system", ""),
-    Cause(
-        "owner-differs",
-        "{path} belongs to {there} there, and to {here} here ({use})",
-        "chown it there, if the program depends on it",
-    ),
-    Cause(
-        "removed-name",
-        "{path} was removed but has other names ({use}): a move cannot take the file along",
-        "close it in the program, or give it its name again",
-    ),
-    Cause(
-        "file-unsendable",
-        "{path} cannot be sent: {why}",
-        "copy it there: rsync -t",
-    ),
-    Cause(
-        "user-missing",
-        "{kind} {number}, here {name}, does not exist there",
-        "create it there, if the program needs its name",
-    ),
-    Cause(
-        "user-differs",
-        "{kind} {number} is {here} here and {there} there: after the move files of the program belong to {there}",
-        "give both hosts the same users",
-    ),
-    Cause(
-        "rights-of-another",
-        "{kind} {number} is {here} here and {there} there: the program would have the rights of {there}",
-        "give both hosts the same users; or check what {there} may do there, then add --allow-weaker",
-    ),
-    Cause(
-        "file-of-another",
-        "{there} could replace {path} there, and so control the program ({use})",
-        "remove it there, then send it: --send-files; or check it, then add --allow-weaker",
-    ),
-    Cause(
-        "clock-differs",
-        "its clock is {seconds} s {direction} the clock of this host: the program sees the time jump",
-        "synchronize both clocks: timedatectl set-ntp true",
-    ),
-    Cause(
-        "move-space",
-        "the tree has {needed} of memory, and the store there, {directory}, has only {free} free: it may not fit, even "
-        "compressed",
-        "free space there (crckpt rm, crckpt gc), or use another store there: --remote-store DIR",
-    ),
-    Cause(
-        "move-full",
-        "the move needs at least {needed} in the store there, {directory}, and only {free} are free",
-        "free space there (crckpt rm, crckpt gc), or use another store there: --remote-store DIR",
-    ),
-    Cause("no-criu", "no CRIU works there: {why}", "install one there: crckpt install-criu"),
-    Cause(
-        "connection-stays",
-        "{connection} connects the tree to a program on this host, which does not move along",
-        "close the connection: --tcp close; or move both programs together",
-    ),
-    Cause(
-        "job-there",
-        "the store there has a job {job} of another program, {program}",
-        "choose another name for the job, or another store there: --remote-store DIR",
-    ),
-    Cause(
-        "session-kept",
-        "the program there is in the control group of the ssh session, {group}, and systemd may end it together with "
-        "that session",
-        "keep it there: KillUserProcesses=no in /etc/systemd/logind.conf, then systemctl restart systemd-logind",
-    ),
-    Cause(
-        "move-in-progress",
-        "an earlier move of the job {job} is unfinished there ({state})",
-        "wait until it ends; or finish it: crckpt migrate --resume {move}",
-    ),
-)
 
 _MACHINE: Final = "move it to a machine like this one"
 _WEAKER: Final = "move it with less protection: --allow-weaker"
@@ -250,7 +124,7 @@ _OF_SOURCE: Final = ("--lazy", "--move-ip", "BindAddress")
 _SOURCE_KEYS: Final = frozenset({"connection-stays", "removed-name", "stopped-job", "terminal"})
 """Keys of what the destination finds, but only the source has."""
 
-_WORDED: Final = OF_FILES | {entry.key for entry in MOVES}
+_WORDED: Final = OF_FILES | {entry.key for entry in SECTIONS["moves"].causes}
 
 
 def reword_dump(finding: Finding) -> Finding:

@@ -16,7 +16,10 @@ from crckpt.causes.catalogue import (
     CAUSE_BY_KEY,
     EARLIER,
     ENGINES,
+    EXHAUSTED,
     GENERAL,
+    LAST_STEPS,
+    OLD_CRIU,
     OUTER,
     OUTSIDE,
     PASSING,
@@ -29,8 +32,7 @@ from crckpt.causes.catalogue import (
     WARNED,
     WIDE_AREAS,
 )
-from crckpt.causes.releases import OLD, OLD_CRIU, find_release
-from crckpt.causes.resource_limits import EXHAUSTED
+from crckpt.causes.releases import OLD, find_release
 from crckpt.criu.failure_location import FailureLocation, find_failure_location, find_outside_end
 from crckpt.criu.log_lines import (
     TELLING,
@@ -166,13 +168,13 @@ def _find_causes(
         (telling, partial(_find_by_area, WIDE_AREAS)),
         (telling, lambda line: _find_known(UNFIT, _spell_out_error(line))),
         (retyped.complaints(), lambda line: _find_known(UNFIT, _spell_out_error(line))),
-        (telling, partial(_find_by_step, STEPS[:-1])),
-        (telling, partial(_find_by_step, STEPS[-1:])),
+        (telling, partial(_find_by_step, STEPS)),
+        (telling, partial(_find_by_step, LAST_STEPS)),
         (omit_consequences(retyped), partial(_find_known, (*PASSING, *ENGINES, *general, *WARNED, *UNSURE_PARTS))),
         (telling, partial(_find_known, OUTER)),
         (retyped, partial(_find_known, OUTER)),
         (retyped, lambda line: vague(line) or _find_known(UNFIT, line)),
-        (retyped, partial(_find_by_step, STEPS)),
+        (retyped, partial(_find_by_step, (*STEPS, *LAST_STEPS))),
         (retyped.complaints(), partial(_find_by_area, WIDE_AREAS)),
     )
     for lines, look_up in tiers:
@@ -186,8 +188,8 @@ def _find_causes(
 
 def _find_earlier_cause(log: str, line: Line, finding: Finding) -> Finding:
     """Return the cause that an earlier warning tells, or the finding itself."""
-    for keys, cause in EARLIER:
-        if finding.key in keys and (found := re.compile(cause.pattern).search(log, 0, line.begin)):
+    for cause in EARLIER:
+        if finding.key in cause.instead_of and (found := re.compile(cause.pattern).search(log, 0, line.begin)):
             return cause.finding(**found.groupdict())
     return finding
 
@@ -238,21 +240,21 @@ def _spell_out_error(line: Line) -> Line:
     return line
 
 
-def _find_by_area(areas: Iterable[tuple[str, str]], line: Line) -> Finding | None:
+def _find_by_area(areas: Iterable[tuple[str, Cause]], line: Line) -> Finding | None:
     """Guess the cause of a complaint by the source file of CRIU that wrote it: most likely, but not sure."""
     written = search(_SOURCE.pattern, line.forms[-1], retyped=line.retyped)
     if not written or is_consequence(line):
         return None
     # Before CRIU 2.0 its files had no directory.
     file = written[1].removeprefix("criu/")
-    key = next((key for pattern, key in areas if re.fullmatch(pattern, file)), None)
-    return _unsure(key)
+    return _unsure(next((cause for pattern, cause in areas if re.fullmatch(pattern, file)), None))
 
 
-def _find_by_step(steps: Iterable[tuple[str, str]], line: Line) -> Finding | None:
+def _find_by_step(steps: Iterable[tuple[str, Cause]], line: Line) -> Finding | None:
     """Guess the cause by what CRIU was doing: it writes such a line after another complaint."""
-    return _unsure(next((key for pattern, key in steps if search(pattern, line.forms[-1], retyped=line.retyped)), None))
+    found = (cause for pattern, cause in steps if search(pattern, line.forms[-1], retyped=line.retyped))
+    return _unsure(next(found, None))
 
 
-def _unsure(key: str | None) -> Finding | None:
-    return msgspec.structs.replace(CAUSE_BY_KEY[key], sure=False).finding() if key else None
+def _unsure(cause: Cause | None) -> Finding | None:
+    return msgspec.structs.replace(cause, sure=False).finding() if cause else None

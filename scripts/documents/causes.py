@@ -2,69 +2,33 @@
 
 from __future__ import annotations
 
-import pkgutil
 import re
 from collections.abc import Iterator
-from importlib import import_module
-from types import ModuleType
 
-from crckpt import causes as package
 from crckpt.causes import Cause
-from crckpt.causes.catalogue import CATALOGUE
+from crckpt.causes.catalogue import SECTIONS
+from crckpt.causes.table import Section
 
 _GAP = re.compile(r"\{(\w+)(?:![ars])?(?:\|([^}]*))?\}")
 _NAMELESS = "(not named)"
-_TITLES = {
-    "criu_parts": "Errors of each part of CRIU",
-    "fallback": "Errors of CRIU that name no cause",
-    "namespaces": "Namespaces",
-    "releases": "Old releases of CRIU",
-    "transient": "Errors after which CRIU may continue",
-}
-"""The other files are named by the first sentence of their docstring."""
 _NOT_CAPITALIZED = ("clone3", "crckpt", "criu", "cuda-checkpoint", "fd ", "iptables", "nftables")
 _MARKUP = re.compile(r"([*_<>`#\[\]|\\])")
 
 
 def causes() -> str:
-    """Make a section for each file of the catalogue, with a heading for each cause."""
-    return "\n\n".join(part for module in _modules() for part in _section(module)) + "\n"
+    """Make a section for each one of the catalogue, with a heading for each cause."""
+    return "\n\n".join(part for section in SECTIONS.values() for part in _describe(section)) + "\n"
 
 
-def _modules() -> Iterator[ModuleType]:
-    for found in pkgutil.iter_modules(package.__path__):
-        yield import_module(f"{package.__name__}.{found.name}")
-
-
-def _section(module: ModuleType) -> Iterator[str]:
-    own = [cause for cause in _causes_in(module) if cause in CATALOGUE]
-    if not own or module.__name__.endswith(".catalogue"):
-        return
-    name = module.__name__.rpartition(".")[2]
-    yield f"## {_TITLES.get(name) or (module.__doc__ or '').split('. ')[0].removesuffix('.')}"
-    for cause in own:
+def _describe(section: Section) -> Iterator[str]:
+    yield f"## {section.title}"
+    for cause in section.causes:
         yield f"### {cause.key}"
         yield _sentence(cause)
         if cause.remedy:
             yield f"**Remedy:** {_fill(cause.remedy)}."
         if cause.by_criu:
             yield f"**With criu alone:** {_fill(cause.by_criu)}."
-
-
-def _causes_in(module: ModuleType) -> Iterator[Cause]:
-    """Each cause that a module defines, once."""
-    known: dict[str, Cause] = {}
-    for value in vars(module).values():
-        known |= {cause.key: cause for cause in _flatten(value)}
-    return iter(known.values())
-
-
-def _flatten(value: object) -> Iterator[Cause]:
-    if isinstance(value, Cause):
-        yield value
-    elif isinstance(value, tuple):
-        for inner in value:
-            yield from _flatten(inner)
 
 
 def _sentence(cause: Cause) -> str:

@@ -64,7 +64,7 @@ def test_a_line_tells_its_cause(key: str, line: str) -> None:
 
 
 def test_a_warning_is_a_cause_only_of_what_it_explains() -> None:
-    warned = {entry.key for _, entry in EARLIER}
+    warned = {entry.key for entry in EARLIER}
     for line in (line for key, line in LINES if key in warned):
         told = explain(f"(00.01) {line}\n(00.02) Error (criu/sk-inet.c:912): inet: Connected TCP socket in image\n")
         assert told.finding is not None

@@ -22,7 +22,7 @@ MARK = re.compile(r"^(?:pie: \d+: )?(?:Error|Warn ) \([^)]*\): ")
 TIME = "(00.012345) "
 OF_A_RELEASE = {"crashed-later": "Version: 4.1 (gitid 0)\n"}
 UNTIMED = {entry.key for entry in (*ENGINES, *OUTER, *OUTSIDE)}
-NO_COMPLAINTS = {"tcp-unsaid", *(entry.key for _, entry in EARLIER)}
+NO_COMPLAINTS = {"tcp-unsaid", *(entry.key for entry in EARLIER)}
 SILENT_KEYS = {entry.key for entry in SILENT}
 OF_A_FILE = {
     "no-loopback",
