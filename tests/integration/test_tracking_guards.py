@@ -52,16 +52,16 @@ def by_write_protection(oracle: Oracle) -> Oracle:
     return oracle
 
 
-def some_rounds(oracle: Oracle, between: Callable[[], None]) -> None:
+def some_rounds(oracle: Oracle, between: Callable[[], object]) -> None:
     for _ in range(ROUNDS):
         oracle.dump_round()
         between()
 
 
-def is_caught(oracle: Oracle) -> None:
-    """Within some rounds the oracle says that pages are wrong."""
+def is_caught(oracle: Oracle, between: Callable[[], object] = lambda: None) -> None:
+    """Within some rounds the oracle says that pages are wrong: on a busy machine the tree writes little in one."""
     with pytest.raises(AssertionError, match=WRONG):
-        some_rounds(oracle, lambda: None)
+        some_rounds(oracle, between)
 
 
 @pytest.fixture(params=["holes are marked", "what is not registered is clean"])
@@ -104,9 +104,7 @@ def test_a_reset_that_was_not_committed(oracle: Oracle, tmp_path: Path) -> None:
     """A dump resets the bits, is thrown away, and the next counts from the one before."""
     assert oracle.dump_round() == ""
     assert oracle.dump_round() == "round-1"
-    oracle.tracker.commit(RoundBase(tmp_path / "work/round-1"))
-    with pytest.raises(AssertionError, match=WRONG):
-        oracle.dump_round()
+    is_caught(oracle, lambda: oracle.tracker.commit(RoundBase(tmp_path / "work/round-1")))
 
 
 def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +121,7 @@ def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatc
         why = f"PID {oracle.pid}: {refusals.FOREIGN_USERFAULTFD}"
         assert (began.tracks, began.why) == (False, why), "the kernel tells"
         monkeypatch.setattr(Tracker, "_find_spoiler", lambda _: "")
-    oracle.dump_round(tracker=second)
-    with pytest.raises(AssertionError, match=WRONG):
-        oracle.dump_round()
+    is_caught(oracle, lambda: oracle.dump_round(tracker=second))
     second.close()
 
 
