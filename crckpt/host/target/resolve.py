@@ -14,8 +14,7 @@ from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import find_directory, find_roots
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
-from crckpt.host.target.restored_trees import find_restored_trees, find_root_behind, is_restore
-from crckpt.host.terminal.relay import find_terminals
+from crckpt.host.target.restored_trees import find_restored_trees, find_root_behind
 
 _MOST_OF_A_PIDFILE = 4096
 # PID_MAX_LIMIT of a 64-bit kernel. Not its setting: a process may be older than that. Source: include/linux/threads.h.
@@ -94,11 +93,12 @@ def _of_pidfile(name: str) -> int:
         raise TargetNotRunning(
             f"there is no process {pid}, which the pidfile {name} names", hint="check that the program runs"
         )
+    process = proc.read_process(find_root_behind(process.pid)) or process
     # A program with the rights of several users counts as root's.
     users = frozenset(process.uids)
     if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
         raise PreflightRefused(
-            f"the pidfile {name} names {process.comm} (PID {pid}), but other users can change the file: {intruder}",
+            f"the pidfile {name} names {process.comm} (PID {process.pid}), but other users can change the file: {intruder}",
             hint=f"if this is the right process, use its PID: {process.pid}; or keep the file in a directory of root's",
         )
     return process.pid
@@ -146,15 +146,6 @@ def _of_unit(name: str) -> int:
     pid = int(units[0].get("MainPID", "0"))
     if pid == 0:
         raise _no_main_process(units[0])
-    return _behind_holder(pid)
-
-
-def _behind_holder(pid: int) -> int:
-    """The root of the tree whose new terminal the process holds, or whose restore it is in the foreground; or `pid`."""
-    for found in find_terminals():
-        holder = proc.read_process(found.terminal.holder)
-        if holder is not None and (holder.pid == pid or (holder.ppid == pid and is_restore(pid))):
-            return found.terminal.tree.root
     return pid
 
 
@@ -189,7 +180,7 @@ def _of_cgroup(name: str) -> int:
     if len(roots) > 1:
         shown = ", ".join(str(pid) for pid in roots[:8])
         raise UsageError(f"cgroup {name} has {len(roots)} separate trees: {shown}", hint="name one of these PIDs")
-    return _behind_holder(roots[0])
+    return roots[0]
 
 
 def _intruder_of_cgroup(directory: Path) -> str:

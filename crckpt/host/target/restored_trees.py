@@ -20,16 +20,15 @@ class RestoredTree(Struct, frozen=True):
 
     - `root`: its root, as crckpt saw it
     - `store`, `job`, `checkpoint`: the id of the store, and what was restored
-    - `program`: the child of crckpt or of the holder that ends with the tree: the root, or what made its PID namespace
-    - `holder`: the PID of the holder of its new terminal; 0 without one
+    - `helpers`: PID and start time of each process of crckpt that stays for the tree: the init of its PID namespace and
+      what made that, the holder of its terminal, and a restore in the foreground
     """
 
     root: proc.LiveRoot
     store: str
     job: str
     checkpoint: str
-    program: int
-    holder: int = 0
+    helpers: frozenset[tuple[int, int]] = frozenset()
 
 
 _DECODER: Final = msgspec.json.Decoder(RestoredTree)
@@ -59,28 +58,8 @@ def find_restored_trees() -> Iterator[tuple[RestoredTree, proc.Process]]:
 
 def find_root_behind(pid: int) -> int:
     """Return the root of the restored tree for which process `pid` of crckpt stays; or `pid`."""
-    for tree, root in find_restored_trees():
-        if pid in _find_helpers(tree, root):
-            return root.pid
-    return pid
-
-
-def is_restore(pid: int) -> bool:
-    """Return whether a process is a `crckpt restore`."""
-    # Once crckpt has ended, any process may have adopted the holder.
-    words = proc.command_line(pid)
-    return "restore" in words and any(Path(word).name == "crckpt" for word in words)
-
-
-def _find_helpers(tree: RestoredTree, root: proc.Process) -> tuple[int, ...]:
-    """Find the init of its namespace and the parent of that, the holder, and a restore in the foreground."""
-    above = proc.ancestors(root.pid)
-    count = above.index(tree.program) + 1 if tree.program in above else 0
-    if above[count : count + 1] == (tree.holder,):
-        count += 1
-    if len(above) > count and is_restore(above[count]):
-        count += 1
-    return above[:count]
+    start = proc.start_time(pid)
+    return next((root.pid for tree, root in find_restored_trees() if (pid, start) in tree.helpers), pid)
 
 
 def _directory() -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -341,7 +341,9 @@ def _follow(
             lost.extend(give_terminal(holder, tree, init))
         outer = proc.outer_pids((root,), init).get(root, root)
         after_commit = attempt.wait_before_run(outer, criu.run.pid)
-        _record_place(attempt, outer, child, holder)
+        # `--detach` ends once the tree runs.
+        stay = (criu.init, criu.new and criu.new.parent, holder and holder.pid, None if detach else os.getpid())
+        _record_place(attempt, outer, stay)
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
             modes.extend(announce_on_terminal(announce, terminal))
@@ -379,22 +381,16 @@ def _criu_failure(result: CriuResult, tree: ImageTree) -> CrckptError:
     return criu_failure(result, RestoreFailed, "the restore", name_place_in_images(tree), NOTHING_LEFT)
 
 
-def _record_place(attempt: RestoreAttempt, root: int, program: int, holder: TerminalHolder | None) -> None:
-    """Record where the job runs, for the next dump and the next restore."""
+def _record_place(attempt: RestoreAttempt, root: int, helpers: Iterable[int | None]) -> None:
+    """Record where the job runs, for the next dump and the next restore, and which processes of ours stay for it."""
     checkpoint, process = attempt.checkpoint, proc.read_process(root)
+    starts = {(pid, proc.start_time(pid) or 0) for pid in helpers if pid is not None}
     # Without the record the tree is known by its PID only.
     with suppress(OSError):
         if process is not None:
-            record_restored(
-                RestoredTree(
-                    proc.identify_live_root(process),
-                    attempt.repository.id,
-                    checkpoint.job,
-                    checkpoint.id,
-                    program,
-                    holder.pid if holder is not None else 0,
-                )
-            )
+            identity = proc.identify_live_root(process)
+            tree = RestoredTree(identity, attempt.repository.id, checkpoint.job, checkpoint.id, frozenset(starts))
+            record_restored(tree)
 
 
 def _lift_network_lock(checkpoint: Checkpoint) -> None:

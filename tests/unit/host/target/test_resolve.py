@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import pwd
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from crckpt.errors import CrckptError, HostCannot, PreflightRefused, TargetNotRunning, UsageError
+from crckpt.host import proc
 from crckpt.host.target import resolve
+from crckpt.host.target.restored_trees import RestoredTree, record_restored
 
 
 @pytest.fixture
@@ -147,6 +149,47 @@ def test_a_pidfile_of_the_user_of_the_process(tmp_path: Path) -> None:
         assert resolve.resolve(f"pidfile:{pidfile}") == process.pid
         os.chown(pidfile, 1, 1)
         assert "belongs to user" in untrusted(f"pidfile:{pidfile}").message
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_who_calls_itself_a_restore_names_no_tree_of_another(sleepers: tuple[int, int]) -> None:
+    """Any parent of a restored tree may have that command line: who started the restore by sudo, or adopted the tree."""
+    code = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
+    words = ["python3", "-c", code, "/usr/bin/crckpt", "restore"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        try:
+            record(child, ())
+            assert resolve.resolve(str(parent.pid)) == parent.pid
+            record(child, [parent.pid])
+            assert resolve.resolve(str(parent.pid)) == child
+        finally:
+            os.killpg(parent.pid, 9)
+
+
+def record(root: int, helpers: Iterable[int]) -> None:
+    """Record a process as the root of a restored tree, and who stays for it."""
+    process = proc.read_process(root)
+    assert process is not None
+    starts = frozenset((pid, proc.start_time(pid) or 0) for pid in helpers)
+    record_restored(RestoredTree(proc.identify_live_root(process), "store", "job", "", starts))
+
+
+def test_a_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+    """The user of the process that the file names is not the one of the tree for which that stays."""
+    user = pwd.getpwnam("www-data")
+    pidfile = tmp_path / "pidfile"
+    process = subprocess.Popen(["sleep", "60"], user=user.pw_uid, group=user.pw_gid, extra_groups=[])
+    try:
+        record(sleepers[0], [process.pid])
+        pidfile.write_text(str(process.pid))
+        assert resolve.resolve(f"pidfile:{pidfile}") == sleepers[0]
+        pidfile.chmod(0o644)
+        os.chown(pidfile, user.pw_uid, user.pw_gid)
+        assert f"sleep (PID {sleepers[0]})" in untrusted(f"pidfile:{pidfile}").message
     finally:
         process.kill()
         process.wait()

@@ -49,7 +49,7 @@ class Store:
 
     def restore(self, job: str, pid: int, store: str) -> None:
         """Record the process as a restore of the job would."""
-        record_restored(RestoredTree(identify_live_root(read(pid)), store, job, "", pid))
+        record_restored(RestoredTree(identify_live_root(read(pid)), store, job, ""))
 
     def find(self) -> RunningJobs:
         """Find what runs here."""
