@@ -6,9 +6,11 @@ Sources: timerfd_create(2), ioctl_tty(2), proc_pid_fdinfo(5).
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import select
+import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator
@@ -17,6 +19,7 @@ from typing import Annotated, Final
 
 from msgspec import Meta, Struct
 
+from crckpt.host.observe.terminals import is_pseudo_terminal
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.syscalls.libc import LIBC, check
@@ -60,6 +63,7 @@ def read_descriptors(descriptors: Iterable[Descriptor], inside: dict[int, int]) 
         elif found.tty_index is not None or found.target.startswith("/dev/pts/"):
             for fd, ours in borrow_each(found.pid, (found.fd,)):
                 with suppress(OSError):
+                    _refuse_other_device(ours)
                     is_hung_up = found.tty_index is not None and _is_hung_up(ours)
                     is_exclusive = any(fcntl.ioctl(ours, _TIOCGEXCL, bytes(4)))
                     if is_hung_up or is_exclusive:
@@ -70,11 +74,20 @@ def restore_descriptor(ours: int, pid: int, record: DescriptorRecord) -> None:
     """Set the state of a record. `pid` is the process that lends the descriptor. Raises OSError."""
     if record.due:
         _set_timer(ours, read_info(pid, record.fd), record.due)
+    if record.is_hung_up or record.is_exclusive:
+        _refuse_other_device(ours)
     if record.is_hung_up and not _is_hung_up(ours):
         # The kernel marks the master when the last descriptor of the other side is closed.
         os.close(fcntl.ioctl(ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     if record.is_exclusive:
         fcntl.ioctl(ours, _TIOCEXCL)
+
+
+def _refuse_other_device(ours: int) -> None:
+    """Raise OSError if it is no pseudo terminal: any file can have that path, and ioctl(2) acts on some devices."""
+    found = os.fstat(ours)
+    if not stat.S_ISCHR(found.st_mode) or not is_pseudo_terminal(found.st_rdev):
+        raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
 
 
 def _is_hung_up(ours: int) -> bool:

@@ -5,15 +5,20 @@ Programs do this so that no client sees a socket that does not listen yet. Sourc
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from msgspec import Struct
 
+from crckpt.host.observe.unix_names import is_bound
 from crckpt.host.observe.unix_sockets import opened_file, read_path
+from crckpt.host.syscalls.openat2 import open_without_links
+from crckpt.host.syscalls.renameat2 import RENAME_EXCHANGE, RENAME_NOREPLACE, rename_within
 
 
 class RenamedSocket(Struct, frozen=True):
@@ -47,43 +52,48 @@ def find_renamed(held: socket.socket) -> RenamedSocket | None:
 def rename_again(held: socket.socket, new: str) -> None:
     """Give the file of a bound socket a new name in its directory, in the place of a socket that nobody uses.
 
-    Raises OSError.
+    Raises OSError. The directory may be that of another user, who can exchange each file in it at any moment.
     """
-    with opened_file(held) as file:
-        found, path = os.fstat(file), Path(read_path(file))
-    directory = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        here = os.stat(path.name, dir_fd=directory, follow_symlinks=False)
-        if not os.path.samestat(here, found):
-            raise FileNotFoundError(0, "somebody has moved it")
-        _refuse_other_file(new, directory, found)
-        os.rename(path.name, new, src_dir_fd=directory, dst_dir_fd=directory)
-    finally:
-        os.close(directory)
-
-
-def _refuse_other_file(name: str, directory: int, ours: os.stat_result) -> None:
-    if "/" in name or name in ("", ".", ".."):
+    if "/" in new or new in ("", ".", ".."):
         raise ValueError("it is no file name")
-    with suppress(FileNotFoundError):
-        there = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        # In a directory like /tmp another user may have a file of that name.
-        is_left = stat.S_ISSOCK(there.st_mode) and there.st_uid == ours.st_uid
-        if not is_left or _is_listening(name, directory):
-            raise FileExistsError(0, f"another file has the name {name}")
-
-
-def _is_listening(name: str, directory: int) -> bool:
-    # A connection that is closed at once does less harm than a server that loses its name.
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asks:
-        asks.setblocking(False)
+    with opened_file(held) as file:
+        path = Path(read_path(file))
+        directory = open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)
         try:
-            asks.connect(f"/proc/self/fd/{directory}/{name}")
-        except ConnectionRefusedError:
-            return False
-        except OSError:
-            pass
-        return True
+            _refuse_other(path.name, directory, os.fstat(file))
+            try:
+                rename_within(directory, path.name, new, RENAME_NOREPLACE)
+            except FileExistsError:
+                with _left_socket(new, directory, os.fstat(file)) as left:
+                    rename_within(directory, path.name, new, RENAME_EXCHANGE)
+                    try:
+                        _refuse_other(path.name, directory, left)
+                    except OSError:
+                        rename_within(directory, path.name, new, RENAME_EXCHANGE)
+                        raise
+                    os.unlink(path.name, dir_fd=directory)
+        finally:
+            os.close(directory)
+
+
+def _refuse_other(name: str, directory: int, wanted: os.stat_result) -> None:
+    if not os.path.samestat(os.stat(name, dir_fd=directory, follow_symlinks=False), wanted):
+        raise FileNotFoundError(errno.ENOENT, "somebody has replaced it", name)
+
+
+@contextmanager
+def _left_socket(name: str, directory: int, ours: os.stat_result) -> Iterator[os.stat_result]:
+    """The status of the socket `name`, which nobody uses. Raises FileExistsError if it is anything else."""
+    # While it is open, no other file gets its inode.
+    file = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        found = os.fstat(file)
+        # In a directory like /tmp another user may have a file of that name.
+        if not stat.S_ISSOCK(found.st_mode) or found.st_uid != ours.st_uid or is_bound(file):
+            raise FileExistsError(0, f"another file has the name {name}")
+        yield found
+    finally:
+        os.close(file)
 
 
 def _is_connection(held: socket.socket) -> bool:

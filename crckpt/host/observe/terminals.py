@@ -13,7 +13,12 @@ from crckpt.host.proc.stat import Stat, read_stat
 # Source: Documentation/admin-guide/devices.txt.
 _CURRENT: Final = os.makedev(5, 0)
 _MASTERS: Final = os.makedev(5, 2)
-_FIRST_SLAVES: Final = 136
+_SLAVES: Final = range(136, 144)
+
+
+def is_pseudo_terminal(device: int) -> bool:
+    """Return whether a character device is a side of a pseudo terminal."""
+    return device == _MASTERS or os.major(device) in _SLAVES
 
 
 def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ...]:
@@ -45,7 +50,7 @@ def _is_of_session(found: Descriptor, its: Stat, stats: dict[int, Stat]) -> bool
 
 
 def _slave(index: int) -> int:
-    return os.makedev(_FIRST_SLAVES + (index >> 8), index & 0xFF)
+    return os.makedev(_SLAVES[0] + (index >> 8), index & 0xFF)
 
 
 def _read_stats(pids: Iterable[int]) -> dict[int, Stat]:

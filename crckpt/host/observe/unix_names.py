@@ -60,16 +60,17 @@ class UnixNames:
         try:
             if not stat.S_ISSOCK(os.fstat(file).st_mode):
                 return "occupied"
-            return "taken" if _is_bound(f"/proc/self/fd/{file}") else None
+            return "taken" if is_bound(file) else None
         finally:
             os.close(file)
 
 
-def _is_bound(path: str) -> bool:
+def is_bound(file: int) -> bool:
+    """Return whether a socket is bound to this file, which is open with O_PATH."""
     # A stream server answers EPROTOTYPE to a datagram socket, and notices nothing. A datagram server does not notice
     # a connect(2) at all.
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as trial:
-        return trial.connect_ex(path) in (0, *_BOUND)
+        return trial.connect_ex(f"/proc/self/fd/{file}") in (0, *_BOUND)
 
 
 def _plain(name: str) -> str:

@@ -98,7 +98,8 @@ def _of_pidfile(name: str) -> int:
     users = frozenset(process.uids)
     if intruder := find_intruder(entries, users if len(users) == 1 else frozenset()):
         raise PreflightRefused(
-            f"the pidfile {name} names {process.comm} (PID {process.pid}), but other users can change the file: {intruder}",
+            f"the pidfile {name} names {process.comm} (PID {process.pid}), but other users can change the file: "
+            f"{intruder}",
             hint=f"if this is the right process, use its PID: {process.pid}; or keep the file in a directory of root's",
         )
     return process.pid

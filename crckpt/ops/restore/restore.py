@@ -342,7 +342,11 @@ def _follow(
         outer = proc.outer_pids((root,), init).get(root, root)
         after_commit = attempt.wait_before_run(outer, criu.run.pid)
         # `--detach` ends once the tree runs.
-        stay = (criu.init, criu.new and criu.new.parent, holder and holder.pid, None if detach else os.getpid())
+        stay = [
+            *((criu.new.init, criu.new.parent) if criu.new else ()),
+            *((holder.pid,) if holder is not None else ()),
+            *(() if detach else (os.getpid(),)),
+        ]
         _record_place(attempt, outer, stay)
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
@@ -381,10 +385,10 @@ def _criu_failure(result: CriuResult, tree: ImageTree) -> CrckptError:
     return criu_failure(result, RestoreFailed, "the restore", name_place_in_images(tree), NOTHING_LEFT)
 
 
-def _record_place(attempt: RestoreAttempt, root: int, helpers: Iterable[int | None]) -> None:
+def _record_place(attempt: RestoreAttempt, root: int, helpers: Iterable[int]) -> None:
     """Record where the job runs, for the next dump and the next restore, and which processes of ours stay for it."""
     checkpoint, process = attempt.checkpoint, proc.read_process(root)
-    starts = {(pid, proc.start_time(pid) or 0) for pid in helpers if pid is not None}
+    starts = {(pid, proc.start_time(pid) or 0) for pid in helpers}
     # Without the record the tree is known by its PID only.
     with suppress(OSError):
         if process is not None:

@@ -155,7 +155,7 @@ def test_a_pidfile_of_the_user_of_the_process(tmp_path: Path) -> None:
 
 
 def test_who_calls_itself_a_restore_names_no_tree_of_another(sleepers: tuple[int, int]) -> None:
-    """Any parent of a restored tree may have that command line: who started the restore by sudo, or adopted the tree."""
+    """Any parent of a restored tree may have that command line: one that has adopted it, for example."""
     code = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
     words = ["python3", "-c", code, "/usr/bin/crckpt", "restore"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, start_new_session=True) as parent:

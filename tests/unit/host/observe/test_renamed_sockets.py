@@ -1,0 +1,84 @@
+"""A socket gets its later name again, and nothing that another program uses loses its own."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from crckpt.host.observe.renamed_sockets import find_renamed, rename_again
+from crckpt.host.syscalls import renameat2
+
+
+@pytest.fixture
+def bound(tmp_path: Path) -> Iterator[socket.socket]:
+    """A socket that is bound as `tmp`, and whose file has that name."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held:
+        held.bind(str(tmp_path / "tmp"))
+        held.listen()
+        yield held
+
+
+def leave_socket(path: Path) -> None:
+    """Leave the file of a socket that nobody has any more."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as left:
+        left.bind(str(path))
+
+
+def names(directory: Path) -> list[str]:
+    """The names in a directory."""
+    return sorted(found.name for found in directory.iterdir())
+
+
+def test_it_takes_a_name_that_is_free(bound: socket.socket, tmp_path: Path) -> None:
+    rename_again(bound, "name")
+    renamed = find_renamed(bound)
+    assert renamed is not None
+    assert (renamed.new, names(tmp_path)) == ("name", ["name"])
+
+
+def test_it_takes_the_place_of_a_socket_that_is_left(bound: socket.socket, tmp_path: Path) -> None:
+    leave_socket(tmp_path / "name")
+    rename_again(bound, "name")
+    assert names(tmp_path) == ["name"]
+
+
+@pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
+def test_no_server_gets_a_connection_or_loses_its_name(bound: socket.socket, tmp_path: Path, kind: int) -> None:
+    with socket.socket(socket.AF_UNIX, kind) as server:
+        server.bind(str(tmp_path / "name"))
+        if kind != socket.SOCK_DGRAM:
+            server.listen()
+        server.setblocking(False)
+        with pytest.raises(FileExistsError):
+            rename_again(bound, "name")
+        assert names(tmp_path) == ["name", "tmp"]
+        with pytest.raises(BlockingIOError):
+            server.recv(1) if kind == socket.SOCK_DGRAM else server.accept()
+
+
+@pytest.mark.parametrize("had", ["nothing", "a socket"])
+def test_a_file_that_comes_after_the_check_stays(
+    bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: str
+) -> None:
+    """In /tmp: another user makes a file of that name between the check and the rename."""
+    name = tmp_path / "name"
+    if had == "a socket":
+        leave_socket(name)
+    rename = renameat2.rename_within
+
+    def come_between(directory: int, old: str, new: str, flags: int) -> None:
+        if flags == (renameat2.RENAME_NOREPLACE if had == "nothing" else renameat2.RENAME_EXCHANGE) and not came:
+            came.append(True)
+            name.unlink(missing_ok=True)
+            name.write_text("theirs")
+        rename(directory, old, new, flags)
+
+    came: list[bool] = []
+    monkeypatch.setattr("crckpt.host.observe.renamed_sockets.rename_within", come_between)
+    with pytest.raises(OSError, match=r"another|replaced|exists"):
+        rename_again(bound, "name")
+    assert name.read_text() == "theirs"
+    assert (tmp_path / "tmp").is_socket()
