@@ -100,13 +100,14 @@ class RegularFile(Struct, frozen=True):
 
 
 class Ghost(Struct, frozen=True):
-    """The image of a deleted file: owner, mode, size in bytes with holes, and bytes that are `stored`."""
+    """The image of a deleted file: owner, mode, size in bytes with holes, bytes that are `stored`, and its inode."""
 
     uid: int
     gid: int
     mode: int
     size: int
     stored: int
+    inode: int | None = None
 
 
 def decode_regular_file(message: Message) -> RegularFile:
@@ -142,7 +143,7 @@ def read_ghost(data: bytes, name: str = "ghost-file.img") -> Ghost:
     uid, gid, mode = (message.required(number) for number in range(1, 4))
     stored = sum(len(record.extra) for record in image.records)
     # CRIU saves the size only of a file that it stores in parts (criu/files-reg.c:933).
-    return Ghost(uid, gid, mode, message.uint(10, default=stored), stored)
+    return Ghost(uid, gid, mode, message.uint(10, default=stored), stored, message.optional(5))
 
 
 def _remap(message: Message) -> Remap:

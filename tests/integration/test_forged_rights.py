@@ -74,6 +74,43 @@ def test_no_descriptor_leads_to_another_file(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
+WITHOUT: Final = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_override")
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_no_descriptor_of_a_root_with_few_capabilities_does(crckpt: Crckpt) -> None:
+    with started(Case("few", (*WITHOUT, *program("counter").argv))) as tree:
+        assert " is /etc/hosts, but it is /" in _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
+
+
+REMOVES: Final = """
+import os, sys
+mine = os.open(sys.argv[1] + "/mine", os.O_RDWR | os.O_CREAT)
+os.write(mine, b"mine")
+os.unlink(sys.argv[1] + "/mine")
+os.dup2(mine, 50)
+os.close(mine)
+from counter import main
+main()
+"""
+REMOVED: Final = Case("removes", (*WITHOUT, "env", "PYTHONPATH={programs}", PYTHON, "-c", REMOVES, "{workdir}"))
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_a_removed_file_is_not_the_one_that_has_its_name_now(crckpt: Crckpt) -> None:
+    """A user's process can have that open by O_PATH, whoever may read it, and send it in the place of its own."""
+    with started(REMOVED) as tree:
+        said = _dump_forged(crckpt, tree.pid, "remap-fpath.img", _without_records, hold=1)
+        assert f"descriptor 50 is {tree.workdir}/mine, but it is {tree.workdir}/mine (deleted): another" in said
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_a_removed_file_is_not_another_that_had_its_name(crckpt: Crckpt) -> None:
+    with started(REMOVED) as tree:
+        said = _dump_forged(crckpt, tree.pid, "ghost-file-1.img", _with_other_inode, hold=1)
+        assert f"but it is {tree.workdir}/mine (deleted) with another inode: another" in said
+
+
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_no_process_has_threads_of_another(crckpt: Crckpt) -> None:
     """The image of a thread, with its registers and rights, has its number."""
@@ -154,6 +191,18 @@ def _lead_to_hosts(data: bytes) -> bytes:
     image = read_image(data, "files.img", magics.FILES)
     records = tuple(Record(_changed(record.payload, 3, lead), record.extra) for record in image.records)
     return write_image(Image(image.magic, records))
+
+
+def _without_records(data: bytes) -> bytes:
+    return write_image(Image(magics.REMAP_FPATH, ()))
+
+
+def _with_other_inode(data: bytes) -> bytes:
+    image = read_image(data, "ghost-file-1.img", magics.GHOST_FILE)
+    changed = encode(
+        (number, kind, 1 if number == 5 else value) for number, kind, value in fields(image.records[0].payload)
+    )
+    return write_image(Image(image.magic, (Record(changed, image.records[0].extra), *image.records[1:])))
 
 
 def _without_last_thread(data: bytes) -> bytes:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -12,12 +14,16 @@ from crckpt.host.proc.fd import read_targets
 from crckpt.host.proc.status import read_status
 from crckpt.images.creds import CAPABILITIES, Rights
 
+DELETED: Final = " (deleted)"
+"""The end of what the kernel calls a file whose name was removed."""
+
 
 class ProcessState(Struct, frozen=True):
     """Threads, process group and session in its own PID namespace (0: outside), umask, and whether its user may trace
     it.
 
-    `links` are the paths that its descriptors lead to, by number; none of root's processes.
+    `links` are the paths that its descriptors lead to, by number, and `removed` the inodes of those files that have no
+    name any more. None of processes with all our rights.
     """
 
     threads: frozenset[int]
@@ -26,6 +32,7 @@ class ProcessState(Struct, frozen=True):
     umask: int
     is_dumpable: bool
     links: dict[int, str]
+    removed: dict[int, int] = {}
 
 
 class TaskStates(Struct, frozen=True):
@@ -39,7 +46,7 @@ def read_task_states(root: int) -> TaskStates:
     """Read those of `root` and its descendants, without those that have ended. Complete if the tree is frozen."""
     rights: dict[int, Rights] = {}
     processes: dict[int, ProcessState] = {}
-    waiting = [root]
+    waiting, ours = [root], int(read_status("self")["CapEff"], 16)
     while waiting:
         pid = waiting.pop()
         with suppress(OSError):
@@ -54,7 +61,7 @@ def read_task_states(root: int) -> TaskStates:
                 own[_number(status)] = _rights(status)
                 leader = status if tid == pid else leader
             # First: a process of which not all can be read has no rights either, and is refused.
-            state = _state(pid, leader, frozenset(own)) if leader else None
+            state = _state(pid, leader, frozenset(own), ours) if leader else None
             rights.update(own)
             if state is not None:
                 processes[_number(leader)] = state
@@ -75,15 +82,23 @@ def _rights(status: dict[str, str]) -> Rights:
     )
 
 
-def _state(pid: int, status: dict[str, str], threads: frozenset[int]) -> ProcessState:
+def _state(pid: int, status: dict[str, str], threads: frozenset[int], ours: int) -> ProcessState:
     # The kernel gives the files of a process that its user may not trace to root: proc(5), /proc/pid.
     owner = Path(f"/proc/{pid}/status").stat().st_uid
     user = int(status["Uid"].split()[1])
+    # A process of root without some capability may not open all files either.
+    is_trusted = not user and not ours & ~int(status["CapPrm"], 16)
+    links = {} if is_trusted else {fd: target for fd, target in read_targets(pid) if target.startswith("/")}
     return ProcessState(
         threads=threads,
         pgid=int(status["NSpgid"].split()[-1]),
         sid=int(status["NSsid"].split()[-1]),
         umask=int(status["Umask"], 8),
         is_dumpable=owner == user,
-        links={fd: target for fd, target in read_targets(pid) if target.startswith("/")} if user else {},
+        links=links,
+        removed={fd: _read_inode(pid, fd) for fd, target in links.items() if target.endswith(DELETED)},
     )
+
+
+def _read_inode(pid: int, fd: int) -> int:
+    return os.stat(f"/proc/{pid}/fd/{fd}").st_ino

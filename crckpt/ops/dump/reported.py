@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from crckpt.errors import DumpFailed
 from crckpt.host import proc
-from crckpt.host.proc.task_states import ProcessState, TaskStates
+from crckpt.host.proc.task_states import DELETED, ProcessState, TaskStates
 from crckpt.images.creds import CAPABILITIES, Rights, excess_rights, read_rights, read_securebits
 from crckpt.images.fdinfo import ImageDescriptor, read_descriptors, read_directories
 from crckpt.images.files import read_files
@@ -22,14 +22,13 @@ from crckpt.images.ids import read_ids
 from crckpt.images.mm import read_dumpable
 from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import ProcessEntry, read_pstree
-from crckpt.images.regfile import RegularFile
+from crckpt.images.regfile import GHOST, PROCESS, RegularFile, Remap, ghost_image, read_ghost, read_remaps
 from crckpt.images.signal_owners import read_signal_owners
 from crckpt.ops.dump.attributes import Answers
 
 _FIND: Final = "find the process of its user that did this, and end it"
 _PERMITTED: Final = list(CAPABILITIES).index("CapPrm")
 _SETPCAP: Final = 1 << 8  # linux/capability.h
-_DELETED: Final = " (deleted)"
 _SECUREBITS: Final = "securebits"
 # A program that is executed loses this one (capabilities(7)).
 _KEEP_CAPS: Final = 1 << 4
@@ -112,18 +111,42 @@ def _check_files(images: Path, processes: Mapping[int, ProcessState]) -> None:
     files = images / "files.img"
     if not links or not files.exists():
         return
+    image = images / "remap-fpath.img"
+    removed = read_remaps(image.read_bytes(), image.name) if image.exists() else {}
     opened = read_files(files.read_bytes(), files.name)
     paths = {file.id: file.path for file in opened if isinstance(file, RegularFile)}
     # The path of a named pipe is that of another entry.
-    paths.update({file.id: paths.get(file.file_id or 0, "") for file in opened if isinstance(file, Fifo)})
+    entries = {file.id: file.file_id or 0 for file in opened if isinstance(file, Fifo)}
     for pid, descriptor in _find_descriptors(images):
-        path, link = paths.get(descriptor.file_id), links.get(pid, {}).get(descriptor.fd, "")
-        if path is not None and pid in links and link.removesuffix(_DELETED) != path.removesuffix(_DELETED):
+        entry = entries.get(descriptor.file_id, descriptor.file_id)
+        path, remap, fd = paths.get(entry), removed.get(entry), descriptor.fd
+        if path is None or pid not in links:
+            continue
+        link = links[pid].get(fd, "")
+        if link not in _find_links(path, remap) or _is_other_ghost(images, remap, processes[pid].removed.get(fd)):
             raise DumpFailed(
-                f"the dump failed: process {pid} told CRIU that its descriptor {descriptor.fd} is {path}, but it is "
-                f"{link or 'no file'}: another process changed its memory during the dump",
+                f"the dump failed: process {pid} told CRIU that its descriptor {fd} is {path}, but it is "
+                f"{link or 'no file'}{' with another inode' if link in _find_links(path, remap) else ''}: another "
+                "process changed its memory, or removed the file, during the dump",
                 hint=_FIND,
             )
+
+
+def _find_links(path: str, remap: Remap | None) -> tuple[str, ...]:
+    """Find what the kernel may say of a file."""
+    removed = path.removesuffix(DELETED) + DELETED
+    if remap is None:
+        return (path,)
+    # NFS gives a removed file another name.
+    return (path, removed) if remap.kind == PROCESS or path.rpartition("/")[2].startswith(".nfs") else (removed,)
+
+
+def _is_other_ghost(images: Path, remap: Remap | None, inode: int | None) -> bool:
+    """Return whether the content in the images is of another file than the one with this inode: it has no path."""
+    if remap is None or remap.kind != GHOST:
+        return False
+    image = images / ghost_image(remap.target)
+    return read_ghost(image.read_bytes(), image.name).inode not in (None, inode)
 
 
 def _find_descriptors(images: Path) -> Iterator[tuple[int, ImageDescriptor]]:
