@@ -11,6 +11,8 @@ from crckpt.model import MEBIBYTE
 
 LIKELY: Final = "most likely: "
 
+OWN_LINES: Final = "CRIU's own lines"
+"""In a remedy: they are shown with it."""
 
 _PATHS: Final = ("path", "log", "name", "directory")
 
@@ -74,6 +76,11 @@ class Finding(Struct, frozen=True, omit_defaults=True):
     what: str
     remedy: str
     sure: bool = True
+
+    @property
+    def says_all(self) -> bool:
+        """Whether nobody needs CRIU's own lines, too."""
+        return self.sure and OWN_LINES not in self.remedy
 
     def __str__(self) -> str:
         return f"{self.what}: {self.remedy}" if self.remedy else self.what

@@ -58,6 +58,6 @@ def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:
         yield "crckpt does not know this failure; make an archive to report it: crckpt report LOG. CRIU's messages:\n"
     else:
         yield "the log shows no error\n"
-    # Where crckpt is not sure, the reader needs CRIU's own words.
-    if verbose or not (finding and finding.sure):
+    # Where the finding does not say all, the reader needs CRIU's own words.
+    if verbose or not (finding and finding.says_all):
         yield from (f"  | {own}\n" for own in dict.fromkeys((line, *lines) if line else lines))

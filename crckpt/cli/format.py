@@ -78,8 +78,12 @@ def title(checkpoint: Checkpoint) -> str:
 
 
 def note_lines(findings: Iterable[Finding | str]) -> Iterator[str]:
-    """Findings that do not stop the operation, as lines."""
-    return (f"note: {finding}\n" for finding in findings)
+    """Findings that do not stop the operation, as lines: one for each cause, of which the first is named."""
+    alike: dict[str, list[Finding | str]] = {}
+    for finding in findings:
+        alike.setdefault(finding if isinstance(finding, str) else finding.key, []).append(finding)
+    for first, *others in alike.values():
+        yield f"note: {first}{f' (and {len(others)} more like this)' if others else ''}\n"
 
 
 def finding_lines(findings: Iterable[tuple[str, str]], mark: str = "  - ") -> Iterator[str]:

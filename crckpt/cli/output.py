@@ -110,9 +110,9 @@ def error_text(error: CommandFailure) -> str:
         reasons = finding_lines(error.findings) if error.findings else (f"  - {cause}" for cause in error.causes)
         lines = [f"crckpt: refused for {len(error.causes)} reasons:", *reasons]
         return "".join(f"{on_one_line(line)}\n" for line in lines)
-    # The message says a single cause already.
-    has_more = len(error.causes) > 1 and not error.is_explained
-    causes = [cause for cause in error.causes if cause not in error.message] if has_more else []
+    # The message of a refusal says its only cause already.
+    is_said = error.is_explained or isinstance(error, PreflightRefused)
+    causes = [] if is_said else [cause for cause in error.causes if cause not in error.message]
     lines = [f"crckpt: {error.message}", *(f"  - {cause}" for cause in causes)]
     if error.hint:
         lines.append(f"  hint: {error.hint}")

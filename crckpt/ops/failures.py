@@ -197,7 +197,7 @@ def criu_failure(
         where = f" ({place})" if place else ""
         hint = _with_missing_capabilities(finding.remedy)
         message = f"{what} failed: {finding.what}{where}"
-        return kind(message, state=state, hint=hint, causes=explanation.lines, is_explained=finding.sure)
+        return kind(message, state=state, hint=hint, causes=explanation.lines, is_explained=finding.says_all)
     if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = "check this host: crckpt doctor; if a process of the tree was killed during that time, try again"

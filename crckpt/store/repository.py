@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TypeAlias
@@ -238,19 +238,21 @@ class Repository:
         """Return the highest sequence number of a checkpoint; 0 if there is none."""
         return max((checkpoint.sequence for checkpoint in self.checkpoints()), default=0)
 
-    def add_checkpoint(
-        self, draft: Checkpoint, *, at_least: int = 0, before: BeforeWrite = lambda _checkpoint, _manifest: None
-    ) -> Checkpoint:
+    def add_checkpoint(self, draft: Checkpoint, *, at_least: int = 0, before: BeforeWrite | None = None) -> Checkpoint:
         """Write a manifest, durably: then the checkpoint exists. Its packs must be there.
 
         Its sequence number is above all others, and `at_least` this. `before` is called when nothing can change any
-        more, before anything is written; if it raises, there is no checkpoint. What `next_sequence` raises.
+        more, before anything is written; if it raises, there is no checkpoint. It may take long, so others commit
+        meanwhile: the caller holds the tree, and they are of other trees. What `next_sequence` raises.
         """
         # Commits take turns: two at once would find the same highest number. A wrong clock once kept a checkpoint the
         # newest of its job for two days, so numbers decide the order.
-        with self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S):
+        with ExitStack() as turn:
+            turn.enter_context(self.backend.turn_taken(CHECKPOINTS, TIMEOUT_S))
             checkpoint, manifest = seal(replace(draft, sequence=next_sequence(self.checkpoints(), at_least)))
-            before(checkpoint, manifest)
+            if before is not None:
+                turn.close()
+                before(checkpoint, manifest)
             self.backend.put_if_absent(manifest_name(checkpoint.id), manifest, job_label(checkpoint.job), "manifest")
         return checkpoint
 

@@ -41,9 +41,8 @@ def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Des
 
 
 def _is_of_session(found: Descriptor, its: Stat, stats: dict[int, Stat]) -> bool:
-    if found.device == _MASTERS:
-        index = next((line.split()[1] for line in found.info.splitlines() if line.startswith("tty-index:")), "")
-        return index.isdecimal() and _slave(int(index)) == its.terminal
+    if found.is_master:
+        return found.tty_index is not None and _slave(found.tty_index) == its.terminal
     # The process itself must have it as its controlling terminal.
     own = stats.get(found.pid)
     return found.device == its.terminal and own is not None and (own.terminal, own.sid) == (its.terminal, its.sid)

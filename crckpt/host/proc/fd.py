@@ -19,7 +19,8 @@ from crckpt.host.proc import procfs
 
 _MOUNT: Final = re.compile(r"^mnt_id:\s*(\d+)", re.MULTILINE)
 _SOCKET: Final = "socket:["
-_MASTERS: Final = ("/dev/ptmx", "/dev/pts/ptmx")
+# /dev/ptmx, whatever its path. Source: Documentation/admin-guide/devices.txt.
+_MULTIPLEXER: Final = os.makedev(5, 2)
 
 
 class Descriptor(Struct, frozen=True):
@@ -52,11 +53,15 @@ class Descriptor(Struct, frozen=True):
         return int(found[1]) if found else 0
 
     @property
+    def is_master(self) -> bool:
+        """Whether it is the master side of a pseudo terminal."""
+        return self.device == _MULTIPLEXER
+
+    @property
     def tty_index(self) -> int | None:
         """The N of /dev/pts/N, of which it is the master side; None of anything else."""
-        return (
-            int(parse_info(self.info)["tty-index"]) if self.target in _MASTERS and "tty-index:" in self.info else None
-        )
+        index = parse_info(self.info).get("tty-index") if self.is_master else None
+        return None if index is None else int(index)
 
     @property
     def most(self) -> int:

@@ -50,6 +50,7 @@ def _find_groups(pids: Sequence[int], kind: int) -> tuple[tuple[int, ...], ...]:
         return (0, -1, 1, 1)[syscall("kcmp", one, other, kind, 0, 0)]
 
     with suppress(OSError):  # one of them ends now: the next look finds the others
+        places = {pid: place for place, pid in enumerate(pids)}
         ordered = sorted(pids, key=functools.cmp_to_key(compare))
         groups: list[list[int]] = []
         for pid in ordered:
@@ -57,7 +58,7 @@ def _find_groups(pids: Sequence[int], kind: int) -> tuple[tuple[int, ...], ...]:
                 groups[-1].append(pid)
             else:
                 groups.append([pid])
-        return tuple(tuple(sorted(group, key=pids.index)) for group in groups if len(group) > 1)
+        return tuple(tuple(sorted(group, key=places.__getitem__)) for group in groups if len(group) > 1)
     return ()
 
 

@@ -38,7 +38,6 @@ from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.preflight.attribute_record import AttributeRecord
 
-_MASTERS: Final = ("/dev/ptmx", "/dev/pts/ptmx")
 _DELETED: Final = " (deleted)"
 _SELINUX, _APPARMOR = 1, 2  # images/inventory.proto
 _SECCOMP_FILTER: Final = 2
@@ -182,7 +181,7 @@ class _Asking:
         kind: TerminalKind,
     ) -> int:
         path = found.target.removesuffix(_DELETED)
-        master = _master_number(found)
+        master = found.tty_index
         number = path.rpartition("/")[2]
         index = master if master is not None else int(number) if kind == "pty" and number.isdecimal() else None
         key = (path, index if index is not None else -1)
@@ -229,16 +228,9 @@ def _profile(pid: int) -> str:
     return ""
 
 
-def _master_number(found: Descriptor) -> int | None:
-    """The number of the terminal of which this is the master; None if it is none."""
-    if found.target not in _MASTERS:
-        return None
-    return next((int(line.split()[1]) for line in found.info.splitlines() if line.startswith("tty-index:")), None)
-
-
 def _terminal_kind(found: Descriptor) -> TerminalKind | None:
     path = found.target.removesuffix(_DELETED)
-    if path.startswith("/dev/pts/") or path in _MASTERS:
+    if path.startswith("/dev/pts/") or found.is_master:
         return "pty"
     if path == "/dev/tty":
         return "current"

@@ -220,10 +220,9 @@ def _dump_and_stop(
             hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
         new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
 
-        def rehearse(checkpoint: Checkpoint) -> None:
-            rehearsals.append(rehearse_held(target, workspace.repository, checkpoint))
-
         def check(checkpoint: Checkpoint, manifest: bytes) -> None:
+            if target.request.rehearse:
+                rehearsals.append(rehearse_held(target, workspace.repository, checkpoint))
             # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
             tree.check()
             if hand_over is not None:
@@ -238,7 +237,6 @@ def _dump_and_stop(
                 reported,
                 preparation,
                 at_least=at_least,
-                on_packed=rehearse if target.request.rehearse else None,
                 before=check,
             )
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 
 from crckpt.errors import DumpFailed
 from crckpt.images.inventory import read_inventory
@@ -23,13 +22,12 @@ def commit_checkpoint(
     preparation: Preparation,
     *,
     at_least: int = 0,
-    on_packed: Callable[[Checkpoint], None] | None = None,
-    before: BeforeWrite = lambda _checkpoint, _manifest: None,
+    before: BeforeWrite | None = None,
 ) -> Checkpoint:
     """Store the checkpoint, report it to the tree's keeper, and tag it. It exists once its manifest is written.
 
     `reported` is what the images must agree with. `preparation` has run for the images.
-    `at_least`, `on_packed` and `before` are for `ingest`.
+    `at_least` and `before` are for `ingest`.
     """
     context, repository, images = target.context, workspace.repository, workspace.images
     if target.plan.as_user is not None:
@@ -56,7 +54,6 @@ def commit_checkpoint(
         copies=target.request.copies,
         progress=context.progress,
         at_least=at_least,
-        on_packed=on_packed,
         before=before,
         preparation=preparation,
     )

@@ -8,7 +8,6 @@ from crckpt.causes import Finding, cause
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor
 
-_MASTERS = ("/dev/ptmx", "/dev/pts/ptmx")
 _LAST_NUMBER = 1000  # MAX_PTY_INDEX, criu/tty.c
 
 
@@ -34,7 +33,7 @@ def outside_terminals(observed: Observed) -> tuple[Descriptor, ...]:
     return tuple(
         descriptor
         for descriptor in observed.descriptors
-        if descriptor.target not in _MASTERS
+        if not descriptor.is_master
         and (
             _is_pty_outside(descriptor.target, inside)
             if descriptor.target.startswith("/dev/pts/")

@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Statistics, Task
 from crckpt.store.backend.access import full_store_named
-from crckpt.store.format.manifest import Checkpoint, seal
+from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.names import check_name
 from crckpt.store.repository import BeforeWrite, Repository
 from crckpt.store.write.preparation import Preparation
@@ -56,8 +56,7 @@ def ingest(
     copies: bool = True,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
     at_least: int = 0,
-    on_packed: Callable[[Checkpoint], None] | None = None,
-    before: BeforeWrite = lambda _checkpoint, _manifest: None,
+    before: BeforeWrite | None = None,
     preparation: Preparation | None = None,
 ) -> Checkpoint:
     """Store the images in the directory `images`; the checkpoint is durable when this returns.
@@ -65,9 +64,8 @@ def ingest(
     `compress` is a zstd level, or None to choose one that suits the pages. `progress` gets (bytes done, bytes in all).
     Without `dedup` every page that is not zero is stored, to measure what dedup saves. Without `searches` known
     pages are found only where the parent has them: that is quicker. Without `copies` no known page is stored again so
-    that old packs die. `at_least` and `before` are for `Repository.add_checkpoint`. `on_packed` is called before other
-    commits have to wait for this one, with a checkpoint that can be read, but has another id and number than it will.
-    `preparation` has run for these images. After a failure there is no checkpoint.
+    that old packs die. `at_least` and `before` are for `Repository.add_checkpoint`. `preparation` has run for
+    these images. After a failure there is no checkpoint.
 
     Memory: 40 MiB, up to 64 bytes a page of the first 16 GiB of images (192 MiB for all of them), some 8 bytes for each
     page, some 300 bytes for each extent, and up to 25 MiB of a preparation: some 475 MiB for 64 GiB in few pieces. The
@@ -100,8 +98,6 @@ def ingest(
             packed.samples.add((written.digest for written in packed.packs), begun.path)
         # Without the time for the manifest, which holds this number.
         draft = _draft(new, parent, packed, (time.monotonic() - began) * 1000)
-        if on_packed is not None:
-            on_packed(seal(draft)[0])
         return repository.add_checkpoint(draft, at_least=at_least, before=before)
 
 

@@ -38,6 +38,13 @@ def test_a_file_and_stdin_give_the_same(tmp_path: Path) -> None:
     assert "  | (00.01) Error (criu/new.c:1): first\n" in explained(str(log), "-v")
 
 
+def test_a_remedy_that_needs_the_lines_of_criu_shows_them() -> None:
+    """The reader has nothing else to look into: crckpt keeps no log of a dump that failed."""
+    said = explained("-", stdin=b"(00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n")
+    assert "find it in CRIU's own lines" in said
+    assert "  | (00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n" in said
+
+
 def test_as_json() -> None:
     result = json.loads(explained("-", "--json", stdin=KNOWN))["result"]
     assert set(result) == {"known", "cause", "what", "remedy", "sure", "place", "line", "lines"}

@@ -8,7 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from crckpt.cli.format import FoldedPath, align, draw_table, escape, fold, on_one_line
+from crckpt.causes import Finding
+from crckpt.cli.format import FoldedPath, align, draw_table, escape, fold, note_lines, on_one_line
 from crckpt.cli.output import Output, emit
 
 
@@ -61,6 +62,15 @@ def test_invisible_characters_are_written_as_their_number() -> None:
     )
     assert on_one_line("\xad\ue000\U000e0041\U000f0000\u0378") == "\\xad\\ue000\\U000e0041\\U000f0000\\u0378"
     assert on_one_line("a\xa0\u3000ö\N{SNOWMAN}") == "a\xa0\u3000ö\N{SNOWMAN}"
+
+
+def test_a_cause_that_was_met_often_is_one_note() -> None:
+    """Those who want all of them ask for JSON."""
+    held = [Finding("held", f"file {number} is held", "close it") for number in range(3)]
+    assert list(note_lines([held[0], "other", *held[1:]])) == [
+        "note: file 0 is held: close it (and 2 more like this)\n",
+        "note: other\n",
+    ]
 
 
 @pytest.mark.parametrize("category", ["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])

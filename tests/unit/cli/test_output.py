@@ -76,6 +76,11 @@ def test_the_lines_of_criu_are_shown_only_if_they_say_more() -> None:
     ]
 
 
+def test_a_single_line_of_criu_is_shown_too() -> None:
+    needed = CrckptError("the dump failed: a file is missing", hint="find it", causes=("Error: no /srv/x",))
+    assert error_text(needed).splitlines()[1:] == ["  - Error: no /srv/x", "  hint: find it"]
+
+
 def test_a_failure_in_other_words_keeps_all_else() -> None:
     refusal = PreflightRefused("a", hint="b", causes=("c",), is_in_use=True, findings=(("d", "e"),))
     other = refusal.reword("f", hint="g")

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.flock import turn_taken
 from crckpt.store.format.manifest import next_sequence
+from crckpt.store.lock import TIMEOUT_S
 
 NOW = datetime.now(UTC)
 IN_TWO_DAYS = NOW + timedelta(days=2)
@@ -146,6 +148,22 @@ def test_those_who_commit_at_the_same_time_get_different_numbers(tmp_path: Path)
     running = [subprocess.Popen([*words, job]) for job in ("one", "two", "three")]
     assert [process.wait() for process in running] == [0, 0, 0]
     assert [checkpoint.sequence for checkpoint in repository.checkpoints()] == list(range(1, 25))
+
+
+def test_others_commit_while_one_waits_for_its_tree(tmp_path: Path) -> None:
+    """A rehearsal or a move may take minutes."""
+    repository = open_store(tmp_path)
+    meanwhile: list[CheckpointId] = []
+
+    def commit_another(_checkpoint: Checkpoint, _manifest: bytes) -> None:
+        began = time.monotonic()
+        meanwhile.append(_stored(repository, tmp_path, NOW, "other"))
+        assert time.monotonic() - began < TIMEOUT_S
+
+    draft = repository.get(_stored(repository, tmp_path, NOW, "held"))
+    held = repository.add_checkpoint(draft, before=commit_another)
+    assert repository.resolve("held") == held.id
+    assert repository.resolve("other") == meanwhile[0]
 
 
 def test_who_is_stopped_while_committing_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:

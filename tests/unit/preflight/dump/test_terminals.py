@@ -36,9 +36,10 @@ def test_a_terminal_with_a_name_is_outside_with_its_session(target: str) -> None
     assert target in why(plan(of_child), "--shell-job")
 
 
-@pytest.mark.parametrize("master", ["/dev/ptmx", "/dev/pts/ptmx"])
+@pytest.mark.parametrize("master", ["/dev/ptmx", "/dev/pts/ptmx", "/mnt/pts/ptmx"])
 def test_a_terminal_whose_master_is_inside(master: str) -> None:
-    inside = replace(TERMINAL, fd=4, target=master, info="pos:\t0\nflags:\t02\ntty-index:\t3\n")
+    master_side = replace(TERMINAL, fd=4, target=master, device=os.makedev(5, 2))
+    inside = replace(master_side, info="pos:\t0\nflags:\t02\ntty-index:\t3\n")
     assert not plan(with_files(inside, TERMINAL, replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
     other = replace(inside, info="pos:\t0\ntty-index:\t33\n")
     assert plan(with_files(other, TERMINAL)).options.shell_job
