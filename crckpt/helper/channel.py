@@ -119,8 +119,10 @@ class Channel:
 
     def has_ended(self) -> bool:
         """Return whether the other end was closed, and nothing is left to receive."""
+        # With a time limit, Python would wait for it.
+        self.connection.setblocking(False)
         with suppress(BlockingIOError):
-            return self.connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+            return self.connection.recv(1, socket.MSG_PEEK) == b""
         return False
 
     def terminate(self) -> None:

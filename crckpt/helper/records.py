@@ -29,9 +29,9 @@ def record_directory(kind: HelperKind) -> Path:
     return runtime_directory() / kind.directory
 
 
-def record_path(kind: HelperKind, root: proc.Identity) -> Path:
+def record_path(kind: HelperKind, root: proc.Identity, ending: str = "") -> Path:
     """Return the record of the helper of the tree with this root. It stays behind if the helper is killed."""
-    return record_directory(kind) / root.name
+    return record_directory(kind) / f"{root.name}{ending}"
 
 
 def find_records(kind: HelperKind, ending: str = "") -> Iterator[HelperRecord]:

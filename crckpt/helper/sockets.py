@@ -6,12 +6,14 @@ import errno
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.helper.channel import Channel, HelperSilent
 from crckpt.helper.kinds import HelperKind
+from crckpt.helper.records import HelperRecord, find_records
 from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.host.peers import is_trusted
 
@@ -73,3 +75,25 @@ def _connect(kind: HelperKind, path: Path, within_s: float, form: socket.SocketK
             return _connect(kind, path, within_s, socket.SOCK_STREAM)
         return None
     return connection
+
+
+def find_helpers(
+    kind: HelperKind, within_s: float, of: int | None = None
+) -> Iterator[tuple[HelperRecord, Channel | HelperSilent | None]]:
+    """Find the sockets of a kind, or those `of` the living tree with this root: each with a channel, which the caller
+    closes, or why there is none; None if its helper was killed.
+
+    What killed helpers left is removed once their tree has ended.
+    """
+    for record in find_records(kind):
+        if not record.path.is_socket() or (of is not None and not (record.root.pid == of and record.root.keeps_pid)):
+            continue
+        try:
+            channel = connect(kind, record.path, within_s)
+        except HelperSilent as error:
+            yield record, error
+            continue
+        if channel is None and not record.root.keeps_pid:
+            record.path.unlink(missing_ok=True)
+        else:
+            yield record, channel

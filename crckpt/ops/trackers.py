@@ -5,9 +5,10 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.errors import UsageError
+from crckpt.helper.channel import HelperSilent
 from crckpt.host.target import resolve
 from crckpt.host.usage import ProcessUsage, read_process_usage
-from crckpt.tracking.keeper.client import Unanswered, forget_killed, keepers, mark_ended
+from crckpt.tracking.keeper.client import forget_killed, keepers, mark_ended
 from crckpt.tracking.keeper.protocol import Keeper
 
 
@@ -33,9 +34,9 @@ def trackers(end: str | None = None) -> Trackers:
     """
     root = resolve.resolve(end) if end not in (None, "all") else None
     found: list[KeeperUsage] = []
-    late: list[Unanswered] = []
+    late: list[HelperSilent] = []
     for one in keepers(root):
-        if isinstance(one, Unanswered):
+        if isinstance(one, HelperSilent):
             late.append(one)
             continue
         keeper, session = one

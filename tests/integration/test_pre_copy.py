@@ -29,6 +29,7 @@ from incremental import (
     restore_and_ask,
     trackers,
 )
+from keepers import keeper_socket
 from moments import kill_below, orphans_of, wait_ended
 from places import TESTS
 from remote import remote
@@ -43,7 +44,6 @@ from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.tracking.dump_basis import RoundBase
 from crckpt.tracking.keeper.client import ENDED, KILLED, find_session
-from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.uffd_wp import UffdWp
 
 PROGRAMS = TESTS / "programs"
@@ -278,7 +278,7 @@ def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, wha
     dump = find_session(root)
     assert dump is not None
     keeping = dump.describe().pid
-    with closing(dump), socket.socket(socket.AF_UNIX) as other:
+    with closing(dump), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         base = dump.begin().base
         assert isinstance(base, RoundBase)
         assert base.number == 1
@@ -289,7 +289,7 @@ def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, wha
             os.kill(keeping, signal.SIGTERM)
         else:
             other.connect(str(keeper_socket(root)))
-            other.sendall(b'{"do": "end"}\n')
+            other.sendall(b'{"do": "end"}')
         # What comes at the same time as the first question may be heard after it.
         assert dump.describe().dumping == dump.describe().dumping == os.getpid()
         assert staged(crckpt.store / "tmp")

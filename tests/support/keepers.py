@@ -5,17 +5,25 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 
 from small_programs import WAITS, program, read
 
+from crckpt.helper.channel import Channel, HelperEnded
+from crckpt.helper.kinds import KEEPER as KIND
+from crckpt.helper.records import record_path
+from crckpt.helper.sockets import listen
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import make_runtime_directory
-from crckpt.tracking.keeper.protocol import Keeper
-from crckpt.tracking.keeper.sockets import keeper_socket
+from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest
 
 KEEPER = Keeper(1, 2, "program", "none", "", "criu", {})
 _PATIENCE_S = 30.0
+
+
+def keeper_socket(root: proc.Process) -> Path:
+    """The socket of the keeper of this process."""
+    return record_path(KIND, root.identity)
 
 
 @contextmanager
@@ -41,9 +49,7 @@ def leave_socket(root: proc.Process) -> None:
 def listening(root: proc.Process, *, backlog: int = 8) -> Iterator[socket.socket]:
     """The socket of the process's keeper."""
     path = keeper_socket(root)
-    make_runtime_directory(path)
-    with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(str(path))
+    with listen(path) as listener:
         listener.listen(backlog)
         try:
             yield listener
@@ -52,17 +58,20 @@ def listening(root: proc.Process, *, backlog: int = 8) -> Iterator[socket.socket
 
 
 @contextmanager
-def answering(listener: socket.socket, *lines: bytes) -> Iterator[list[bytes]]:
-    """Accept one caller, and give each request the next line, at the end nothing; what it asked."""
-    asked: list[bytes] = []
+def answering(listener: socket.socket, *answers: Answer | bytes) -> Iterator[list[KeeperRequest]]:
+    """Accept one caller, and give each request the next answer, at the end nothing; what it asked."""
+    asked: list[KeeperRequest] = []
 
     def answer() -> None:
-        with suppress(OSError):
+        with suppress(OSError, HelperEnded):
             connection, _ = listener.accept()
-            with connection, connection.makefile("rb") as requests:
-                for line in lines:
-                    asked.append(requests.readline())
-                    connection.sendall(line)
+            with closing(Channel(KIND, connection)) as channel:
+                for each in answers:
+                    asked.append(channel.receive(KeeperRequest, _PATIENCE_S))
+                    if isinstance(each, bytes):
+                        connection.send(each)
+                    else:
+                        channel.send(each)
 
     thread = threading.Thread(target=answer)
     thread.start()

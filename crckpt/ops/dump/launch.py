@@ -18,6 +18,8 @@ from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.engine import CriuRun
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import GaveUp, Hold, Step, can_hold, holds_at
+from crckpt.helper.kinds import KEEPER
+from crckpt.helper.records import record_path
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import interrupts_deferred
@@ -25,7 +27,6 @@ from crckpt.model import DumpOptions
 from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import STAGING, Repository, staged
-from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload.library import dump_words
 
 
@@ -166,7 +167,7 @@ def _guess_options(request: DumpRequest, root: proc.Process, criu: Criu) -> Dump
     own, its = dict(ours.namespaces) if ours is not None else {}, dict(root.namespaces)
     apart = {kind for kind in own if its.get(kind, own[kind]) != own[kind]}
     # Such a CRIU is started in another way: it enters namespaces, or gets the environment of a tracker.
-    if apart & {"pid", "mnt"} or request.wants_tracker or keeper_socket(root).exists():
+    if apart & {"pid", "mnt"} or request.wants_tracker or record_path(KEEPER, root.identity).exists():
         return None
     # CRIU always locks a network namespace of the tree's own, with iptables unless it is told otherwise.
     lock: Literal["nftables", "skip"] = "nftables" if criu.locks_by_nftables else "skip"

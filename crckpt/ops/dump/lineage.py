@@ -10,6 +10,9 @@ from typing import Final
 from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, IntegrityError, NoSuchCheckpoint, StoreUnusable
+from crckpt.helper.channel import HelperOutdated
+from crckpt.helper.kinds import KEEPER
+from crckpt.helper.records import record_path
 from crckpt.host import proc
 from crckpt.images.stats import DumpStats
 from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_parent_images, make_parent_images
@@ -27,10 +30,10 @@ from crckpt.tracking.keeper.client import (
     was_killed,
 )
 from crckpt.tracking.keeper.protocol import Keeper
-from crckpt.tracking.keeper.sockets import keeper_socket
 from crckpt.tracking.preload.library import identity
 
 _NOT_WANTED: Final = "--no-incremental was given"
+_CHANGED: Final = "crckpt or CRIU has changed since the tracker was started; the next dump starts a new one"
 _AGAIN: Final = "; --incremental starts a new tracker"
 _APART: Final = "crckpt cannot track a tree whose CRIU runs as another user or in namespaces of the tree"
 
@@ -72,6 +75,10 @@ class Lineage:
                 self.give_up(why)
                 return
             basis = self.keeper.begin()
+        except HelperOutdated:
+            self.keeper.retire()
+            self.give_up(_CHANGED)
+            return
         except HostCannot as error:
             self.give_up(error.message)
             return
@@ -186,7 +193,7 @@ def _why_not_tracked(
     root: proc.Process, *, wanted: bool | None, apart: bool, before: proc.Identity | None
 ) -> LineageSummary | None:
     """The summary of a dump that no tracker can serve, or that does not want one; None of another."""
-    was_tracked = before is not None or keeper_socket(root).exists() or was_ended(root)
+    was_tracked = before is not None or record_path(KEEPER, root.identity).exists() or was_ended(root)
     if wanted is False:
         return LineageSummary("", "", why_full=_NOT_WANTED) if was_tracked else None
     if apart:
@@ -242,5 +249,5 @@ def _why_incompatible(keeper: Keeper, criu: Path) -> str:
         restart = f"crckpt trackers --end {keeper.root}"
         return f"the tracker was started for another CRIU, {keeper.criu}; to start a new one: {restart}"
     if keeper.identity != identity(criu):
-        return "crckpt or CRIU has changed since the tracker was started; the next dump starts a new one"
+        return _CHANGED
     return ""

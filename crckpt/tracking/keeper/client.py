@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import socket
-import struct
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.errors import DumpFailed, HostCannot
+from crckpt.helper.channel import Channel, HelperEnded, HelperSilent
+from crckpt.helper.kinds import KEEPER
+from crckpt.helper.records import find_records, record_path
+from crckpt.helper.sockets import connect, find_helpers
+from crckpt.helper.start import start_helper
 from crckpt.host import proc
-from crckpt.host.peers import is_trusted, peer_pid
-from crckpt.host.process import run
-from crckpt.host.process.send_signal import send_signal_if
 from crckpt.host.steps import limit
 from crckpt.tracking.dump_basis import Base, DumpBasis
-from crckpt.tracking.keeper.protocol import (
-    Answer,
-    Keeper,
-    KeeperRequest,
-    decode_answer,
-    encode,
-    make_commit_request,
-)
-from crckpt.tracking.keeper.sockets import ENDED_MARK, ended_mark, keeper_directory, keeper_socket
+from crckpt.tracking.keeper.protocol import ENDED_MARK, Answer, Keeper, KeeperRequest, make_commit_request
 
-_TIME: Final = struct.Struct("@ll")  # struct timeval
 _PATIENCE_S: Final = 60.0
-# `crckpt trackers` asks all keepers in turn: one that is stopped must not keep it for long.
+# `crckpt ps` asks all keepers in turn: one that is stopped must not keep it for long.
 _PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
 # The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
-ENDED: Final = "its tracker has ended"
+ENDED: Final = f"{KEEPER.title} has ended"
 KILLED: Final = "its tracker was ended (by a signal, with the systemd unit that started it, or by an upgrade)"
-
-
-class Unanswered(HostCannot):
-    """A keeper runs, but takes too long, or its answer cannot be decoded."""
 
 
 class Untracked(HostCannot):
@@ -48,19 +32,16 @@ class Untracked(HostCannot):
 
 
 class KeeperSession:
-    """A connection to a keeper. Methods raise HostCannot if the keeper or the tree has ended, or Unanswered."""
+    """A connection to a keeper. Methods raise HelperSilent, or HostCannot if the keeper or the tree has ended."""
 
-    def __init__(self, connection: socket.socket, pid: int, *, why_new: str = "") -> None:
-        """`pid` is the keeper's. `why_new` is why a tree that was tracked before needed a new keeper, or empty."""
-        self._connection = connection
-        self._pid = pid
-        self._lines = connection.makefile("rb")
+    def __init__(self, channel: Channel, *, why_new: str = "") -> None:
+        """`why_new` is why a tree that was tracked before needed a new keeper, or empty."""
+        self._channel = channel
         self.why_new = why_new
 
     def wait_until_started(self) -> Keeper:
         """Return the first answer of a keeper that was just started."""
-        self._connection.settimeout(_PATIENCE_S)
-        return _keeper_in(self._read_answer())
+        return _keeper_in(self._channel.receive(Answer, _PATIENCE_S))
 
     def describe(self) -> Keeper:
         """Ask for the keeper's state."""
@@ -91,53 +72,19 @@ class KeeperSession:
 
     def end(self) -> None:
         """End the keeper. Returns when it has let the tree go, which waits for a dump that is going on."""
-        with suppress(HostCannot):
+        with suppress(HelperEnded):
             self._ask(KeeperRequest("end"), None)
 
     def retire(self) -> None:
         """End the keeper as if it was terminated: the next dump starts another."""
-        self._connection.setblocking(False)
-        send_signal_if(self._pid, signal.SIGTERM, self._is_connected)
-
-    def _is_connected(self) -> bool:
-        with suppress(BlockingIOError):
-            return self._connection.recv(1, socket.MSG_PEEK) != b""
-        return True
+        self._channel.terminate()
 
     def close(self) -> None:
         """Close the connection. The keeper stays."""
-        self._lines.close()
-        self._connection.close()
+        self._channel.close()
 
     def _ask(self, request: KeeperRequest, patience_s: float | None = _PATIENCE_S) -> Answer:
-        self._connection.settimeout(patience_s)
-        try:
-            self._connection.sendall(encode(request))
-        except OSError:
-            raise HostCannot(ENDED) from None
-        return self._read_answer()
-
-    def _read_answer(self) -> Answer:
-        try:
-            line = self._lines.readline()
-        except TimeoutError:
-            raise self._no_answer("does not answer") from None
-        except OSError:
-            line = b""
-        if not line:
-            raise HostCannot(ENDED)
-        answer = decode_answer(line)
-        if answer is None:
-            raise self._no_answer("belongs to another version of crckpt")
-        if answer.untracked:
-            raise Untracked(answer.untracked)
-        if answer.refused:
-            raise HostCannot(answer.refused)
-        return answer
-
-    def _no_answer(self, what: str) -> Unanswered:
-        hint = f"end it: kill -KILL {self._pid}; this does no harm: the next dump is full"
-        return Unanswered(f"its tracker (process {self._pid}) {what}", hint=hint)
+        return _raise_if_refused(self._channel.ask(request, Answer, patience_s))
 
 
 def open_session(root: proc.Process, criu: Path, *, start: bool, why_new: str = "") -> KeeperSession | None:
@@ -156,131 +103,92 @@ def open_session(root: proc.Process, criu: Path, *, start: bool, why_new: str = 
 def was_killed(root: proc.Process) -> bool:
     """Return whether the tree, which has no keeper now, had one that was killed: the next dump starts another."""
     # A keeper that ends by itself removes its socket.
-    return keeper_socket(root).exists()
+    return record_path(KEEPER, root.identity).exists()
 
 
 def was_ended(root: proc.Process) -> bool:
     """Return whether the tree, which has no keeper now, had one that was ended on request."""
-    return ended_mark(root).exists()
+    return _ended_mark(root.identity).exists()
 
 
 def mark_ended(root: int) -> None:
     """Remember that the keeper of the tree below `root` was ended on request, if that process still runs."""
-    process = proc.read_process(root)
+    process = proc.identify(root)
     # This is only for a sentence of the next dump.
     with suppress(OSError):
         if process is not None:
-            ended_mark(process).touch(mode=0o600)
+            _ended_mark(process).touch(mode=0o600)
 
 
 def find_session(root: proc.Process) -> KeeperSession | None:
-    """Connect to the keeper that the tree has, if it has one. Raises Unanswered."""
-    return _connect(keeper_socket(root))
+    """Connect to the keeper that the tree has, if it has one. Raises HelperSilent."""
+    channel = connect(KEEPER, record_path(KEEPER, root.identity), _PATIENCE_TELL_S)
+    return KeeperSession(channel) if channel is not None else None
 
 
-def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | Unanswered]:
+def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | HelperSilent]:
     """Yield all keepers, or those `of` the process with this PID: with a session that the caller closes, or why not.
 
-    Sockets that killed keepers left are removed once their tree has ended.
+    What killed keepers left is removed once their tree has ended.
     """
-    for path, root in _find_sockets(of):
-        try:
-            session = _connect(path)
-        except Unanswered as error:
-            yield error
-            continue
-        if session is None:
-            if root is None:
-                path.unlink(missing_ok=True)
-            continue
-        try:
-            yield session.describe(), session
-        except Unanswered as error:
-            session.close()
-            yield error
-        except HostCannot:
-            session.close()
+    for mark in find_records(KEEPER, ENDED_MARK):
+        if not mark.root.keeps_pid:
+            mark.path.unlink(missing_ok=True)
+    for _, channel in find_helpers(KEEPER, _PATIENCE_TELL_S, of):
+        if isinstance(channel, HelperSilent):
+            yield channel
+        elif channel is not None:
+            session = KeeperSession(channel)
+            try:
+                yield session.describe(), session
+            except HelperSilent as error:
+                session.close()
+                yield error
+            except HostCannot:
+                session.close()
 
 
 def forget_killed(of: int | None = None) -> bool:
     """Forget that keepers were killed, all or that `of` a process: no dump starts another. Return whether any was."""
-    killed = [(path, root) for path, root in _find_sockets(of) if _has_ended(path)]
-    for path, root in killed:
-        path.unlink(missing_ok=True)
-        if root is not None:
-            mark_ended(root)
-    return bool(killed)
+    is_any = False
+    for record, channel in find_helpers(KEEPER, _PATIENCE_TELL_S, of):
+        if isinstance(channel, Channel):
+            channel.close()
+        elif channel is None:
+            is_any = True
+            record.path.unlink(missing_ok=True)
+            mark_ended(record.root.pid)
+    return is_any
 
 
-def _has_ended(path: Path) -> bool:
-    try:
-        session = _connect(path)
-    except Unanswered:
-        return False
-    if session is not None:
-        session.close()
-    return session is None
-
-
-def _find_sockets(of: int | None) -> Iterator[tuple[Path, int | None]]:
-    """Yield each keeper's socket, and the PID of its tree's root; None if that has ended."""
-    with suppress(FileNotFoundError):
-        for path in sorted(keeper_directory().iterdir()):
-            is_mark = path.suffix == ENDED_MARK
-            if not (is_mark or path.is_socket()):
-                continue
-            named = proc.parse_identity(path.name.removesuffix(ENDED_MARK))
-            root = named.pid if named is not None and named.keeps_pid else None
-            if is_mark:
-                if root is None and path.is_file():
-                    path.unlink(missing_ok=True)
-                continue
-            if of in (None, root):
-                yield path, root
-
-
-def _connect(path: Path) -> KeeperSession | None:
-    """Connect to the keeper of this socket; None if it has ended. Raises Unanswered if its queue stays full."""
-    connection = socket.socket(socket.AF_UNIX)
-    # The queue of a keeper that is stopped fills with those who have given up, and then the kernel lets us wait.
-    patience = _TIME.pack(*divmod(int(_PATIENCE_TELL_S * 1_000_000), 1_000_000))
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, patience)
-    try:
-        connection.connect(str(path))
-    except (FileNotFoundError, ConnectionRefusedError):
-        connection.close()
-        return None
-    except BlockingIOError:
-        connection.close()
-        hint = f"end it: fuser -k {path} (package psmisc); this does no harm: the next dump is full"
-        raise Unanswered(f"the tracker of PID {path.name.partition('-')[0]} does not answer", hint=hint) from None
-    if not is_trusted(connection):
-        connection.close()
-        return None
-    return KeeperSession(connection, peer_pid(connection))
+def _ended_mark(root: proc.Identity) -> Path:
+    """The file that shows that the keeper of this process was ended on request."""
+    return record_path(KEEPER, root, ENDED_MARK)
 
 
 def _start_keeper(root: proc.Process, criu: Path, why_new: str) -> KeeperSession:
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    number = theirs.fileno()
-    # -P: Python takes no module from the current directory, which may be another user's.
-    words = (sys.executable, "-P", "-m", "crckpt.tracking.keeper.server", str(root.pid), criu, str(number))
-    # Closed here once the keeper has it: so its end is the end of the connection.
-    with theirs:
-        # It outlives this process, and is never waited for.
-        child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[3])
-        child.abandon()
-    # Of a socket pair, the kernel names as peer the process that made it: the keeper's PID comes from `child`.
-    session = KeeperSession(ours, child.pid, why_new=why_new)
+    helper = start_helper(KEEPER, str(root.pid), str(criu))
+    # It outlives this process, and is never waited for.
+    helper.child.abandon()
+    session = KeeperSession(helper, why_new=why_new)
     try:
         session.wait_until_started()
     except HostCannot:
         session.close()
         raise
-    ended_mark(root).unlink(missing_ok=True)
+    _ended_mark(root.identity).unlink(missing_ok=True)
     return session
 
 
+def _raise_if_refused(answer: Answer) -> Answer:
+    if answer.untracked:
+        raise Untracked(answer.untracked)
+    if answer.refused:
+        raise HostCannot(answer.refused)
+    return answer
+
+
 def _keeper_in(answer: Answer) -> Keeper:
-    assert answer.keeper is not None
-    return answer.keeper
+    keeper = _raise_if_refused(answer).keeper
+    assert keeper is not None
+    return keeper

@@ -1,19 +1,18 @@
-"""The requests to a keeper and its answers: lines of JSON, each decoded here and nowhere else.
-
-A keeper may have been started by another release of crckpt, so requests and answers keep their words and keys.
-"""
+"""The requests to a keeper and its answers. Another release of crckpt may send them: they keep their words and keys."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
-import msgspec
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.model import CheckpointId
 from crckpt.tracking.dump_basis import Base, CheckpointBase, DumpBasis, RoundBase, WholeProcess
+
+ENDED_MARK: Final = ".ended"
+"""How the record ends of a keeper that was ended on request."""
 
 
 class KeeperRequest(Struct, frozen=True):
@@ -115,25 +114,3 @@ def read_committed_base(request: KeeperRequest) -> Base:
     if base is None:
         raise HostCannot("the request names no checkpoint or round")
     return base
-
-
-def encode(message: KeeperRequest | Answer) -> bytes:
-    """Encode a message as one line."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def decode_request(line: bytes) -> KeeperRequest | None:
-    """Decode the request in this line; None if it is none that this release knows."""
-    try:
-        return msgspec.json.decode(line, type=KeeperRequest)
-    except (msgspec.DecodeError, RecursionError):
-        return None
-
-
-def decode_answer(line: bytes) -> Answer | None:
-    """Decode the answer in this line; None if it is none that this release knows."""
-    try:
-        # Keys of a newer release are ignored: msgspec does so by default.
-        return msgspec.json.decode(line, type=Answer)
-    except (msgspec.DecodeError, RecursionError):
-        return None

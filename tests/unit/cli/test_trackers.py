@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from crckpt.cli.app import run
 from crckpt.host import proc
-from crckpt.tracking.keeper.protocol import Answer, encode
+from crckpt.tracking.keeper.protocol import Answer
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
@@ -25,10 +25,10 @@ def root() -> Iterator[proc.Process]:
         yield found
 
 
-def description(root: proc.Process) -> bytes:
+def description(root: proc.Process) -> Answer:
     """What its keeper says, which this process is."""
     keeper = replace(KEEPER, pid=os.getpid(), root=root.pid, comm="trainer", tracker="soft-dirty", why="it works")
-    return encode(Answer(keeper=replace(keeper, base="/store/tmp/rounds/2")))
+    return Answer(keeper=replace(keeper, base="/store/tmp/rounds/2"))
 
 
 def test_the_list_has_the_tree_and_what_its_keeper_uses(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,7 +48,7 @@ def test_the_list_has_the_tree_and_what_its_keeper_uses(root: proc.Process, caps
 
 
 def test_a_tracker_is_ended(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
-    with listening(root) as listener, answering(listener, description(root), encode(Answer())):
+    with listening(root) as listener, answering(listener, description(root), Answer()):
         assert run(["trackers", "--end", str(root.pid)]) == 0
     assert capsys.readouterr().out.endswith("crckpt no longer tracks these trees\n")
     assert run(["trackers", "--end", str(root.pid)]) == 2

@@ -15,7 +15,7 @@ from crckpt.host import proc
 from crckpt.ops.trackers import trackers
 from crckpt.tracking.keeper import client
 from crckpt.tracking.keeper.client import was_killed
-from crckpt.tracking.keeper.protocol import Answer, decode_request, encode
+from crckpt.tracking.keeper.protocol import Answer
 
 
 @pytest.fixture
@@ -25,9 +25,9 @@ def root() -> Iterator[proc.Process]:
         yield found
 
 
-def description(root: proc.Process) -> bytes:
+def description(root: proc.Process) -> Answer:
     """What a keeper of this tree says, which this process is."""
-    return encode(Answer(keeper=replace(KEEPER, pid=os.getpid(), root=root.pid)))
+    return Answer(keeper=replace(KEEPER, pid=os.getpid(), root=root.pid))
 
 
 def test_a_tracked_tree_with_what_its_keeper_uses(root: proc.Process) -> None:
@@ -38,12 +38,11 @@ def test_a_tracked_tree_with_what_its_keeper_uses(root: proc.Process) -> None:
 
 
 def test_a_keeper_is_ended_by_its_tree(root: proc.Process) -> None:
-    with listening(root) as listener, answering(listener, description(root), encode(Answer())) as asked:
+    with listening(root) as listener, answering(listener, description(root), Answer()) as asked:
         result = trackers(str(root.pid))
     assert result.ended
     assert [each.keeper.root for each in result.trackers] == [root.pid]
-    requests = [decode_request(line.rstrip()) for line in asked]
-    assert [request and request.do for request in requests] == ["tell", "end"]
+    assert [request.do for request in asked] == ["tell", "end"]
 
 
 def test_a_tree_that_is_not_tracked(root: proc.Process) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from keepers import KEEPER, answering, leave_socket, listening, trackable
 from msgspec.structs import replace
 from smaller_bounds import smaller_bounds
 
+from crckpt.helper.channel import Channel, HelperEnded
+from crckpt.helper.kinds import KEEPER as KIND
 from crckpt.host import proc
 from crckpt.model import CheckpointId
 from crckpt.ops.dump.lineage import Lineage, open_lineage, predict_lineage
@@ -19,7 +22,7 @@ from crckpt.store import Checkpoint, Repository
 from crckpt.tracking.dump_basis import CheckpointBase
 from crckpt.tracking.keeper import client
 from crckpt.tracking.keeper.client import KILLED, find_session
-from crckpt.tracking.keeper.protocol import Answer, Keeper, decode_request, encode
+from crckpt.tracking.keeper.protocol import Answer, Keeper, KeeperRequest
 from crckpt.tracking.preload.library import identity
 
 CRIU = Path("/bin/true").resolve()
@@ -50,7 +53,7 @@ def predicted(root: proc.Process, repository: Repository, *, wanted: bool | None
 
 def prediction(root: proc.Process, repository: Repository, keeper: Keeper) -> LineageSummary:
     """Of a tree whose keeper answers so."""
-    with listening(root) as listener, answering(listener, encode(Answer(keeper=keeper))):
+    with listening(root) as listener, answering(listener, Answer(keeper=keeper)):
         found = predicted(root, repository, wanted=None)
     assert found is not None
     return found
@@ -137,16 +140,15 @@ def test_a_keeper_that_was_late_is_told_nothing_more(root: proc.Process) -> None
         lineage.commit(CheckpointBase(OTHER_ID))
         lineage.close()
         connection, _ = listener.accept()
-        with connection, connection.makefile("rb") as requests:
-            (line,) = requests
-    request = decode_request(line.rstrip())
-    assert request is not None
-    assert request.do == "frozen"
+        with closing(Channel(KIND, connection)) as channel:
+            assert channel.receive(KeeperRequest).do == "frozen"
+            with pytest.raises(HelperEnded):
+                channel.receive(KeeperRequest)
 
 
 @pytest.mark.parametrize("has_seen_freeze", [True, False])
 def test_what_reset_the_bits_unseen_is_not_committed(root: proc.Process, has_seen_freeze: bool) -> None:
-    answers = [encode(Answer())] * (1 + has_seen_freeze)
+    answers = [Answer()] * (1 + has_seen_freeze)
     with listening(root) as listener, answering(listener, *answers) as asked:
         lineage = Lineage(LineageSummary("", ""), find_session(root))
         lineage.tracks = True
@@ -154,8 +156,7 @@ def test_what_reset_the_bits_unseen_is_not_committed(root: proc.Process, has_see
             lineage.report_freeze()
         lineage.commit(CheckpointBase(OTHER_ID))
         lineage.close()
-    requests = [decode_request(line.rstrip()) for line in asked if line]
-    assert [request and request.do for request in requests] == (["frozen", "committed"] if has_seen_freeze else [])
+    assert [request.do for request in asked] == (["frozen", "committed"] if has_seen_freeze else [])
 
 
 def test_to_restart_full_gives_the_base_up() -> None:

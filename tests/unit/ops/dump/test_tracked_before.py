@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from crckpt.helper.kinds import KEEPER
+from crckpt.helper.records import record_path
 from crckpt.host import proc
 from crckpt.ops.dump.lineage import open_lineage, predict_lineage
 from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST, why_no_tracker
 from crckpt.tracking.keeper.client import keepers, mark_ended, was_ended
-from crckpt.tracking.keeper.sockets import ended_mark
+from crckpt.tracking.keeper.protocol import ENDED_MARK
 
 CRIU = Path("/nonexistent/criu")
 
@@ -23,7 +25,7 @@ def root() -> Iterator[proc.Process]:
     process = proc.read_process(os.getpid())
     assert process is not None
     yield process
-    ended_mark(process).unlink(missing_ok=True)
+    record_path(KEEPER, process.identity, ENDED_MARK).unlink(missing_ok=True)
 
 
 def other(root: proc.Process, boot_id: str = "", pid: int = 0) -> proc.Identity:
@@ -43,12 +45,12 @@ def test_the_reasons(root: proc.Process) -> None:
 
 
 def test_a_tracker_that_was_ended_on_request(root: proc.Process) -> None:
-    ended_mark(root).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    record_path(KEEPER, root.identity, ENDED_MARK).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark_ended(root.pid)
     assert was_ended(root)
     assert why_no_tracker(root, None) == ENDED_ON_REQUEST
     # The mark of a process that has ended goes with the next list of all keepers.
-    gone = ended_mark(root).with_name(f"{root.pid}-1.ended")
+    gone = record_path(KEEPER, root.identity, ENDED_MARK).with_name(f"{root.pid}-1.ended")
     gone.touch()
     for one in keepers():
         if isinstance(one, tuple):

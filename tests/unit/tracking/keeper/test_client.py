@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 
 import pytest
-from keepers import KEEPER, answering, leave_socket, listening, trackable
+from keepers import KEEPER, answering, keeper_socket, leave_socket, listening, trackable
 from msgspec.structs import replace
 from other_user import NOBODY
 from own_process import descriptors
@@ -17,19 +18,20 @@ from small_programs import free_pid
 from smaller_bounds import smaller_bounds
 
 from crckpt.errors import DumpFailed, HostCannot
+from crckpt.helper.channel import Channel, HelperOutdated, HelperSilent
+from crckpt.helper.kinds import KEEPER as KIND
 from crckpt.host import proc
+from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.tracking.keeper import client
 from crckpt.tracking.keeper.client import (
     ENDED,
     KeeperSession,
-    Unanswered,
     find_session,
     forget_killed,
     keepers,
     was_killed,
 )
-from crckpt.tracking.keeper.protocol import Answer, KeeperRequest, decode_request, encode
-from crckpt.tracking.keeper.sockets import keeper_socket
+from crckpt.tracking.keeper.protocol import Answer, KeeperRequest
 
 PATIENCE_S = 30.0
 
@@ -72,7 +74,7 @@ def test_the_socket_of_a_killed_keeper_goes_when_its_tree_has_ended(root: proc.P
     assert list(keepers(root.pid)) == []
     assert was_killed(before)
     for found in keepers():
-        if not isinstance(found, Unanswered):
+        if not isinstance(found, HelperSilent):
             found[1].close()
     assert not was_killed(before)
 
@@ -86,22 +88,22 @@ def test_a_keeper_that_runs_is_not_forgotten(root: proc.Process) -> None:
 
 
 def test_a_keeper_says_what_it_tracks(root: proc.Process) -> None:
-    with listening(root) as listener, answering(listener, encode(Answer(keeper=KEEPER))) as asked:
-        ((found, held),) = (one for one in keepers(root.pid) if not isinstance(one, Unanswered))
+    with listening(root) as listener, answering(listener, Answer(keeper=KEEPER)) as asked:
+        ((found, held),) = (one for one in keepers(root.pid) if not isinstance(one, HelperSilent))
         held.close()
     assert found == KEEPER
-    assert [decode_request(line.rstrip()) for line in asked] == [KeeperRequest("tell")]
+    assert asked == [KeeperRequest("tell")]
 
 
 def test_a_dump_that_goes_on_is_named(root: proc.Process) -> None:
-    busy = encode(Answer(busy=77))
+    busy = Answer(busy=77)
     with listening(root) as listener, answering(listener, busy), session(root) as held, pytest.raises(DumpFailed) as no:
         held.begin()
     assert no.value.message == "process 77 is copying or dumping this tree"
 
 
 def test_what_a_keeper_refuses_is_raised_in_its_words(root: proc.Process) -> None:
-    no = encode(Answer(refused="the tree is not frozen"))
+    no = Answer(refused="the tree is not frozen")
     with listening(root) as listener, answering(listener, no), session(root) as held, pytest.raises(HostCannot) as said:
         held.check_freeze()
     assert said.value.message == "the tree is not frozen"
@@ -120,7 +122,7 @@ def test_a_keeper_of_another_version(root: proc.Process) -> None:
         listening(root) as listener,
         answering(listener, b"?\n"),
         session(root) as held,
-        pytest.raises(Unanswered) as no,
+        pytest.raises(HelperSilent) as no,
     ):
         held.describe()
     assert no.value.message == f"its tracker (process {os.getpid()}) belongs to another version of crckpt"
@@ -130,7 +132,7 @@ def test_a_keeper_that_is_stopped(root: proc.Process) -> None:
     """Here it accepts nobody."""
     with listening(root), smaller_bounds(client, _PATIENCE_TELL_S=0.1):
         (found,) = keepers(root.pid)
-        assert isinstance(found, Unanswered)
+        assert isinstance(found, HelperSilent)
         assert found.message == f"its tracker (process {os.getpid()}) does not answer"
         assert found.hint == f"end it: kill -KILL {os.getpid()}; this does no harm: the next dump is full"
 
@@ -140,7 +142,7 @@ def test_a_keeper_that_was_stopped_for_so_long_that_its_queue_is_full(root: proc
     with listening(root, backlog=0), smaller_bounds(client, _PATIENCE_TELL_S=0.1), session(root):
         (found,) = keepers(root.pid)
         assert not forget_killed(root.pid)
-    assert isinstance(found, Unanswered)
+    assert isinstance(found, HelperSilent)
     assert found.message == f"the tracker of PID {root.pid} does not answer"
     assert f"fuser -k {keeper_socket(root)} (" in found.hint
 
@@ -162,18 +164,39 @@ def test_nobody_else_is_taken_for_a_keeper(root: proc.Process) -> None:
 
 def test_to_retire_one_that_has_ended_harms_nobody() -> None:
     """Another process may have its number."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX)
-    with theirs, closing(KeeperSession(ours, free_pid())) as held:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, closing(KeeperSession(Channel(KIND, ours, free_pid()))) as held:
         held.retire()
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        ours, theirs = socket.socketpair(socket.AF_UNIX)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         theirs.close()
-        with closing(KeeperSession(ours, process.pid)) as held:
+        with closing(KeeperSession(Channel(KIND, ours, process.pid))) as held:
             held.retire()
         assert process.poll() is None
         process.kill()
     with subprocess.Popen(["/bin/sleep", "60"]) as process:
-        ours, theirs = socket.socketpair(socket.AF_UNIX)
-        with theirs, closing(KeeperSession(ours, process.pid)) as held:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, closing(KeeperSession(Channel(KIND, ours, process.pid))) as held:
             held.retire()
         assert process.wait(PATIENCE_S) == -15
+
+
+def test_a_keeper_of_an_older_release_is_named_and_retired(root: proc.Process) -> None:
+    """It speaks lines, over a socket that does not keep the borders of messages."""
+    reads = (
+        "import os, sys, socket; s = socket.socket(fileno=int(sys.argv[1])); s.listen(); print(flush=True); s.accept()"
+    )
+    make_runtime_directory(path := keeper_socket(root))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        number = listener.fileno()
+        words = (sys.executable, "-c", f"{reads}[0].recv(1)", str(number))
+        with subprocess.Popen(words, pass_fds=(number,), stdout=subprocess.PIPE) as keeper:
+            assert keeper.stdout is not None
+            keeper.stdout.readline()
+            with session(root) as held:
+                with pytest.raises(HelperOutdated) as no:
+                    held.describe()
+                held.retire()
+                assert keeper.wait(PATIENCE_S) == -15
+    assert no.value.message == f"its tracker (process {keeper.pid}) belongs to another version of crckpt"

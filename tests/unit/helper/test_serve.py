@@ -1,0 +1,185 @@
+"""What a helper does with peers who send what nobody understands, too much, or nothing; and how messages come."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+
+import pytest
+from msgspec import Struct
+from other_user import as_user
+from smaller_bounds import smaller_bounds
+
+from crckpt.helper import serve
+from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all
+from crckpt.helper.kinds import KEEPER
+from crckpt.helper.serve import Server
+from crckpt.host.peers import is_trusted, peer_pid
+
+PATIENCE_S = 30.0
+MOST_PEERS = 64
+
+
+class Question(Struct, frozen=True):
+    """A request, whose answer has the same text."""
+
+    text: str
+
+
+class Answer(Struct, frozen=True):
+    """An answer."""
+
+    text: str
+
+
+@contextmanager
+def served(path: Path) -> Iterator[Path]:
+    """A helper's socket, answered until the block ends."""
+    ended, ending = os.pipe()
+    server = Server(
+        KEEPER,
+        Question,
+        lambda peer, question, _descriptors: server.answer(peer, Answer(question.text)),
+        lambda _peer: None,
+        Answer,
+    )
+    with server.listen(path), ExitStack() as stack:
+        for descriptor in (ended, ending):
+            stack.callback(os.close, descriptor)
+        stack.callback(server.close)
+        over: list[int] = []
+        server.waiting.watch(ended, over.append)
+
+        def serve_all() -> None:
+            while not over:
+                server.waiting.wait()
+
+        thread = threading.Thread(target=serve_all, daemon=True)
+        thread.start()
+        try:
+            yield path
+        finally:
+            os.write(ending, b"x")
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Path]:
+    tmp_path.chmod(0o700)
+    with served(tmp_path / "socket") as path:
+        yield path
+
+
+@contextmanager
+def connected(path: Path) -> Iterator[Channel]:
+    # With a timeout, a queue that is full would be an error at once.
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    connection.connect(str(path))
+    connection.settimeout(PATIENCE_S)
+    with closing(Channel(KEEPER, connection)) as channel:
+        yield channel
+
+
+def answers(path: Path) -> bool:
+    with connected(path) as channel:
+        return channel.ask(Question("well?"), Answer, PATIENCE_S).text == "well?"
+
+
+@pytest.mark.parametrize("packet", [b"hello", b"\n", b"\0", b"\xff\xfe\0", b'{"do": "sleep"}', b"[" * 60_000, b"null"])
+def test_a_request_that_is_not_known_is_refused(place: Path, packet: bytes) -> None:
+    with connected(place) as channel:
+        channel.connection.send(packet)
+        assert "unknown request" in channel.receive(Answer, PATIENCE_S).text
+        assert channel.ask(Question("well?"), Answer, PATIENCE_S).text == "well?"
+    assert answers(place)
+
+
+def test_a_peer_that_reads_no_answers_keeps_nobody_waiting_for_long(place: Path) -> None:
+    with smaller_bounds(serve, _PATIENCE_S=0.2), connected(place) as deaf:
+        assert is_dropped(deaf)
+        assert answers(place)
+
+
+def is_dropped(peer: Channel) -> bool:
+    """Return whether it is, once it has asked that often."""
+    try:
+        for _ in range(100_000):
+            peer.send(Question("well?" * 100))
+    except HelperEnded:
+        return True
+    return False
+
+
+def test_many_silent_peers_lock_nobody_out(place: Path) -> None:
+    with ExitStack() as stack:
+        for _ in range(3 * MOST_PEERS):
+            stack.enter_context(connected(place))
+        assert answers(place)
+
+
+def test_a_message_too_large_for_a_packet_comes_whole(place: Path) -> None:
+    with connected(place) as channel:
+        assert len(channel.ask(Question("x" * 3_000_000), Answer, PATIENCE_S).text) == 3_000_000
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
+def test_other_users_are_not_answered(place: Path) -> None:
+    place.chmod(0o777)
+    # Where it lies only root can go; who is there already can connect.
+    directory = os.open(place.parent, os.O_PATH)
+    place.parent.chmod(0o711)
+
+    def check() -> None:
+        os.chdir(directory)
+        with connected(Path(place.name)) as channel, pytest.raises(HelperEnded):
+            channel.ask(Question("well?"), Answer, PATIENCE_S)
+
+    as_user(check)
+    os.close(directory)
+    assert answers(place)
+
+
+def pair() -> tuple[Channel, Channel]:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    return Channel(KEEPER, ours), Channel(KEEPER, theirs)
+
+
+def test_descriptors_come_with_their_message() -> None:
+    ours, theirs = pair()
+    reading, writing = os.pipe()
+    with closing(ours), closing(theirs):
+        for text in ("short", "long" * 100_000):
+            ours.send(Question(text), (writing,))
+            question, descriptors = theirs.receive_descriptors(Question, PATIENCE_S)
+            assert question.text == text
+            assert [os.fstat(each).st_ino for each in descriptors] == [os.fstat(writing).st_ino]
+            close_all(descriptors)
+    close_all((reading, writing))
+
+
+def test_a_helper_that_is_silent_or_has_ended_or_of_another_release_is_told_apart() -> None:
+    ours, theirs = pair()
+    with closing(ours), closing(theirs):
+        with pytest.raises(HelperSilent, match="does not answer") as silent:
+            ours.receive(Answer, 0.01)
+        assert f"kill -KILL {os.getpid()}" in silent.value.hint
+        theirs.connection.send(b"?")
+        with pytest.raises(HelperOutdated, match="another version"):
+            ours.receive(Answer, PATIENCE_S)
+        assert not ours.has_ended()
+        theirs.close()
+        assert ours.has_ended()
+        with pytest.raises(HelperEnded, match="has ended"):
+            ours.receive(Answer, PATIENCE_S)
+
+
+def test_the_kernel_says_which_process_is_at_the_other_end() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert is_trusted(ours)
+        assert peer_pid(ours) == os.getpid()
