@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import Crckpt
 from tmux import Tmux
 from trees import Part, statuses, wait_for
 
@@ -24,6 +25,7 @@ READY_S = 20.0
 ENDED = "its tracker was ended (by a signal, with the systemd unit that started it, or by an upgrade)"
 GROWTH_S = 30.0
 NOBODY = 65534
+CRCKPT = Crckpt(Path("/tmp/store"))
 
 
 @dataclass(frozen=True)
@@ -280,9 +282,7 @@ def test_what_a_move_brings_outlives_the_session_of_ssh() -> None:
 
 def crckpt(*words: str) -> dict[str, Any]:
     """The result of a command that must succeed."""
-    done = ask(*words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    result: dict[str, Any] = json.loads(done.stdout)["result"]
+    result: dict[str, Any] = CRCKPT.run(*words, "--json").document["result"]
     return result
 
 
@@ -365,16 +365,8 @@ def _all_say(workdir: Path) -> int:
 
 def refused(status: int, *words: str) -> dict[str, Any]:
     """The error of a command that must end with `status`."""
-    done = ask(*words)
-    assert done.returncode == status, done.stdout + done.stderr
-    error: dict[str, Any] = json.loads(done.stdout)["error"]
+    error: dict[str, Any] = CRCKPT.run(*words, "--json", status=status).document["error"]
     return error
-
-
-def ask(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run crckpt with a store below /tmp."""
-    argv = [sys.executable, "-m", "crckpt", *words, "--json", "--store", "/tmp/store"]
-    return subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _lay_traps(root: Path, won: Path) -> None:
