@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,14 +54,26 @@ def checkpoints(repository: Repository, tmp_path: Path) -> tuple[Checkpoint, Che
     return first, store(repository, tmp_path, of_pages(*range(50, 150)))
 
 
-@pytest.fixture
-def recordings(repository: Repository, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
-    """Two checkpoints of the recorded tree: the second has another content in one page of the root's heap."""
-    first = store(repository, tmp_path, image_set(PAGES))
+@pytest.fixture(scope="session")
+def recorded_store(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, tuple[Checkpoint, Checkpoint]]:
+    """A store with two checkpoints of the recorded tree, and these."""
+    base = tmp_path_factory.mktemp("recorded")
+    repository = open_store(base)
+    first = store(repository, base, image_set(PAGES))
     name = f"pagemap-{RECORDED.root.pid}.img"
     memory = RECORDED.root.memory
     assert memory is not None
     heap = next(vma for vma in memory.vmas if vma.kind == "heap")
     number = next(number for number in PAGES[name] if heap.start <= number * PAGE_SIZE < heap.end)
     changed = {**PAGES, name: {**PAGES[name], number: page(4242)}}
-    return first, store(repository, tmp_path, image_set(changed))
+    return repository.root, (first, store(repository, base, image_set(changed)))
+
+
+@pytest.fixture
+def recordings(
+    repository: Repository, recorded_store: tuple[Path, tuple[Checkpoint, Checkpoint]]
+) -> tuple[Checkpoint, Checkpoint]:
+    """Two checkpoints of the recorded tree: the second has another content in one page of the root's heap."""
+    root, both = recorded_store
+    shutil.copytree(root, repository.root, dirs_exist_ok=True, ignore=shutil.ignore_patterns("store.json", "lock"))
+    return both

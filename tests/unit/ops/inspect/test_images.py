@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from image_sets import files_of
-from recorded import RECORDED
+from image_sets import files_of, write_set
+from recorded import PAGES, RECORDED, image_set
 
 from crckpt.images.pipes import Pipe
 from crckpt.images.timers import rearm_timers
@@ -31,7 +31,7 @@ def test_images_are_unpacked_as_they_were_but_for_repairs(
 ) -> None:
     (tmp_path / "out").mkdir(mode=0o700)
     unpack_images(repository, recordings[0], tmp_path / "out", ignore_progress)
-    before, after = files_of(tmp_path / "images-0"), files_of(tmp_path / "out")
+    before, after = files_of(write_set(tmp_path / "images", image_set(PAGES))), files_of(tmp_path / "out")
     assert after.keys() == before.keys()
     repairs = {name: repair_image(name) for name in before}
     assert {name for name, repair in repairs.items() if repair} == {
