@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from crckpt.host.probes.outcome import Fact
     from crckpt.ops.context import Context
-    from crckpt.ops.dump.cost import DumpPrediction
-    from crckpt.ops.dump.examine import Examination
-    from crckpt.ops.dump.tree_usage import UsingProcess
+    from crckpt.ops.dump.cost import DumpPrediction, UsingProcess
+    from crckpt.ops.dump.examine import DumpTarget
 
 _STATES: Final = {
     "ok": "[green]ok[/]",
@@ -91,46 +90,45 @@ def doctor(
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
     # Slow to load, and not needed to check the host.
-    from crckpt.ops.dump.cost import predict
+    from crckpt.ops.dump.cost import predict, read_tree_usage
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.request import DumpRequest
-    from crckpt.ops.dump.tree_usage import read_tree_usage
     from crckpt.ops.failures import preflight_refusal
 
     if fix:
         raise UsageError("--fix fixes this host and takes no TARGET", hint="crckpt doctor --fix")
     result = examine(DumpRequest(target), context)
     # Before the trials, which take a while: it is as when the tree was examined.
-    processes = read_tree_usage(result)
-    prediction = predict(result, context)
+    processes = tuple(read_tree_usage(result.observed.tree))
+    prediction = predict(result)
     document = {
         "pid": result.pid,
-        "able": not result.blockers,
+        "able": not result.plan.blockers,
         "processes": processes,
         "criu": result.criu.path,
         "criu_passed_over": result.criu.passed_over,
-        "blockers": result.blockers,
+        "blockers": result.plan.blockers,
         "warnings": result.plan.warnings,
         "reasons": result.plan.reasons,
         "prediction": prediction.prediction,
         "prediction_assumes": prediction.assumes or None,
         "prediction_missing": prediction.why_not or None,
     }
-    against = result.blockers or result.plan.losses
+    against = result.plan.blockers or result.plan.losses
     failure = preflight_refusal(against) if against else None
     lines = _examination_lines(result, processes, prediction)
     emit("doctor", Output(document, lines, is_answer=True, failure=failure), as_json=as_json)
 
 
 def _examination_lines(
-    result: Examination, processes: Sequence[UsingProcess], prediction: DumpPrediction
+    result: DumpTarget, processes: Sequence[UsingProcess], prediction: DumpPrediction
 ) -> Iterator[str]:
-    if result.blockers:
-        yield f"PID {result.pid} cannot be checkpointed: {count(len(result.blockers), 'blocker')}\n"
+    if result.plan.blockers:
+        yield f"PID {result.pid} cannot be checkpointed: {count(len(result.plan.blockers), 'blocker')}\n"
     else:
         yield f"PID {result.pid} can be checkpointed{', but not without loss' if result.plan.losses else ''}\n"
     yield from _tree_line(processes)
-    blockers = ((finding.what, finding.remedy) for finding in result.blockers)
+    blockers = ((finding.what, finding.remedy) for finding in result.plan.blockers)
     yield from (f"{line}\n" for line in finding_lines(blockers, "blocker: "))
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)

@@ -25,8 +25,8 @@ from crckpt.migrate.drain.drain import Outcome
 from crckpt.migrate.request import RoundSummary
 from crckpt.model import CheckpointId, DumpOptions, Host, JobName, Statistics
 from crckpt.ops.doctor import Fix
+from crckpt.ops.dump.cost import UsingProcess
 from crckpt.ops.dump.result import LineageSummary, PreCopyResult, RoundResult
-from crckpt.ops.dump.tree_usage import UsingProcess
 from crckpt.ops.export import ExportResult
 from crckpt.ops.inspect.core import CoreFile
 from crckpt.ops.inspect.descriptors import FileSection, SocketSection

@@ -85,7 +85,7 @@ def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str
     with held(kind) as tree:
         before = tree.counters()
         # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
-        (told,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).blockers
+        (told,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
         assert told.key == key
         words = ("dump", str(tree.pid), "job", "--no-preflight", "--json")
         error = crckpt.run(*words, status=FAILED, **environment).document["error"]
@@ -161,7 +161,7 @@ def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, ki
 def test_a_socket_that_would_come_back_in_another_network_is_named_before(crckpt: Crckpt) -> None:
     """CRIU saves it without a word, and opens one where the program runs."""
     with held("foreign_datagrams") as tree:
-        (told,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).blockers
+        (told,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
         assert told.key == "socket-namespace"
         crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
 
@@ -169,7 +169,7 @@ def test_a_socket_that_would_come_back_in_another_network_is_named_before(crckpt
 def test_a_bpf_map_may_take_another_criu(crckpt: Crckpt) -> None:
     with held("bpf_array") as tree:
         seen = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
-        assert seen.blockers == ()
+        assert seen.plan.blockers == ()
         assert [told.key for told in seen.plan.warnings] == ["bpf-map-support", "untested-kind"]
 
 

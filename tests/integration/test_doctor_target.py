@@ -32,7 +32,7 @@ def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
     with started(case) as tree:
         # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
         found = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
-        assert {blocker.key for blocker in found.blockers} == ({"tcp"} if case.tcp else set())
+        assert {blocker.key for blocker in found.plan.blockers} == ({"tcp"} if case.tcp else set())
 
 
 def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:

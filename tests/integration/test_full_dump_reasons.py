@@ -11,7 +11,7 @@ from incremental import NO_TRACKER, dump_incrementally, keeper
 from rounds import Target
 from stopped import JOB
 
-from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST
+from crckpt.ops.dump.lineage import ENDED_ON_REQUEST
 from crckpt.tracking.keeper.client import KILLED
 
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]

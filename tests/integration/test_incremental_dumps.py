@@ -40,10 +40,10 @@ from crckpt.criu.find import find
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.model import MEBIBYTE
-from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST
+from crckpt.ops.dump.lineage import ENDED_ON_REQUEST
 from crckpt.store import Repository, verify
 from crckpt.store.format.pack import FRAME_PAGES, open_pack
-from crckpt.tracking.keeper.client import KILLED, open_session
+from crckpt.tracking.keeper.client import KILLED, find_session, start_session
 
 UNCOMMITTED = "the tracker did not see the end of the last dump or round"
 FIRST = "this is the first tracked dump of this tree"
@@ -451,7 +451,7 @@ def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> No
     dump_incrementally(crckpt, target)
     root = proc.read_process(target.pid)
     assert root is not None
-    first = open_session(root, find(None, None).path, start=False)
+    first = find_session(root)
     assert first is not None
     first.begin()
     assert keeper(crckpt, target)["dumping"] == os.getpid()
@@ -466,8 +466,7 @@ def test_a_dump_that_cannot_begin_is_not_going_on() -> None:
     with running(PYTHON, "-c", ENDS_ITS_MAIN_THREAD) as process:
         root = proc.read_process(process.pid)
         assert root is not None
-        session = open_session(root, find(None, None).path, start=True)
-        assert session is not None
+        session = start_session(root, find(None, None).path, "")
         with closing(session):
             assert process.stdin is not None
             process.stdin.write("\n")
@@ -481,8 +480,7 @@ def test_a_keeper_that_we_have_started_is_told_apart_from_us(target: Target) -> 
     """It is the one that is let go when crckpt was exchanged meanwhile, not whoever started it."""
     root = proc.read_process(target.pid)
     assert root is not None
-    session = open_session(root, find(None, None).path, start=True)
-    assert session is not None
+    session = start_session(root, find(None, None).path, "")
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM,))
     try:
         with closing(session):

@@ -14,6 +14,7 @@ from crckpt.host.observe.tree import Observed, observe
 from crckpt.model import JobName
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.preflight.dump.checks import plan_dump
 
@@ -28,6 +29,13 @@ def target_of(
     request = request or DumpRequest(str(observation.tree.root.pid))
     plan = plan_dump(observation, request.tcp, stop=request.stop, locks_by_nftables=True, names={})
     return DumpTarget(request, context, observation, JobName(job), CRIU, plan)
+
+
+def planned(
+    context: Context, observation: Observed = observed.PLAIN, request: DumpRequest | None = None, job: str = "job"
+) -> PlannedDump:
+    """A dump of that target, without a tracker."""
+    return PlannedDump(target_of(context, observation, request, job))
 
 
 def observe_live(root: proc.Process) -> Observed:

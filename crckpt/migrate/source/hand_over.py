@@ -84,7 +84,7 @@ class SourceMove:
 
 
 class LiveHandOver:
-    """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.hand_over.HandOver."""
+    """The hand-over of a tree that a dump holds frozen. The methods are those of ops.dump.checkpoint.HandOver."""
 
     def __init__(
         self,

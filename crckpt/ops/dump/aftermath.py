@@ -58,8 +58,8 @@ class BaseMismatch(DumpFailed):
         self.reason = reason
 
 
-def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
-    """The result of a CRIU that worked on the tree.
+def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -> CriuResult:
+    """The result of a CRIU that worked on the tree. `has_base`: the dump or round counts from another one.
 
     Raises DumpFailed, explained, if it failed; BaseMismatch; TargetNotRunning if the tree ended before CRIU stopped it.
     """
@@ -87,7 +87,7 @@ def raise_if_failed(target: DumpTarget, result: CriuResult) -> CriuResult:
         failure = criu_failure(result, DumpFailed, "the dump", find_place, known=known)
         if dead:
             failure = failure.reword(f"{failure.what}; TCP connections may be dead")
-        reason = _find_mismatch(result) if target.parent else ""
+        reason = _find_mismatch(result) if has_base else ""
         if not reason:
             raise failure
         raise BaseMismatch(

@@ -7,9 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
-from msgspec.structs import replace
 
-from crckpt.causes import cause
+from crckpt.causes import Finding, cause
 from crckpt.errors import CrckptError, PreflightRefused, UsageError
 from crckpt.host import proc
 from crckpt.host.program.program import Program, identify, is_same_program
@@ -39,25 +38,21 @@ def check_job(target: DumpTarget, newest: LastCheckpoint | None, command: str = 
         raise _make_refusal(target, last, program, command)
 
 
-def warn_of_shared_job(target: DumpTarget, newest: LastCheckpoint | None) -> DumpTarget:
-    """Return the target, with a warning if the job's last checkpoint is of another process that runs or ran beside it.
+def find_shared_job(target: DumpTarget, newest: LastCheckpoint | None) -> tuple[Finding, ...]:
+    """Find out whether the job's last checkpoint is of another process that runs or ran next to the target.
 
     A program that was restored, or started anew when the first one had ended, is no other one.
     """
     details = (newest.details if newest else None) or {}
     if newest is None or details.get("root") is None:
-        return target
-    root = target.observed.tree.root.identity
-    other = msgspec.convert(details["root"], proc.Identity)
-    if other.boot_id != root.boot_id or other == root:
-        return target
+        return ()
+    root, other = target.observed.tree.root.identity, msgspec.convert(details["root"], proc.Identity)
     dumped_at = details.get("uptime_ticks")
-    if not other.keeps_pid and (dumped_at is None or root.start > dumped_at):
-        return target
-    found = cause("job-shared").finding(
-        job=target.job, checkpoint=newest.checkpoint.short_id, pid=other.pid, target=shlex.quote(target.request.target)
-    )
-    return replace(target, plan=replace(target.plan, warnings=(*target.plan.warnings, found)))
+    has_ended = not other.keeps_pid and (dumped_at is None or root.start > dumped_at)
+    if other.boot_id != root.boot_id or other == root or has_ended:
+        return ()
+    checkpoint, typed = newest.checkpoint.short_id, shlex.quote(target.request.target)
+    return (cause("job-shared").finding(job=target.job, checkpoint=checkpoint, pid=other.pid, target=typed),)
 
 
 def _is_same_process(target: DumpTarget, program: Program, details: dict[str, Any]) -> bool:

@@ -1,43 +1,45 @@
-"""Make the checkpoint of a tree that was examined: rounds, dump, commit. Loaded while CRIU starts."""
+"""Make the checkpoint of a tree that was examined: plan it, dump the tree, commit. Loaded while CRIU starts."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from msgspec.structs import replace
 
+from crckpt.causes import Finding
 from crckpt.criu.command import Paths
 from crckpt.criu.engine import read_log
 from crckpt.criu.freeze_time import find_freeze
+from crckpt.criu.hold import Hold
 from crckpt.errors import IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
-from crckpt.host.proc.task_states import TaskStates
+from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.host.process.yield_cpus import cores_left_to
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
 from crckpt.ops.context import ignore_progress
 from crckpt.ops.dump.aftermath import BaseMismatch
-from crckpt.ops.dump.check_job import check_job, warn_of_shared_job
+from crckpt.ops.dump.attributes import ask
+from crckpt.ops.dump.check_job import check_job, find_shared_job
 from crckpt.ops.dump.commit import commit_checkpoint
 from crckpt.ops.dump.copy_progress import copying_reported
-from crckpt.ops.dump.details import Freeze, ask_processes, describe_checkpoint, read_details, read_frozen_details
+from crckpt.ops.dump.details import Freeze, FrozenTree, describe_checkpoint, read_details, read_frozen_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
-from crckpt.ops.dump.hand_over import HandOver
-from crckpt.ops.dump.hold import HeldTree, dump_held
+from crckpt.ops.dump.hold import dump_held
 from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
-from crckpt.ops.dump.pre_copy import pre_copy
+from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.reported import Reported, find_securebits
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
-from crckpt.ops.dump.tracked_before import find_tracked_root
+from crckpt.ops.dump.rounds import pre_copy
 from crckpt.ops.failures import to_dump_error
 from crckpt.store import Checkpoint, Preparation, is_blank
 
@@ -52,6 +54,26 @@ OnResumed = Callable[[DumpResult], None]
 """Called once the tree runs again, before its checkpoint is stored."""
 
 
+class HandOver(Protocol):
+    """The hand-over of a tree to another host. Before `decide` returns, an exception lets the tree continue here."""
+
+    @property
+    def at_least(self) -> int:
+        """The lowest `sequence` that the checkpoint may have: above all of the other store."""
+
+    def begin(self, tree: proc.Tree, frozen_since: float) -> None:
+        """Begin: the images are written. The tree was frozen at `frozen_since` (time.monotonic())."""
+
+    def prepare(self, checkpoint: Checkpoint, manifest: bytes) -> None:
+        """Have the tree built and held on the other host. The packs are stored here, the manifest is not."""
+
+    def decide(self) -> None:
+        """Record that the commit comes next: if the hold takes it, the tree ends."""
+
+    def end(self) -> None:
+        """Let the tree run on the other host: it has ended here. Raises nothing that would hide the dump's result."""
+
+
 def make_checkpoint(
     target: DumpTarget,
     workspace: Workspace,
@@ -60,109 +82,124 @@ def make_checkpoint(
     hand_over: HandOver | None = None,
 ) -> DumpResult:
     """Dump the tree and store its checkpoint, with the CRIU that is `waiting` if its command is what the tree needs."""
-    # Check this before anything is copied: a refusal costs the tree nothing yet.
-    last = read_last_checkpoint(workspace.repository, target.job)
-    check_job(target, last)
-    target = replace(warn_of_shared_job(target, last), tracked_before=find_tracked_root(last))
-    with ExitStack() as stack:
-        target = pre_copy(_with_lineage(target, stack), workspace)
+    with _planned(target, workspace) as dump:
         # It was started with guessed options: of no use if the tree needs others.
-        is_tracked = target.lineage is not None and target.lineage.keeper is not None
-        if waiting is not None and (is_tracked or waiting.command != target.command(waiting.paths)):
+        is_tracked = dump.lineage is not None and dump.lineage.keeper is not None
+        if waiting is not None and (is_tracked or waiting.command != dump.command(waiting.paths)):
             waiting.give_up()
             waiting = None
         try:
-            result = _dump(target, workspace, waiting, on_resumed, hand_over)
+            result = _dump(dump, workspace, waiting, on_resumed, hand_over)
         except BaseMismatch as error:
             # Try again only once: without a base there is nothing to mismatch.
-            result = _dump(_restart_full(target, error, workspace), workspace, None, on_resumed, hand_over)
+            result = _dump(_restart_full(dump, error, workspace), workspace, None, on_resumed, hand_over)
     if target.request.stop:
-        return replace(result, unreaped=_wait_until_reaped(target.observed.tree))
+        return replace(result, unreaped=_wait_until_reaped(dump.target.observed.tree))
     return replace(result, root_ended=target.root_has_ended)
 
 
 def plan_checkpoint(target: DumpTarget) -> DumpResult:
     """Plan a dump. Nothing is started or made. Raises StoreUnusable, and what `check_job` raises."""
-    if not is_blank(target.context.store):
-        last = read_last_checkpoint(target.context.repository(), target.job)
-        check_job(target, last)
-        target = replace(warn_of_shared_job(target, last), tracked_before=find_tracked_root(last))
-    lineage = target.predict_lineage(wanted=target.request.wants_tracker)
-    result = _make_result(target, target.command(Paths(Path("IMAGES"), Path("WORK"))))
-    rounds = PreCopyResult(()) if target.request.pre_copy is not None else None
-    return replace(result, lineage=lineage, pre_copy=rounds)
+    with _planned(target, None) as dump:
+        result = _make_result(dump, dump.command(Paths(Path("IMAGES"), Path("WORK"))))
+        predicted = dump.lineage.predict(target.context.repository, target.criu.path) if dump.lineage else None
+        return replace(result, lineage=predicted)
 
 
-def _with_lineage(target: DumpTarget, stack: ExitStack) -> DumpTarget:
-    root, wanted = target.observed.tree.root, target.request.wants_tracker
-    before = target.tracked_before
-    lineage = open_lineage(root, target.criu.path, wanted=wanted, apart=target.runs_apart, before=before)
-    if lineage is not None:
-        stack.callback(lineage.close)
-    return replace(target, lineage=lineage)
+@contextmanager
+def _planned(target: DumpTarget, workspace: Workspace | None) -> Iterator[PlannedDump]:
+    """Plan the dump of a target, for as long as the block runs. Without `workspace` nothing is started or copied."""
+    last = None
+    if workspace is not None or not is_blank(target.context.store):
+        last = read_last_checkpoint(workspace.repository if workspace else target.context.repository(), target.job)
+    # Check this before anything is copied: a refusal costs the tree nothing yet.
+    check_job(target, last)
+    shared, before = find_shared_job(target, last), last.tracked_root if last is not None else None
+    request, asked = target.request, target.request.pre_copy
+    lineage = open_lineage(
+        target.observed.tree.root,
+        target.criu.path,
+        wanted=request.wants_tracker,
+        apart=target.plan.runs_apart,
+        before=before,
+        starts=workspace is not None,
+    )
+    if lineage is None:
+        yield PlannedDump(target, None, None, shared, before)
+        return
+    with closing(lineage):
+        rounds = None
+        if asked is not None:
+            rounds = PreCopyResult(())
+            if workspace is not None:
+                target, rounds = pre_copy(target, lineage, asked, workspace)
+        yield PlannedDump(target, lineage, rounds, shared, before)
 
 
-def _make_result(target: DumpTarget, command: tuple[str, ...]) -> DumpResult:
+def _make_result(dump: PlannedDump, command: tuple[str, ...], warnings: tuple[Finding, ...] = ()) -> DumpResult:
+    target = dump.target
+    plan = replace(target.plan, warnings=(*target.plan.warnings, *dump.warnings, *warnings))
     stop = target.request.stop
-    return DumpResult(target.job, target.pid, target.plan, command, target.criu, stop, pre_copy=target.pre_copy)
+    return DumpResult(target.job, target.pid, plan, command, target.criu, stop, pre_copy=dump.pre_copy)
 
 
 def _dump(
-    target: DumpTarget,
+    dump: PlannedDump,
     workspace: Workspace,
     waiting: StartedCriu | None,
     on_resumed: OnResumed,
     hand_over: HandOver | None,
 ) -> DumpResult:
-    lineage = target.lineage
+    lineage, request = dump.lineage, dump.target.request
     if lineage is not None:
-        has_rounds = lineage.keeper is not None and target.pre_copy is not None and bool(target.pre_copy.rounds)
-        lineage.begin(workspace.repository, target.criu.path, lambda: workspace.staging)
+        has_rounds = lineage.keeper is not None and dump.pre_copy is not None and bool(dump.pre_copy.rounds)
+        lineage.begin(workspace.repository, dump.target.criu.path, lambda: workspace.staging)
         # The rounds may have been lost since the estimate: --abort-over holds for the freeze, not for the estimate.
-        if has_rounds and lineage.parent is None and not target.request.allows_long_freeze:
+        if has_rounds and lineage.parent is None and not request.allows_long_freeze:
             raise PreflightRefused(
                 f"the tree would be frozen for longer than estimated: the copied rounds can no longer be "
                 f"used ({lineage.summary.why_full})",
                 hint="try again, or leave out --abort-over",
             )
-    if target.request.stop:
-        return _dump_and_stop(target, workspace, waiting, hand_over)
-    return _dump_and_resume(target, workspace, waiting, on_resumed)
+    if request.stop:
+        return _dump_and_stop(dump, workspace, waiting, hand_over)
+    return _dump_and_resume(dump, workspace, waiting, on_resumed)
 
 
-def _restart_full(target: DumpTarget, error: BaseMismatch, workspace: Workspace) -> DumpTarget:
-    """Remove what the failed dump left, and examine the tree again for a full one.
+def _restart_full(dump: PlannedDump, error: BaseMismatch, workspace: Workspace) -> PlannedDump:
+    """Remove what the failed dump left, and plan a full one of the tree as it is now.
 
     Raises `error` if the freeze must not be long.
     """
-    if target.lineage is None or not target.request.allows_long_freeze:
+    if dump.lineage is None or not dump.target.request.allows_long_freeze:
         raise error
     # Without a base CRIU copies all memory: the next try cannot fail for the same reason.
-    target.lineage.restart_full(error.reason)
+    dump.lineage.restart_full(error.reason)
     # Otherwise images that the next CRIU does not write again would be stored, too.
     remove_tree(workspace.images, "images")
     workspace.images.mkdir(mode=0o700)
     # A program that replaced itself has other files, and may have another name.
-    return examine_again(target)
+    return replace(dump, target=examine_again(dump.target))
 
 
 def _dump_and_resume(
-    target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
+    dump: PlannedDump, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
 ) -> DumpResult:
     """CRIU freezes the tree, dumps it and lets it run. Then the images are stored while the tree runs."""
+    target = dump.target
     # Ask before the freeze: frozen processes cannot answer, and the freeze must be short.
-    target, answers = ask_processes(target)
-    details, began = read_details(target, answers), time.monotonic()
+    answers, unasked = ask(target.observed.tree, everyone=False)
+    details, began = read_details(dump, answers), time.monotonic()
     states: TaskStates | None = None
 
-    def read_states(tree: HeldTree) -> None:
+    def read_states(_: Hold) -> None:
         nonlocal states
-        states = tree.read_states()
+        states = read_task_states(target.pid)
         details.update(read_frozen_details(target))
 
     preparation = Preparation(workspace.repository, workspace.images)
-    with _copying_reported(target, workspace):
-        outcome = dump_held(target, workspace, waiting, preparation, read_states)
+    with _copying_reported(dump, workspace):
+        outcome = dump_held(dump, workspace, waiting, preparation, read_states)
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
     # CRIU writes its statistics when the tree has just resumed.
@@ -171,38 +208,39 @@ def _dump_and_resume(
     reported = Reported(states, find_securebits(target.observed.tree, answers))
     # The checkpoint's time is the middle of the freeze.
     freeze = Freeze(resumed - timedelta(milliseconds=frozen_ms / 2), frozen_ms, (outcome.ended - began) * 1000)
-    new = describe_checkpoint(target, outcome.log, details, freeze)
+    frozen = FrozenTree(describe_checkpoint(dump, outcome.log, details, freeze), reported)
     result = replace(
-        _make_result(target, outcome.argv),
+        _make_result(dump, outcome.argv, unasked),
         frozen_ms=frozen_ms,
-        lineage=_summarise_lineage(target, workspace),
-        pre_copy=_compare_with_budget(target.pre_copy, frozen_ms),
+        lineage=_summarise_lineage(dump, workspace),
+        pre_copy=_compare_with_budget(dump.pre_copy, frozen_ms),
     )
-    alone = target.request.asynchronous
+    new, alone = frozen.checkpoint, target.request.asynchronous
     with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
         try:
             # Storing takes longer than the freeze, and would use all cores.
             with cores_left_to(target.observed.tree.pids):
-                return replace(result, checkpoint=commit_checkpoint(target, workspace, new, reported, preparation))
+                return replace(result, checkpoint=commit_checkpoint(dump, workspace, frozen, preparation))
         except OSError as error:
             raise to_dump_error(error, "the dump", target.context) from error
 
 
 def _dump_and_stop(
-    target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None, hand_over: HandOver | None
+    dump: PlannedDump, workspace: Workspace, waiting: StartedCriu | None, hand_over: HandOver | None
 ) -> DumpResult:
     """CRIU holds the tree frozen until its checkpoint is committed, and only then ends it."""
-    target, answers = ask_processes(target)
-    parent = target.parent.checkpoint if target.parent is not None and not target.request.searches else None
+    target, request = dump.target, dump.target.request
+    answers, unasked = ask(target.observed.tree, everyone=True)
+    parent = dump.parent.checkpoint if dump.parent is not None and not request.searches else None
     preparation, began = Preparation(workspace.repository, workspace.images, parent), time.monotonic()
     made: list[Checkpoint] = []
     rehearsals: list[RehearsalResult] = []
-    if target.request.rehearse:
+    if request.rehearse:
         # The steps of a restore take long to load: not in the freeze.
         from crckpt.ops.dump.rehearse_held import rehearse_held
 
-    def commit(tree: HeldTree) -> None:
+    def commit(hold: Hold) -> None:
         # From now on the store reports its own progress.
         end_report()
         # An interruption during an import would leave a lock taken, and the thread that loads waiting for ever.
@@ -213,45 +251,35 @@ def _dump_and_stop(
         log = read_log(workspace.log)
         target.check_entered(log)
         # Read this from the frozen tree: nothing changes any more.
-        details = read_details(target, answers, is_frozen=True)
+        details = read_details(dump, answers, is_frozen=True)
         # Read these last: that a task has a state shows that it was there until now. One that is killed is not frozen.
-        reported = Reported(tree.read_states(), find_securebits(target.observed.tree, answers))
+        reported = Reported(read_task_states(target.pid), find_securebits(target.observed.tree, answers))
         if hand_over is not None:
             hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
-        new = describe_checkpoint(target, log, details, Freeze(datetime.now(UTC), spent_ms, spent_ms))
+        freeze = Freeze(datetime.now(UTC), spent_ms, spent_ms)
+        frozen = FrozenTree(describe_checkpoint(dump, log, details, freeze), reported)
 
         def check(checkpoint: Checkpoint, manifest: bytes) -> None:
-            if target.request.rehearse:
+            if request.rehearse:
                 rehearsals.append(rehearse_held(target, workspace.repository, checkpoint))
             # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
-            tree.check()
+            hold.check()
             if hand_over is not None:
                 hand_over.prepare(checkpoint, manifest)
 
         at_least = hand_over.at_least if hand_over is not None else 0
-        made.append(
-            commit_checkpoint(
-                target,
-                workspace,
-                new,
-                reported,
-                preparation,
-                at_least=at_least,
-                before=check,
-            )
-        )
+        made.append(commit_checkpoint(dump, workspace, frozen, preparation, at_least=at_least, before=check))
         if hand_over is not None:
             hand_over.decide()
 
-    with _copying_reported(target, workspace) as end_report:
-        outcome = dump_held(target, workspace, waiting, preparation, commit)
+    with _copying_reported(dump, workspace) as end_report:
+        outcome = dump_held(dump, workspace, waiting, preparation, commit)
     if hand_over is not None:
         hand_over.end()
-    result = _make_result(target, outcome.argv)
     return replace(
-        result,
+        _make_result(dump, outcome.argv, unasked),
         checkpoint=made[0],
-        lineage=_summarise_lineage(target, workspace),
+        lineage=_summarise_lineage(dump, workspace),
         rehearsal=rehearsals[0] if rehearsals else None,
     )
 
@@ -262,21 +290,20 @@ def _compare_with_budget(rounds: PreCopyResult | None, frozen_ms: float) -> PreC
     return replace(rounds, over_budget=frozen_ms > rounds.max_freeze_ms)
 
 
-def _copying_reported(target: DumpTarget, workspace: Workspace) -> AbstractContextManager[Callable[[], None]]:
+def _copying_reported(dump: PlannedDump, workspace: Workspace) -> AbstractContextManager[Callable[[], None]]:
     # After rounds `memory` is an estimate of what is left. Else how much an incremental dump copies is not known.
-    is_known = target.pre_copy is not None or target.lineage is None or target.lineage.parent is None
-    progress = target.context.copy_progress if is_known else ignore_progress
-    return copying_reported(workspace.images, target.observed.memory, progress)
+    is_known, context = dump.pre_copy is not None or dump.parent is None, dump.target.context
+    progress = context.copy_progress if is_known else ignore_progress
+    return copying_reported(workspace.images, dump.target.observed.memory, progress)
 
 
-def _summarise_lineage(target: DumpTarget, workspace: Workspace) -> LineageSummary | None:
-    if target.lineage is None:
+def _summarise_lineage(dump: PlannedDump, workspace: Workspace) -> LineageSummary | None:
+    if dump.lineage is None:
         return None
-    try:
-        return target.lineage.summary_of(read_dump_stats(workspace.stats.read_bytes()))
-    except (OSError, IntegrityError):
-        # With --stop CRIU writes them after it has ended the tree: a full disk costs these numbers, and no more.
-        return target.lineage.summary
+    # With --stop CRIU writes them after it has ended the tree: a full disk costs these numbers, and no more.
+    with suppress(OSError, IntegrityError):
+        return dump.lineage.summary_of(read_dump_stats(workspace.stats.read_bytes()))
+    return dump.lineage.summary
 
 
 def _wait_until_reaped(tree: proc.Tree) -> tuple[int, ...]:

@@ -6,19 +6,19 @@ import os
 
 from crckpt.errors import DumpFailed
 from crckpt.images.inventory import read_inventory
-from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.details import FrozenTree
 from crckpt.ops.dump.launch import Workspace
-from crckpt.ops.dump.reported import Reported, check_reported
-from crckpt.store import BeforeWrite, Checkpoint, NewCheckpoint, Preparation, ingest
+from crckpt.ops.dump.plan import PlannedDump
+from crckpt.ops.dump.reported import check_reported
+from crckpt.store import BeforeWrite, Checkpoint, Preparation, ingest
 from crckpt.store.read.details import cache_details
 from crckpt.tracking.dump_basis import CheckpointBase
 
 
 def commit_checkpoint(
-    target: DumpTarget,
+    dump: PlannedDump,
     workspace: Workspace,
-    new: NewCheckpoint,
-    reported: Reported,
+    frozen: FrozenTree,
     preparation: Preparation,
     *,
     at_least: int = 0,
@@ -26,10 +26,9 @@ def commit_checkpoint(
 ) -> Checkpoint:
     """Store the checkpoint, report it to the tree's keeper, and tag it. It exists once its manifest is written.
 
-    `reported` is what the images must agree with. `preparation` has run for the images.
-    `at_least` and `before` are for `ingest`.
+    `preparation` has run for the images. `at_least` and `before` are for `ingest`.
     """
-    context, repository, images = target.context, workspace.repository, workspace.images
+    target, repository, images = dump.target, workspace.repository, workspace.images
     if target.plan.as_user is not None:
         # CRIU wrote the images as the tree's user, and the store takes only our own files.
         for image in images.iterdir():
@@ -42,25 +41,25 @@ def commit_checkpoint(
         )
     # A newer CRIU may write another format: store nothing that could not be read again.
     read_inventory((images / "inventory.img").read_bytes())
-    check_reported(images, reported)
-    if target.parent:
-        target.parent.link_pages(images)
+    check_reported(images, frozen.reported)
+    if dump.parent:
+        dump.parent.link_pages(images)
     checkpoint = ingest(
         repository,
         images,
-        new,
-        compress=context.compress,
+        frozen.checkpoint,
+        compress=target.context.compress,
         searches=target.request.searches,
         copies=target.request.copies,
-        progress=context.progress,
+        progress=target.context.progress,
         at_least=at_least,
         before=before,
         preparation=preparation,
     )
-    cache_details(repository, checkpoint, new.details, workspace.work)
+    cache_details(repository, checkpoint, frozen.checkpoint.details, workspace.work)
     # Report it only now: until the checkpoint is durable, the next dump must count from the one before.
-    if target.lineage is not None:
-        target.lineage.commit(CheckpointBase(checkpoint.id))
+    if dump.lineage is not None:
+        dump.lineage.commit(CheckpointBase(checkpoint.id))
     if target.request.tag is not None:
         repository.tag(checkpoint.id, target.request.tag)
     return checkpoint

@@ -1,8 +1,9 @@
-"""Predict what a dump of a tree would cost, from its size and from trials on this host."""
+"""Read what a tree uses, and predict what a dump of it would cost: from its size, and from trials on this host."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -10,20 +11,15 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.errors import CrckptError, HostCannot
-from crckpt.host import machine
+from crckpt.host import machine, proc
 from crckpt.host.disk import space
+from crckpt.host.usage import ProcessUsage, read_process_usage
 from crckpt.model import DumpOptions, JobName, Statistics
-from crckpt.ops.context import Context
-from crckpt.ops.dump.examine import Examination
+from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.forecast import SpeedTrial, load_of_tree, try_speed
 from crckpt.ops.dump.growth import TrialPlace, opened_trial_place, read_sample
 from crckpt.ops.failures import to_crckpt_error
-from crckpt.preflight.dump.cost import (
-    CommitSpeed,
-    ImageFiles,
-    Prediction,
-    predict_cost,
-)
+from crckpt.preflight.dump.cost import CommitSpeed, ImageFiles, Prediction, predict_cost
 from crckpt.store import NewCheckpoint, Repository, ingest
 
 # How often each is measured.
@@ -31,6 +27,14 @@ _TIMES: Final = 2
 
 # An image of a process or thread has its number in the name.
 _OF_A_TASK: Final = re.compile(r".*-[1-9]\d*\.img")
+
+
+class UsingProcess(Struct, frozen=True):
+    """A process of the tree, and what it uses."""
+
+    pid: int
+    comm: str
+    usage: ProcessUsage
 
 
 class DumpPrediction(Struct, frozen=True):
@@ -41,11 +45,24 @@ class DumpPrediction(Struct, frozen=True):
     why_not: str = ""
 
 
-def predict(examination: Examination, context: Context) -> DumpPrediction:
+def read_tree_usage(tree: proc.Tree) -> Iterator[UsingProcess]:
+    """Read what each process of a tree uses, the root first. Processes that have ended are left out."""
+    for process in tree.processes:
+        usage = read_process_usage(process.pid)
+        # Else it is of another process, which has got the PID.
+        if usage is not None and process.identity.keeps_pid:
+            yield UsingProcess(process.pid, process.comm, usage)
+
+
+def predict(target: DumpTarget) -> DumpPrediction:
     """Predict what a dump would cost."""
     try:
-        with opened_trial_place(examination.job, context) as place:
-            found = _prediction(examination, context, place)
+        with opened_trial_place(target.job, target.context) as place:
+            tried = try_speed(target.criu.path, place.staging)
+            images = _image_files(tried)
+            sample = read_sample(target.observed)
+            commit = _commit_speed(place, tried.images, sample)
+            found = predict_cost(load_of_tree(target.observed), tried.speed, images, commit, _size(sample))
             return DumpPrediction(found, f"{place.assumes}{_assumption_on_disk(found.raw_bytes, place.staging)}")
     # A failure is returned as the reason: the dump may work all the same.
     except (CrckptError, OSError) as error:
@@ -58,15 +75,6 @@ def _assumption_on_disk(size: int, staging: Path) -> str:
     if size <= limit or space.is_in_memory(staging):
         return ""
     return f"; this assumes a fast disk: after about {limit} bytes, writers must wait for it"
-
-
-def _prediction(examination: Examination, context: Context, place: TrialPlace) -> Prediction:
-    observed = examination.observed
-    tried = try_speed(examination.criu.path, place.staging)
-    images = _image_files(tried)
-    sample = read_sample(observed)
-    commit = _commit_speed(place, tried.images, sample)
-    return predict_cost(load_of_tree(observed), tried.speed, images, commit, _size(sample))
 
 
 def _size(sample: list[bytes]) -> int:

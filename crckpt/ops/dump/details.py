@@ -6,7 +6,7 @@ import json
 from datetime import datetime
 
 from msgspec import Struct, to_builtins
-from msgspec.structs import asdict, replace
+from msgspec.structs import asdict
 
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
@@ -15,6 +15,8 @@ from crckpt.host.program.live import read_program
 from crckpt.model import Task
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.plan import PlannedDump
+from crckpt.ops.dump.reported import Reported
 from crckpt.ops.failures import preflight_refusal
 from crckpt.preflight.attribute_record import AttributeRecord
 from crckpt.preflight.dump.sockets import loses
@@ -29,20 +31,20 @@ class Freeze(Struct, frozen=True):
     dump_ms: float
 
 
-def ask_processes(target: DumpTarget) -> tuple[DumpTarget, attributes.Answers]:
-    """Ask the tree's processes for what only they know. The target, with warnings of what a restore will refuse."""
-    answers, findings = attributes.ask(target.observed.tree, everyone=target.request.stop)
-    plan = replace(target.plan, warnings=(*target.plan.warnings, *findings))
-    return replace(target, plan=plan), answers
+class FrozenTree(Struct, frozen=True):
+    """A tree as it was frozen: the checkpoint to make of it, and what its images must agree with."""
+
+    checkpoint: NewCheckpoint
+    reported: Reported
 
 
-def read_details(target: DumpTarget, answers: attributes.Answers, *, is_frozen: bool = False) -> dict[str, object]:
+def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: bool = False) -> dict[str, object]:
     """Read what CRIU's images lack, some of it secret: command lines, directories, sizes of append-only files.
 
     And the attributes of processes and threads that CRIU does not save, and which files are open. Of a tree that
     `is_frozen`, raises PreflightRefused if a socket of it holds now what the user has not agreed to lose.
     """
-    observed = target.observed
+    target, observed = dump.target, dump.target.observed
     processes = [
         # The PID is that in its own namespace, as in CRIU's images.
         {"pid": process.ns_pids[-1], "command_line": words, "directory": directory, "uids": process.uids}
@@ -72,7 +74,7 @@ def read_details(target: DumpTarget, answers: attributes.Answers, *, is_frozen: 
         "files": files.known,
         "file_owners": files.owners,
         "file_heads": files.heads,
-        "tracked_root": _identify_tracked_root(target),
+        "tracked_root": _identify_tracked_root(dump),
         **read_frozen_details(target),
     }
 
@@ -91,9 +93,9 @@ def read_frozen_details(target: DumpTarget) -> dict[str, object]:
     return {"descriptors": attributes.record_descriptors(target.observed)}
 
 
-def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object], freeze: Freeze) -> NewCheckpoint:
+def describe_checkpoint(dump: PlannedDump, log: str, details: dict[str, object], freeze: Freeze) -> NewCheckpoint:
     """Describe the checkpoint. Call it while the tree is frozen, or just after."""
-    parent = target.parent
+    target, parent = dump.target, dump.parent
     return NewCheckpoint(
         job=target.job,
         created=freeze.moment,
@@ -112,10 +114,10 @@ def describe_checkpoint(target: DumpTarget, log: str, details: dict[str, object]
     )
 
 
-def _identify_tracked_root(target: DumpTarget) -> object:
+def _identify_tracked_root(dump: PlannedDump) -> object:
     """The root of the tree of this job that was tracked last: so a later dump can say why it is full."""
-    is_tracked = target.lineage is not None and target.lineage.tracks
-    found = target.observed.tree.root.identity if is_tracked else target.tracked_before
+    is_tracked = dump.lineage is not None and dump.lineage.tracks
+    found = dump.target.observed.tree.root.identity if is_tracked else dump.tracked_before
     return None if found is None else to_builtins(found)
 
 

@@ -17,8 +17,8 @@ from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported
 from crckpt.store import is_blank
 
 if TYPE_CHECKING:
+    from crckpt.ops.dump.checkpoint import HandOver
     from crckpt.ops.dump.examine import DumpTarget
-    from crckpt.ops.dump.hand_over import HandOver
     from crckpt.ops.dump.result import DumpResult
 
 

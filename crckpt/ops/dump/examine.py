@@ -9,7 +9,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
-from crckpt.criu.command import Paths, dump_command
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc
@@ -21,40 +20,31 @@ from crckpt.host.program.program import Program
 from crckpt.host.program.unit import find_service
 from crckpt.host.target.pinned import PinnedProcess
 from crckpt.model import PAGE_SIZE, JobName
-from crckpt.ops.context import Context, pid_namespace_words, require_staging, setpriv_words
+from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.find_target import pinned_target
 from crckpt.ops.dump.forecast import is_in_memory
-from crckpt.ops.dump.lineage import Lineage, predict_lineage
-from crckpt.ops.dump.parent_images import ParentImages
+from crckpt.ops.dump.lineage import predict_lineage
 from crckpt.ops.dump.request import DumpRequest
-from crckpt.ops.dump.result import LineageSummary, PreCopyResult
 from crckpt.ops.failures import preflight_refusal
 from crckpt.ops.lazy.marks import wait_until_complete
 from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import count_deleted_bytes
-from crckpt.preflight.dump.space import FreeSpace, Growth, depends_on_growth, find_risks, find_shortages
+from crckpt.preflight.dump.space import FreeSpace, depends_on_growth, find_risks, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
 from crckpt.preflight.dump.terminals import outside_terminals
 from crckpt.store import check_name, check_note
 from crckpt.tracking.choose_tracker import count_untracked, count_written
-from crckpt.tracking.preload.library import (
-    ENTERED,
-    dump_words,
-    find_enter_refusal,
-    lets_programs_take_over,
-    restarts_calls,
-)
+from crckpt.tracking.preload.library import ENTERED, find_enter_refusal, lets_programs_take_over, restarts_calls
 
 # CRIU logs this when it dumps mounts, which it does only outside of their namespace.
 _MOUNTS_DUMPED = "Dumping mountpoints"
+_UNTESTED = "untested-kind"
 
 
 class DumpTarget(Struct, frozen=True):
-    """The tree to dump, as it was examined, and how to dump it.
+    """The tree to dump, as it was observed, and how it was judged.
 
-    `tracked_before` is the root that the job's last checkpoint names as tracked. `root` holds the root's process since
-    before that; `program` is what it runs. `lineage` is None unless the dump is to be incremental, or the base of one;
-    `pre_copy` are the rounds before it.
+    `root` holds the root's process since before that, if it is to be dumped; `program` is what it runs.
     """
 
     request: DumpRequest
@@ -63,26 +53,13 @@ class DumpTarget(Struct, frozen=True):
     job: JobName
     criu: Criu
     plan: DumpPlan
-    lineage: Lineage | None = None
-    pre_copy: PreCopyResult | None = None
     root: PinnedProcess | None = None
-    tracked_before: proc.Identity | None = None
     program: Program = Program("")
 
     @property
     def pid(self) -> int:
         """The root's PID."""
         return self.observed.tree.root.pid
-
-    @property
-    def parent(self) -> ParentImages | None:
-        """The checkpoint that the dump counts from."""
-        return self.lineage.parent if self.lineage is not None else None
-
-    @property
-    def runs_apart(self) -> bool:
-        """Whether CRIU runs as another user, or in namespaces of the tree."""
-        return bool(self.plan.enter) or self.plan.as_user is not None
 
     @property
     def root_has_ended(self) -> bool:
@@ -94,35 +71,6 @@ class DumpTarget(Struct, frozen=True):
         if self.root is not None:
             self.root.check()
 
-    def predict_lineage(self, *, wanted: bool | None) -> LineageSummary | None:
-        """Predict what a dump would count from now."""
-        root, store = self.observed.tree.root, self.context.repository
-        return predict_lineage(
-            root, self.criu.path, store, wanted=wanted, apart=self.runs_apart, before=self.tracked_before
-        )
-
-    def command(self, paths: Paths) -> tuple[str, ...]:
-        """CRIU's command line for a dump with these paths."""
-        root, enter = self.observed.tree.root, self.plan.enter
-        # A CRIU in the tree's PID namespace knows the root by the number that it has there.
-        pid = root.ns_pids[-1] if "pid" in enter else root.pid
-        words = dump_command(
-            self.criu.path,
-            pid,
-            paths,
-            self.plan.options,
-            leave_running=not self.request.stop,
-            unprivileged=self.plan.as_user is not None,
-            track=self.lineage is not None and self.lineage.tracks,
-            base=str(self.parent.directory) if self.parent else None,
-        )
-        if self.lineage is not None and self.lineage.tracks:
-            words = (*self.lineage.environment, *words)
-        else:
-            words = (*dump_words(self.criu.path, enter=pid if enter else None), *words)
-        user = setpriv_words(self.plan.as_user, self.observed.own_capabilities)
-        return (*(pid_namespace_words(root.pid) if "pid" in enter else ()), *user, *words)
-
     def check_entered(self, log: str) -> None:
         """Raise DumpFailed if CRIU was to enter the mounts of the tree and, as its `log` says, did not."""
         if self.plan.enter and (ENTERED not in log or _MOUNTS_DUMPED in log):
@@ -132,35 +80,31 @@ class DumpTarget(Struct, frozen=True):
             )
 
 
-class Examination(Struct, frozen=True):
-    """The facts that `doctor TARGET` needs: `blockers` prevent a dump; `plan` has warnings and options."""
+class Storage(Struct, frozen=True):
+    """What will be stored of a tree: `memory` bytes of it, None to measure it; and a checkpoint if it `stores`.
 
-    pid: int
-    blockers: tuple[Finding, ...]
-    plan: DumpPlan
-    observed: tree.Observed
-    job: JobName
-    criu: Criu
+    `checks`: whether it fits; `warns`: also of what may not fit.
+    """
+
+    memory: int | None = None
+    stores: bool = True
+    checks: bool = True
+    warns: bool = True
 
 
-def examine(request: DumpRequest, context: Context) -> Examination:
-    """Examine a tree, and report what prevents a dump.
+def examine(request: DumpRequest, context: Context) -> DumpTarget:
+    """Examine a tree; what prevents a dump is in its plan.
 
     Raises UsageError, TargetNotRunning, PreflightRefused, HostCannot.
     """
     with pinned_target(request, context) as (request, root):
-        target = _check_space(_observe_target(request, context, root.pid))
-    plan = target.plan
-    return Examination(target.pid, plan.blockers, plan, target.observed, target.job, target.criu)
+        return _observe_target(request, context, root.pid, Storage())
 
 
 def look_at_target(request: DumpRequest, context: Context, root: PinnedProcess) -> DumpTarget:
-    """Examine the tree below `root`; what prevents a dump is in its plan.
-
-    Raises UsageError, TargetNotRunning, HostCannot.
-    """
+    """Examine the tree below `root` once its memory is complete. Else as `examine`."""
     wait_until_complete(root.pid, context.say)
-    return replace(_check_space(_observe_target(request, context, root.pid)), root=root)
+    return _observe_target(request, context, root.pid, Storage(), root)
 
 
 def examine_target(
@@ -173,34 +117,19 @@ def examine_target(
     `memory` is how many bytes of it will be dumped, None to measure it. `stores`: also a checkpoint is stored.
     """
     wait_until_complete(root.pid, context.say)
-    target = replace(_observe_target(request, context, root.pid, memory), root=root)
-    if request.preflight or request.dry_run:
-        # The warnings of a dump are shown when it is done: then it has fitted.
-        target = _check_space(target, memory, stores=stores, warns=request.dry_run)
-        blockers = target.plan.blockers
-    else:
-        # CRIU finds the others itself, and refuses the dump.
-        blockers = tuple(found for found in target.plan.blockers if found.key in UNCONDITIONAL)
-    if blockers:
+    checks = request.preflight or request.dry_run
+    # The warnings of a dump are shown when it is done: then it has fitted.
+    storage = Storage(memory, stores, checks, warns=request.dry_run)
+    target = _observe_target(request, context, root.pid, storage, root)
+    # Without a preflight CRIU finds the others itself, and refuses the dump.
+    if blockers := tuple(found for found in target.plan.blockers if checks or found.key in UNCONDITIONAL):
         raise preflight_refusal(blockers)
-    if request.rehearse:
-        target = _plan_rehearsal(target)
+    if request.rehearse and outside_terminals(target.observed):
+        raise preflight_refusal((replace(cause("terminal-rehearsed").finding(), remedy="leave out --rehearse"),))
     # CRIU dumps some things that it cannot restore: the tree would be ended and lost.
     if request.stop and not request.force and target.plan.untested:
         raise preflight_refusal(target.plan.untested)
     return target
-
-
-def _plan_rehearsal(target: DumpTarget) -> DumpTarget:
-    """Leave out the findings that a rehearsal settles. Raises PreflightRefused if the tree cannot be rehearsed."""
-    if outside_terminals(target.observed):
-        raise preflight_refusal((replace(cause("terminal-rehearsed").finding(), remedy="leave out --rehearse"),))
-    plan = target.plan
-    untested, warnings = (
-        tuple(found for found in findings if found.key != "untested-kind")
-        for findings in (plan.untested, plan.warnings)
-    )
-    return replace(target, plan=replace(plan, untested=untested, warnings=warnings))
 
 
 def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
@@ -215,14 +144,16 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
     again = examine_target(request, target.context, target.root, memory)
     if again.observed.tree.root.identity != root.identity:
         raise TargetNotRunning(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {target.request.target}")
-    before = target.tracked_before
-    return replace(again, lineage=target.lineage, pre_copy=target.pre_copy, tracked_before=before)
+    return again
 
 
-def _observe_target(request: DumpRequest, context: Context, pid: int, memory: int | None = None) -> DumpTarget:
-    observed, job, program = _observe(request, pid, memory)
+def _observe_target(
+    request: DumpRequest, context: Context, pid: int, storage: Storage, root: PinnedProcess | None = None
+) -> DumpTarget:
+    """Observe the tree below `pid`, and judge whether it can be dumped."""
+    observed, job, program = _observe(request, pid, storage.memory)
     criu = context.criu()
-    planned = plan_dump(
+    plan = plan_dump(
         observed,
         request.tcp,
         stop=request.stop,
@@ -231,13 +162,24 @@ def _observe_target(request: DumpRequest, context: Context, pid: int, memory: in
         names={tracer: proc.title(tracer) for tracer in observed.tracers},
         restarts_calls=restarts_calls(),
     )
-    if planned.enter and (why := find_enter_refusal(criu.path)):
-        found = cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why)
-        planned = replace(planned, blockers=(*planned.blockers, found))
+    blockers, warnings, untested = list(plan.blockers), list(plan.warnings), plan.untested
+    if plan.enter and (why := find_enter_refusal(criu.path)):
+        blockers.append(cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why))
     if lets_programs_take_over(criu.version) and any(process.uids[1] for process in observed.tree.processes):
-        found = cause("criu-unsafe").finding(version=criu.version)
-        planned = replace(planned, warnings=(*planned.warnings, found))
-    return DumpTarget(request, context, observed, job, criu, planned, program=program)
+        warnings.append(cause("criu-unsafe").finding(version=criu.version))
+    if storage.checks:
+        images = storage.memory
+        if images is None:
+            images = _estimate_images(observed, criu, context, wanted=request.incremental, apart=plan.runs_apart)
+        shortages, risks = _judge_space(observed, job, context, storage, images, is_blocked=bool(blockers))
+        blockers += shortages
+        warnings += risks
+    if request.rehearse:
+        # The rehearsal shows whether these come back.
+        warnings = [found for found in warnings if found.key != _UNTESTED]
+        untested = tuple(found for found in untested if found.key != _UNTESTED)
+    plan = replace(plan, blockers=tuple(blockers), warnings=tuple(warnings), untested=untested)
+    return DumpTarget(request, context, observed, job, criu, plan, root, program)
 
 
 def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.Observed, JobName, Program]:
@@ -265,35 +207,30 @@ def _observe(request: DumpRequest, pid: int, memory: int | None) -> tuple[tree.O
         ) from error
 
 
-def _check_space(
-    target: DumpTarget, memory: int | None = None, *, stores: bool = True, warns: bool = True
-) -> DumpTarget:
-    """Add to the target's plan what does not fit; if it `warns`, also what may not fit. Else as `examine_target`."""
-    images = _estimate_images(target) if memory is None else memory
-    images += count_deleted_bytes(target.observed, is_in_memory)
-    free, plan = read_free_space(target.context), target.plan
-    is_tight = stores and not free.read_only and depends_on_growth(images, free)
+def _judge_space(
+    observed: tree.Observed, job: JobName, context: Context, storage: Storage, images: int, *, is_blocked: bool
+) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Find what does not fit, and what may not, of `images` bytes. `is_blocked`: something else prevents the dump."""
+    images += count_deleted_bytes(observed, is_in_memory)
+    free, growth = read_free_space(context), None
+    is_tight = storage.stores and not free.read_only and depends_on_growth(images, free)
     # After rounds a trial would only let the tree write more.
-    growth = _try_growth(target, images) if is_tight and memory is None and not plan.blockers else None
-    blockers = (*plan.blockers, *find_shortages(images, free, growth))
-    risks = find_risks(images, free, growth) if is_tight and warns and not blockers else ()
-    return replace(target, plan=replace(plan, blockers=blockers, warnings=(*plan.warnings, *risks)))
+    if is_tight and storage.memory is None and not is_blocked:
+        # Rarely needed and slow to import: a trial stores memory.
+        from crckpt.ops.dump.growth import try_growth
+
+        growth = try_growth(observed, job, context, images)
+    shortages = tuple(find_shortages(images, free, growth))
+    warns = is_tight and storage.warns and not (is_blocked or shortages)
+    return shortages, tuple(find_risks(images, free, growth)) if warns else ()
 
 
-def _try_growth(target: DumpTarget, images: int) -> Growth | None:
-    # Rarely needed and slow to import: a trial stores memory.
-    from crckpt.ops.dump.growth import try_growth
-
-    return try_growth(target.observed, target.job, target.context, images)
-
-
-def _estimate_images(target: DumpTarget) -> int:
+def _estimate_images(observed: tree.Observed, criu: Criu, context: Context, *, wanted: bool | None, apart: bool) -> int:
     """About how many bytes CRIU will write. Of a tracked tree: what was written since the base, and is not tracked.
 
     Not tracked are shared memory, and what each process has changed of its files' private maps.
     """
-    observed = target.observed
-    summary = target.predict_lineage(wanted=target.request.incremental)
+    summary = predict_lineage(observed.tree.root, criu.path, context.repository, wanted=wanted, apart=apart)
     # A full dump writes all memory that is in no file.
     if summary is None or not (summary.base or summary.rounds):
         return observed.memory

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-
-from msgspec import Struct
 
 from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.hold import Hold, gate
-from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.ops.dump.aftermath import raise_if_failed
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.launch import StartedCriu, Workspace, started_criu
 from crckpt.ops.dump.lineage import Lineage
+from crckpt.ops.dump.plan import PlannedDump
 from crckpt.store import Preparation
 
-
-class HeldTree(Struct, frozen=True):
-    """A tree that CRIU holds frozen at `hold`, after it has written all images, or at the gate: before most of them."""
-
-    target: DumpTarget
-    hold: Hold
-
-    def read_states(self) -> TaskStates:
-        """Read from the kernel what each task of the tree is."""
-        return read_task_states(self.target.pid)
-
-    def check(self) -> None:
-        """Raise GaveUp if CRIU no longer waits: the tree runs, or soon will."""
-        self.hold.check()
-
-
-InHold = Callable[[HeldTree], None]
-"""Called once with the frozen tree. A return lets CRIU go on. An exception has CRIU undo its work, and is raised."""
+InHold = Callable[[Hold], None]
+"""Called once while the tree is frozen. A return lets CRIU go on. CRIU undoes its work after an exception."""
 
 
 def dump_held(
-    target: DumpTarget,
+    dump: PlannedDump,
     workspace: Workspace,
     waiting: StartedCriu | None,
     preparation: Preparation,
@@ -51,13 +33,17 @@ def dump_held(
 
     Raises DumpFailed, explained, if CRIU failed.
     """
-    lineage, stop = target.lineage, target.request.stop
+    target, lineage, stop = dump.target, dump.lineage, dump.target.request.stop
+    has_base = dump.parent is not None
     if lineage is not None and lineage.tracks and not stop:
-        result = run_gated(target, target.command(workspace.paths), workspace.log, lineage, preparation, in_hold)
-        return raise_if_failed(target, result)
-    # What works next to CRIU slows it a little. With --async the user waits for the tree alone.
-    meanwhile = None if target.request.asynchronous else preparation
-    with _released_criu(target, workspace, waiting) as criu:
+        result = run_gated(target, dump.command(workspace.paths), workspace.log, lineage, preparation, in_hold)
+        return raise_if_failed(target, result, has_base=has_base)
+    with ExitStack() as stack:
+        # Whatever process has the PID when CRIU is released or started is frozen.
+        if waiting is not None:
+            target.check_root()
+            waiting.release()
+        criu = waiting or stack.enter_context(started_criu(dump.command, workspace, target.pid, stop=stop))
         last = criu.last
 
         def act() -> None:
@@ -65,9 +51,11 @@ def dump_held(
             target.check_root()
             if lineage is not None and stop:
                 lineage.report_freeze()
-            in_hold(HeldTree(target, last))
+            in_hold(last)
 
-        return raise_if_failed(target, criu.run.follow(last, act, meanwhile))
+        # What works next to CRIU slows it a little. With --async the user waits for the tree alone.
+        meanwhile = None if target.request.asynchronous else preparation
+        return raise_if_failed(target, criu.run.follow(last, act, meanwhile), has_base=has_base)
 
 
 def run_gated(
@@ -87,19 +75,6 @@ def run_gated(
         def act() -> None:
             target.check_root()
             lineage.report_freeze()
-            in_hold(HeldTree(target, hold))
+            in_hold(hold)
 
         return run_criu(command, log, hold=hold, in_hold=act, meanwhile=preparation, tree=target.pid)
-
-
-@contextmanager
-def _released_criu(target: DumpTarget, workspace: Workspace, waiting: StartedCriu | None) -> Iterator[StartedCriu]:
-    """A CRIU that freezes the tree now: the one that is `waiting`, or another."""
-    if waiting is None:
-        with started_criu(target.command, workspace, target.pid, stop=target.request.stop) as another:
-            yield another
-        return
-    # From here on, CRIU freezes whatever process has the PID.
-    target.check_root()
-    waiting.release()
-    yield waiting

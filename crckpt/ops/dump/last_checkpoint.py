@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from crckpt.errors import CrckptError
+from crckpt.host import proc
 from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.read.details import read_recent_details
+
+UNKNOWN_ROOT: Final = proc.Identity("", 0, 0)
+"""A root that was tracked, by an older version, which did not record it."""
 
 
 class LastCheckpoint(Struct, frozen=True):
@@ -18,6 +23,14 @@ class LastCheckpoint(Struct, frozen=True):
     repository: Repository
     checkpoint: Checkpoint
     details: dict[str, Any] | None
+
+    @property
+    def tracked_root(self) -> proc.Identity | None:
+        """The root of the tree of the job that was tracked last; None if the checkpoint names none."""
+        recorded = (self.details or {}).get("tracked_root")
+        if recorded is not None:
+            return msgspec.convert(recorded, proc.Identity)
+        return UNKNOWN_ROOT if self.checkpoint.statistics.inherited_pages else None
 
 
 def read_last_checkpoint(repository: Repository, job: JobName) -> LastCheckpoint | None:

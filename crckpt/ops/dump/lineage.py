@@ -15,9 +15,9 @@ from crckpt.helper.kinds import KEEPER
 from crckpt.helper.records import record_path
 from crckpt.host import proc
 from crckpt.images.stats import DumpStats
+from crckpt.ops.dump.last_checkpoint import UNKNOWN_ROOT
 from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_parent_images, make_parent_images
 from crckpt.ops.dump.result import LineageSummary
-from crckpt.ops.dump.tracked_before import why_no_tracker
 from crckpt.store import Repository
 from crckpt.tracking.dump_basis import Base, DumpBasis, RoundBase
 from crckpt.tracking.keeper.client import (
@@ -25,7 +25,7 @@ from crckpt.tracking.keeper.client import (
     KeeperSession,
     Untracked,
     find_session,
-    open_session,
+    start_session,
     was_ended,
     was_killed,
 )
@@ -35,6 +35,8 @@ from crckpt.tracking.preload.library import identity
 _NOT_WANTED: Final = "--no-incremental was given"
 _CHANGED: Final = "crckpt or CRIU has changed since the tracker was started; the next dump starts a new one"
 _AGAIN: Final = "; --incremental starts a new tracker"
+_STARTS: Final = "; the dump tries to start one"
+ENDED_ON_REQUEST: Final = "its tracker was ended (crckpt trackers --end)"
 _APART: Final = "crckpt cannot track a tree whose CRIU runs as another user or in namespaces of the tree"
 
 
@@ -91,6 +93,25 @@ class Lineage:
         self.summary = LineageSummary(keeper.tracker, keeper.sentence, why_full=why, whole=whole)
         if basis.base is not None:
             self._count_from(basis.base, basis, repository, keeper.root, place)
+
+    def predict(self, store: Callable[[], Repository], criu: Path) -> LineageSummary:
+        """Predict the summary of a dump that begins now. Nothing is begun."""
+        if self.keeper is None:
+            return self.summary
+        try:
+            keeper = self.keeper.describe()
+        except HostCannot as error:
+            return LineageSummary("", "", why_full=error.message)
+        base, why_full = keeper.counts_from, _why_incompatible(keeper, criu) or keeper.why_full
+        summary = LineageSummary(keeper.tracker, keeper.sentence, why_full=why_full)
+        if base is None or why_full:
+            return summary
+        try:
+            if isinstance(base, RoundBase):
+                return replace(summary, rounds=find_parent_images(store(), base).rounds)
+            return replace(summary, base=find_checkpoint(store(), base.id))
+        except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
+            return replace(summary, why_full=error.message)
 
     def report_freeze(self) -> None:
         """Have the keeper look at the frozen tree, before CRIU resets the bits or ends the tree."""
@@ -166,39 +187,42 @@ def _describe_missed(parent: ParentImages, basis: DumpBasis, root: int) -> Itera
 
 
 def open_lineage(
-    root: proc.Process, criu: Path, *, wanted: bool | None, apart: bool, before: proc.Identity | None = None
+    root: proc.Process,
+    criu: Path,
+    *,
+    wanted: bool | None,
+    apart: bool,
+    before: proc.Identity | None = None,
+    starts: bool = True,
 ) -> Lineage | None:
-    """The lineage of the tree below `root`; a tracker is started if `wanted`.
+    """The lineage of the tree below `root`. If it `starts`, a tracker is started if `wanted`, or if one was killed.
 
     None if `wanted` is not True and neither the tree nor `before`, the tracked root that the job's last checkpoint
     names, was tracked: else the lineage says why the dump is full. `apart`: CRIU runs as another user or in namespaces
     of the tree.
     """
-    if (summary := _why_not_tracked(root, wanted=wanted, apart=apart, before=before)) is not None:
-        return Lineage(summary)
+    was_tracked = before is not None or record_path(KEEPER, root.identity).exists() or was_ended(root)
+    if wanted is False:
+        return Lineage(LineageSummary("", "", why_full=_NOT_WANTED)) if was_tracked else None
+    if apart:
+        said = "tracker: none" if wanted else ""
+        return Lineage(LineageSummary("", said, why_full=_APART)) if wanted or was_tracked else None
     why_new = why_no_tracker(root, before)
     try:
-        keeper = open_session(root, criu, start=wanted is True, why_new=why_new)
+        if (keeper := find_session(root)) is not None:
+            return Lineage(LineageSummary("", ""), keeper)
+        killed = was_killed(root)
+        if starts and (wanted or killed):
+            keeper = start_session(root, criu, KILLED if killed else why_new)
+            return Lineage(LineageSummary("", ""), keeper)
     except Untracked as error:
         why_full = f"the tree cannot be tracked: {error.message}"
         return Lineage(LineageSummary("", f"tracker: none ({error.message})", why_full=why_full))
     except HostCannot as error:
         return Lineage(LineageSummary("", error.message, why_full=error.message))
-    if keeper is not None:
-        return Lineage(LineageSummary("", ""), keeper)
-    return Lineage(LineageSummary("", "", why_full=f"{why_new}{_AGAIN}")) if why_new else None
-
-
-def _why_not_tracked(
-    root: proc.Process, *, wanted: bool | None, apart: bool, before: proc.Identity | None
-) -> LineageSummary | None:
-    """The summary of a dump that no tracker can serve, or that does not want one; None of another."""
-    was_tracked = before is not None or record_path(KEEPER, root.identity).exists() or was_ended(root)
-    if wanted is False:
-        return LineageSummary("", "", why_full=_NOT_WANTED) if was_tracked else None
-    if apart:
-        return LineageSummary("", "tracker: none" if wanted else "", why_full=_APART) if wanted or was_tracked else None
-    return None
+    why = KILLED if killed else why_new or ("this tree has no tracker yet" if wanted else "")
+    rest = _STARTS if wanted or killed else _AGAIN
+    return Lineage(LineageSummary("", "", why_full=f"{why}{rest}")) if why else None
 
 
 def predict_lineage(
@@ -214,33 +238,27 @@ def predict_lineage(
 
     The arguments are those of `open_lineage`.
     """
-    if wanted is False or apart:
-        return _why_not_tracked(root, wanted=wanted, apart=apart, before=before)
-    try:
-        session = find_session(root)
-    except HostCannot as error:
-        return LineageSummary("", "", why_full=error.message)
-    if session is None:
-        killed = was_killed(root)
-        why = KILLED if killed else why_no_tracker(root, before) or ("this tree has no tracker yet" if wanted else "")
-        rest = "; the dump tries to start one" if wanted or killed else _AGAIN
-        return LineageSummary("", "", why_full=f"{why}{rest}") if why else None
-    try:
-        with closing(session):
-            keeper = session.describe()
-    except HostCannot as error:
-        return LineageSummary("", "", why_full=error.message)
-    why_full = _why_incompatible(keeper, criu) or keeper.why_full
-    summary = LineageSummary(keeper.tracker, keeper.sentence, why_full=why_full)
-    base = keeper.counts_from
-    if base is None or why_full:
-        return summary
-    try:
-        if isinstance(base, RoundBase):
-            return replace(summary, rounds=find_parent_images(store(), base).rounds)
-        return replace(summary, base=find_checkpoint(store(), base.id))
-    except (NoSuchCheckpoint, IntegrityError, StoreUnusable) as error:
-        return replace(summary, why_full=error.message)
+    lineage = open_lineage(root, criu, wanted=wanted, apart=apart, before=before, starts=False)
+    if lineage is None:
+        return None
+    with closing(lineage):
+        return lineage.predict(store, criu)
+
+
+def why_no_tracker(root: proc.Process, before: proc.Identity | None) -> str:
+    """Say why the tree below `root`, which no keeper tracks, has lost its tracker; empty if it never had one."""
+    if was_ended(root):
+        return ENDED_ON_REQUEST
+    if before is None:
+        return ""
+    if before == UNKNOWN_ROOT:
+        return "the last checkpoint of the job was incremental, but no tracker runs for this tree"
+    now = root.identity
+    if before.boot_id != now.boot_id:
+        return "the host was rebooted, or is another one, since the program was tracked"
+    if before == now:
+        return "its tracker has ended"
+    return "the tree was restored or started again since it was tracked"
 
 
 def _why_incompatible(keeper: Keeper, criu: Path) -> str:

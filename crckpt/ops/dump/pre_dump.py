@@ -5,8 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from msgspec.structs import replace
-
 from crckpt.errors import HostCannot, Interrupted
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.ops.context import Context, require_writable_store
@@ -52,10 +50,10 @@ def pre_dump(request: DumpRequest, context: Context) -> PreDumpResult:
 
 
 def _take_round(target: DumpTarget, repository: Repository, work: Path) -> PreDumpResult:
-    lineage = open_lineage(target.observed.tree.root, target.criu.path, wanted=True, apart=target.runs_apart)
+    lineage = open_lineage(target.observed.tree.root, target.criu.path, wanted=True, apart=target.plan.runs_apart)
     assert lineage is not None
     try:
-        result = take_round(replace(target, lineage=lineage), lineage, repository, work)
+        result = take_round(target, lineage, repository, work)
     except HostCannot as error:
         hint = f"crckpt dump {target.request.target} {target.job} makes a full checkpoint"
         raise HostCannot(f"nothing was copied: {error.message}", hint=hint) from error

@@ -1,4 +1,4 @@
-"""Copy in rounds what the running tree writes, until little is left for the freeze."""
+"""Copy in rounds what the running tree writes, until little is left for the freeze; and estimate how long that is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Final
 from crckpt.causes import cause
 from crckpt.criu.command import Paths, pre_dump_command
 from crckpt.criu.find import Criu
-from crckpt.errors import HostCannot
+from crckpt.errors import HostCannot, PreflightRefused
 from crckpt.host.proc import Tree
 from crckpt.host.process.descriptor_limit import prlimit_words, read_descriptor_limits
 from crckpt.host.process.signals import interrupts_allowed
@@ -21,17 +21,19 @@ from crckpt.model import PAGE_SIZE, criu_release
 from crckpt.ops.context import Context
 from crckpt.ops.dump.aftermath import BaseMismatch, raise_if_failed
 from crckpt.ops.dump.copy_progress import copying_reported
-from crckpt.ops.dump.examine import DumpTarget
-from crckpt.ops.dump.forecast import bytes_left
+from crckpt.ops.dump.examine import DumpTarget, examine_again
+from crckpt.ops.dump.forecast import bytes_left, forecast_freeze
 from crckpt.ops.dump.hold import run_gated
+from crckpt.ops.dump.launch import Workspace
 from crckpt.ops.dump.lineage import Lineage
 from crckpt.ops.dump.parent_images import write_page_maps
-from crckpt.ops.dump.result import RoundResult
+from crckpt.ops.dump.request import PreCopy
+from crckpt.ops.dump.result import PreCopyResult, RoundResult
 from crckpt.ops.failures import preflight_refusal
-from crckpt.store import STAGING, Preparation, Repository, handed_over
+from crckpt.store import STAGING, Preparation, Repository, handed_over, staged
 from crckpt.tracking.choose_tracker import count_untracked
 from crckpt.tracking.dump_basis import RoundBase
-from crckpt.tracking.keeper.client import ENDED, KeeperSession
+from crckpt.tracking.keeper.client import ENDED
 from crckpt.tracking.uffd_wp import UffdWp
 
 # Pages: starting CRIU once more costs more than copying them in the freeze.
@@ -42,8 +44,66 @@ _UNKNOWN: Final = (0, 0)
 # before this release takes every page for written, each time.
 _READS: Final = (4, 0)
 
+# Bytes that CRIU writes in about 30 ms. For so long the tree stands still for another round, however small (20 ms at
+# 256 MB, 40 ms at 4 GB). If no limit of the freeze is asked for, it is short enough then.
+_LITTLE: Final = 32 << 20
+
 # Of the round before: a round that copied more did not pay.
 _LESS: Final = 0.8
+
+
+def pre_copy(
+    target: DumpTarget, lineage: Lineage, asked: PreCopy, workspace: Workspace
+) -> tuple[DumpTarget, PreCopyResult]:
+    """Take the rounds that are asked for; return the target as its tree is after them, and the rounds.
+
+    Raises PreflightRefused if the estimated freeze is too long and --abort-over was given, and what `take_rounds`,
+    `forecast_freeze` and `examine_again` raise.
+    """
+    estimate_ms = _make_estimate(target, lineage, asked, workspace.staging)
+
+    def suffices(last: RoundResult) -> bool:
+        if asked.max_freeze_ms is not None:
+            return _fits(asked, estimate_ms(last))
+        return bytes_left(target.observed.tree.root, lineage.summary.tracker)[0] < _LITTLE
+
+    rounds = take_rounds(target, lineage, workspace.repository, workspace.work, asked.max_rounds, suffices)
+    is_tracked = lineage.keeper is not None and bool(rounds)
+    # Measuring the tree's memory again would take longer than everything else, and meanwhile the tree writes.
+    again = examine_again(target, _estimate_dump(target, lineage, rounds[-1]) if is_tracked else None)
+    estimated_ms = estimate_ms(rounds[-1] if lineage.keeper is not None else None)
+    # The last moment at which nothing was frozen for longer than a round.
+    if asked.abort_over and not _fits(asked, estimated_ms):
+        kept = "try again (the copied rounds are kept), or " if is_tracked else ""
+        why = "" if is_tracked else f"; no rounds were copied: {lineage.summary.why_full}"
+        raise PreflightRefused(
+            f"the tree would be frozen for about {estimated_ms:.0f} ms, over the budget of {asked.max_freeze_ms:.0f} "
+            f"ms (--max-freeze){why}",
+            hint=f"{kept}allow a longer freeze: --max-freeze TIME; without --abort-over the dump goes on all the same",
+        )
+    return again, PreCopyResult(rounds, estimated_ms, asked.max_freeze_ms)
+
+
+def _make_estimate(
+    target: DumpTarget, lineage: Lineage, asked: PreCopy, staging: Path
+) -> Callable[[RoundResult | None], float | None]:
+    """A function that estimates the freeze after a round, or of a full dump, in milliseconds; None without a limit."""
+    if asked.max_freeze_ms is None:
+        return lambda _: None
+    with staged(staging) as place:
+        forecast = forecast_freeze(target.criu.path, place, target.observed)
+    return lambda last: forecast.full_ms() if last is None else forecast.after_ms(last, lineage.summary.tracker)
+
+
+def _estimate_dump(target: DumpTarget, lineage: Lineage, last: RoundResult) -> int:
+    """Bytes that the dump will copy: what is left now, and as much again for tracked memory written until it begins."""
+    tracked, whole = bytes_left(target.observed.tree.root, lineage.summary.tracker)
+    left = tracked + last.fixed_bytes + whole
+    return min(left + tracked, max(left, target.observed.memory))
+
+
+def _fits(asked: PreCopy, estimated_ms: float | None) -> bool:
+    return estimated_ms is not None and asked.max_freeze_ms is not None and estimated_ms <= asked.max_freeze_ms
 
 
 def take_round(target: DumpTarget, lineage: Lineage, repository: Repository, work: Path) -> RoundResult:
@@ -115,7 +175,7 @@ def _take_round(target: DumpTarget, lineage: Lineage, repository: Repository, wo
     if lineage.has_lost_keeper and result.status >= 0:
         # The keeper will not report that anything counts from here.
         raise HostCannot(ENDED)
-    raise_if_failed(target, result)
+    raise_if_failed(target, result, has_base=parent is not None)
     if parent:
         parent.link_pages(images)
     write_page_maps(base)
@@ -189,15 +249,11 @@ def _make_rounds_directory(context: Context, repository: Repository, lineage: Li
         if context.staging is None:
             session.hand_over((in_store,))
             return in_store
-        return _make_staged_rounds(context.staging, in_store, session, keeper)
-
-
-def _make_staged_rounds(staging: Path, in_store: Path, session: KeeperSession, keeper: int) -> Path:
-    with handed_over(staging, keeper, outside=True) as directory:
-        # If crckpt and the keeper are killed, `gc` finds what lies outside the store by this link.
-        (in_store / STAGING).symlink_to(directory)
-        session.hand_over((in_store, directory))
-        return directory
+        with handed_over(context.staging, keeper, outside=True) as directory:
+            # If crckpt and the keeper are killed, `gc` finds what lies outside the store by this link.
+            (in_store / STAGING).symlink_to(directory)
+            session.hand_over((in_store, directory))
+            return directory
 
 
 def _count_untracked(tracker: str, tree: Tree) -> int:

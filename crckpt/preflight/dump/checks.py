@@ -36,6 +36,11 @@ class DumpPlan(Struct, frozen=True):
     losses: tuple[Finding, ...] = ()
 
     @property
+    def runs_apart(self) -> bool:
+        """Whether CRIU runs as another user, or in namespaces of the tree."""
+        return bool(self.enter) or self.as_user is not None
+
+    @property
     def is_restorable(self) -> bool:
         """Whether the checkpoint can be restored once the tree has gone on."""
         return not any(finding.key == "link-remap" for finding in self.warnings)

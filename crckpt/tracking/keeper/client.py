@@ -87,19 +87,6 @@ class KeeperSession:
         return _raise_if_refused(self._channel.ask(request, Answer, patience_s))
 
 
-def open_session(root: proc.Process, criu: Path, *, start: bool, why_new: str = "") -> KeeperSession | None:
-    """Connect to the tree's keeper. Start one if none runs and `start`, or if it was killed.
-
-    `why_new` is why a tree that was tracked before has no keeper, unless it was killed. None if the tree has no keeper.
-    Raises HostCannot, which says why the tree cannot be tracked.
-    """
-    session = find_session(root)
-    if session is not None:
-        return session
-    killed = was_killed(root)
-    return _start_keeper(root, criu, KILLED if killed else why_new) if start or killed else None
-
-
 def was_killed(root: proc.Process) -> bool:
     """Return whether the tree, which has no keeper now, had one that was killed: the next dump starts another."""
     # A keeper that ends by itself removes its socket.
@@ -166,7 +153,11 @@ def _ended_mark(root: proc.Identity) -> Path:
     return record_path(KEEPER, root, ENDED_MARK)
 
 
-def _start_keeper(root: proc.Process, criu: Path, why_new: str) -> KeeperSession:
+def start_session(root: proc.Process, criu: Path, why_new: str) -> KeeperSession:
+    """Start a keeper for the tree, which has none, and connect to it. `why_new` as in `KeeperSession`.
+
+    Raises HostCannot, which says why the tree cannot be tracked.
+    """
     helper = start_helper(KEEPER, str(root.pid), str(criu))
     # It outlives this process, and is never waited for.
     helper.child.abandon()

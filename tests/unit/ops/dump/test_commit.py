@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from dump_targets import target_of
+from dump_targets import planned
 from image_sets import described, files_of, restore_files, write_set
 from msgspec.structs import replace
 from other_user import NOBODY
@@ -19,8 +19,9 @@ from crckpt.images.fdinfo import read_directories
 from crckpt.images.pstree import read_pstree
 from crckpt.ops.context import Context
 from crckpt.ops.dump.commit import commit_checkpoint
-from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.details import FrozenTree
 from crckpt.ops.dump.launch import Workspace
+from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.reported import Reported
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.store import Checkpoint, Preparation, Repository
@@ -37,8 +38,8 @@ def workspace(repository: Repository, tmp_path: Path) -> Workspace:
 
 
 @pytest.fixture
-def target(context: Context) -> DumpTarget:
-    return target_of(context, request=DumpRequest("100", tag="good"))
+def dump(context: Context) -> PlannedDump:
+    return planned(context, request=DumpRequest("100", tag="good"))
 
 
 @pytest.fixture
@@ -48,38 +49,38 @@ def rights() -> dict[int, Rights]:
     return {tid: each for tid, each in found.items() if each is not None}
 
 
-def commit(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> Checkpoint:
-    return commit_reported(target, workspace, Reported(None if rights is None else TaskStates(rights)))
+def commit(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] | None = None) -> Checkpoint:
+    return commit_reported(dump, workspace, Reported(None if rights is None else TaskStates(rights)))
 
 
-def commit_reported(target: DumpTarget, workspace: Workspace, reported: Reported) -> Checkpoint:
-    return commit_checkpoint(target, workspace, described(), reported, Preparation(workspace.repository))
+def commit_reported(dump: PlannedDump, workspace: Workspace, reported: Reported) -> Checkpoint:
+    return commit_checkpoint(dump, workspace, FrozenTree(described(), reported), Preparation(workspace.repository))
 
 
-def refusal(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
+def refusal(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
     """Why there is no checkpoint."""
     with pytest.raises(CrckptError) as refused:
-        commit(target, workspace, rights)
+        commit(dump, workspace, rights)
     assert workspace.repository.checkpoints() == ()
     return refused.value.message
 
 
 def test_the_images_are_stored_and_tagged(
-    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights], tmp_path: Path
+    dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights], tmp_path: Path
 ) -> None:
-    checkpoint = commit(target, workspace, rights)
+    checkpoint = commit(dump, workspace, rights)
     assert workspace.repository.resolve("job:good") == checkpoint.id
     assert restore_files(workspace.repository, checkpoint, tmp_path) == files_of(workspace.images)
 
 
-def test_a_process_that_entered_a_user_namespace(target: DumpTarget, workspace: Workspace) -> None:
+def test_a_process_that_entered_a_user_namespace(dump: PlannedDump, workspace: Workspace) -> None:
     (workspace.images / "userns-13.img").touch()
-    assert "a process changed its user namespace during the dump" in refusal(target, workspace)
+    assert "a process changed its user namespace during the dump" in refusal(dump, workspace)
 
 
-def test_images_of_an_unknown_format(target: DumpTarget, workspace: Workspace) -> None:
+def test_images_of_an_unknown_format(dump: PlannedDump, workspace: Workspace) -> None:
     (workspace.images / "inventory.img").write_bytes(b"another format")
-    assert "inventory.img" in refusal(target, workspace)
+    assert "inventory.img" in refusal(dump, workspace)
 
 
 @pytest.mark.parametrize(
@@ -92,25 +93,25 @@ def test_images_of_an_unknown_format(target: DumpTarget, workspace: Workspace) -
     ],
 )
 def test_rights_that_a_thread_did_not_have(
-    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, object], what: str
+    dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, object], what: str
 ) -> None:
     had = rights | {ROOT: replace(rights[ROOT], **changes)}
-    said = refusal(target, workspace, had)
+    said = refusal(dump, workspace, had)
     assert said.startswith(f"the dump failed: task {ROOT} told CRIU that it has the rights of ")
     assert what in said
 
 
 def test_a_thread_that_was_killed_before_its_rights_were_read(
-    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]
+    dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]
 ) -> None:
     del rights[ROOT]
-    assert f"task {ROOT} was killed while it was frozen" in refusal(target, workspace, rights)
+    assert f"task {ROOT} was killed while it was frozen" in refusal(dump, workspace, rights)
 
 
 def test_a_tree_that_was_killed_before_its_rights_were_read(
-    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]
+    dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]
 ) -> None:
-    assert f"task {min(rights)} was killed while it was frozen" in refusal(target, workspace, {})
+    assert f"task {min(rights)} was killed while it was frozen" in refusal(dump, workspace, {})
 
 
 @pytest.mark.parametrize(
@@ -123,44 +124,46 @@ def test_a_tree_that_was_killed_before_its_rights_were_read(
     ],
 )
 def test_a_state_that_a_process_did_not_have(
-    target: DumpTarget, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, int], what: str
+    dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, int], what: str
 ) -> None:
     (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
     umask = read_directories(IMAGES[f"fs-{ROOT}.img"]).umask or 0
     state = ProcessState(frozenset(root.threads), root.pgid, root.sid, umask, is_dumpable=True, links={})
     forged = Reported(TaskStates(rights, {ROOT: replace(state, **changes)}))
     with pytest.raises(DumpFailed, match=f"process {ROOT} told CRIU that it has another {what} than it has"):
-        commit_reported(target, workspace, forged)
-    commit_reported(target, workspace, Reported(TaskStates(rights, {ROOT: state})))
+        commit_reported(dump, workspace, forged)
+    commit_reported(dump, workspace, Reported(TaskStates(rights, {ROOT: state})))
 
 
-def test_securebits_that_are_lost(target: DumpTarget, workspace: Workspace, rights: dict[int, Rights]) -> None:
+def test_securebits_that_are_lost(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
     """A process with the capability to change them may have done that itself."""
     poor = replace(rights[ROOT], capabilities=(0, 0, 0, rights[ROOT].capabilities[3], 0))
     reported = Reported(TaskStates(rights | {ROOT: poor}), {ROOT: 3})
     with pytest.raises(DumpFailed, match="securebits"):
-        commit_reported(target, workspace, reported)
-    commit_reported(target, workspace, Reported(TaskStates(rights), {ROOT: 3}))
+        commit_reported(dump, workspace, reported)
+    commit_reported(dump, workspace, Reported(TaskStates(rights), {ROOT: 3}))
 
 
-def test_a_check_that_fails_leaves_no_checkpoint(target: DumpTarget, workspace: Workspace) -> None:
+def test_a_check_that_fails_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspace) -> None:
     def fail(_checkpoint: Checkpoint, _manifest: bytes) -> None:
         assert workspace.repository.checkpoints() == ()
         raise DumpFailed("the tree runs again")
 
+    frozen = FrozenTree(described(), Reported())
     with pytest.raises(DumpFailed, match="runs again"):
-        commit_checkpoint(target, workspace, described(), Reported(), Preparation(workspace.repository), before=fail)
+        commit_checkpoint(dump, workspace, frozen, Preparation(workspace.repository), before=fail)
     assert workspace.repository.checkpoints() == ()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
-def test_images_that_criu_wrote_as_the_user_of_the_tree(target: DumpTarget, workspace: Workspace) -> None:
+def test_images_that_criu_wrote_as_the_user_of_the_tree(dump: PlannedDump, workspace: Workspace) -> None:
     for image in workspace.images.iterdir():
         os.chown(image, NOBODY, NOBODY)
     elsewhere = workspace.staging / "elsewhere"
     elsewhere.mkdir()
     os.chown(elsewhere, NOBODY, NOBODY)
     (workspace.images / "parent").symlink_to("../elsewhere")
-    commit(replace(target, plan=replace(target.plan, as_user=(NOBODY, NOBODY))), workspace)
+    target = replace(dump.target, plan=replace(dump.target.plan, as_user=(NOBODY, NOBODY)))
+    commit(replace(dump, target=target), workspace)
     assert {image.lstat().st_uid for image in workspace.images.iterdir()} == {0}
     assert elsewhere.stat().st_uid == NOBODY

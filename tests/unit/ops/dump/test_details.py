@@ -17,6 +17,7 @@ from small_programs import WAITS, program, read
 from crckpt.ops.context import Context
 from crckpt.ops.dump.details import Freeze, describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.request import DumpRequest
 
 FREEZE = Freeze(datetime(2026, 1, 2, tzinfo=UTC), 12.5, 100.0)
@@ -43,7 +44,7 @@ def target(context: Context, tmp_path: Path) -> Iterator[DumpTarget]:
 
 def details_of(target: DumpTarget) -> Any:
     """What is recorded, as the checkpoint has it."""
-    return json.loads(json.dumps(read_details(target, {target.pid: {}})))
+    return json.loads(json.dumps(read_details(PlannedDump(target), {target.pid: {}})))
 
 
 def closed_pipe(target: DumpTarget) -> int:
@@ -65,7 +66,7 @@ def test_the_command_line_and_the_sizes_of_logs(target: DumpTarget, tmp_path: Pa
 
 
 def test_the_checkpoint_is_described_as_it_was_asked_for(target: DumpTarget) -> None:
-    new = describe_checkpoint(target, "", {"schema": 1}, FREEZE)
+    new = describe_checkpoint(PlannedDump(target), "", {"schema": 1}, FREEZE)
     assert (new.job, new.note, new.stopped, new.config_digest) == ("job", "a note", True, "cafe")
     assert (new.created, new.frozen_ms, new.dump_ms) == (FREEZE.moment, 12.5, 100.0)
     assert (new.host.criu_version, new.host.criu_digest) == (CRIU.version, CRIU.digest)
@@ -80,6 +81,6 @@ def test_a_process_has_the_number_of_its_own_namespace(target: DumpTarget) -> No
     root = replace(target.observed.tree.root, ns_pids=(target.pid, 7))
     observed = replace(target.observed, tree=replace(target.observed.tree, root=root, processes=(root,)))
     inside = replace(target, observed=observed)
-    assert [task.pid for task in describe_checkpoint(inside, "", {}, FREEZE).tree] == [7]
+    assert [task.pid for task in describe_checkpoint(PlannedDump(inside), "", {}, FREEZE).tree] == [7]
     (process,) = details_of(inside)["processes"]
     assert process["pid"] == 7

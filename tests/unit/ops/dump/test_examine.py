@@ -19,6 +19,7 @@ from crckpt.host.target.pinned import pinned
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget, examine
 from crckpt.ops.dump.lineage import Lineage
+from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import LineageSummary
 from crckpt.tracking.preload.library import ENTERED
@@ -26,8 +27,8 @@ from crckpt.tracking.preload.library import ENTERED
 PATHS = Paths(Path("/images"), Path("/work"))
 
 
-def words(target: DumpTarget) -> tuple[str, ...]:
-    return target.command(PATHS)
+def words(target: DumpTarget, lineage: Lineage | None = None) -> tuple[str, ...]:
+    return PlannedDump(target, lineage).command(PATHS)
 
 
 @pytest.mark.parametrize("stop", [True, False])
@@ -44,17 +45,17 @@ def test_in_the_pid_namespace_of_a_tree_its_root_has_another_number(context: Con
     inside = replace(target, plan=replace(target.plan, enter=("pid", "mnt")))
     assert words(target)[words(target).index("--tree") + 1] == "100"
     assert words(inside)[words(inside).index("--tree") + 1] == "1"
-    assert inside.runs_apart
+    assert inside.plan.runs_apart
 
 
 def test_a_tracked_dump_has_the_settings_of_its_tracker(context: Context) -> None:
     lineage = Lineage(LineageSummary("", ""))
-    target = replace(target_of(context), lineage=lineage)
-    assert "--track-mem" not in words(target)
+    target = target_of(context)
+    assert "--track-mem" not in words(target, lineage)
     lineage.tracks = True
     lineage.environment = ("env", "LD_PRELOAD=/lib.so")
-    assert words(target)[:2] == ("env", "LD_PRELOAD=/lib.so")
-    assert "--track-mem" in words(target)
+    assert words(target, lineage)[:2] == ("env", "LD_PRELOAD=/lib.so")
+    assert "--track-mem" in words(target, lineage)
 
 
 def test_a_root_that_has_ended_is_noticed(context: Context) -> None:

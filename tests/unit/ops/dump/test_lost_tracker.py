@@ -11,8 +11,7 @@ import pytest
 from crckpt.helper.kinds import KEEPER
 from crckpt.helper.records import record_path
 from crckpt.host import proc
-from crckpt.ops.dump.lineage import open_lineage, predict_lineage
-from crckpt.ops.dump.tracked_before import ENDED_ON_REQUEST, why_no_tracker
+from crckpt.ops.dump.lineage import ENDED_ON_REQUEST, open_lineage, predict_lineage, why_no_tracker
 from crckpt.tracking.keeper.client import keepers, mark_ended, was_ended
 from crckpt.tracking.keeper.protocol import ENDED_MARK
 

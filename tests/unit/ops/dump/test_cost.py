@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 
-from dump_targets import CRIU, observe_live, target_of
 from msgspec.structs import replace
 from small_programs import WAITS, program, read
 
 from crckpt.host import proc
-from crckpt.ops.context import Context
-from crckpt.ops.dump.examine import Examination
-from crckpt.ops.dump.tree_usage import read_tree_usage
+from crckpt.ops.dump.cost import read_tree_usage
 
 MIB = 1 << 20
 FAMILY = """
@@ -26,14 +23,9 @@ sys.stdin.read()
 """
 
 
-def examined(context: Context, root: proc.Process) -> Examination:
-    target = target_of(context, observe_live(root))
-    return Examination(target.pid, (), target.plan, target.observed, target.job, CRIU)
-
-
-def test_each_process_with_what_it_uses(context: Context) -> None:
+def test_each_process_with_what_it_uses() -> None:
     with program(FAMILY) as process:
-        found = read_tree_usage(examined(context, read(process.pid)))
+        found = tuple(read_tree_usage(proc.read_tree(read(process.pid))))
         (child,) = proc.children(process.pid)
         assert [each.pid for each in found] == [process.pid, child]
         assert found[0].usage.memory_bytes > 64 * MIB > found[1].usage.memory_bytes
@@ -41,12 +33,10 @@ def test_each_process_with_what_it_uses(context: Context) -> None:
         os.kill(child, 9)
 
 
-def test_a_process_that_has_ended_is_left_out(context: Context) -> None:
+def test_a_process_that_has_ended_is_left_out() -> None:
     with program(WAITS) as process:
-        before = examined(context, read(process.pid))
+        tree = proc.read_tree(read(process.pid))
         # Another process has got its PID.
-        tree = before.observed.tree
         other = replace(tree.root, start=tree.root.start + 1)
-        observed = replace(before.observed, tree=proc.Tree(other, (other,)))
-        assert read_tree_usage(replace(before, observed=observed)) == ()
-    assert read_tree_usage(before) == ()
+        assert tuple(read_tree_usage(proc.Tree(other, (other,)))) == ()
+    assert tuple(read_tree_usage(tree)) == ()
