@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Annotated, Final
+from typing import Final
 
 import typer
 
@@ -22,21 +22,17 @@ _KILLED: Final = 128 + signal.SIGKILL
 
 
 def attach(
-    terminal: Annotated[
-        str | None,
-        typer.Argument(
-            help="The program: the job or the id of the checkpoint that it was restored from, or its PID.",
-            metavar="JOB",
-            show_default="the only one",
-        ),
-    ] = None,
-    detach_key: Annotated[
-        str, typer.Option("--detach-key", metavar="KEY", help="The key that detaches: ^ and a letter or ], or `none`.")
-    ] = "^]",
-    list_them: Annotated[
-        bool, typer.Option("--list", help="List the programs with such a terminal; attach to none.")
-    ] = False,
-    as_json: options.AsJson = False,
+    terminal: str | None = options.argument(
+        "JOB",
+        "The program: the job or the id of the checkpoint that it was restored from, or its PID.",
+        default=None,
+        shown="the only one",
+    ),
+    detach_key: str = options.option(
+        "--detach-key KEY", "The key that detaches: ^ and a letter or ], or `none`.", default="^]"
+    ),
+    list_them: bool = options.flag("--list", "List the programs with such a terminal; attach to none."),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Connect your terminal to that of a program that was restored with `crckpt restore --tty new`.
 

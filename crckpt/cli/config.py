@@ -39,12 +39,12 @@ class Setting(Struct, frozen=True):
 
 def config(
     context: typer.Context,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    staging: options.Staging = None,
-    compress: options.Compress = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    staging: Path | None = options.STAGING,
+    compress: int | None = options.COMPRESS,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Show the settings that are in force, and where each comes from.
 

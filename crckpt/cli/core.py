@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
@@ -19,17 +17,13 @@ if TYPE_CHECKING:
 
 
 def core(
-    ref: options.Ref,
-    pid: Annotated[
-        int | None, typer.Argument(help="A process of the checkpoint.", metavar="PID", show_default="the root")
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write.", metavar="FILE", show_default="core.PID")
-    ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    ref: str = options.REF,
+    pid: int | None = options.argument("PID", "A process of the checkpoint.", default=None, shown="the root"),
+    output: Path | None = options.option("--output -o FILE", "The file to write.", shown="core.PID"),
+    force: bool = options.flag("--force", "Replace the file if it exists."),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Write a process of a checkpoint as an ELF core file, which gdb opens. Nothing is restored.
 

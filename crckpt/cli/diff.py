@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crckpt.cli import options
 from crckpt.cli.format import align, count, size, title
@@ -20,11 +19,11 @@ _COUNTS = ("changed", "new", "gone")
 
 
 def diff(
-    first: Annotated[str, typer.Argument(help="The first checkpoint: JOB~1, or any other REF.", metavar="A")],
-    second: Annotated[str, typer.Argument(help="The second one: JOB, or any other REF.", metavar="B")],
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    first: str = options.argument("A", "The first checkpoint: JOB~1, or any other REF."),
+    second: str = options.argument("B", "The second one: JOB, or any other REF."),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Show what differs between two checkpoints: processes, threads, files, sockets, and pages of each memory map.
 

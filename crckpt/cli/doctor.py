@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import typer
 
@@ -44,21 +45,19 @@ _STATES: Final = {
 
 
 def doctor(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="A tree to check: PID, pidfile:PATH, unit:NAME or cgroup:PATH, or a job that runs.",
-            metavar="TARGET",
-            show_default="this host",
-        ),
-    ] = None,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
-    fix: Annotated[bool, typer.Option("--fix", help="Fix what can be fixed safely, after asking.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="With --fix: do not ask.")] = False,
-    everything: Annotated[bool, typer.Option("--all", help="Also show what is fine.")] = False,
-    as_json: options.AsJson = False,
+    target: str | None = options.argument(
+        "TARGET",
+        "A tree to check: PID, pidfile:PATH, unit:NAME or cgroup:PATH, or a job that runs.",
+        default=None,
+        shown="this host",
+    ),
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
+    fix: bool = options.flag("--fix", "Fix what can be fixed safely, after asking."),
+    yes: bool = options.flag("--yes", "With --fix: do not ask."),
+    everything: bool = options.flag("--all", "Also show what is fine."),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Check whether this host can make checkpoints, what limits it, and which command fixes that.
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-import typer
 from msgspec.structs import replace
 
 from crckpt.cli import options
@@ -28,116 +28,78 @@ _MOST_ROUNDS: Final = 8
 
 
 def dump(
-    target: options.Target,
-    job: options.Job = None,
-    stop: Annotated[bool, typer.Option("--stop", help="End the tree, after its checkpoint is safe on disk.")] = False,
-    rehearse: Annotated[
-        bool,
-        typer.Option(
-            "--rehearse",
-            help="With --stop: first restore the checkpoint in isolation; if that fails, the tree runs on.",
-        ),
-    ] = False,
-    force: Annotated[
-        bool,
-        typer.Option(
-            "--force",
-            help="With --stop: end the tree even if its restore is untested, or needs --allow-weaker. You may lose it.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    tcp: Annotated[
-        options.TcpConnections | None,
-        typer.Option(
-            "--tcp",
-            help="Established TCP connections: **keep** them (they go on after the restore; with --stop, a firewall "
-            "rule blocks them until you restore or remove the checkpoint) or **close** them.",
-            metavar="keep|close",
-            show_default="refuse if there are any",
-        ),
-    ] = None,
-    skip_in_flight: Annotated[
-        bool,
-        typer.Option(
-            "--skip-in-flight",
-            help="Leave out TCP connections that the program has not accepted yet. They are gone after a restore; "
-            "with --stop the other side gets a reset.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    tag: Annotated[
-        str | None, typer.Option("--tag", metavar="TAG", help="Give the checkpoint a tag: JOB:TAG then names it.")
-    ] = None,
-    note: Annotated[
-        str | None, typer.Option("--note", metavar="TEXT", help="A line of text to remember it by.")
-    ] = None,
-    compress: options.Compress = None,
-    asynchronous: Annotated[
-        bool,
-        typer.Option(
-            "--async",
-            help="Return as soon as the tree runs on; `crckpt list` shows when the checkpoint is safe on disk.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    incremental: Annotated[
-        bool | None,
-        typer.Option(
-            "--incremental/--no-incremental",
-            help="Copy only what was written since the last checkpoint: the freeze is shorter. The first such dump is "
-            "full, and starts a tracker.",
-            show_default="yes if the tree is tracked, see crckpt trackers",
-            rich_help_panel=INCREMENTAL,
-        ),
-    ] = None,
-    pre_copy: Annotated[
-        bool,
-        typer.Option(
-            "--pre-copy",
-            help="Copy memory in rounds while the tree runs; then freeze it only for what was written during the last "
-            "round.",
-            rich_help_panel=INCREMENTAL,
-        ),
-    ] = False,
-    max_freeze: Annotated[
-        str | None,
-        typer.Option(
-            "--max-freeze",
-            help="With --pre-copy: the longest freeze that you want, the budget (100ms, 0.5s). Rounds repeat until the "
-            "estimated freeze is within it. If that fails, the dump goes on, and says so.",
-            show_default="until little is left",
-            metavar="TIME",
-            rich_help_panel=INCREMENTAL,
-        ),
-    ] = None,
-    max_rounds: Annotated[
-        int | None,
-        typer.Option(
-            "--max-rounds",
-            min=1,
-            help="With --pre-copy: copy this many rounds at most, then freeze the tree.",
-            metavar="N",
-            show_default=str(_MOST_ROUNDS),
-            rich_help_panel=INCREMENTAL,
-        ),
-    ] = None,
-    abort_over: Annotated[
-        bool,
-        typer.Option(
-            "--abort-over",
-            help="With --max-freeze: freeze nothing and make no checkpoint if the estimated freeze is over the budget.",
-            rich_help_panel=INCREMENTAL,
-        ),
-    ] = False,
-    staging: options.Staging = None,
-    no_preflight: options.NoPreflight = False,
-    other_program: options.OtherProgram = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and show what would be done; do nothing.")] = False,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
-    verbose: options.Verbose = False,
-    as_json: options.AsJson = False,
+    target: str = options.TARGET,
+    job: str | None = options.JOB,
+    stop: bool = options.flag("--stop", "End the tree, after its checkpoint is safe on disk."),
+    rehearse: bool = options.flag(
+        "--rehearse", "With --stop: first restore the checkpoint in isolation; if that fails, the tree runs on."
+    ),
+    force: bool = options.flag(
+        "--force",
+        "With --stop: end the tree even if its restore is untested, or needs --allow-weaker. You may lose it.",
+        ADVANCED,
+    ),
+    tcp: options.TcpConnections | None = options.option(
+        "--tcp keep|close",
+        "Established TCP connections: **keep** them (they go on after the restore; with --stop, a firewall rule "
+        "blocks them until you restore or remove the checkpoint) or **close** them.",
+        shown="refuse if there are any",
+    ),
+    skip_in_flight: bool = options.flag(
+        "--skip-in-flight",
+        "Leave out TCP connections that the program has not accepted yet. They are gone after a restore; with --stop "
+        "the other side gets a reset.",
+        ADVANCED,
+    ),
+    tag: str | None = options.option("--tag TAG", "Give the checkpoint a tag: JOB:TAG then names it."),
+    note: str | None = options.option("--note TEXT", "A line of text to remember it by."),
+    compress: int | None = options.COMPRESS,
+    asynchronous: bool = options.flag(
+        "--async",
+        "Return as soon as the tree runs on; `crckpt list` shows when the checkpoint is safe on disk.",
+        ADVANCED,
+    ),
+    incremental: bool | None = options.flag(
+        "--incremental/--no-incremental",
+        "Copy only what was written since the last checkpoint: the freeze is shorter. The first such dump is full, "
+        "and starts a tracker.",
+        INCREMENTAL,
+        default=None,
+        shown="yes if the tree is tracked, see crckpt trackers",
+    ),
+    pre_copy: bool = options.flag(
+        "--pre-copy",
+        "Copy memory in rounds while the tree runs; then freeze it only for what was written during the last round.",
+        INCREMENTAL,
+    ),
+    max_freeze: str | None = options.option(
+        "--max-freeze TIME",
+        "With --pre-copy: the longest freeze that you want, the budget (100ms, 0.5s). Rounds repeat until the "
+        "estimated freeze is within it. If that fails, the dump goes on, and says so.",
+        INCREMENTAL,
+        shown="until little is left",
+    ),
+    max_rounds: int | None = options.option(
+        "--max-rounds N",
+        "With --pre-copy: copy this many rounds at most, then freeze the tree.",
+        INCREMENTAL,
+        min=1,
+        shown=str(_MOST_ROUNDS),
+    ),
+    abort_over: bool = options.flag(
+        "--abort-over",
+        "With --max-freeze: freeze nothing and make no checkpoint if the estimated freeze is over the budget.",
+        INCREMENTAL,
+    ),
+    staging: Path | None = options.STAGING,
+    no_preflight: bool = options.NO_PREFLIGHT,
+    other_program: bool = options.OTHER_PROGRAM,
+    dry_run: bool = options.flag("--dry-run", "Check, and show what would be done; do nothing."),
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
+    verbose: bool = options.VERBOSE,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Checkpoint a running process and all its descendants.
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from crckpt.cli import options
 from crckpt.cli.output import Output, emit
@@ -16,9 +13,9 @@ from crckpt.ops.inspect.explain import explain as perform
 
 
 def explain(
-    log: Annotated[Path, typer.Argument(help="A log of criu dump or criu restore, or - for stdin.", metavar="LOG")],
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show CRIU's own lines too.")] = False,
-    as_json: options.AsJson = False,
+    log: Path = options.argument("LOG", "A log of criu dump or criu restore, or - for stdin."),
+    verbose: bool = options.flag("--verbose -v", "Show CRIU's own lines too."),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Explain from CRIU's log why it failed, and what to do about it. Exits with 4 if crckpt does not know the failure.
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import short_id
@@ -17,11 +14,11 @@ from crckpt.ops.export import export as perform
 
 
 def export(
-    ref: options.Ref,
-    directory: Annotated[Path, typer.Argument(help="Where to write; must be empty or not exist.", metavar="DIR")],
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    ref: str = options.REF,
+    directory: Path = options.argument("DIR", "Where to write; must be empty or not exist."),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Write a checkpoint as plain CRIU images, which `criu restore -D DIR` restores. For a stream, run tar on DIR."""
     if str(directory) == "-":

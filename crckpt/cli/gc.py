@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Final
 
-import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
@@ -16,10 +16,10 @@ _CACHE: Final = "cache/"
 
 
 def gc(
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show how much would be removed; remove nothing.")] = False,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    dry_run: bool = options.flag("--dry-run", "Show how much would be removed; remove nothing."),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Free space: remove data that no checkpoint uses, and leftovers of interrupted dumps."""
     result = perform(options.make_context(store, config=config), dry_run=dry_run)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
@@ -15,14 +12,12 @@ from crckpt.ops.import_images import import_images as perform
 
 
 def import_images(
-    directory: Annotated[Path, typer.Argument(help="A directory of CRIU images.", metavar="DIR")],
-    job: Annotated[str, typer.Argument(help="The job that gets the checkpoint.", metavar="JOB")],
-    note: Annotated[
-        str | None, typer.Option("--note", metavar="TEXT", help="A line of text to remember it by.")
-    ] = None,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    directory: Path = options.argument("DIR", "A directory of CRIU images."),
+    job: str = options.argument("JOB", "The job that gets the checkpoint."),
+    note: str | None = options.option("--note TEXT", "A line of text to remember it by."),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Store images that `criu dump` wrote, as the newest checkpoint of JOB. DIR is not changed."""
     with progress_bar("storing", as_json=as_json) as progress:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from crckpt.cli import options
 from crckpt.cli.help import ADVANCED, WHERE
@@ -16,45 +13,23 @@ from crckpt.criu.install.prefix import default_prefix
 
 
 def install_criu(
-    prefix: Annotated[
-        Path | None,
-        typer.Option(
-            "--prefix",
-            metavar="DIR",
-            help="Where CRIU is installed.",
-            show_default="/usr/local/lib/crckpt/criu; unless you are root, ~/.local/share/crckpt-criu",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    mirror: Annotated[
-        str | None,
-        typer.Option(
-            "--mirror",
-            metavar="URL",
-            help="A Debian mirror.",
-            show_default="the one that apt uses",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    build: Annotated[
-        bool,
-        typer.Option(
-            "--build",
-            help="If nothing else works, install compilers and build CRIU from source.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    candidates: Annotated[
-        str | None,
-        typer.Option(
-            "--try",
-            metavar="NAME,...",
-            help="Try only these, in this order: path, prefix, sid, testing, stable, build.",
-            show_default="all but build",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
+    prefix: Path | None = options.option(
+        "--prefix DIR",
+        "Where CRIU is installed.",
+        WHERE,
+        shown="/usr/local/lib/crckpt/criu; unless you are root, ~/.local/share/crckpt-criu",
+    ),
+    mirror: str | None = options.option("--mirror URL", "A Debian mirror.", WHERE, shown="the one that apt uses"),
+    build: bool = options.flag(
+        "--build", "If nothing else works, install compilers and build CRIU from source.", ADVANCED
+    ),
+    candidates: str | None = options.option(
+        "--try NAME,...",
+        "Try only these, in this order: path, prefix, sid, testing, stable, build.",
+        ADVANCED,
+        shown="all but build",
+    ),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Find a CRIU that works on this kernel, or download one from Debian.
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Annotated, Final
+from pathlib import Path
+from typing import Final
 
-import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
@@ -28,10 +28,10 @@ _MINUTES: Final = len("2026-11-25 22:49")
 
 
 def list_checkpoints(
-    job: Annotated[str | None, typer.Argument(help="List this job only.", metavar="JOB", show_default="all")] = None,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    job: str | None = options.argument("JOB", "List this job only.", default=None, shown="all"),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """List checkpoints, oldest first: when each was made, how long its tree was frozen, how many bytes it added.
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated, Final, Literal
-
-import typer
+from typing import Final, Literal
 
 from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
@@ -28,199 +26,107 @@ class Terminal(enum.StrEnum):
 
 
 def migrate(
-    target: Annotated[
-        str | None,
-        typer.Argument(
-            help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs.", metavar="TARGET"
-        ),
-    ] = None,
-    host: Annotated[
-        str | None,
-        typer.Argument(help="The other host, as for ssh: [USER@]HOST, or ssh://[USER@]HOST:PORT.", metavar="HOST"),
-    ] = None,
-    job: options.Job = None,
-    everything: migrate_all.Everything = False,
-    at_once: migrate_all.AtOnce = None,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Check both hosts, show what would be sent, move nothing."),
-    ] = False,
-    send_files: Annotated[
-        bool,
-        typer.Option(
-            "--send-files",
-            help="Send files that the program only reads or runs, and its logs, if the other host lacks them.",
-        ),
-    ] = False,
-    tcp: Annotated[
-        options.TcpConnections | None,
-        typer.Option(
-            "--tcp",
-            help="Established TCP connections: **keep** them (their address must move too) or **close** them.",
-            metavar="keep|close",
-            show_default="refuse if there are any",
-            rich_help_panel=CONNECTIONS,
-        ),
-    ] = None,
-    move_ip: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--move-ip",
-            help="Move this address too (10.0.0.7/24@eth0, or @eth0:ens3 if that is its name there). Can be repeated.",
-            metavar="ADDR",
-            rich_help_panel=CONNECTIONS,
-        ),
-    ] = None,
-    before_freeze: Annotated[
-        str,
-        typer.Option(
-            "--before-freeze",
-            help="Run this shell command before the last freeze (to drain the program).",
-            metavar="CMD",
-            show_default=False,
-            rich_help_panel=CONNECTIONS,
-        ),
-    ] = "",
-    address_hook: Annotated[
-        str,
-        typer.Option(
-            "--address-hook",
-            help="Run this shell command to move the address by other means (a load balancer, a cloud).",
-            metavar="CMD",
-            show_default=False,
-            rich_help_panel=CONNECTIONS,
-        ),
-    ] = "",
-    tty: Annotated[
-        Terminal | None,
-        typer.Option(
-            "--tty",
-            metavar="new|null",
-            help="What the program gets there instead of its terminal here. **new**: a new terminal, to which "
-            "`crckpt attach` connects yours. **null**: nothing; its output is lost, its input is empty.",
-            show_default="refuse if it needs one",
-        ),
-    ] = None,
-    max_downtime: Annotated[
-        str | None,
-        typer.Option(
-            "--max-downtime",
-            help="The longest downtime that you want (300ms, 2s). If rounds cannot reach it, the program is moved "
-            "anyway.",
-            show_default="until little is left",
-            metavar="TIME",
-            rich_help_panel=DOWNTIME,
-        ),
-    ] = None,
-    max_rounds: Annotated[
-        int,
-        typer.Option(
-            "--max-rounds",
-            min=1,
-            help="Copy memory in at most this many rounds.",
-            metavar="N",
-            rich_help_panel=DOWNTIME,
-        ),
-    ] = _MOST_ROUNDS,
-    abort_over: Annotated[
-        bool,
-        typer.Option(
-            "--abort-over",
-            help="With --max-downtime: in that case, do not move it.",
-            rich_help_panel=DOWNTIME,
-        ),
-    ] = False,
-    lazy: Annotated[
-        bool,
-        typer.Option(
-            "--lazy",
-            help="Start the program there before its memory is sent (post-copy). If the connection is lost then, it "
-            "ends.",
-            rich_help_panel=DOWNTIME,
-        ),
-    ] = False,
-    local_lazy: Annotated[
-        bool,
-        typer.Option(
-            "--local-lazy",
-            help="Start the program there before its memory is filled from the store there.",
-            rich_help_panel=DOWNTIME,
-        ),
-    ] = False,
-    bandwidth: Annotated[
-        str | None,
-        typer.Option(
-            "--bandwidth",
-            help="Send at most this many bytes per second (800K, 50M).",
-            metavar="SPEED",
-            rich_help_panel=DOWNTIME,
-        ),
-    ] = None,
-    bandwidth_clock: Annotated[
-        Path | None,
-        typer.Option(
-            "--bandwidth-clock", help="Share --bandwidth with other moves (`--all`).", metavar="FILE", hidden=True
-        ),
-    ] = None,
-    list_moves: Annotated[
-        bool,
-        typer.Option(
-            "--list",
-            help="List moves: where each program is, what to type next.",
-            rich_help_panel=UNFINISHED,
-        ),
-    ] = False,
-    resume: Annotated[
-        str | None,
-        typer.Option(
-            "--resume",
-            help="Finish the interrupted move with this id. On the wrong host, crckpt names the right one.",
-            metavar="MOVE",
-            rich_help_panel=UNFINISHED,
-        ),
-    ] = None,
-    source_is_gone: Annotated[
-        bool,
-        typer.Option(
-            "--source-is-gone",
-            help="With --resume, on the destination: the source will never run again. If it does, the program "
-            "could run twice.",
-            rich_help_panel=UNFINISHED,
-        ),
-    ] = False,
-    remote_crckpt: Annotated[
-        str,
-        typer.Option(
-            "--remote-crckpt",
-            help="The command that runs crckpt on the other host: a path, or 'sudo crckpt'.",
-            metavar="CMD",
-            rich_help_panel=WHERE,
-        ),
-    ] = "crckpt",
-    remote_store: Annotated[
-        str | None,
-        typer.Option(
-            "--remote-store",
-            help="The store on the other host.",
-            metavar="DIR",
-            show_default="that of crckpt there",
-            rich_help_panel=WHERE,
-        ),
-    ] = None,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
-    allow_weaker: Annotated[
-        bool,
-        typer.Option(
-            "--allow-weaker",
-            help="Move the program even if it will be less protected there than here.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    no_preflight: options.NoPreflight = False,
-    other_program: options.OtherProgram = False,
-    as_json: options.AsJson = False,
+    target: str | None = options.argument(
+        "TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs.", default=None
+    ),
+    host: str | None = options.argument(
+        "HOST", "The other host, as for ssh: [USER@]HOST, or ssh://[USER@]HOST:PORT.", default=None
+    ),
+    job: str | None = options.JOB,
+    everything: bool = options.flag(
+        "--all", "Empty this host: move all jobs that run here, the largest first. Leave out TARGET and JOB."
+    ),
+    at_once: int | None = options.option(
+        "--at-once N", "With --all: move this many at a time; they share --bandwidth.", min=1, max=64, shown="2"
+    ),
+    check: bool = options.flag("--check", "Check both hosts, show what would be sent, move nothing."),
+    send_files: bool = options.flag(
+        "--send-files", "Send files that the program only reads or runs, and its logs, if the other host lacks them."
+    ),
+    tcp: options.TcpConnections | None = options.option(
+        "--tcp keep|close",
+        "Established TCP connections: **keep** them (their address must move too) or **close** them.",
+        CONNECTIONS,
+        shown="refuse if there are any",
+    ),
+    move_ip: list[str] | None = options.option(
+        "--move-ip ADDR",
+        "Move this address too (10.0.0.7/24@eth0, or @eth0:ens3 if that is its name there). Can be repeated.",
+        CONNECTIONS,
+    ),
+    before_freeze: str = options.option(
+        "--before-freeze CMD",
+        "Run this shell command before the last freeze (to drain the program).",
+        CONNECTIONS,
+        default="",
+        shown=False,
+    ),
+    address_hook: str = options.option(
+        "--address-hook CMD",
+        "Run this shell command to move the address by other means (a load balancer, a cloud).",
+        CONNECTIONS,
+        default="",
+        shown=False,
+    ),
+    tty: Terminal | None = options.option(
+        "--tty new|null",
+        "What the program gets there instead of its terminal here. **new**: a new terminal, to which `crckpt attach` "
+        "connects yours. **null**: nothing; its output is lost, its input is empty.",
+        shown="refuse if it needs one",
+    ),
+    max_downtime: str | None = options.option(
+        "--max-downtime TIME",
+        "The longest downtime that you want (300ms, 2s). If rounds cannot reach it, the program is moved anyway.",
+        DOWNTIME,
+        shown="until little is left",
+    ),
+    max_rounds: int = options.option(
+        "--max-rounds N", "Copy memory in at most this many rounds.", DOWNTIME, default=_MOST_ROUNDS, min=1
+    ),
+    abort_over: bool = options.flag("--abort-over", "With --max-downtime: in that case, do not move it.", DOWNTIME),
+    lazy: bool = options.flag(
+        "--lazy",
+        "Start the program there before its memory is sent (post-copy). If the connection is lost then, it ends.",
+        DOWNTIME,
+    ),
+    local_lazy: bool = options.flag(
+        "--local-lazy", "Start the program there before its memory is filled from the store there.", DOWNTIME
+    ),
+    bandwidth: str | None = options.option(
+        "--bandwidth SPEED", "Send at most this many bytes per second (800K, 50M).", DOWNTIME
+    ),
+    bandwidth_clock: Path | None = options.option(
+        "--bandwidth-clock FILE", "Share --bandwidth with other moves (`--all`).", hidden=True
+    ),
+    list_moves: bool = options.flag("--list", "List moves: where each program is, what to type next.", UNFINISHED),
+    resume: str | None = options.option(
+        "--resume MOVE",
+        "Finish the interrupted move with this id. On the wrong host, crckpt names the right one.",
+        UNFINISHED,
+    ),
+    source_is_gone: bool = options.flag(
+        "--source-is-gone",
+        "With --resume, on the destination: the source will never run again. If it does, the program could run twice.",
+        UNFINISHED,
+    ),
+    remote_crckpt: str = options.option(
+        "--remote-crckpt CMD",
+        "The command that runs crckpt on the other host: a path, or 'sudo crckpt'.",
+        WHERE,
+        default="crckpt",
+    ),
+    remote_store: str | None = options.option(
+        "--remote-store DIR", "The store on the other host.", WHERE, shown="that of crckpt there"
+    ),
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
+    allow_weaker: bool = options.flag(
+        "--allow-weaker", "Move the program even if it will be less protected there than here.", ADVANCED
+    ),
+    no_preflight: bool = options.NO_PREFLIGHT,
+    other_program: bool = options.OTHER_PROGRAM,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Move a running process and all its descendants to another host, over ssh.
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Final
 
-import typer
 from msgspec.structs import replace
 
 from crckpt.cli.format import count, duration, size
@@ -19,25 +18,6 @@ if TYPE_CHECKING:
     from crckpt.migrate.drain.running_jobs import RunningJob
     from crckpt.migrate.request import MigrateRequest
     from crckpt.ops.context import Context
-
-Everything = Annotated[
-    bool,
-    typer.Option(
-        "--all",
-        help="Empty this host: move all jobs that run here, the largest first. Leave out TARGET and JOB.",
-    ),
-]
-AtOnce = Annotated[
-    int | None,
-    typer.Option(
-        "--at-once",
-        min=1,
-        max=64,
-        help="With --all: move this many at a time; they share --bandwidth.",
-        metavar="N",
-        show_default="2",
-    ),
-]
 
 _AT_ONCE: Final = 2
 _EXAMPLE: Final = "for example: crckpt migrate --all root@node2"

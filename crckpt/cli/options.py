@@ -6,11 +6,11 @@ import enum
 import os
 import re
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Any, Final
 
 import typer
 
-from crckpt.cli.help import ADVANCED, WHERE
+from crckpt.cli.help import ADVANCED, COMMON, WHERE
 from crckpt.cli.output import print_progress
 from crckpt.config import COMPRESS_LEVELS, Config, parse
 from crckpt.errors import HostCannot, IntegrityError, UsageError, error_text
@@ -19,112 +19,85 @@ from crckpt.host.disk.files import user_directory
 from crckpt.host.process.typed_command import advise_sudo
 from crckpt.ops.context import Context, Progress, ignore_progress
 
-Store = Annotated[
-    Path | None,
-    typer.Option(
-        "--store",
-        envvar="CRCKPT_STORE",
-        # Else the parser refuses a directory that we may not read, before crckpt can say what to do.
-        readable=False,
-        help="Where checkpoints are kept.",
-        metavar="DIR",
-        show_default="/var/lib/crckpt; unless you are root, ~/.local/share/crckpt",
-        rich_help_panel=WHERE,
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
-CriuPath = Annotated[
-    Path | None,
-    typer.Option(
-        # Without `envvar`: if that CRIU does not work, crckpt says whether the option or the variable named it.
-        "--criu",
-        help="The CRIU to try first, before $CRCKPT_CRIU.",
-        metavar="FILE",
-        show_default="one that works here",
-        rich_help_panel=WHERE,
-    ),
-]
-ConfigPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--config",
-        envvar="CRCKPT_CONFIG",
-        help="The configuration file.",
-        metavar="FILE",
-        show_default="/etc/crckpt.yaml; unless you are root, ~/.config/crckpt.yaml",
-        rich_help_panel=WHERE,
-    ),
-]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show which options CRIU got, and why.")]
-Target = Annotated[
-    str,
-    typer.Argument(
-        help="PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs.", metavar="TARGET"
-    ),
-]
-Job = Annotated[
-    str | None,
-    typer.Argument(
-        help="The name under which checkpoints of this program are kept.",
-        metavar="JOB",
-        show_default="the name of its script, service or executable",
-    ),
-]
-OtherProgram = Annotated[
-    bool,
-    typer.Option(
-        "--job-of-another-program",
-        help="Use JOB even if its last dump was of another program.",
-        rich_help_panel=ADVANCED,
-    ),
-]
-Staging = Annotated[
-    Path | None,
-    typer.Option(
-        "--staging",
-        help="Where CRIU writes its images.",
-        metavar="DIR",
-        show_default="in the store",
-        rich_help_panel=WHERE,
-    ),
-]
-RestoreStaging = Annotated[
-    Path | None,
-    typer.Option(
-        "--staging",
-        help="If the store cannot be written: a directory for CRIU's images and log until the program runs.",
-        metavar="DIR",
-        show_default="/run/crckpt",
-        rich_help_panel=WHERE,
-    ),
-]
-Compress = Annotated[
-    int | None,
-    typer.Option(
-        "--compress",
-        min=COMPRESS_LEVELS[0],
-        max=COMPRESS_LEVELS[-1],
-        help=f"The zstd level, from {COMPRESS_LEVELS[0]} (fast) to {COMPRESS_LEVELS[-1]} (small).",
-        metavar="LEVEL",
-        show_default="-1 or 1, depending on the data",
-        rich_help_panel=ADVANCED,
-    ),
-]
-NoPreflight = Annotated[
-    bool,
-    typer.Option(
-        "--no-preflight",
-        help="Skip the checks, and try it even if it will probably fail.",
-        rich_help_panel=ADVANCED,
-    ),
-]
-Ref = Annotated[
-    str,
-    typer.Argument(
-        help="The checkpoint: JOB (its newest), JOB~2 (two before that), JOB:TAG, or an id (4 digits or more of it).",
-        metavar="REF",
-    ),
-]
+
+def option(
+    names: str, text: str, panel: str = COMMON, *, default: object = None, shown: str | bool = True, **settings: Any
+) -> Any:
+    """Declare an option as it is typed: `--staging DIR`. `shown` is how the help shows its default."""
+    words = names.split()
+    typed = [word for word in words if word.startswith("-")]
+    value = " ".join(words[len(typed) :]) or None
+    return typer.Option(
+        default, *typed, metavar=value, help=text, rich_help_panel=panel, show_default=shown, **settings
+    )
+
+
+def flag(names: str, text: str, panel: str = COMMON, *, default: bool | None = False, **settings: Any) -> Any:
+    """Declare an option without a value: `--verbose -v`."""
+    return option(names, text, panel, default=default, **settings)
+
+
+def argument(name: str, text: str, *, default: object = ..., shown: str | bool = True, **settings: Any) -> Any:
+    """Declare an argument. Without a `default` it must be given."""
+    return typer.Argument(default, metavar=name, help=text, show_default=shown, **settings)
+
+
+STORE: Final = option(
+    # Else the parser refuses a directory that we may not read, before crckpt can say what to do.
+    "--store DIR",
+    "Where checkpoints are kept.",
+    WHERE,
+    envvar="CRCKPT_STORE",
+    readable=False,
+    shown="/var/lib/crckpt; unless you are root, ~/.local/share/crckpt",
+)
+AS_JSON: Final = flag("--json", "Print one JSON document instead of text.")
+CRIU_PATH: Final = option(
+    # Without `envvar`: if that CRIU does not work, crckpt says whether the option or the variable named it.
+    "--criu FILE",
+    "The CRIU to try first, before $CRCKPT_CRIU.",
+    WHERE,
+    shown="one that works here",
+)
+CONFIG_PATH: Final = option(
+    "--config FILE",
+    "The configuration file.",
+    WHERE,
+    envvar="CRCKPT_CONFIG",
+    shown="/etc/crckpt.yaml; unless you are root, ~/.config/crckpt.yaml",
+)
+VERBOSE: Final = flag("--verbose -v", "Show which options CRIU got, and why.")
+TARGET: Final = argument(
+    "TARGET", "PID, pidfile:PATH, unit:NAME or cgroup:PATH of the tree's root, or a job that runs."
+)
+JOB: Final = argument(
+    "JOB",
+    "The name under which checkpoints of this program are kept.",
+    default=None,
+    shown="the name of its script, service or executable",
+)
+OTHER_PROGRAM: Final = flag(
+    "--job-of-another-program", "Use JOB even if its last dump was of another program.", ADVANCED
+)
+STAGING: Final = option("--staging DIR", "Where CRIU writes its images.", WHERE, shown="in the store")
+RESTORE_STAGING: Final = option(
+    "--staging DIR",
+    "If the store cannot be written: a directory for CRIU's images and log until the program runs.",
+    WHERE,
+    shown="/run/crckpt",
+)
+COMPRESS: Final = option(
+    "--compress LEVEL",
+    f"The zstd level, from {COMPRESS_LEVELS[0]} (fast) to {COMPRESS_LEVELS[-1]} (small).",
+    ADVANCED,
+    min=COMPRESS_LEVELS[0],
+    max=COMPRESS_LEVELS[-1],
+    shown="-1 or 1, depending on the data",
+)
+NO_PREFLIGHT: Final = flag("--no-preflight", "Skip the checks, and try it even if it will probably fail.", ADVANCED)
+REF: Final = argument(
+    "REF", "The checkpoint: JOB (its newest), JOB~2 (two before that), JOB:TAG, or an id (4 digits or more of it)."
+)
 
 
 class TcpConnections(enum.StrEnum):

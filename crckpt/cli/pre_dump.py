@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from msgspec.structs import asdict, replace
 
@@ -16,15 +17,15 @@ from crckpt.ops.dump.result import PreDumpResult
 
 
 def pre_dump(
-    target: options.Target,
-    job: options.Job = None,
-    staging: options.Staging = None,
-    no_preflight: options.NoPreflight = False,
-    other_program: options.OtherProgram = False,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    target: str = options.TARGET,
+    job: str | None = options.JOB,
+    staging: Path | None = options.STAGING,
+    no_preflight: bool = options.NO_PREFLIGHT,
+    other_program: bool = options.OTHER_PROGRAM,
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Copy a tree's memory while it runs, so that the next dump freezes it for less time.
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.errors import UsageError
 
 
 def receive(
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
 ) -> None:
     """Receive a process that `crckpt migrate` moves here. `crckpt migrate` starts this over ssh.
 

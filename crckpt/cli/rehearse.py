@@ -5,9 +5,7 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.cli.format import count, duration, note_lines, title
@@ -23,24 +21,19 @@ _LONGEST_S = 24 * 3600
 
 
 def rehearse(
-    ref: options.Ref,
-    seconds: Annotated[
-        float, typer.Option("--seconds", metavar="N", help="How long to let the tree run, unless its root ends.")
-    ] = 2.0,
-    probe: Annotated[
-        str,
-        typer.Option(
-            "--probe",
-            help="After that time, run this command in the tree's network, mounts and PIDs. It must exit with 0. It "
-            "has the user, groups and capabilities of the tree's root process, and no_new_privs.",
-            metavar="CMD",
-        ),
-    ] = "",
-    staging: options.RestoreStaging = None,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    ref: str = options.REF,
+    seconds: float = options.option("--seconds N", "How long to let the tree run, unless its root ends.", default=2.0),
+    probe: str = options.option(
+        "--probe CMD",
+        "After that time, run this command in the tree's network, mounts and PIDs. It must exit with 0. It has the "
+        "user, groups and capabilities of the tree's root process, and no_new_privs.",
+        default="",
+    ),
+    staging: Path | None = options.RESTORE_STAGING,
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Try out a restore: restore a checkpoint in isolation, let it run for a while, end it, and report.
 

@@ -6,9 +6,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from crckpt.cli import options
 from crckpt.cli.format import size
@@ -20,27 +18,18 @@ if TYPE_CHECKING:
 
 
 def report(
-    subject: Annotated[
-        str | None,
-        typer.Argument(
-            help="A checkpoint, or a CRIU log: a path that has a slash or ends in .log, or - for stdin.",
-            metavar="REF|LOG",
-            show_default="this host and the store",
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", metavar="FILE", help="The file to write.", show_default="crckpt-report-TIME.tar.gz"
-        ),
-    ] = None,
-    with_secrets: Annotated[
-        bool, typer.Option("--with-secrets", help="Include command lines, notes and host names.")
-    ] = False,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    subject: str | None = options.argument(
+        "REF|LOG",
+        "A checkpoint, or a CRIU log: a path that has a slash or ends in .log, or - for stdin.",
+        default=None,
+        shown="this host and the store",
+    ),
+    output: Path | None = options.option("--output -o FILE", "The file to write.", shown="crckpt-report-TIME.tar.gz"),
+    with_secrets: bool = options.flag("--with-secrets", "Include command lines, notes and host names."),
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Make an archive for a bug report: versions, facts about this host, and the data of a checkpoint or a log.
 

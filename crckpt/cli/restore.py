@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
@@ -41,92 +40,59 @@ class Written(enum.StrEnum):
 
 
 def restore(
-    ref: options.Ref,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return when the tree runs; do not stay its parent.")
-    ] = False,
-    tcp: Annotated[
-        options.TcpConnections | None,
-        typer.Option(
-            "--tcp",
-            help="Established TCP connections: **keep** them or **close** them.",
-            metavar="keep|close",
-            show_default="as chosen for the dump",
-        ),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check whether it would work; do nothing.")] = False,
-    or_older: Annotated[
-        bool,
-        typer.Option(
-            "--or-older",
-            help="If the checkpoint is damaged or cannot be restored here, take the next older one of its job.",
-        ),
-    ] = False,
-    despite_move: Annotated[
-        bool,
-        typer.Option(
-            "--despite-move",
-            help="The program was moved to another host, and no longer runs there: restore it here.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    new_pid_namespace: Annotated[
-        bool,
-        typer.Option(
-            "--new-pid-namespace",
-            help="Restore into a new PID namespace, if the tree's PIDs are in use on this host.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    grown: Annotated[
-        Grown,
-        typer.Option(
-            "--grown",
-            metavar="refuse|keep|rewind",
-            rich_help_panel=ADVANCED,
-            help="What to do if open files grew since the checkpoint, or logs were rotated. **refuse**: do not "
-            "restore. **keep**: leave them as they are (only for logs that the program appends to). **rewind**: cut "
-            "them to their old size; what is cut off goes into a file next to each. crckpt never cuts a file that "
-            "another process is writing, or that is not the one of the checkpoint.",
-        ),
-    ] = Grown.refuse,
-    written: Annotated[
-        Written,
-        typer.Option(
-            "--written",
-            metavar="refuse|keep",
-            rich_help_panel=ADVANCED,
-            help="What to do if files that the program writes in place were written since the checkpoint: its memory "
-            "and the files may disagree. **refuse**: do not restore. **keep**: leave them as they are.",
-        ),
-    ] = Written.refuse,
-    tty: Annotated[
-        str | None,
-        typer.Option(
-            "--tty",
-            metavar="new|null|FILE",
-            help="What the program gets instead of the terminal on which it was started. **new**: a new terminal, to "
-            "which `crckpt attach` connects yours. **null**: nothing; its output is lost, its input is empty. "
-            "**FILE**: its output is appended to this file, its input is empty.",
-            show_default="the terminal of this command",
-        ),
-    ] = None,
-    no_preflight: options.NoPreflight = False,
-    allow_weaker: Annotated[
-        bool,
-        typer.Option(
-            "--allow-weaker",
-            help="Restore the program even if it will be less confined than before (Landlock, a cgroup namespace, "
-            "limits of its control group). crckpt names what is weaker.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    staging: options.RestoreStaging = None,
-    store: options.Store = None,
-    criu: options.CriuPath = None,
-    config: options.ConfigPath = None,
-    verbose: options.Verbose = False,
-    as_json: options.AsJson = False,
+    ref: str = options.REF,
+    detach: bool = options.flag("--detach -d", "Return when the tree runs; do not stay its parent."),
+    tcp: options.TcpConnections | None = options.option(
+        "--tcp keep|close",
+        "Established TCP connections: **keep** them or **close** them.",
+        shown="as chosen for the dump",
+    ),
+    dry_run: bool = options.flag("--dry-run", "Check whether it would work; do nothing."),
+    or_older: bool = options.flag(
+        "--or-older", "If the checkpoint is damaged or cannot be restored here, take the next older one of its job."
+    ),
+    despite_move: bool = options.flag(
+        "--despite-move", "The program was moved to another host, and no longer runs there: restore it here.", ADVANCED
+    ),
+    new_pid_namespace: bool = options.flag(
+        "--new-pid-namespace", "Restore into a new PID namespace, if the tree's PIDs are in use on this host.", ADVANCED
+    ),
+    grown: Grown = options.option(
+        "--grown refuse|keep|rewind",
+        "What to do if open files grew since the checkpoint, or logs were rotated. **refuse**: do not restore. "
+        "**keep**: leave them as they are (only for logs that the program appends to). **rewind**: cut them to their "
+        "old size; what is cut off goes into a file next to each. crckpt never cuts a file that another process is "
+        "writing, or that is not the one of the checkpoint.",
+        ADVANCED,
+        default=Grown.refuse,
+    ),
+    written: Written = options.option(
+        "--written refuse|keep",
+        "What to do if files that the program writes in place were written since the checkpoint: its memory and the "
+        "files may disagree. **refuse**: do not restore. **keep**: leave them as they are.",
+        ADVANCED,
+        default=Written.refuse,
+    ),
+    tty: str | None = options.option(
+        "--tty new|null|FILE",
+        "What the program gets instead of the terminal on which it was started. **new**: a new terminal, to which "
+        "`crckpt attach` connects yours. **null**: nothing; its output is lost, its input is empty. **FILE**: its "
+        "output is appended to this file, its input is empty.",
+        shown="the terminal of this command",
+    ),
+    no_preflight: bool = options.NO_PREFLIGHT,
+    allow_weaker: bool = options.flag(
+        "--allow-weaker",
+        "Restore the program even if it will be less confined than before (Landlock, a cgroup namespace, limits of "
+        "its control group). crckpt names what is weaker.",
+        ADVANCED,
+    ),
+    staging: Path | None = options.RESTORE_STAGING,
+    store: Path | None = options.STORE,
+    criu: Path | None = options.CRIU_PATH,
+    config: Path | None = options.CONFIG_PATH,
+    verbose: bool = options.VERBOSE,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Bring a checkpointed tree back to life.
 

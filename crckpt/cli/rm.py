@@ -6,9 +6,8 @@ import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Annotated
+from pathlib import Path
 
-import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
@@ -21,23 +20,17 @@ from crckpt.ops.rm import rm as perform
 
 
 def rm(
-    refs: Annotated[
-        list[str],
-        typer.Argument(
-            help="The checkpoints to remove: JOB (only its newest), JOB~2, JOB:TAG, or ids.", metavar="REF..."
-        ),
-    ],
-    everything: Annotated[bool, typer.Option("--all", help="REF is a job: remove all its checkpoints.")] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be removed, and how much space that frees; do nothing.")
-    ] = False,
-    yes: Annotated[
-        bool,
-        typer.Option("--yes", help="Do not ask, even about the last checkpoint of a program that dump --stop ended."),
-    ] = False,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    refs: list[str] = options.argument(
+        "REF...", "The checkpoints to remove: JOB (only its newest), JOB~2, JOB:TAG, or ids."
+    ),
+    everything: bool = options.flag("--all", "REF is a job: remove all its checkpoints."),
+    dry_run: bool = options.flag("--dry-run", "Show what would be removed, and how much space that frees; do nothing."),
+    yes: bool = options.flag(
+        "--yes", "Do not ask, even about the last checkpoint of a program that dump --stop ended."
+    ),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from crckpt.cli import options
 from crckpt.cli.format import FoldedPath, creation_time, draw_table, duration, escape, size
@@ -20,34 +19,22 @@ if TYPE_CHECKING:
 
 
 def show(
-    ref: options.Ref,
-    ps: Annotated[bool, typer.Option("--ps", help="The processes: tree, threads, states.")] = False,
-    files: Annotated[bool, typer.Option("--files", help="The open files of each process.")] = False,
-    sockets: Annotated[
-        bool, typer.Option("--sockets", help="The sockets, and which processes have them open.")
-    ] = False,
-    maps: Annotated[
-        bool,
-        typer.Option(
-            "--maps",
-            help="The memory maps: how much was resident, and how much of that is dirty (not in a file, so stored "
-            "in the checkpoint). CRIU does not record how much of a mapped file was resident.",
-        ),
-    ] = False,
-    env: Annotated[
-        bool, typer.Option("--env", help="The environment of each process. It may contain secrets.")
-    ] = False,
-    strings: Annotated[
-        str | None,
-        typer.Option(
-            "--strings",
-            metavar="PATTERN",
-            help="Search the printable strings in memory for a regular expression.",
-        ),
-    ] = None,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    ref: str = options.REF,
+    ps: bool = options.flag("--ps", "The processes: tree, threads, states."),
+    files: bool = options.flag("--files", "The open files of each process."),
+    sockets: bool = options.flag("--sockets", "The sockets, and which processes have them open."),
+    maps: bool = options.flag(
+        "--maps",
+        "The memory maps: how much was resident, and how much of that is dirty (not in a file, so stored in the "
+        "checkpoint). CRIU does not record how much of a mapped file was resident.",
+    ),
+    env: bool = options.flag("--env", "The environment of each process. It may contain secrets."),
+    strings: str | None = options.option(
+        "--strings PATTERN", "Search the printable strings in memory for a regular expression."
+    ),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Show what a checkpoint contains: the process tree, memory, files, sockets, options, host, sizes and times.
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
+from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.cli.format import short_id
@@ -13,14 +11,12 @@ from crckpt.ops.tag import tag as perform
 
 
 def tag(
-    ref: options.Ref,
-    name: Annotated[
-        str, typer.Argument(help="The tag: letters, digits, dots, underscores and hyphens.", metavar="TAG")
-    ],
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the tag from REF instead.")] = False,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    ref: str = options.REF,
+    name: str = options.argument("TAG", "The tag: letters, digits, dots, underscores and hyphens."),
+    remove: bool = options.flag("--remove", "Remove the tag from REF instead."),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Give a checkpoint a tag: JOB:TAG then names it. If another checkpoint of the job has the tag, the tag moves."""
     result = perform(options.make_context(store, config=config), ref, name, remove=remove)

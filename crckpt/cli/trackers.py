@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
 
-import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
@@ -17,15 +15,10 @@ from crckpt.tracking.dump_basis import Base, RoundBase
 
 
 def trackers(
-    end: Annotated[
-        str | None,
-        typer.Option(
-            "--end",
-            metavar="TARGET",
-            help="End the tracker of this tree: PID, pidfile:PATH, unit:NAME, cgroup:PATH, or `all`.",
-        ),
-    ] = None,
-    as_json: options.AsJson = False,
+    end: str | None = options.option(
+        "--end TARGET", "End the tracker of this tree: PID, pidfile:PATH, unit:NAME, cgroup:PATH, or `all`."
+    ),
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """List the trees that are tracked for incremental dumps. Each has a small process, the keeper, that tracks it.
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
-import typer
 from msgspec.structs import asdict
 
 from crckpt.cli import options
@@ -20,23 +18,17 @@ from crckpt.store import Damage, RepairResult, VerifyResult
 
 
 def verify(
-    ref: Annotated[
-        str | None, typer.Argument(help="The checkpoint to verify.", metavar="REF", show_default="all")
-    ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Verify every checkpoint.")] = False,
-    repair: Annotated[
-        bool,
-        typer.Option(
-            "--repair", help="Repair from the store named by --from. Without --from: only show what can be restored."
-        ),
-    ] = False,
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="DIR", help="With --repair: another store, which may have an undamaged copy."),
-    ] = None,
-    store: options.Store = None,
-    config: options.ConfigPath = None,
-    as_json: options.AsJson = False,
+    ref: str | None = options.argument("REF", "The checkpoint to verify.", default=None, shown="all"),
+    everything: bool = options.flag("--all", "Verify every checkpoint."),
+    repair: bool = options.flag(
+        "--repair", "Repair from the store named by --from. Without --from: only show what can be restored."
+    ),
+    source: Path | None = options.option(
+        "--from DIR", "With --repair: another store, which may have an undamaged copy."
+    ),
+    store: Path | None = options.STORE,
+    config: Path | None = options.CONFIG_PATH,
+    as_json: bool = options.AS_JSON,
 ) -> None:
     """Check every byte of a checkpoint, or of the whole store, against its digest.
 
