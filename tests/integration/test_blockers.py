@@ -70,7 +70,9 @@ KINDS: Final = {
     "trapped": "breakpoint",
     "tunnel": "tun",
     "unaccepted": "tcp-in-flight",
+    "unix_client_gone": "unix-in-flight",
     "unix_nameless": "unix-outside",
+    "unread_credentials": "in-message-descriptors",
     "vfork": "freeze-timeout",
     "watch": "watch",
     "watch_by_fanotify": "watch",
@@ -101,6 +103,7 @@ def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str
         "full_descriptors": "no-free-descriptor",
         "full_maps": "no-free-map",
         "part_of_segment": "sysv-shm-part",
+        "watch_of_file_system": "watch-file-system",
     }.items(),
 )
 def test_what_criu_does_not_name_is_named_before(crckpt: Crckpt, kind: str, key: str) -> None:

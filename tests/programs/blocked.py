@@ -442,6 +442,25 @@ def unserved_memory(workdir: Path) -> int:
     return address
 
 
+def unix_client_gone(workdir: Path) -> socket.socket:
+    """A unix connection that nobody accepts, and whose client has gone."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(workdir / "socket"))
+    listener.listen()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(workdir / "socket"))
+        client.sendall(b"request")
+    return listener
+
+
+def unread_credentials(_: Path) -> tuple[socket.socket, ...]:
+    """A message that comes with the user of its sender."""
+    one, other = socket.socketpair(socket.AF_UNIX)
+    other.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+    one.sendall(b"request")
+    return one, other
+
+
 def vfork(_: Path) -> int:
     """A child that waits in vfork for its own child to start a program, which it never does."""
     told, tell = os.pipe()
@@ -466,6 +485,14 @@ def watch_by_fanotify(_: Path) -> int:
     fd = checked(LIBC.fanotify_init(0, os.O_RDONLY))
     # FAN_MARK_ADD, FAN_MODIFY
     checked(LIBC.fanotify_mark(fd, 1, ctypes.c_uint64(2), AT_FDCWD, b"/proc/self"))
+    return fd
+
+
+def watch_of_file_system(workdir: Path) -> int:
+    """A mark of a whole file system."""
+    fd = checked(LIBC.fanotify_init(0, os.O_RDONLY))
+    # FAN_MARK_ADD | FAN_MARK_FILESYSTEM, FAN_CLOSE_WRITE
+    checked(LIBC.fanotify_mark(fd, 0x101, ctypes.c_uint64(8), AT_FDCWD, os.fsencode(workdir)))
     return fd
 
 
@@ -513,6 +540,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
         *(alarm_timer, current_terminal, deep_file, full_addresses, full_descriptors, full_maps, long_groups),
         *(left_mounts, many_groups, nested_pids, own_dev, part_of_segment, shared_descriptors, shared_directories),
         *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch, watch_by_fanotify, watch_of_removed),
+        *(unix_client_gone, unread_credentials, watch_of_file_system),
     )
 } | {
     "nested_cgroup": nested(CLONE_NEWCGROUP),

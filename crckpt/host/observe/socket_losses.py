@@ -1,16 +1,20 @@
 """Find what waits in a socket and CRIU does not save, or saves without what belongs to it.
 
 CRIU reads the messages of unix sockets until one is empty, and sends them again from a socket without a name
-(criu/sk-queue.c). It knows nothing of errors and urgent data. Source: unix(7), socket(7), poll(2).
+(criu/sk-queue.c); it refuses those that come with credentials (SO_PASSCRED). It knows nothing of errors and urgent
+data. Source: unix(7), socket(7), poll(2).
 """
 
 from __future__ import annotations
 
+import fcntl
 import select
 import socket
+import struct
+import termios
 from typing import Final, Literal
 
-Loss = Literal["error", "urgent", "sender", "empty"]
+Loss = Literal["error", "urgent", "sender", "empty", "credentials"]
 
 _SO_PEEK_OFF: Final = 42
 _NOT_SET: Final = -1
@@ -32,17 +36,23 @@ def find_losses(held: socket.socket, family: int, kind: int, *, is_frozen: bool 
         found.append("error")
     if events & select.POLLPRI:
         found.append("urgent")
-    if family == socket.AF_UNIX and kind in _MESSAGES and events & select.POLLIN:
-        is_ended = bool(events & (select.POLLHUP | select.POLLRDHUP))
-        found += sorted(_find_in_messages(held, is_ended=is_ended, is_frozen=is_frozen))
+    is_readable = family == socket.AF_UNIX and events & select.POLLIN
+    # What waits at a listener are connections.
+    if is_readable and not held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        if held.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED) and _has_unread(held):
+            found.append("credentials")
+        if kind in _MESSAGES:
+            is_ended = bool(events & (select.POLLHUP | select.POLLRDHUP))
+            found += sorted(_find_in_messages(held, is_ended=is_ended, is_frozen=is_frozen))
     return tuple(found)
+
+
+def _has_unread(held: socket.socket) -> bool:
+    return bool(struct.unpack("i", fcntl.ioctl(held, termios.FIONREAD, bytes(4)))[0])
 
 
 def _find_in_messages(held: socket.socket, *, is_ended: bool, is_frozen: bool) -> set[Loss]:
     found: set[Loss] = set()
-    # What waits at a listener are connections.
-    if held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return found
     offset = held.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
     if is_frozen:
         held.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)

@@ -71,11 +71,15 @@ _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
 
 class OutsideEnd(Struct, frozen=True):
-    """One end of a unix connection whose other end is outside the tree. That is bound to `name`, if not empty."""
+    """One end of a unix connection whose other end is outside the tree. That is bound to `name`, if not empty.
+
+    `is_waiting`: it is a listener that has not accepted the connection; its client may have gone.
+    """
 
     pid: int
     fd: int
     name: str
+    is_waiting: bool = False
 
 
 class Unread(Struct, frozen=True):
@@ -456,6 +460,8 @@ def _ends(known: dict[int, LiveUnixSocket], descriptors: tuple[proc.Descriptor, 
     inside = _by_inode(descriptors)
     for inode, found in reversed(inside.items()):
         end = known.get(inode)
+        if end is not None and any(client not in inside for client in end.clients):
+            yield OutsideEnd(found.pid, found.fd, "", is_waiting=True)
         if end is not None and end.peer and end.peer not in inside:
             other = known.get(end.peer)
             if end.kind == socket.SOCK_DGRAM and (other is None or other.name):

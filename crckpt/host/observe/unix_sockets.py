@@ -18,7 +18,8 @@ from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 # include/uapi/linux/unix_diag.h
 _NAME: Final = 0
 _PEER: Final = 2
-_SHOW_NAME_AND_PEER: Final = 1 << 0 | 1 << 2
+_ICONS: Final = 3
+_SHOWN: Final = 1 << 0 | 1 << 2 | 1 << 3  # UDIAG_SHOW_NAME, _PEER, _ICONS
 _ESTABLISHED: Final = 1  # include/net/tcp_states.h
 _SIOCUNIXFILE: Final = 0x89E0  # linux/un.h
 
@@ -39,7 +40,8 @@ _INODE: Final = struct.Struct("=I")
 class LiveUnixSocket(Struct, frozen=True):
     """A socket by its inode. `peer` is the inode of the other end, 0 if there is none; `name` what it is bound to.
 
-    Abstract names begin with `@`. `is_connected`: also if the other end is closed.
+    Abstract names begin with `@`. `is_connected`: also if the other end is closed. `clients`: the other ends of
+    connections that it has not accepted, 0 for one that is closed.
     """
 
     inode: int
@@ -47,6 +49,7 @@ class LiveUnixSocket(Struct, frozen=True):
     peer: int
     name: str
     is_connected: bool = False
+    clients: tuple[int, ...] = ()
 
     @property
     def title(self) -> str:
@@ -56,7 +59,7 @@ class LiveUnixSocket(Struct, frozen=True):
 
 def read_unix_sockets() -> dict[int, LiveUnixSocket]:
     """Read all unix sockets in our network namespace, by inode. Raises OSError if the kernel has no unix_diag."""
-    request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOW_NAME_AND_PEER, 0, 0)
+    request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
     return {found.inode: found for found in map(_socket, ask_for_sockets(request))}
 
 
@@ -66,7 +69,8 @@ def _socket(message: memoryview) -> LiveUnixSocket:
     # A path ends with a zero byte, an abstract name begins with one.
     name = bytes(attributes.get(_NAME, b"")).rstrip(b"\0").replace(b"\0", b"@", 1)
     peer = _INODE.unpack(attributes[_PEER])[0] if _PEER in attributes else 0
-    return LiveUnixSocket(inode, kind, peer, os.fsdecode(name), state == _ESTABLISHED)
+    clients = tuple(memoryview(bytes(attributes.get(_ICONS, b""))).cast("I"))
+    return LiveUnixSocket(inode, kind, peer, os.fsdecode(name), state == _ESTABLISHED, clients)
 
 
 @contextmanager

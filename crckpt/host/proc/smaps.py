@@ -30,11 +30,13 @@ _UNSAVABLE: Final = re.compile(r"/secretmem|anon_inode:|socket:|/SYSV|\[uprobes\
 _MAP: Final = re.compile(r"^([0-9a-f]+-[0-9a-f]+) \S{4} \S+ \S+ \d+ *(.*)\n((?:[A-Z].*\n)*)", re.MULTILINE)
 # mseal(2), Linux 6.10. CRIU restores such a map without its seal.
 _SEALED: Final = re.compile(r"^VmFlags:.* sl\b", re.MULTILINE)
+# mlock2(2), Linux 4.4. CRIU locks all of it: the restore needs memory for pages that the program never touched.
+_ON_FAULT: Final = re.compile(r"^VmFlags:.* lf\b", re.MULTILINE)
 
 # Where none of these is in the text, all can be saved: to see that takes a tenth of the time that parsing takes.
-_HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl")
+_HINTS: Final = ("/secretmem", "anon_inode:", "socket:", "/SYSV", "[uprobes]", "/dev/", " sl", " lf")
 
-UnsavableKind = Literal["device", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes"]
+UnsavableKind = Literal["device", "on-fault", "ring", "sealed", "sysv", "sysv-part", "unknown", "uprobes"]
 
 
 class UnsavableMap(Struct, frozen=True):
@@ -108,6 +110,8 @@ def _judge(pid: int, addresses: str, path: str, details: str) -> Iterator[Unsava
     link = Path(f"/proc/{pid}/map_files/{addresses}")
     if _UNSAVABLE.match(path) and (kind := _kind(link, path)):
         yield UnsavableMap(pid, start, path, kind)
+    if " lf" in details and _ON_FAULT.search(details):
+        yield UnsavableMap(pid, start, path, "on-fault")
     # The kernel may seal its own maps. Searching every map for the expression would be slow: so ` sl` comes first.
     if " sl" in details and _SEALED.search(details) and not path.startswith(("[v", "[uprobes]")):
         yield UnsavableMap(pid, start, path, "sealed")

@@ -90,7 +90,11 @@ def _refuse_losses(record: AttributeRecord, target: DumpTarget) -> None:
 
 def read_frozen_details(target: DumpTarget) -> dict[str, object]:
     """Read the details that the tree changes all the time: again while it is frozen, if that is possible."""
-    return {"descriptors": attributes.record_descriptors(target.observed)}
+    observed = target.observed
+    return {
+        "descriptors": attributes.record_descriptors(observed),
+        "file_times": open_files.read_times(observed.tree, observed.descriptors),
+    }
 
 
 def describe_checkpoint(dump: PlannedDump, log: str, details: dict[str, object], freeze: Freeze) -> NewCheckpoint:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import digest_head, read_head
 from crckpt.host.disk.users import read_link_target
+from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files
 
 
@@ -58,6 +59,14 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles
         {path: sorted(found) for path, found in owners.items()},
         heads,
     )
+
+
+def read_times(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str, float]:
+    """Read when files that the tree can write were written last, by path: by the clock of their own server."""
+    links = {f"/proc/{each.pid}/fd/{each.fd}" for each in descriptors if each.flags & os.O_ACCMODE != os.O_RDONLY}
+    links |= {link for pid in tree.pids for link in find_mapped_files(pid).values() if _is_writable(link)}
+    read = (read_link(link) for link in links)
+    return {found[0]: found[1].st_mtime for found in read if found is not None and stat.S_ISREG(found[1].st_mode)}
 
 
 def _is_writable(link: str) -> int:

@@ -38,6 +38,7 @@ def judge_attempt(
         inodes=recorded.inodes,
         owners=recorded.owners,
         heads=recorded.heads,
+        times=recorded.times,
         grown=request.grown,
         written=request.written,
         new_pid_namespace=request.new_pid_namespace,

@@ -52,19 +52,20 @@ class RecordedFiles(Struct, frozen=True):
 
     Older checkpoints have only the paths that users other than root can change, or no `owners`, the owners that each
     file had. `by_inode`: compare inodes alone, because the restored tree has other file systems. `heads`: digests
-    of the first bytes of files that it had open for writing.
+    of the first bytes of files that it had open for writing; `times`: when these were written last.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
     owners: dict[str, list[int]] = {}
     by_inode: bool = False
     heads: dict[str, str] = {}
+    times: dict[str, float] = {}
 
     @classmethod
     def of_details(cls, details: Mapping[str, Any], *, by_inode: bool = False) -> RecordedFiles:
         """Return the files in the details of a checkpoint."""
-        heads = details.get("file_heads", {})
-        return cls(details.get("files", {}), details.get("file_owners", {}), by_inode, heads)
+        heads, times = details.get("file_heads", {}), details.get("file_times", {})
+        return cls(details.get("files", {}), details.get("file_owners", {}), by_inode, heads, times)
 
     @property
     def inodes(self) -> dict[str, frozenset[int]]:

@@ -183,6 +183,7 @@ def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: 
         inodes=recorded.inodes,
         owners=recorded.owners,
         heads=recorded.heads,
+        times=recorded.times,
         grown="rewind",  # they are cut back in the overlay only
         is_rehearsal=True,
         new_pid_namespace=True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from crckpt.host.proc import Descriptor
 from crckpt.preflight.kernel_files import make_judge
 
 _MOST_NAMED = 5
+# A mark without an inode.
+_OF_FILE_SYSTEM = re.compile(r"^fanotify sdev:", re.MULTILINE)
 # How the paths of deleted maps begin that are memory, not files.
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
 
@@ -37,6 +40,9 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
             yield cause("epoll-closed").finding(pid=epoll.pid)
     if observed.lost_watches:
         yield cause("watch").finding()
+    for descriptor in observed.descriptors:
+        if descriptor.target == "anon_inode:[fanotify]" and _OF_FILE_SYSTEM.search(descriptor.info):
+            yield cause("watch-file-system").finding(pid=descriptor.pid, fd=descriptor.fd)
 
 
 def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:

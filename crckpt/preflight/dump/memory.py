@@ -20,10 +20,11 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
 
 
 def find_warnings(observed: Observed) -> Iterator[Finding]:
-    """Find sealed memory, the first map of each process: a restore brings it back without the seal."""
-    sealed = {mapping.pid: mapping for mapping in reversed(observed.unsavable_maps) if mapping.kind == "sealed"}
-    for pid, mapping in sorted(sealed.items()):
-        yield cause("sealed").finding(pid=pid, start=f"{mapping.start:x}")
+    """Find memory whose seal or way of locking a restore loses, the first map of each process."""
+    for kind in ("sealed", "on-fault"):
+        first = {mapping.pid: mapping for mapping in reversed(observed.unsavable_maps) if mapping.kind == kind}
+        for pid, mapping in sorted(first.items()):
+            yield cause(kind).finding(pid=pid, start=f"{mapping.start:x}")
 
 
 def find_rings(observed: Observed) -> Iterator[Finding]:

@@ -26,6 +26,7 @@ _LOSSES: Final[dict[Loss, str]] = {
     "sender": "the sender's address of messages that it has not read yet, so that it cannot answer them",
     "empty": "an empty message that it has not read yet, and all messages behind it",
 }
+_CREDENTIALS: Final = "credentials"
 _JOURNAL = "/run/systemd/journal/"
 
 
@@ -39,7 +40,13 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
             yield cause("socket-namespace").finding()
     if observed.transient.messages:
         yield cause("netlink-data").finding()
+    if any(loss == _CREDENTIALS for *_, loss in observed.transient.losses):
+        yield cause("in-message-descriptors").finding()
+    if any(end.is_waiting for end in observed.outside_ends):
+        yield cause("unix-in-flight").finding()
     for end in observed.outside_ends:
+        if end.is_waiting:
+            continue
         peer = f" to {end.name}" if end.name else ""
         key = "unix-journal" if end.name.startswith(_JOURNAL) else "unix-outside"
         yield cause(key).finding(socket=f"descriptor {end.fd} of PID {end.pid} (a unix socket{peer})")
@@ -99,6 +106,8 @@ def find_losses(observed: Observed) -> Iterator[Finding]:
     """Find what a restore loses of sockets: what waits in them, and names."""
     comms = {process.pid: process.comm for process in observed.tree.processes}
     for pid, fd, loss in sorted(observed.transient.losses):
+        if loss == _CREDENTIALS:
+            continue  # CRIU refuses it
         yield loses(pid, fd, comms.get(pid, "?"), loss)
     for held in observed.sockets:
         # One that was bound by a relative path is refused.

@@ -14,6 +14,7 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.host.attributes.sockets import SocketRecord
 from crckpt.host.syscalls.keyctl import SessionKeyring
+from crckpt.images.core import ZOMBIE
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.attribute_record import (
@@ -86,7 +87,8 @@ def attributes_to_set(record: AttributeRecord, tree: ImageTree, host: HostAttrib
     inherited: dict[int, ProcessRecord] = {}
     for process in tree.processes:
         found = known.get(process.pid) or inherited.get(process.ppid)
-        if found is None:
+        # A process that has ended has no attributes any more.
+        if found is None or process.state == ZOMBIE:
             continue
         inherited[process.pid] = found
         first = found.threads.get(found.pid, {})

@@ -18,6 +18,7 @@ from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import LINKED, RegularFile
 from crckpt.images.tree import ImageTree
 from crckpt.images.tty import Terminal
+from crckpt.model import utc_datetime
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import Grown, PlannedRestore
 
@@ -223,10 +224,17 @@ def check_file(
         key = _find_resized_key(planned, path, now, size, writer, facts)
         named = {"comm": writer.comm, "writer": writer.pid} if writer else {}
         yield finding(key, size=size, now=now.size, **named), Rewind(path, size) if key == "file-rewound" else None
-    elif now.written > planned.created:
+    elif now.written > _find_last_write(planned, path):
         is_allowed = planned.written == "keep" or planned.still_runs or planned.is_rehearsal
         key = "file-written" if is_allowed or path not in facts.written else "data-written"
         yield finding(key, when=_local_time(now.written)), None
+
+
+def _find_last_write(planned: PlannedRestore, path: str) -> datetime:
+    """Return when a file was written last before the checkpoint, as far as that is known."""
+    # A file server's clock is not ours.
+    time = planned.times.get(path)
+    return planned.created if time is None else utc_datetime(time)
 
 
 def _local_time(when: datetime) -> str:

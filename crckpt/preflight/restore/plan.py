@@ -24,8 +24,9 @@ class PlannedRestore(Struct, frozen=True):
     """A planned restore: what the checkpoint knows and what the user chose.
 
     - `append_sizes`: the sizes of files opened for appending, which CRIU does not record
-    - `inodes`, `owners`, `heads`: the inodes and owners of the tree's files, and digests of the first
-      bytes of those that it writes, by path; not known of an imported checkpoint, or one of an older crckpt
+    - `inodes`, `owners`: the inodes and owners of the tree's files, by path; `heads`, `times`: of those that it writes,
+      digests of the first bytes, and when they were written last; not known of an imported checkpoint, or one of an
+      older crckpt
     - `cpu_features`: the features of the CPU of the dump
     - `keeps_connections`: TCP connections continue
     - `crius`: the versions of the CRIU that dumped it and of the CRIU that restores it
@@ -63,4 +64,5 @@ class PlannedRestore(Struct, frozen=True):
     inodes: Mapping[str, frozenset[int]] = {}
     owners: Mapping[str, Sequence[int]] = {}
     heads: Mapping[str, str] = {}
+    times: Mapping[str, float] = {}
     cpu_seconds: float = 0

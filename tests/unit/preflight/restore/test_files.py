@@ -209,6 +209,18 @@ def test_what_the_program_writes_in_place_was_written_since(
         assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["file-written"])
 
 
+@pytest.mark.parametrize("ahead", [timedelta(hours=-1), timedelta(hours=1)])
+def test_the_clock_of_a_file_server_is_compared_with_itself(
+    planned: PlannedRestore, host: HostState, ahead: timedelta
+) -> None:
+    tree = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_RDWR))
+    last = CREATED + ahead
+    planned = replace(planned, tree=tree, times={PLAIN: last.timestamp()})
+    assert judge_restore(planned, with_changed(host, PLAIN, written=last)).blockers == ()
+    since = with_changed(host, PLAIN, written=last + timedelta(seconds=1))
+    assert [finding.key for finding in judge_restore(planned, since).blockers] == ["data-written"]
+
+
 def test_what_a_program_that_still_runs_writes_is_no_reason(planned: PlannedRestore, host: HostState) -> None:
     """Of a move that is rehearsed, on storage that both hosts have. A file that is too short is one."""
     planned = replace(planned, still_runs=True)
