@@ -195,12 +195,15 @@ def test_a_killed_criu_is_told_as_it_is(crckpt: Crckpt, name: str) -> None:
             crckpt.run("dump", str(tree.pid), "job")
 
 
+def _is_stopped(pid: int) -> bool:
+    return psutil.Process(pid).status() == psutil.STATUS_STOPPED
+
+
 def test_a_process_that_is_killed_while_it_is_held(crckpt: Crckpt) -> None:
     """Of that one not all is known any more: no checkpoint without it, and the others run on."""
     with started(FAMILY) as tree:
-        dump = crckpt.start("dump", str(tree.pid), "job", "--stop")
-        assert wait_for_moment(MOMENTS["inventory"], crckpt.store, tree, dump), "too late"
-        dump.send_signal(signal.SIGSTOP)
+        dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="hold.read")
+        wait_for(partial(_is_stopped, dump.pid), ENDS_WITHIN_S, "crckpt to be in the hold")
         killed = tree.pids()[-1]
         os.kill(killed, signal.SIGKILL)
         wait_ended((killed,))
@@ -216,9 +219,8 @@ def test_a_process_that_is_killed_while_it_is_held(crckpt: Crckpt) -> None:
 def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_tree(crckpt: Crckpt) -> None:
     """The checkpoint is there then, but nobody has ended the tree; what it says is what is."""
     with started(FAMILY) as tree:
-        dump = crckpt.start("dump", str(tree.pid), "job", "--stop")
-        assert wait_for_moment(MOMENTS["packing"], crckpt.store, tree, dump), "too late"
-        dump.send_signal(signal.SIGSTOP)
+        dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="pack.rename")
+        wait_for(partial(_is_stopped, dump.pid), ENDS_WITHIN_S, "crckpt to store")
         kill_below(dump.pid)
         dump.send_signal(signal.SIGCONT)
         _, said = dump.communicate(timeout=ENDS_WITHIN_S)

@@ -16,13 +16,11 @@ from command import Crckpt, network_locks
 from entering import halted
 from moments import (
     ENDS_WITHIN_S,
-    MOMENTS,
     assert_runs_on,
     checkpoints,
     find_below,
     is_traced,
     manifests,
-    wait_for_moment,
 )
 from small_disk import store_on_disk
 from trees import PROGRAMS, PYTHON, Case, started, wait_for
@@ -184,10 +182,11 @@ def test_the_tree_stands_still_until_its_checkpoint_is_there(crckpt: Crckpt) -> 
     """As long as crckpt is at it, nothing of the tree runs; its connection survives that and the way back."""
     with started(DIALOGUE) as tree:
         before = tree.counters()
-        dump = crckpt.start("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
-        assert wait_for_moment(MOMENTS["packing"], crckpt.store, tree, dump)
-        dump.send_signal(signal.SIGSTOP)
-        assert manifests(crckpt.store) == 0, "too late"
+        words = ("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
+        dump = crckpt.start(*words, CRCKPT_STOP_AT="pack.rename")
+        stopped = psutil.STATUS_STOPPED
+        wait_for(lambda: psutil.Process(dump.pid).status() == stopped, ENDS_WITHIN_S, "crckpt to store")
+        assert manifests(crckpt.store) == 0
         assert is_traced(tree)
         assert {psutil.Process(pid).status() for pid in tree.pids()} == {"tracing-stop"}
         assert network_locks()

@@ -22,6 +22,7 @@ from crckpt.host.disk.files import remove_tree
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.host.process.yield_cpus import cores_left_to
+from crckpt.host.steps import step
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
 from crckpt.ops.context import ignore_progress
@@ -252,6 +253,7 @@ def _dump_and_stop(
         target.check_entered(log)
         # Read this from the frozen tree: nothing changes any more.
         details = read_details(dump, answers, is_frozen=True)
+        step("hold.read", workspace.staging)
         # Read these last: that a task has a state shows that it was there until now. One that is killed is not frozen.
         reported = Reported(read_task_states(target.pid), find_securebits(target.observed.tree, answers))
         if hand_over is not None:
