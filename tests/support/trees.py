@@ -24,7 +24,7 @@ from places import TESTS
 
 PROGRAMS: Final = TESTS / "programs"
 PYTHON: Final = "/usr/bin/python3"
-READY_S: Final = 30.0
+READY_S: Final = 120.0
 NOBODY: Final = 65534
 
 
