@@ -5,6 +5,7 @@ Loading them takes longer than most commands run, and tests start thousands of c
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -17,10 +18,13 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import msgspec
+import typer
 from warm_start import LARGEST_REQUEST, Ended, Request, Started
 
 import crckpt
 from crckpt import __main__ as command
+from crckpt.cli import app
+from crckpt.host import cold_start
 
 _DESCRIPTORS: Final = 1024
 """More than this process has open."""
@@ -31,6 +35,7 @@ def main() -> None:
     requests = socket.socket(fileno=int(sys.argv[1]))
     Path("/proc/self/comm").write_text("crckpt")
     _import_all()
+    _make_parsers()
     gc.collect()
     gc.freeze()
     poll = select.poll()
@@ -72,6 +77,19 @@ def _import_all() -> None:
             importlib.import_module(module.name)
     for name in ("concurrent.futures.thread", "encodings.unicode_escape", "numpy", "typer._click.decorators"):
         importlib.import_module(name)
+
+
+def _make_parsers() -> None:
+    """Make the parsers of all commands once. None notes which modules it has loaded: here these are all."""
+    app.make_app = functools.cache(app.make_app)
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    cold_start.note = _note_nothing
+    for name in app.COMMANDS:
+        typer.main.get_command(app.make_app(name))
+
+
+def _note_nothing(command: str, place: Path = cold_start.PLACE, *, may_write: bool = False) -> None:
+    """See cold_start.note."""
 
 
 def _run(request: Request, descriptors: list[int]) -> NoReturn:
