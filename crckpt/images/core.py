@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from crckpt.images import magics
 from crckpt.images.creds import Rights, decode_rights
-from crckpt.images.framing import Image, Record, read_image, read_single, write_image
-from crckpt.images.wire import BYTES, Message, encode, fields
+from crckpt.images.framing import edit_image, read_single
+from crckpt.images.wire import Message, edit_field
 
 ALIVE: Final = "alive"
 STOPPED: Final = "stopped"
@@ -98,20 +98,11 @@ def drop_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
     """Return the image without the parent death signal. Raises IntegrityError."""
     # A detached root is CRIU's child: it would get the signal as soon as CRIU exits. CRIU only warns of that
     # (criu/cr-restore.c:1046).
-    image = read_image(data, name, magics.CORE)
-    records = tuple(Record(_drop_signal(record.payload, name), record.extra) for record in image.records)
-    return write_image(Image(image.magic, records))
+    return edit_image(data, name, magics.CORE, _drop_signal)
 
 
-def _drop_signal(payload: bytes, name: str) -> bytes:
-    def thread(message: int | bytes) -> int | bytes:
-        assert isinstance(message, bytes)
-        return encode(field for field in fields(message, name) if field[0] != _PARENT_DEATH_SIGNAL)
-
-    return encode(
-        (number, kind, thread(value) if (number, kind) == (_THREAD_CORE, BYTES) else value)
-        for number, kind, value in fields(payload, name)
-    )
+def _drop_signal(core: bytes, name: str) -> bytes:
+    return edit_field(core, (_THREAD_CORE, _PARENT_DEATH_SIGNAL), lambda _: None, name)
 
 
 def _architecture(number: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from crckpt.images import magics, memfd, other_files, pipes, regfile, sockets, tty
-from crckpt.images.framing import Image, Record, read_image, read_messages, write_image
+from crckpt.images.framing import edit_image, read_messages
 from crckpt.images.wire import BYTES, Message, encode, fields
 
 OpenFile: TypeAlias = (
@@ -41,9 +41,8 @@ def edit_files(data: bytes, paths: Mapping[int, str], unsized: Collection[int] =
 
     CRIU then does not compare the sizes of the files that are `unsized`.
     """
-    image = read_image(data, name, magics.FILES)
 
-    def edit(payload: bytes) -> bytes:
+    def edit(payload: bytes, name: str) -> bytes:
         message = Message(payload, name)
         entry, path = _PATHS.get(message.required(1), (0, 0))
         new, is_unsized = paths.get(message.required(2)), message.required(2) in unsized
@@ -56,7 +55,7 @@ def edit_files(data: bytes, paths: Mapping[int, str], unsized: Collection[int] =
         )
         return encode((*(each for each in fields(payload, name) if each[0] != entry), (entry, BYTES, encode(kept))))
 
-    return write_image(Image(image.magic, tuple(Record(edit(each.payload), each.extra) for each in image.records)))
+    return edit_image(data, name, magics.FILES, edit)
 
 
 def _open_file(message: Message) -> OpenFile:

@@ -8,6 +8,7 @@ tarballs and firewall dumps are raw and have none of this. Sources: criu/image.c
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from msgspec import Struct
 
@@ -81,6 +82,19 @@ def write_image(image: Image) -> bytes:
     for record in image.records:
         parts += [_U32.pack(len(record.payload)), record.payload, record.extra]
     return b"".join(parts)
+
+
+def edit_image(
+    data: bytes, name: str, magic: int | None, edit: Callable[[bytes, str], bytes | None], *more: bytes
+) -> bytes:
+    """Replace each message with `edit(message, name)`, where None removes it, and append `more`.
+
+    Raises as `read_image` does.
+    """
+    image = read_image(data, name, magic)
+    edited = ((edit(record.payload, name), record.extra) for record in image.records)
+    records = (*(Record(payload, extra) for payload, extra in edited if payload is not None), *map(Record, more))
+    return data if records == image.records else write_image(Image(image.magic, records))
 
 
 def _read_magic(data: bytes, name: str, wanted: int | None) -> tuple[int, int]:

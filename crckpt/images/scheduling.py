@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from crckpt.images import magics
-from crckpt.images.framing import Image, Record, read_image, write_image
-from crckpt.images.wire import VARINT, encode, fields
+from crckpt.images.framing import edit_image
+from crckpt.images.wire import VARINT, edit_field, encode
 
-# Fields of core_entry and thread_core_entry (images/core.proto), then policies of sched(7).
-_THREAD_CORE: Final = 5
-_POLICY: Final = 4
+# The policy in thread_core_entry in core_entry (images/core.proto), then policies of sched(7).
+_PATH: Final = (5, 4)
 _DEADLINE: Final = 6
 _OTHER: Final = 0
-_LOOKS_LIKE: Final = encode(((_POLICY, VARINT, _DEADLINE),))
+_LOOKS_LIKE: Final = encode(((_PATH[-1], VARINT, _DEADLINE),))
 
 
 def drop_deadline(core: bytes, name: str = "core.img") -> bytes:
@@ -25,24 +24,8 @@ def drop_deadline(core: bytes, name: str = "core.img") -> bytes:
     # Few images have it, and a search is faster than decoding. A match by chance does no harm.
     if _LOOKS_LIKE not in core:
         return core
-    image = read_image(core, name, magics.CORE)
-    records = tuple(Record(_replace_policy(record.payload, name), record.extra) for record in image.records)
-    return core if records == image.records else write_image(Image(image.magic, records))
+    return edit_image(core, name, magics.CORE, _replace_policy)
 
 
-def _replace_policy(payload: bytes, name: str) -> bytes:
-    return encode(
-        (
-            number,
-            kind,
-            _replace_in_thread(value, name) if number == _THREAD_CORE and isinstance(value, bytes) else value,
-        )
-        for number, kind, value in fields(payload, name)
-    )
-
-
-def _replace_in_thread(thread: bytes, name: str) -> bytes:
-    return encode(
-        (number, kind, _OTHER if (number, value) == (_POLICY, _DEADLINE) else value)
-        for number, kind, value in fields(thread, name)
-    )
+def _replace_policy(core: bytes, name: str) -> bytes:
+    return edit_field(core, _PATH, lambda policy: _OTHER if policy == _DEADLINE else policy, name)

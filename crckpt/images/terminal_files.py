@@ -5,12 +5,13 @@ The images then have regular files, which CRIU gets by `--inherit-fd`, under the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
 
-from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images import magics
+from crckpt.images.framing import edit_image
 from crckpt.images.wire import BYTES, VARINT, Message, encode, fields
 
 NO_INPUT: Final = "crckpt-terminal-input"
@@ -35,11 +36,11 @@ class TerminalFiles(Struct, frozen=True):
     def edit(self, name: str) -> Callable[[bytes], bytes] | None:
         """Return what replaces the terminals in the image of that name; None if it has none."""
         if name == "files.img":
-            return lambda data: _edit(data, name, self._edit_file, self._make_input())
+            return lambda data: edit_image(data, name, magics.FILES, self._edit_file, self._make_input())
         if name.startswith("fdinfo-"):
-            return lambda data: _edit(data, name, self._edit_descriptor)
+            return lambda data: edit_image(data, name, magics.FDINFO, self._edit_descriptor)
         # What nobody had read yet.
-        return (lambda data: _edit(data, name, self._drop_unread)) if name == "tty-data.img" else None
+        return (lambda data: edit_image(data, name, None, self._drop_unread)) if name == "tty-data.img" else None
 
     def _edit_file(self, payload: bytes, name: str) -> bytes:
         message = Message(payload, name)
@@ -59,22 +60,8 @@ class TerminalFiles(Struct, frozen=True):
         changed = {_FD_TYPE: _REG} | ({_FD_ID: _SPARE_ID} if message.required(_FD) == 0 else {})
         return encode((number, kind, changed.get(number, value)) for number, kind, value in fields(payload, name))
 
-    def _drop_unread(self, payload: bytes, name: str) -> bytes:
-        return b"" if Message(payload, name).required(1) in self.infos else payload
-
-
-def _edit(data: bytes, name: str, change: Callable[[bytes, str], bytes], *more: bytes) -> bytes:
-    image = read_image(data, name)
-    return write_image(Image(image.magic, tuple(_change_records(image, name, change, more))))
-
-
-def _change_records(
-    image: Image, name: str, change: Callable[[bytes, str], bytes], more: tuple[bytes, ...]
-) -> Iterator[Record]:
-    for record in image.records:
-        if payload := change(record.payload, name):
-            yield Record(payload, record.extra)
-    yield from map(Record, more)
+    def _drop_unread(self, payload: bytes, name: str) -> bytes | None:
+        return None if Message(payload, name).required(1) in self.infos else payload
 
 
 def _regular_file(file_id: int, name: str, owner: bytes) -> bytes:

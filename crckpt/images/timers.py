@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from crckpt.images import magics
-from crckpt.images.framing import Image, Record, read_image, write_image
+from crckpt.images.framing import edit_image
 from crckpt.images.wire import BYTES, VARINT, Message, encode
 
 # The field of file_entry, then fields of timerfd_entry (images/timerfd.proto).
@@ -22,9 +22,7 @@ def rearm_timers(files: bytes, name: str = "files.img") -> bytes:
 
     Raises IntegrityError.
     """
-    image = read_image(files, name, magics.FILES)
-    records = tuple(Record(_rearm(record.payload, name), record.extra) for record in image.records)
-    return files if records == image.records else write_image(Image(image.magic, records))
+    return edit_image(files, name, magics.FILES, _rearm)
 
 
 def _rearm(payload: bytes, name: str) -> bytes:

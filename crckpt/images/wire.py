@@ -5,7 +5,7 @@ Groups (wire types 3 and 4) are refused: no CRIU image has them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from crckpt.errors import IntegrityError
 
@@ -154,6 +154,21 @@ class Message:
 def encode(items: Iterable[tuple[int, int, int | bytes]]) -> bytes:
     """Encode fields: the inverse of `fields`. Negative integers become two's complement of 64 bits."""
     return b"".join(encode_varint(number << 3 | kind) + _value(kind, value) for number, kind, value in items)
+
+
+def edit_field(
+    data: bytes, path: Sequence[int], change: Callable[[int | bytes], int | bytes | None], where: str
+) -> bytes:
+    """Change a field; None removes it. `path` has its number after those of the messages around it."""
+    first, *rest = path
+
+    def edit(value: int | bytes) -> int | bytes | None:
+        if not rest:
+            return change(value)
+        return edit_field(value, rest, change, where) if isinstance(value, bytes) else value
+
+    edited = ((number, kind, edit(value) if number == first else value) for number, kind, value in fields(data, where))
+    return encode((number, kind, value) for number, kind, value in edited if value is not None)
 
 
 def encode_varint(value: int) -> bytes:
