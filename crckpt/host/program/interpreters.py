@@ -16,7 +16,8 @@ CLASS: Final = "class "
 
 
 class Interpreter(Struct, frozen=True):
-    """An interpreter, and the options before its script. Letters may stand together, as in `-uc`.
+    """An interpreter, and the options before its script. Letters may stand together, as in `-uc`; words have blanks
+    between them.
 
     - `values`, `long_values`: options that take a value, which is part of the word or the next one
     - `attached`: letters of which the rest of the word is the value
@@ -28,15 +29,15 @@ class Interpreter(Struct, frozen=True):
     family: str
     names: str
     values: str = ""
-    long_values: frozenset[str] = frozenset()
+    long_values: str = ""
     attached: str = ""
     code: str = ""
-    long_code: frozenset[str] = frozenset()
+    long_code: str = ""
     module: str = ""
     file: str = ""
-    long_file: frozenset[str] = frozenset()
+    long_file: str = ""
     is_code_operand: bool = False
-    verbs: frozenset[str] = frozenset()
+    verbs: str = ""
 
 
 # Of python(1), node(1), perlrun(1), ruby(1), php(1), bash(1), dash(1), zsh(1), lua(1), R --help, java(1).
@@ -44,58 +45,42 @@ _INTERPRETERS: Final = (
     Interpreter(
         "python",
         r"(python|pypy|ipython|graalpy)[0-9.]*[a-z]*(-dbg)?",
-        values="WX",
-        long_values=frozenset({"--check-hash-based-pycs"}),
+        "WX",
+        "--check-hash-based-pycs",
         code="c",
         module="m",
     ),
     Interpreter(
         "node",
         r"node(js)?[0-9.]*|bun|deno",
-        values="rC",
-        long_values=frozenset(
-            {"--require", "--import", "--loader", "--experimental-loader", "--conditions", "--title"}
-        ),
+        "rC",
+        "--require --import --loader --experimental-loader --conditions --title",
         code="ep",
-        long_code=frozenset({"--eval", "--print"}),
-        verbs=frozenset({"run"}),
+        long_code="--eval --print",
+        verbs="run",
     ),
-    Interpreter("perl", r"perl[0-9.]*", values="I", attached="0CDFMVdilmx", code="eE"),
-    Interpreter("ruby", r"ruby[0-9.]*", values="ICr", attached="0EFKTWix", code="e"),
-    Interpreter("php", r"php[0-9.]*", values="cdzSt", code="rBRE", file="fF"),
+    Interpreter("perl", r"perl[0-9.]*", "I", attached="0CDFMVdilmx", code="eE"),
+    Interpreter("ruby", r"ruby[0-9.]*", "ICr", attached="0EFKTWix", code="e"),
+    Interpreter("php", r"php[0-9.]*", "cdzSt", code="rBRE", file="fF"),
     Interpreter(
         "shell",
         r"(ba|da|a|z|m?k|ya)?sh[0-9]*|fish",
-        values="oO",
-        long_values=frozenset({"--rcfile", "--init-file"}),
+        "oO",
+        "--rcfile --init-file",
         code="c",
-        long_code=frozenset({"--command"}),
+        long_code="--command",
         is_code_operand=True,
     ),
-    Interpreter("lua", r"lua(jit)?[0-9.]*", values="l", code="e"),
+    Interpreter("lua", r"lua(jit)?[0-9.]*", "l", code="e"),
     Interpreter("tcl", r"(tclsh|wish)[0-9.]*"),
-    Interpreter("R", r"R(script)?", values="g", code="e", file="f", long_file=frozenset({"--file"})),
-    Interpreter("julia", r"julia", values="JCpLtH", code="eE"),
-    Interpreter("dotnet", r"dotnet|mono(-sgen)?", verbs=frozenset({"exec"})),
+    Interpreter("R", r"R(script)?", "g", code="e", file="f", long_file="--file"),
+    Interpreter("julia", r"julia", "JCpLtH", code="eE"),
+    Interpreter("dotnet", r"dotnet|mono(-sgen)?", verbs="exec"),
 )
 _JAVA: Final = "java"
-_JAVA_VALUES: Final = frozenset(
-    {
-        "-cp",
-        "-classpath",
-        "--class-path",
-        "-p",
-        "--module-path",
-        "--upgrade-module-path",
-        "--add-modules",
-        "--limit-modules",
-        "--add-exports",
-        "--add-opens",
-        "--add-reads",
-        "--patch-module",
-        "--enable-native-access",
-        "--source",
-    }
+_JAVA_VALUES: Final = (
+    "-cp -classpath --class-path -p --module-path --upgrade-module-path --add-modules --limit-modules --add-exports "
+    "--add-opens --add-reads --patch-module --enable-native-access --source"
 )
 
 
@@ -122,7 +107,7 @@ def _find_operand(interpreter: Interpreter, words: Sequence[str]) -> str:
     rest, is_code = deque(words), False
     while rest:
         word = rest.popleft()
-        if word == "--" or (word in interpreter.verbs and rest):
+        if word == "--" or (word in interpreter.verbs.split() and rest):
             continue
         if is_code and not word.startswith(("-", "+")):
             return f"{CODE}{word}"
@@ -144,11 +129,11 @@ def _read_option(interpreter: Interpreter, word: str) -> tuple[str, str]:
     """The kind of an option with a value, and the value if it is in the same word; empty for a flag."""
     if word.startswith("--"):
         name, has_value, value = word.partition("=")
-        if name in interpreter.long_code:
+        if name in interpreter.long_code.split():
             return "code", value
-        if name in interpreter.long_file:
+        if name in interpreter.long_file.split():
             return "file", value
-        return ("value", "") if name in interpreter.long_values and not has_value else ("", "")
+        return ("value", "") if name in interpreter.long_values.split() and not has_value else ("", "")
     kinds = (
         ("code", interpreter.code),
         ("module", interpreter.module),
@@ -173,7 +158,7 @@ def _find_class(words: Sequence[str]) -> str:
             return rest[0] if word == "-jar" else f"{CLASS}{rest[0]}"
         if word.startswith("--module="):
             return f"{CLASS}{word.partition('=')[2]}"
-        if word in _JAVA_VALUES and rest:
+        if word in _JAVA_VALUES.split() and rest:
             rest.popleft()
         elif not word.startswith(("-", "@")):
             # `java Main.java` compiles and runs a file.

@@ -16,42 +16,29 @@ LIBC: Final = ctypes.CDLL(None, use_errno=True)
 # Otherwise ctypes cuts results to 32 bits.
 LIBC.syscall.restype = ctypes.c_long
 
+# On x86-64, and on all other machines.
+_NUMBERS: Final = {
+    "setgroups": (116, 159),
+    "pivot_root": (155, 41),
+    "keyctl": (250, 219),
+    "ioprio_set": (251, 30),
+    "ioprio_get": (252, 31),
+    "kcmp": (312, 272),
+    "sched_setattr": (314, 274),
+    "sched_getattr": (315, 275),
+    "bpf": (321, 280),
+    "userfaultfd": (323, 282),
+}
+_PLACE: Final = 0 if platform.machine() == "x86_64" else 1
 # The kernel gives a call the same number on all machines since 424.
-NUMBERS: Final = {
-    "pidfd_getfd": 438,
-    "openat2": 437,
-    "clone3": 435,
+NUMBERS: Final = {name: numbers[_PLACE] for name, numbers in _NUMBERS.items()} | {
     "fsopen": 430,
     "fsconfig": 431,
     "fsmount": 432,
+    "clone3": 435,
+    "openat2": 437,
+    "pidfd_getfd": 438,
     "landlock_create_ruleset": 444,
-    **(
-        {
-            "setgroups": 116,
-            "pivot_root": 155,
-            "keyctl": 250,
-            "ioprio_set": 251,
-            "ioprio_get": 252,
-            "kcmp": 312,
-            "sched_setattr": 314,
-            "sched_getattr": 315,
-            "bpf": 321,
-            "userfaultfd": 323,
-        }
-        if platform.machine() == "x86_64"
-        else {
-            "ioprio_set": 30,
-            "ioprio_get": 31,
-            "pivot_root": 41,
-            "setgroups": 159,
-            "keyctl": 219,
-            "kcmp": 272,
-            "sched_setattr": 274,
-            "sched_getattr": 275,
-            "bpf": 280,
-            "userfaultfd": 282,
-        }
-    ),
 }
 
 
