@@ -14,7 +14,7 @@ from crckpt.cli import options
 from crckpt.cli.format import align, short_id
 from crckpt.cli.output import Output, emit, print_progress
 from crckpt.errors import UsageError
-from crckpt.host.terminal.protocol import HeldTerminal
+from crckpt.helper.terminal.protocol import HeldTerminal
 from crckpt.ops.attach import attach as perform
 from crckpt.ops.attach import list_terminals
 

@@ -60,11 +60,12 @@ class Channel:
         """Close this end. The process at the other end stays. May be called again."""
         self.connection.close()
 
-    def send(self, message: Struct, descriptors: Sequence[int] = ()) -> None:
-        """Send a message. Raises HelperEnded, HelperSilent."""
+    def send(self, message: Struct, descriptors: Sequence[int] = (), within_s: float | None = None) -> None:
+        """Send a message, at once or once there is room. Raises HelperEnded, HelperSilent."""
         # Keepers of releases up to 0.4 speak lines.
         if self.connection.type != socket.SOCK_SEQPACKET:
             raise self._outdated()
+        self.connection.settimeout(within_s)
         data = msgspec.json.encode(message)
         file = -1
         try:
@@ -113,8 +114,7 @@ class Channel:
 
     def ask(self, request: Struct, answer: type[Message], within_s: float | None = None) -> Message:
         """Send a request and return its answer. Raises HelperEnded, HelperSilent."""
-        self.connection.settimeout(within_s)
-        self.send(request)
+        self.send(request, within_s=within_s)
         return self.receive(answer, within_s)
 
     def has_ended(self) -> bool:

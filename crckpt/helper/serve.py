@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, Generic, Protocol, TypeAlias, TypeVar
 
 from msgspec import Struct
 
@@ -24,7 +24,13 @@ _PATIENCE_S: Final = 10.0
 _PAUSE_S: Final = 0.1
 
 _Request = TypeVar("_Request")
-_File: TypeAlias = int | Channel | socket.socket
+
+
+class _HasDescriptor(Protocol):
+    def fileno(self) -> int: ...
+
+
+_File: TypeAlias = int | _HasDescriptor
 
 
 class Waiting:
@@ -102,9 +108,8 @@ class Server(Generic[_Request]):
 
     def answer(self, peer: Channel, answer: Struct) -> None:
         """Answer a peer; drop one that has gone, or does not read."""
-        peer.connection.settimeout(_PATIENCE_S)
         try:
-            peer.send(answer)
+            peer.send(answer, within_s=_PATIENCE_S)
         except (HelperEnded, HelperSilent):
             self._drop(peer)
 

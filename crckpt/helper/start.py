@@ -42,12 +42,23 @@ class StartedHelper(Channel):
         return self.child.wait()
 
 
-def start_helper(kind: HelperKind, *words: str, keep: Sequence[int] = (), taken: Collection[int] = ()) -> StartedHelper:
-    """Start a helper with these words. It inherits `keep`, and its PID is none of `taken`. Raises HostCannot."""
+def start_helper(
+    kind: HelperKind,
+    *words: str,
+    keep: Sequence[int] = (),
+    taken: Collection[int] = (),
+    command: Sequence[str] = (),
+) -> StartedHelper:
+    """Start a helper with these words. It inherits `keep`, and its PID is none of `taken`. Raises HostCannot.
+
+    `command` is what runs it, if not Python its module.
+    """
+    # -P: Python takes no module from the current directory, which may be another user's.
+    command = command or (sys.executable, "-P", "-m", kind.module)
     unusable: list[StartedHelper] = []
     try:
         for _ in range(_MOST_TRIES):
-            helper = _start(kind, words, keep)
+            helper = _start(kind, command, words, keep)
             if helper.pid not in taken:
                 return helper
             # Until there is a good one, the others keep their PIDs.
@@ -58,16 +69,15 @@ def start_helper(kind: HelperKind, *words: str, keep: Sequence[int] = (), taken:
     raise HostCannot(f"no free PID was found for {kind.title}", hint="try again")
 
 
-def _start(kind: HelperKind, words: Sequence[str], keep: Sequence[int]) -> StartedHelper:
+def _start(kind: HelperKind, command: Sequence[str], words: Sequence[str], keep: Sequence[int]) -> StartedHelper:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     number = theirs.fileno()
-    # -P: Python takes no module from the current directory, which may be another user's.
-    command = (sys.executable, "-P", "-m", kind.module, str(number), *words)
+    argv = (*command, str(number), *words)
     try:
         # Closed here once the helper has it: so its end is the end of the channel.
         with theirs:
             child = run.start(
-                command, output=Path(os.devnull), keep=(number, *keep), python_path=Path(__file__).parents[2]
+                argv, output=Path(os.devnull), keep=(number, *keep), python_path=Path(__file__).parents[2]
             )
     except BaseException:
         ours.close()

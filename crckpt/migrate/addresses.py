@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeAlias
 
+from crckpt.helper.address_guard.client import GuardedAddresses, guarded_addresses
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal, lock_removed
 from crckpt.host.network.address import HostAddress, parse_address
@@ -36,7 +37,6 @@ from crckpt.host.network.devices import (
     read_routes,
     remove,
 )
-from crckpt.host.network.guard_client import GuardedAddresses, guarded_addresses
 from crckpt.host.probes.child import probe_in_child
 from crckpt.host.probes.network import move_ip
 from crckpt.host.steps import step

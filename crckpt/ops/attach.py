@@ -10,9 +10,9 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.errors import HostCannot, TargetNotRunning, UsageError
-from crckpt.host.terminal.protocol import HeldTerminal
-from crckpt.host.terminal.relay import FoundTerminal, find_terminals
-from crckpt.host.terminal.relay import attach as connect
+from crckpt.helper.terminal.protocol import HeldTerminal
+from crckpt.helper.terminal.relay import FoundTerminal, find_terminals
+from crckpt.helper.terminal.relay import attach as connect
 
 _ID: Final = re.compile(r"[0-9a-f]{4,64}")
 

@@ -19,10 +19,10 @@ from networks import DEVICE, WITHIN_S, Capture, Echo, Lan, Talker, lan
 from trees import PROGRAMS, runs, wait_for
 
 from crckpt.errors import HostCannot
+from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host.network import claim as steps
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.fence import lift_fence, raise_fence
-from crckpt.host.network.guard_client import guarded_addresses
 from crckpt.migrate.addresses import check_destination, check_source, leave_source, unlocked_source
 
 IPV4 = parse_address(f"10.77.0.100/24@{DEVICE}")
@@ -222,7 +222,7 @@ def test_without_its_guard_crckpt_cleans_up_itself(hosts: Lan, move_id: str) -> 
         with guarded_addresses(BOTH, move_id) as guarded:
             guarded.claim()
             os.kill(guarded.guard, signal.SIGKILL)
-            with pytest.raises(HostCannot, match="was killed"):
+            with pytest.raises(HostCannot, match="has ended"):
                 guarded.release()
         assert is_clean(hosts)
 

@@ -15,8 +15,8 @@ from remote import remote
 from stopped import JOB
 from trees import wait_for
 
+from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host.network.address import HostAddress, parse_address
-from crckpt.host.network.guard_client import guarded_addresses
 from crckpt.migrate.addresses import leave_source, unlocked_source
 from crckpt.store import Repository
 

@@ -398,7 +398,7 @@ def _wait_for_output(log: str) -> None:
 
 
 def _is_holder(process: psutil.Process) -> bool:
-    return "crckpt.host.terminal.holder" in process.cmdline()
+    return "crckpt.helper.terminal.server" in process.cmdline()
 
 
 def _said(workdir: Path) -> Part:

@@ -77,7 +77,7 @@ def is_criu(process: Process) -> bool:
 def _works(process: Process) -> bool:
     # By whole names: these tests may lie in a directory crckpt, and run on the source.
     names = {word.rpartition("/")[2] for word in process.command[:3]}
-    is_guard = "crckpt.host.network.guard" in process.command[:4]
+    is_guard = "crckpt.helper.address_guard.server" in process.command[:4]
     return is_guard or is_criu(process) or not names.isdisjoint({"crckpt", "criu", FAULTY.rpartition("/")[2]})
 
 

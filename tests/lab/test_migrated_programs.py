@@ -248,7 +248,7 @@ class TestTerminal:
             assert [process.host for process in lab.find("talker.py")] == ["source"]
         finally:
             lab.end("talker.py")
-        wait_for(lambda: not lab.find("crckpt.host.terminal.holder"), "the holder of the terminal to end")
+        wait_for(lambda: not lab.find("crckpt.helper.terminal.server"), "the holder of the terminal to end")
 
     def test_a_session_of_tmux_is_attached_on_the_other_host(self, lab: Namespaces, user: Tmux) -> None:
         workdir, socket = f"{SHARED}/talker", f"{SHARED}/tmux"

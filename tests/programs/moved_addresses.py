@@ -6,8 +6,8 @@ line on stdin after the last.
 
 import sys
 
+from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host.network.address import parse_address
-from crckpt.host.network.guard_client import guarded_addresses
 
 move_id, last, *addresses = sys.argv[1:]
 with guarded_addresses(tuple(map(parse_address, addresses)), move_id) as guarded:

@@ -51,7 +51,7 @@ def help_gated(gate: Path, *words: str) -> None:
         return fill(space)
 
     AddressSpace.fill_next = wait_and_fill  # type: ignore[assignment,method-assign]
-    server.main(*(int(word) for word in words if "=" not in word))
+    server.main(*(word for word in words if "=" not in word))
 
 
 if __name__ == "__main__":

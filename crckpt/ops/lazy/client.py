@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
-
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
+from crckpt.helper.channel import HelperEnded, HelperSilent
+from crckpt.helper.kinds import FILLER
+from crckpt.helper.start import start_helper
 from crckpt.host import proc
-from crckpt.host.process import run
 from crckpt.model import CheckpointId
 from crckpt.ops.lazy.fetch import serve_fetches
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.protocol import (
-    Arrived,
-    Attach,
-    Attached,
-    Failed,
-    Filled,
-    Message,
-    Plan,
-    Planned,
-    Started,
-    decode,
-    encode,
-)
+from crckpt.ops.lazy.protocol import Arrived, Attach, Attached, Failed, Filled, FillerMessage, Plan, Planned, Started
 from crckpt.store.late_backend import Fetch
 
-# -P: Python takes no module from the current directory, which may be another user's.
-_HELPER: Final = (sys.executable, "-P", "-m", "crckpt.ops.lazy.server")
 _PATIENCE_S: Final = 60.0
 
 _Answer = TypeVar("_Answer", Started, Planned, Attached, Filled)
@@ -44,38 +28,28 @@ _Answer = TypeVar("_Answer", Started, Planned, Attached, Filled)
 class Filler:
     """The helper, started before it is needed: it takes a moment to start."""
 
-    def __init__(self, words: tuple[str, ...] = _HELPER) -> None:
-        """Start it: by `words`, and the numbers of two descriptors. Raises HostCannot, RestoreFailed.
+    def __init__(self, command: tuple[str, ...] = ()) -> None:
+        """Start it, perhaps by another `command`. Raises HostCannot, RestoreFailed.
 
         `hot` may be set before the restore: packs with pages that the program wrote last, so that it is likely to need
         them first. The restore fills these before the tree runs.
         """
         self.hot = frozenset[str]()
-        self._connection, theirs = socket.socketpair(socket.AF_UNIX)
         self._packs, their_packs = socket.socketpair(socket.AF_UNIX)
         self._manifest = b""
-        with theirs, their_packs:
-            keep = (theirs.fileno(), their_packs.fileno())
-            self._child = run.start(
-                (*words, *map(str, keep)),
-                output=Path(os.devnull),
-                keep=keep,
-                python_path=Path(__file__).parents[3],
-            )
-        self._connection.settimeout(_PATIENCE_S)
+        with their_packs:
+            number = their_packs.fileno()
+            self._helper = start_helper(FILLER, str(number), keep=(number,), command=command)
         self._has_tree = False
-        self._lines = self._connection.makefile("rb")
         self.tids = frozenset(self._receive(Started).tids)
 
     def close(self) -> None:
         """Let it go on alone, and fill all memory, if it has a tree; otherwise it ends. May be called again."""
-        self._lines.close()
-        self._connection.close()
         self._packs.close()
         if self._has_tree:
-            self._child.abandon()
+            self._helper.leave()
         else:
-            self._child.wait()
+            self._helper.end()
 
     def serve(self, manifest: bytes, fetch: Fetch) -> None:
         """Serve the packs of a checkpoint that come later: the helper reads them by `fetch` until `wait_until_filled`.
@@ -88,9 +62,8 @@ class Filler:
     def wait_until_filled(self) -> None:
         """Report that all packs are in the store, and wait until the memory is complete. Raises RestoreFailed."""
         if self._has_tree:
-            self._connection.settimeout(None)
             self._send(Arrived())
-            self._receive(Filled)
+            self._receive(Filled, None)
 
     def plan(self, store: Path, checkpoint: CheckpointId, processes: tuple[ProcessPlan, ...]) -> None:
         """Let it fill the pages of a checkpoint."""
@@ -110,26 +83,38 @@ class Filler:
         """Wait until it knows where the pages lie, if it has a tree. Raise RestoreFailed if it has ended."""
         if self._has_tree:
             self._receive(Planned)
-        self._connection.setblocking(False)
-        with suppress(BlockingIOError):
-            self._connection.recv(1)
-            raise _failure("it was killed")
+        # It sends nothing more, unless it fails.
+        with suppress(HelperSilent):
+            try:
+                _take(self._helper.receive(FillerMessage, 0), Filled)
+            except HelperEnded:
+                raise _failure("it was killed") from None
 
-    def _send(self, message: Message) -> None:
-        try:
-            self._connection.sendall(encode(message))
-        except OSError as error:
-            raise _failure(error.strerror or str(error)) from error
+    def _send(self, content: Plan | Attach | Arrived) -> None:
+        with _failures_named():
+            self._helper.send(FillerMessage(content), within_s=_PATIENCE_S)
 
-    def _receive(self, kind: type[_Answer]) -> _Answer:
-        try:
-            line = self._lines.readline()
-            message = decode(line) if line else Failed("it was killed")
-        except (OSError, msgspec.MsgspecError) as error:
-            raise _failure(str(error)) from error
-        if not isinstance(message, kind):
-            raise _failure(message.message if isinstance(message, Failed) else "unexpected answer")
-        return message
+    def _receive(self, kind: type[_Answer], within_s: float | None = _PATIENCE_S) -> _Answer:
+        with _failures_named():
+            message = self._helper.receive(FillerMessage, within_s)
+        return _take(message, kind)
+
+
+def _take(message: FillerMessage, kind: type[_Answer]) -> _Answer:
+    content = message.content
+    if not isinstance(content, kind):
+        raise _failure(content.message if isinstance(content, Failed) else "unexpected answer")
+    return content
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    try:
+        yield
+    except HelperEnded:
+        raise _failure("it was killed") from None
+    except HelperSilent:
+        raise _failure("it does not answer") from None
 
 
 @contextmanager

@@ -1,10 +1,7 @@
-"""What a restore and the helper that fills a tree's memory say to each other: lines of JSON."""
+"""The messages between a restore and the helper that fills a tree's memory."""
 
 from __future__ import annotations
 
-from typing import Final, TypeAlias
-
-import msgspec
 from msgspec import Struct
 
 from crckpt.host.proc import Identity
@@ -67,16 +64,7 @@ class Failed(Struct, frozen=True, tag=True):
     message: str
 
 
-Message: TypeAlias = Started | Plan | Planned | Attach | Attached | Arrived | Filled | Failed
+class FillerMessage(Struct, frozen=True):
+    """A message, as it is sent."""
 
-_DECODER: Final[msgspec.json.Decoder[Message]] = msgspec.json.Decoder(Message)
-
-
-def encode(message: Message) -> bytes:
-    """Encode a message as one line."""
-    return msgspec.json.encode(message) + b"\n"
-
-
-def decode(line: bytes) -> Message:
-    """Decode a line. Raises msgspec.MsgspecError."""
-    return _DECODER.decode(line)
+    content: Started | Plan | Planned | Attach | Attached | Arrived | Filled | Failed

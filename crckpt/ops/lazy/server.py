@@ -1,7 +1,6 @@
 """The helper that fills the memory of a restored tree while the tree runs.
 
-Run as `python -m crckpt.ops.lazy.server DESCRIPTOR [PACKS]`, sockets to the restore. It goes on after the restore has
-ended, until all memory is there. Its parent guards the tree: see `guard`.
+It goes on after the restore has ended, until all memory is there. Its parent guards the tree: see `guard`.
 """
 
 from __future__ import annotations
@@ -26,6 +25,9 @@ import numpy as np
 
 from crckpt.errors import HostCannot, IntegrityError, error_text
 from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
+from crckpt.helper.channel import Channel
+from crckpt.helper.kinds import FILLER
+from crckpt.helper.start import open_control
 from crckpt.host.proc import Identity, procfs
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.missing_pages import MissingPages
@@ -37,19 +39,7 @@ from crckpt.ops.lazy.marks import open_mark, remove_mark
 from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.protocol import (
-    Arrived,
-    Attach,
-    Attached,
-    Failed,
-    Filled,
-    Message,
-    Plan,
-    Planned,
-    Started,
-    decode,
-    encode,
-)
+from crckpt.ops.lazy.protocol import Arrived, Attach, Attached, Failed, Filled, FillerMessage, Plan, Planned, Started
 from crckpt.ops.lazy.segments import Segment, Segments
 from crckpt.store import Repository
 from crckpt.store.format.manifest import unseal
@@ -210,12 +200,11 @@ class _Filling:
 class _Helper:
     """Answers the restore, then fills."""
 
-    def __init__(self, tree: GuardedTree, connection: socket.socket, packs: socket.socket | None) -> None:
+    def __init__(self, tree: GuardedTree, control: Channel, packs: socket.socket) -> None:
         """`packs` is for parts of packs that come later."""
         self._tree = tree
         self._packs = packs
-        self._connection = connection
-        self._lines = connection.makefile("rb")
+        self._control = control
         self._mark = -1
 
     def run(self) -> None:
@@ -232,7 +221,7 @@ class _Helper:
                 return
             # Once all packs are open, nobody needs to keep them in the store for as long as the program likes, which
             # may go on in ever new children that lack memory, too.
-            if plan.manifest and self._packs is not None:
+            if plan.manifest:
                 checkpoint = unseal(plan.manifest, plan.checkpoint)
                 late = LateBackend(repository.root, checkpoint, plan.manifest, Fetcher(self._packs).fetch)
                 self._fill(plan, attach, Contents(late, checkpoint), partial(self._receive_arrival, late, stack))
@@ -266,7 +255,7 @@ class _Helper:
             free = partial(_unpin, task, context, missing)
             filling.add(AddressSpace(task.pid, find_pages(process), missing, segments, filling, unpin=free))
         self._send(Planned())
-        filling.begin(Start(self._connection.fileno(), check_start))
+        filling.begin(Start(self._control.fileno(), check_start))
         filling.finish()
         remove_mark(root)
         if plan.manifest:
@@ -285,22 +274,21 @@ class _Helper:
 
     def fail(self, error: Exception) -> None:
         """Report why the restore fails, and end the tree."""
-        with suppress(OSError):
+        with suppress(HostCannot):
             self._send(Failed(error_text(error)))
         if self._tree.read().tasks:
             self._end_tree(error)
 
     def _receive(self, kind: type[_Message]) -> _Message | None:
         """Receive a message; None if the restore has ended."""
-        with suppress(OSError):
-            if line := self._lines.readline():
-                message = decode(line)
-                if isinstance(message, kind):
-                    return message
+        with suppress(HostCannot):
+            content = self._control.receive(FillerMessage).content
+            if isinstance(content, kind):
+                return content
         return None
 
-    def _send(self, message: Message) -> None:
-        self._connection.sendall(encode(message))
+    def _send(self, content: Started | Planned | Attached | Filled | Failed) -> None:
+        self._control.send(FillerMessage(content))
 
 
 def _take(process: ProcessPlan, task: Identity) -> tuple[MissingPages, int] | None:
@@ -340,8 +328,8 @@ def _fill_whole(pid: int, pages: ProcessPages) -> None:
             write_memory(pid, ours, np.array([[piece.origin, piece.length]], np.uint64))
 
 
-def main(descriptor: int, packs: int | None = None) -> NoReturn:
-    """Run the helper. `descriptor` is a socket; so is `packs`, for parts of packs that come later."""
+def main(number: str, packs: str) -> NoReturn:
+    """Run the helper. `packs` is a socket for parts of packs that come later."""
     tree = GuardedTree()
     # The restore, its session and its terminal may end before us.
     signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -351,7 +339,7 @@ def main(descriptor: int, packs: int | None = None) -> NoReturn:
     sys.setswitchinterval(_SWITCH_S)
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    helper = _Helper(tree, socket.socket(fileno=descriptor), socket.socket(fileno=packs) if packs is not None else None)
+    helper = _Helper(tree, open_control(FILLER, number), socket.socket(fileno=int(packs)))
     try:
         helper.run()
     except Exception as error:
@@ -361,4 +349,4 @@ def main(descriptor: int, packs: int | None = None) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main(*sys.argv[1:])

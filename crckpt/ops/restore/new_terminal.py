@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from crckpt.causes import Finding, cause
 from crckpt.helper.calls.remote_calls import Order, carry_out
+from crckpt.helper.terminal.client import TerminalHolder, held_terminal
+from crckpt.helper.terminal.protocol import HeldTree
 from crckpt.host import proc
-from crckpt.host.terminal.holder_client import TerminalHolder, held_terminal
-from crckpt.host.terminal.protocol import HeldTree
 from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.preflight.restore.tasks import find_needed_ids

@@ -10,9 +10,9 @@ from contextlib import contextmanager, suppress
 
 from msgspec import Struct
 
+from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host.observe.pipes import make_filled_pipe
 from crckpt.host.process import run
-from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.images.pipes import PipeContent
 from crckpt.images.terminal_files import NO_INPUT, OUTPUT
 from crckpt.preflight.restore.pipes import OutsidePipe

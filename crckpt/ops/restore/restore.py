@@ -25,6 +25,7 @@ from crckpt.errors import (
     RestoreFailed,
     UsageError,
 )
+from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
 from crckpt.host.disk.other_names import linked_again
@@ -35,7 +36,6 @@ from crckpt.host.process.shell_terminal import terminal_of_shell
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.host.process.terminal_numbers import lower_numbers_held
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
-from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error

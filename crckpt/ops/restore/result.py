@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.criu.find import Criu
+from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host.process.job_control import Job
-from crckpt.host.terminal.holder_client import TerminalHolder
 from crckpt.preflight.restore.checks import Verdict
 from crckpt.store import Checkpoint
 

@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from crckpt.errors import HostCannot, TargetNotRunning, UsageError
-from crckpt.host.terminal.protocol import HeldTerminal, HeldTree
-from crckpt.host.terminal.relay import FoundTerminal
+from crckpt.helper.terminal.protocol import HeldTerminal, HeldTree
+from crckpt.helper.terminal.relay import FoundTerminal
 from crckpt.ops.attach import attach, pick_terminal
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from crckpt.host.terminal.screen_modes import ScreenModes
+from crckpt.helper.terminal.screen_modes import ScreenModes
 
 COLOURS = b"\x1b[m"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host import proc
-from crckpt.host.network.guard_client import guarded_addresses
 
 MOVE = "0123456789abcdef"
 OPENS = "import sys, time\nfile = open(sys.argv[1], 'a')\nprint(flush=True)\ntime.sleep(1000)"

@@ -6,13 +6,16 @@ import os
 import select
 import selectors
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import msgspec
 import pytest
 
-from crckpt.host.terminal import clients as module
-from crckpt.host.terminal.clients import Client, Clients
-from crckpt.host.terminal.protocol import (
+from crckpt.helper.serve import Waiting
+from crckpt.helper.terminal import clients as module
+from crckpt.helper.terminal.clients import Client, Clients
+from crckpt.helper.terminal.protocol import (
     ATTACH,
     DESCRIBE,
     DESCRIPTION,
@@ -23,12 +26,24 @@ from crckpt.host.terminal.protocol import (
     RESIZE,
     HeldTerminal,
     HeldTree,
-    decode,
     decode_status,
     encode_size,
 )
 
 TREE = HeldTree(1234, 1, 1234, "python3", "job", "ab" * 32, "/var/log/crckpt/job.log")
+
+
+class Noting(Waiting):
+    """Notes whether a wait was more than for the terminal's echo, which stays unread: it is ready all the time."""
+
+    is_served = False
+
+    def watch(self, file: Any, ready: Callable[[int], object], events: int = selectors.EVENT_READ) -> None:
+        def attend(found: int) -> None:
+            self.is_served |= isinstance(file, Client) or bool(found & selectors.EVENT_WRITE)
+            ready(found)
+
+        super().watch(file, attend, events)
 
 
 class Held:
@@ -37,8 +52,8 @@ class Held:
     def __init__(self) -> None:
         self.master, self.slave = os.openpty()
         os.set_blocking(self.master, False)
-        self.waiting = selectors.DefaultSelector()
-        self.clients = Clients(self.master, self.waiting)
+        self.waiting = Noting()
+        self.clients = Clients(self.master, self.waiting, self._write_input)
         self.clients.tree = TREE
         self.ours: list[socket.socket] = []
 
@@ -58,17 +73,15 @@ class Held:
         return connection
 
     def serve(self) -> None:
-        """Deal with all that clients have sent. The terminal's echo of it stays unread: it is ready all the time."""
-        while found := [each for each in self.waiting.select(0) if self._is_served(*each)]:
-            for key, events in found:
-                if isinstance(key.fileobj, Client):
-                    self.clients.attend(key.fileobj, events)
-                else:
-                    self.clients.write_input()
+        """Deal with all that clients have sent."""
+        self.waiting.is_served = True
+        while self.waiting.is_served:
+            self.waiting.is_served = False
+            self.waiting.wait(0)
 
-    @staticmethod
-    def _is_served(key: selectors.SelectorKey, events: int) -> bool:
-        return isinstance(key.fileobj, Client) or bool(events & selectors.EVENT_WRITE)
+    def _write_input(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self.clients.write_input()
 
 
 @pytest.fixture
@@ -89,7 +102,7 @@ def test_the_terminal_describes_itself(held: Held) -> None:
     held.serve()
     data = asking.recv(4096)
     assert data[:1] == DESCRIPTION
-    assert decode(data[1:], HeldTerminal) == HeldTerminal(os.getpid(), TREE, attached=os.getpid())
+    assert msgspec.json.decode(data[1:], type=HeldTerminal) == HeldTerminal(os.getpid(), TREE, attached=os.getpid())
     attached.close()
 
 
@@ -137,7 +150,7 @@ def test_what_is_not_understood_is_refused_and_changes_nothing(held: Held, messa
     held.serve()
     assert client.recv(4096)[:1] == REFUSED
     assert os.get_terminal_size(held.slave) == before
-    assert held.waiting.select(0) == []
+    assert not held.waiting.wait(0)
 
 
 def test_one_that_takes_nothing_is_dropped(held: Held, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,13 @@
 """The guard of claimed addresses: a small process that takes them back if crckpt dies before the move is done.
 
-Run as `python -m crckpt.host.network.guard CONTROL MOVE ADDRESS...`: CONTROL is a descriptor, on which crckpt asks for
-the steps of `claim`. The guard runs them all, one after the other: no step of a crckpt that was killed can come after
-what undoes it. If CONTROL ends before `keep`, it gives the addresses up, unless the expected tree runs. If the CRIU of
-that tree was killed, too, the guard ends the tree first. In any case it ends then.
+crckpt asks it for the steps of `claim`. The guard runs them all, one after the other: no step of a crckpt that was
+killed can come after what undoes it. If crckpt ends before `keep`, it gives the addresses up, unless the expected tree
+runs. If the CRIU of that tree was killed, too, the guard ends the tree first. In any case it ends then.
 """
 
 from __future__ import annotations
 
-import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -18,10 +15,13 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.errors import HostCannot, error_text
+from crckpt.helper.address_guard.protocol import GuardAnswer, GuardRequest
+from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent
+from crckpt.helper.kinds import ADDRESS_GUARD
+from crckpt.helper.start import open_control
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.announce import Announcer
 from crckpt.host.network.claim import claim, finish_release, give_up, release
-from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
 from crckpt.host.proc import LiveRoot
 from crckpt.host.process.unfinished_trees import end_unfinished_trees
 
@@ -36,7 +36,7 @@ _NOT_OURS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM
 class _Guard:
     """Performs the steps. `_left`: announcements that are still to be made."""
 
-    def __init__(self, control: socket.socket, move_id: str, addresses: tuple[HostAddress, ...]) -> None:
+    def __init__(self, control: Channel, move_id: str, addresses: tuple[HostAddress, ...]) -> None:
         self._control = control
         self._move_id = move_id
         self._addresses = addresses
@@ -50,14 +50,17 @@ class _Guard:
     def serve(self) -> None:
         """Serve crckpt until the addresses are kept or given up. Raises HostCannot."""
         while not self._is_kept:
-            if not select.select([self._control], [], [], _GAP_S if self._left else None)[0]:
-                self._announce_again()
-                continue
-            request = decode(self._read(), GuardRequest)
-            if request is None:
+            try:
+                request = self._control.receive(GuardRequest, _GAP_S if self._left else None)
+            except (HelperEnded, HelperOutdated):
                 self._end_without_crckpt()
                 break
-            self._answer(self._perform(request))
+            except HelperSilent:
+                self._announce_again()
+                continue
+            # If crckpt has ended, the next request says so.
+            with suppress(HelperEnded):
+                self._control.send(self._perform(request))
         while self._left:
             time.sleep(_GAP_S)
             self._announce_again()
@@ -125,26 +128,12 @@ class _Guard:
         with suppress(OSError):
             self._announce()
 
-    def _read(self) -> bytes:
-        try:
-            return self._control.recv(LONGEST)
-        except OSError:
-            return b""
-
-    def _answer(self, answer: GuardAnswer) -> None:
-        try:
-            self._control.sendall(encode(answer))
-        except OSError:
-            # crckpt has ended. The next read says so.
-            return
-
 
 def main(words: list[str]) -> int:
     """Guard addresses until crckpt has kept them, or has ended."""
     for number in _NOT_OURS:
         signal.signal(number, signal.SIG_IGN)
-    control = socket.socket(fileno=int(words[0]))
-    guard = _Guard(control, words[1], tuple(map(parse_address, words[2:])))
+    guard = _Guard(open_control(ADDRESS_GUARD, words[0]), words[1], tuple(map(parse_address, words[2:])))
     try:
         guard.serve()
     except HostCannot:

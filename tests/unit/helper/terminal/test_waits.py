@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from entering import state, wait_for
 
-from crckpt.host.terminal.protocol import ATTACH, LONGEST, RESIZE
+from crckpt.helper.terminal.protocol import ATTACH, LONGEST, RESIZE
 
 WITHIN_S = 60
 ATTACHED = """
@@ -24,8 +24,8 @@ import signal, sys, threading, time
 from pathlib import Path
 from crckpt.errors import Interrupted
 from crckpt.host.process.signals import handle_interrupts
-from crckpt.host.terminal.protocol import HeldTerminal, HeldTree
-from crckpt.host.terminal.relay import FoundTerminal, attach
+from crckpt.helper.terminal.protocol import HeldTerminal, HeldTree
+from crckpt.helper.terminal.relay import FoundTerminal, attach
 
 threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGWINCH})
@@ -74,20 +74,23 @@ def test_attach(listener: socket.socket) -> None:
 HOLDS = """
 import signal, socket, subprocess, threading
 from crckpt.host.process.signals import forward_signals
-from crckpt.host.terminal.holder_client import TerminalHolder
-from crckpt.host.terminal.protocol import HolderAnswer, encode
+from crckpt.helper.terminal.client import TerminalHolder
+from crckpt.helper.channel import Channel
+from crckpt.helper.kinds import TERMINAL
+from crckpt.helper.start import StartedHelper
+from crckpt.helper.terminal.protocol import HolderAnswer
 
 program = subprocess.Popen(["sleep", "300"])
 ours, holders = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 def hold():
-    holders.send(encode(HolderAnswer(ended=(program.pid, -program.wait()))))
+    Channel(TERMINAL, holders).send(HolderAnswer(ended=(program.pid, -program.wait())))
 
 threading.Thread(target=hold, daemon=True).start()
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 forward_signals(program.pid, on_our_terminal=False)
 print(program.pid, flush=True)
-print(TerminalHolder(ours, program, -1).wait(program.pid), flush=True)
+print(TerminalHolder(StartedHelper(TERMINAL, ours, program), -1).wait(program.pid), flush=True)
 """
 
 

@@ -10,11 +10,15 @@ import socket
 import termios
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
-from crckpt.host.peers import peer_pid
-from crckpt.host.terminal.protocol import (
+import msgspec
+
+from crckpt.helper.serve import Waiting
+from crckpt.helper.terminal.protocol import (
     ATTACH,
     DESCRIBE,
     DESCRIPTION,
@@ -26,11 +30,11 @@ from crckpt.host.terminal.protocol import (
     RESIZE,
     HeldTerminal,
     HeldTree,
-    encode,
     encode_status,
     is_size,
 )
-from crckpt.host.terminal.screen_modes import ScreenModes
+from crckpt.helper.terminal.screen_modes import ScreenModes
+from crckpt.host.peers import peer_pid
 
 _MOST_CLIENTS: Final = 16
 # Output that the attached client has not taken yet: then the program waits, as on any terminal.
@@ -79,7 +83,8 @@ class Client:
 class Clients:
     """All connections to the holder."""
 
-    def __init__(self, master: int, waiting: selectors.BaseSelector) -> None:
+    def __init__(self, master: int, waiting: Waiting, attend_master: Callable[[int], None]) -> None:
+        """`attend_master` is called when the terminal has output, or takes input."""
         self.tree: HeldTree | None = None
         self._master = master
         self._waiting = waiting
@@ -88,6 +93,7 @@ class Clients:
         self._input = bytearray()
         self._is_open = True
         self._modes = ScreenModes()
+        self._attend_master = attend_master
         self._wait(master, selectors.EVENT_READ)
 
     def close_terminal(self) -> None:
@@ -165,7 +171,7 @@ class Clients:
         kind, content = data[:1], data[1:]
         if kind == DESCRIBE and self.tree is not None:
             attached = self._attached.pid if self._attached else 0
-            is_there = client.send(DESCRIPTION + encode(HeldTerminal(os.getpid(), self.tree, attached)))
+            is_there = client.send(DESCRIPTION + msgspec.json.encode(HeldTerminal(os.getpid(), self.tree, attached)))
         elif kind == ATTACH and is_size(content):
             is_there = self._attach(client, content)
         elif client is self._attached and kind == RESIZE and is_size(content):
@@ -219,10 +225,9 @@ class Clients:
 
     def _wait(self, waited: Client | int, events: int) -> None:
         """Wait for these events; for none with 0."""
-        is_waited = waited in self._waiting.get_map()
-        if is_waited and events:
-            self._waiting.modify(waited, events)
-        elif events:
-            self._waiting.register(waited, events)
-        elif is_waited:
-            self._waiting.unregister(waited)
+        if not events:
+            self._waiting.forget(waited)
+        elif isinstance(waited, Client):
+            self._waiting.watch(waited, partial(self.attend, waited), events)
+        else:
+            self._waiting.watch(waited, self._attend_master, events)

@@ -4,49 +4,37 @@ from __future__ import annotations
 
 import os
 import select
-import socket
-import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot
+from crckpt.helper.kinds import TERMINAL
+from crckpt.helper.start import StartedHelper, start_helper
+from crckpt.helper.terminal.protocol import HeldTree, HolderAnswer, HolderRequest
 from crckpt.host.process import run
 from crckpt.host.process.orphans import Ending
 from crckpt.host.process.wakeups import woken_by_signals
-from crckpt.host.terminal.protocol import (
-    LONGEST,
-    HeldTree,
-    HolderAnswer,
-    HolderRequest,
-    decode,
-    encode,
-)
 
-_ENDED: Final = "the process that holds the new terminal has ended"
 _STARTS_S: Final = 60.0
 # A program that has ended is reaped at once, unless the holder is stopped.
 _REAPS_S: Final = 10.0
-_MOST_TRIES: Final = 100
 
 
 class TerminalHolder:
     """A holder that we have started. `slave` is our descriptor of the terminal, `log` the file with its output."""
 
-    def __init__(self, control: socket.socket, child: run.Child, slave: int) -> None:
-        self._control = control
-        self._child = child
+    def __init__(self, helper: StartedHelper, slave: int) -> None:
+        self._helper = helper
         self._ended: dict[int, int] = {}
-        self.pid = child.pid
+        self.pid = helper.pid
         self.slave = slave
         self.log = ""
 
     def wait_until_ready(self) -> None:
         """Wait until it holds the terminal. Raises HostCannot."""
-        self._control.settimeout(_STARTS_S)
-        self.log = self._read_answer().log
-        self._control.settimeout(None)
+        self.log = self._read_answer(_STARTS_S).log
 
     def start_in_session(
         self,
@@ -89,26 +77,25 @@ class TerminalHolder:
         """
         with woken_by_signals() as wakeups:
             while pid not in self._ended:
-                if wakeups.wait(self._control.fileno()):
-                    self._take(self._read_message())
+                if wakeups.wait(self._helper.fileno()):
+                    self._take(self._helper.receive(HolderAnswer))
         return self._ended[pid]
 
     def commit(self, tree: HeldTree) -> str:
         """Report that the tree runs. Return why `crckpt attach` cannot reach the terminal; empty if it can."""
         try:
-            self._send(HolderRequest("commit", tree=tree))
+            self._helper.send(HolderRequest("commit", tree=tree))
             self._read_answer()
         except HostCannot as error:
             return error.message
-        self._child.abandon()
+        self._helper.child.abandon()
         return ""
 
     def abort(self) -> None:
         """End all that it has started, and the holder."""
         with suppress(HostCannot):
-            self._send(HolderRequest("abort"))
-        self._control.close()
-        self._child.wait()
+            self._helper.send(HolderRequest("abort"))
+        self._helper.end()
 
     def _start(
         self,
@@ -125,41 +112,25 @@ class TerminalHolder:
         request = HolderRequest("start", words, more, tuple(keep), own_session)
         descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._send(request, descriptor, *keep)
+            self._helper.send(request, (descriptor, *keep))
         finally:
             os.close(descriptor)
         return _HeldChild(self, self._read_answer().started)
 
-    def _send(self, request: HolderRequest, *descriptors: int) -> None:
-        try:
-            socket.send_fds(self._control, [encode(request)], descriptors)
-        except OSError:
-            raise HostCannot(_ENDED) from None
-
-    def _read_answer(self) -> HolderAnswer:
+    def _read_answer(self, within_s: float | None = None) -> HolderAnswer:
         """Read the answer to a request. Raises HostCannot if that was refused."""
         while True:
-            answer = self._read_message()
+            answer = self._helper.receive(HolderAnswer, within_s)
             if answer.failed:
                 raise HostCannot(answer.failed)
             if answer.ended is None:
                 return answer
             self._take(answer)
 
-    def _read_message(self) -> HolderAnswer:
-        try:
-            data = self._control.recv(LONGEST)
-        except OSError:
-            data = b""
-        answer = decode(data, HolderAnswer) if data else None
-        if answer is None:
-            raise HostCannot(_ENDED)
-        return answer
-
     def _read_endings(self, within_s: float, pid: int) -> None:
         with suppress(HostCannot):
-            while pid not in self._ended and select.select([self._control], [], [], within_s)[0]:
-                self._take(self._read_message())
+            while pid not in self._ended:
+                self._take(self._helper.receive(HolderAnswer, within_s))
 
     def _take(self, answer: HolderAnswer) -> None:
         if answer.ended is not None:
@@ -198,33 +169,14 @@ def held_terminal(job: str, taken: Collection[int], *, is_session: bool) -> Iter
         master, slave = os.openpty()
         for descriptor in (master, slave):
             stack.callback(os.close, descriptor)
-        holder = _start_holder(job, master, slave, taken, is_session=is_session)
+        words = (str(master), str(slave), str(int(is_session)), job)
+        holder = TerminalHolder(start_helper(TERMINAL, *words, keep=(master, slave), taken=taken), slave)
         try:
             holder.wait_until_ready()
             yield holder
         except BaseException:
             holder.abort()
             raise
-
-
-def _start_holder(job: str, master: int, slave: int, taken: Collection[int], *, is_session: bool) -> TerminalHolder:
-    unusable: list[TerminalHolder] = []
-    try:
-        for _ in range(_MOST_TRIES):
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            keep = (theirs.fileno(), master, slave)
-            module = ("-P", "-m", "crckpt.host.terminal.holder")
-            words = (sys.executable, *module, *map(str, keep), str(int(is_session)), job)
-            with theirs:
-                child = run.start(words, output=Path(os.devnull), keep=keep, python_path=Path(__file__).parents[3])
-            holder = TerminalHolder(ours, child, slave)
-            if child.pid not in taken:
-                return holder
-            unusable.append(holder)
-    finally:
-        for each in unusable:
-            each.abort()
-    raise HostCannot("no free PID was found for the process that holds the terminal", hint="try again")
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,16 +1,12 @@
-"""Requests to the guard of claimed addresses, and its answers: one JSON message each."""
+"""Requests to the guard of claimed addresses, and its answers."""
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+from typing import Literal
 
-import msgspec
 from msgspec import Struct
 
 from crckpt.host.proc.live_root import LiveRoot
-
-LONGEST: Final = 65536
-_Message = TypeVar("_Message", bound="GuardRequest | GuardAnswer")
 
 
 class GuardRequest(Struct, frozen=True):
@@ -29,16 +25,3 @@ class GuardAnswer(Struct, frozen=True):
     failed: str = ""
     hint: str = ""
     warning: str = ""
-
-
-def encode(message: GuardRequest | GuardAnswer) -> bytes:
-    """Encode a message."""
-    return msgspec.json.encode(message)
-
-
-def decode(data: bytes, kind: type[_Message]) -> _Message | None:
-    """Decode a message; None if it is none of this kind."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.DecodeError:
-        return None

@@ -1,12 +1,8 @@
 """The holder of a restored tree's terminal: a small process that ends with the tree.
 
-Run as `python -m crckpt.host.terminal.holder CONTROL MASTER SLAVE IS_SESSION JOB`; the first three are descriptors. It
-leads the session of a tree without a session leader, and starts CRIU for the restore, which asks for that at CONTROL:
-so it is the parent of the tree's root, and learns its exit status. What the tree writes goes to a log, and to the
-`crckpt attach` that is connected.
-
-Only root and the holder's own user are answered. If the holder is killed, the terminal hangs up, as if a terminal
-window was closed.
+It leads the session of a tree without a session leader, and starts CRIU for the restore, which asks for that: so it is
+the parent of the tree's root, and learns its exit status. What the tree writes goes to a log, and to the
+`crckpt attach` that is connected. If the holder is killed, the terminal hangs up, as if a terminal window was closed.
 """
 
 from __future__ import annotations
@@ -20,26 +16,22 @@ import socket
 import sys
 import termios
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from crckpt.errors import CrckptError, error_text
+from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, close_all
+from crckpt.helper.kinds import TERMINAL
+from crckpt.helper.records import record_path
+from crckpt.helper.serve import Waiting, wake_on_signals
+from crckpt.helper.sockets import accept, listen
+from crckpt.helper.start import open_control
+from crckpt.helper.terminal.clients import Clients
+from crckpt.helper.terminal.output_log import OutputLog
+from crckpt.helper.terminal.protocol import LONGEST, HeldTree, HolderAnswer, HolderRequest
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import make_runtime_directory
-from crckpt.host.peers import is_trusted
 from crckpt.host.process import run
 from crckpt.host.syscalls.prctl import set_child_subreaper
-from crckpt.host.terminal.clients import Client, Clients
-from crckpt.host.terminal.output_log import OutputLog
-from crckpt.host.terminal.protocol import (
-    LONGEST,
-    MOST_DESCRIPTORS,
-    HeldTree,
-    HolderAnswer,
-    HolderRequest,
-    decode,
-    encode,
-    terminal_socket,
-)
 
 # The tree, in whose process group we are perhaps, must not end or stop its terminal; of these, Python's handlers are
 # not inherited by what we start.
@@ -60,82 +52,71 @@ _QUIET_S: Final = 0.1
 class _Holder:
     """Holds the master of the terminal, starts programs, and reaps them."""
 
-    def __init__(self, control: socket.socket, master: int, slave: int, log: OutputLog) -> None:
-        self._control: socket.socket | None = control
+    def __init__(self, control: Channel, master: int, slave: int, log: OutputLog) -> None:
+        self._control: Channel | None = control
         self._master = master
         self._slave = slave
         self._log = log
-        self._waiting = selectors.DefaultSelector()
-        self._clients = Clients(master, self._waiting)
+        self._waiting = Waiting()
+        self._clients = Clients(master, self._waiting, self._attend_master)
         self._listener: socket.socket | None = None
         self._tree: HeldTree | None = None
         self._ended: dict[int, int] = {}
         self._is_terminated = False
         self._is_drained = False
 
-    def serve(self, signals: int) -> None:
-        """Serve until the tree has ended. `signals` is readable after each signal."""
+    def serve(self) -> None:
+        """Serve until the tree has ended."""
         assert self._control is not None
-        for waited in (self._control, signals):
-            self._waiting.register(waited, selectors.EVENT_READ)
+        signals = wake_on_signals((*_NOT_OURS, signal.SIGCHLD, signal.SIGTERM), self._note_signal)
+        # With a handler, `tcsetpgrp` would be interrupted by it again and again.
+        signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        self._waiting.watch(signals, lambda _events: self._reap(signals))
+        self._waiting.watch(self._control, lambda _events: self._take_request())
+        self._answer(HolderAnswer(log=str(self._log.path)))
         while not self._is_over():
             has_ended = self._status() is not None
-            found = self._waiting.select(_QUIET_S if has_ended else self._clients.seconds_until_dropped())
-            for key, events in found:
-                self._attend(key.fileobj, events, signals)
+            is_any = self._waiting.wait(_QUIET_S if has_ended else self._clients.seconds_until_dropped())
             self._clients.drop_slow()
-            if has_ended and not found:
+            if has_ended and not is_any:
                 # Other processes may have the terminal open, perhaps for long.
                 self._clients.end(self.exit_status())
         self._clients.end(self.exit_status())
-
-    def terminate(self) -> None:
-        """Note a SIGTERM: it ends us only once the root has ended."""
-        self._is_terminated = True
 
     def close(self) -> None:
         """Close all connections, and remove the socket."""
         self._clients.close()
         if self._listener is not None and self._tree is not None:
-            terminal_socket(self._tree.root, self._tree.start).unlink(missing_ok=True)
+            _find_socket(self._tree).unlink(missing_ok=True)
 
-    def _attend(self, waited: object, events: int, signals: int) -> None:
-        if waited is self._control:
-            self._take_request()
-        elif waited == self._master:
-            if events & selectors.EVENT_WRITE:
-                self._clients.write_input()
-            if events & selectors.EVENT_READ:
-                self._pass_output_on()
-        elif waited == signals:
-            with suppress(BlockingIOError):
-                os.read(signals, LONGEST)
-            self._reap()
-        elif waited is self._listener:
-            self._accept()
-        elif isinstance(waited, Client):
-            self._clients.attend(waited, events)
+    def _note_signal(self, number: int) -> None:
+        # SIGTERM ends us only once the root has ended.
+        self._is_terminated |= number == signal.SIGTERM
+
+    def _attend_master(self, events: int) -> None:
+        if events & selectors.EVENT_WRITE:
+            self._clients.write_input()
+        if events & selectors.EVENT_READ:
+            self._pass_output_on()
 
     # Requests of the restore
 
     def _take_request(self) -> None:
         assert self._control is not None
         try:
-            data, descriptors, _, _ = socket.recv_fds(self._control, LONGEST, MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
-        except OSError:
-            data, descriptors = b"", []
-        request = decode(data, HolderRequest) if data else None
-        if request is None:
+            request, descriptors = self._control.receive_descriptors(HolderRequest, 0)
+        except (HelperEnded, HelperOutdated):
             # The restore has ended. If it was killed, its CRIU gives up by itself.
-            self._waiting.unregister(self._control)
+            self._waiting.forget(self._control)
             self._control.close()
             self._control = None
+            return
+        except HelperSilent:
             return
         try:
             self._answer(self._perform(request, descriptors))
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(descriptors)
 
     def _perform(self, request: HolderRequest, descriptors: list[int]) -> HolderAnswer:
         match request.do:
@@ -175,25 +156,19 @@ class _Holder:
         return HolderAnswer()
 
     def _listen(self, tree: HeldTree) -> None:
-        path = terminal_socket(tree.root, tree.start)
-        make_runtime_directory(path)
-        path.unlink(missing_ok=True)
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # To connect takes write permission on it (unix(7)).
-        before = os.umask(0o177)
-        self._listener.bind(str(path))
-        os.umask(before)
-        self._listener.listen()
-        self._waiting.register(self._listener, selectors.EVENT_READ)
+        self._listener = listen(_find_socket(tree))
+        self._waiting.watch(self._listener, lambda _events: self._accept())
 
     def _answer(self, answer: HolderAnswer) -> None:
         if self._control is not None:
-            with suppress(OSError):
-                self._control.sendall(encode(answer))
+            with suppress(HelperEnded):
+                self._control.send(answer)
 
     # Children
 
-    def _reap(self) -> None:
+    def _reap(self, signals: int) -> None:
+        with suppress(BlockingIOError):
+            os.read(signals, LONGEST)
         with suppress(ChildProcessError):
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED)
@@ -265,46 +240,31 @@ class _Holder:
 
     def _accept(self) -> None:
         assert self._listener is not None
-        try:
-            connection, _ = self._listener.accept()
-        except OSError:
-            return
-        if is_trusted(connection):
-            self._clients.add(connection)
-        else:
-            connection.close()
+        with suppress(OSError):
+            if (connection := accept(self._listener)) is not None:
+                self._clients.add(connection)
 
 
-def _watch_signals(holder: _Holder) -> int:
-    """Handle signals; return a descriptor that is readable after each of them."""
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
-    for number in (*_NOT_OURS, signal.SIGCHLD):
-        signal.signal(number, lambda _number, _frame: None)
-    # With a handler, `tcsetpgrp` would be interrupted by it again and again.
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda _number, _frame: holder.terminate())
-    return reading
+def _find_socket(tree: HeldTree) -> Path:
+    return record_path(TERMINAL, proc.Identity(proc.boot_id(), tree.root, tree.start))
 
 
 def main(words: list[str]) -> int:
     """Hold the terminal until the tree ends, or answer why that is not possible."""
-    control_number, master, slave, is_session = (int(word) for word in words[:4])
-    control = socket.socket(fileno=control_number)
+    control = open_control(TERMINAL, words[0])
+    master, slave, is_session = (int(word) for word in words[1:4])
     set_child_subreaper(enabled=True)
     if is_session:
         fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
     try:
         log = OutputLog(words[4])
     except CrckptError as error:
-        control.sendall(encode(HolderAnswer(failed=error.message)))
+        control.send(HolderAnswer(failed=error.message))
         return error.exit_code
     os.set_blocking(master, False)
     holder = _Holder(control, master, slave, log)
-    signals = _watch_signals(holder)
-    control.sendall(encode(HolderAnswer(log=str(log.path))))
     try:
-        holder.serve(signals)
+        holder.serve()
     finally:
         holder.close()
     # The program's own, for a service manager that takes us for the main process.

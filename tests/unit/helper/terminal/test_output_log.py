@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import HostCannot
-from crckpt.host.terminal.output_log import OutputLog
+from crckpt.helper.terminal.output_log import OutputLog
 
 
 def test_it_is_appended_to_and_private(tmp_path: Path) -> None:

@@ -1,28 +1,19 @@
 """The messages between the holder of a terminal, the crckpt that restores, and `crckpt attach`.
 
-The sockets keep the borders of messages (SOCK_SEQPACKET). A holder may have been started by another release of crckpt,
-so messages keep their words and keys.
-
-The restore sends requests in JSON, and gets answers and the ends of programs that it started. A client sends, and gets,
-a byte with the kind of the message, and its content.
+A holder may have been started by another release of crckpt, so messages keep their words and keys. The restore gets
+answers to its requests, and the ends of programs that it started. A client sends, and gets, a byte with the kind of the
+message, and its content.
 """
 
 from __future__ import annotations
 
 import struct
-from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
-import msgspec
 from msgspec import Struct
-
-from crckpt.host import proc
-from crckpt.host.disk.files import runtime_directory
 
 LONGEST: Final = 64 << 10
 """Bytes of a message at most."""
-MOST_DESCRIPTORS: Final = 250
-"""Descriptors with a message at most (SCM_MAX_FD, unix(7), is 253)."""
 
 DESCRIBE, ATTACH, RESIZE, INPUT = b"d", b"a", b"w", b"i"
 """What a client sends: ATTACH and RESIZE with a window size."""
@@ -30,8 +21,6 @@ DESCRIPTION, OUTPUT, REFUSED, ENDED = b"D", b"O", b"R", b"E"
 """What it gets: JSON, bytes of the terminal, a sentence, an exit status."""
 
 _SIZE: Final = struct.Struct("=HHHH")
-
-Decoded = TypeVar("Decoded")
 
 
 class HeldTree(Struct, frozen=True):
@@ -84,35 +73,6 @@ class HolderAnswer(Struct, frozen=True):
     started: int = 0
     failed: str = ""
     ended: tuple[int, int] | None = None
-
-
-def terminals_directory() -> Path:
-    """Return the directory of the sockets of all holders."""
-    return runtime_directory() / "terminals"
-
-
-def terminal_socket(root: int, start: int) -> Path:
-    """Return the socket of the terminal of the tree with this root. It stays behind if its holder is killed."""
-    return terminals_directory() / f"{root}-{start}"
-
-
-def socket_root(path: Path) -> int | None:
-    """Return the PID of the root that a socket is named for; None if that process has ended."""
-    root = proc.parse_identity(path.name)
-    return root.pid if root is not None and root.keeps_pid else None
-
-
-def encode(message: HolderRequest | HolderAnswer | HeldTerminal) -> bytes:
-    """Encode a message."""
-    return msgspec.json.encode(message)
-
-
-def decode(data: bytes, kind: type[Decoded]) -> Decoded | None:
-    """Decode a message; None if it is none of that kind that this release knows."""
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except (msgspec.DecodeError, RecursionError):
-        return None
 
 
 def encode_size(rows: int, columns: int) -> bytes:

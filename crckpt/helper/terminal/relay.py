@@ -9,17 +9,19 @@ import termios
 import tty
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Final
 
+import msgspec
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
-from crckpt.host.peers import is_trusted
-from crckpt.host.process.wakeups import Wakeups, woken_by_signals
-from crckpt.host.terminal.protocol import (
+from crckpt.helper.channel import Channel, HelperSilent
+from crckpt.helper.kinds import TERMINAL
+from crckpt.helper.sockets import connect, find_helpers
+from crckpt.helper.terminal.protocol import (
     ATTACH,
     DESCRIBE,
     DESCRIPTION,
@@ -30,13 +32,11 @@ from crckpt.host.terminal.protocol import (
     REFUSED,
     RESIZE,
     HeldTerminal,
-    decode,
     decode_status,
     encode_size,
-    socket_root,
-    terminals_directory,
 )
-from crckpt.host.terminal.screen_modes import ScreenModes
+from crckpt.helper.terminal.screen_modes import ScreenModes
+from crckpt.host.process.wakeups import Wakeups, woken_by_signals
 
 _ANSWERS_S: Final = 5.0
 _AT_ONCE: Final = 16 << 10
@@ -52,20 +52,13 @@ class FoundTerminal(Struct, frozen=True):
 
 def find_terminals() -> Iterator[FoundTerminal]:
     """Find the terminals of all restored trees. Sockets that killed holders left are removed."""
-    with suppress(FileNotFoundError):
-        for path in sorted(terminals_directory().iterdir()):
-            if not path.is_socket():
-                continue
-            connection = _connect(path)
-            if connection is None:
-                # The holder was killed; or it does not answer, as it is stopped: then its tree is there.
-                if socket_root(path) is None:
-                    path.unlink(missing_ok=True)
-                continue
-            with connection:
-                terminal = _describe(connection)
+    # One that is stopped does not answer.
+    for record, channel in find_helpers(TERMINAL, _ANSWERS_S):
+        if isinstance(channel, Channel):
+            with closing(channel):
+                terminal = _describe(channel.connection)
             if terminal is not None:
-                yield FoundTerminal(terminal, path)
+                yield FoundTerminal(terminal, record.path)
 
 
 def attach(found: FoundTerminal, ours: int, key: int | None) -> int | None:
@@ -200,27 +193,21 @@ def _write_all(descriptor: int, data: bytes) -> None:
 
 
 def _connect(path: Path) -> socket.socket | None:
-    """Connect to the holder at this socket; None if it has ended, or is not ours."""
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    connection.settimeout(_ANSWERS_S)
-    try:
-        connection.connect(str(path))
-    except OSError:
-        connection.close()
-        return None
-    if not is_trusted(connection):
-        connection.close()
-        return None
-    return connection
+    """Connect to the holder at this socket; None if it has ended, does not answer, or is not ours."""
+    with suppress(HelperSilent):
+        channel = connect(TERMINAL, path, _ANSWERS_S)
+        return channel.connection if channel is not None else None
+    return None
 
 
 def _describe(connection: socket.socket) -> HeldTerminal | None:
-    try:
+    connection.settimeout(_ANSWERS_S)
+    with suppress(OSError, msgspec.DecodeError):
         connection.send(DESCRIBE)
         data = connection.recv(LONGEST)
-    except OSError:
-        return None
-    return decode(data[1:], HeldTerminal) if data[:1] == DESCRIPTION else None
+        if data[:1] == DESCRIPTION:
+            return msgspec.json.decode(data[1:], type=HeldTerminal)
+    return None
 
 
 @contextmanager

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final, Literal
 
 from crckpt.errors import CrckptError, HostCannot
+from crckpt.helper.address_guard.protocol import GuardAnswer, GuardRequest
+from crckpt.helper.kinds import ADDRESS_GUARD
+from crckpt.helper.start import StartedHelper, start_helper
 from crckpt.host.network.address import HostAddress
 from crckpt.host.network.claim import give_up
 from crckpt.host.network.fence import table_name
-from crckpt.host.network.guard_protocol import LONGEST, GuardAnswer, GuardRequest, decode, encode
 from crckpt.host.proc import LiveRoot
-from crckpt.host.process import run
 from crckpt.host.steps import step
 
 _STEP_S: Final = 30.0
 _SHORT_STEP_S: Final = 1.0
 # It may wait half a minute for connections to end.
 _GIVES_UP_S: Final = 60.0
-_MOST_TRIES: Final = 100
 
 
 class GuardedAddresses:
@@ -33,16 +29,13 @@ class GuardedAddresses:
     that it does, and nothing fails if it fails.
     """
 
-    def __init__(
-        self, addresses: Sequence[HostAddress], move_id: str, control: socket.socket, child: run.Child
-    ) -> None:
+    def __init__(self, addresses: Sequence[HostAddress], move_id: str, helper: StartedHelper) -> None:
         self._addresses = addresses
         self._move_id = move_id
-        self._control = control
-        self._child = child
+        self._helper = helper
         self._is_claimed = False
         self._is_kept = False
-        self.guard = child.pid
+        self.guard = helper.pid
 
     def claim(self) -> None:
         """Add the addresses behind a fence: programs here can bind them, the other host still has them.
@@ -78,15 +71,15 @@ class GuardedAddresses:
 
     def close(self) -> None:
         """End the guard. Give the addresses up, unless they are kept. Raises HostCannot if that fails."""
-        # The guard reads the end of this, and gives up.
-        self._control.close()
         if self._is_kept:
             # It ends after its last announcement.
-            self._child.abandon()
+            self._helper.leave()
             return
-        if not self._child.ends_within(_GIVES_UP_S):
-            self._child.kill()
-        if self._child.wait() != 0 and self._is_claimed and self._addresses:
+        # The guard reads the end of this, and gives up.
+        self._helper.close()
+        if not self._helper.child.ends_within(_GIVES_UP_S):
+            self._helper.child.kill()
+        if self._helper.end() != 0 and self._is_claimed and self._addresses:
             give_up(self._addresses, self._move_id)
 
     def _ask(self, do: Literal["claim", "expect", "release", "keep"], root: LiveRoot | None = None) -> GuardAnswer:
@@ -99,22 +92,9 @@ class GuardedAddresses:
 
     def _exchange(self, do: Literal["claim", "expect", "release", "keep"], root: LiveRoot | None) -> GuardAnswer:
         step("guard.ask", do)
-        try:
-            self._control.sendall(encode(GuardRequest(do, root)))
-            step("guard.answer", do)
-            data = self._control.recv(LONGEST)
-        except TimeoutError:
-            raise HostCannot(
-                f"the process that guards the moved addresses (PID {self._child.pid}) does not answer"
-            ) from None
-        except OSError:
-            data = b""
-        answer = decode(data, GuardAnswer)
-        if answer is None:
-            raise HostCannot(
-                f"the process that guards the moved addresses (PID {self._child.pid}) was killed",
-                hint="find out what killed it (journalctl -k), then try again",
-            )
+        self._helper.send(GuardRequest(do, root))
+        step("guard.answer", do)
+        answer = self._helper.receive(GuardAnswer, _STEP_S if self._addresses else _SHORT_STEP_S)
         if answer.failed:
             raise HostCannot(answer.failed, hint=answer.hint)
         return answer
@@ -129,7 +109,9 @@ def guarded_addresses(
     The guard's PID is none of `taken`. If the block fails, and giving up does, too, the error has both. Raises
     HostCannot.
     """
-    guarded = _start_guard(addresses, move_id, taken)
+    step("guard.start", move_id)
+    helper = start_helper(ADDRESS_GUARD, move_id, *map(str, addresses), taken=taken)
+    guarded = GuardedAddresses(addresses, move_id, helper)
     try:
         yield guarded
     except CrckptError as error:
@@ -142,29 +124,3 @@ def guarded_addresses(
         guarded.close()
         raise
     guarded.close()
-
-
-def _start_guard(addresses: Sequence[HostAddress], move_id: str, taken: Collection[int]) -> GuardedAddresses:
-    unusable: list[GuardedAddresses] = []
-    try:
-        for _ in range(_MOST_TRIES):
-            guarded = _start(addresses, move_id)
-            if guarded.guard not in taken:
-                return guarded
-            unusable.append(guarded)
-    finally:
-        for each in unusable:
-            each.close()
-    raise HostCannot("no free PID was found for the process that guards the moved addresses", hint="try again")
-
-
-def _start(addresses: Sequence[HostAddress], move_id: str) -> GuardedAddresses:
-    step("guard.start", move_id)
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(_STEP_S if addresses else _SHORT_STEP_S)
-    number = theirs.fileno()
-    module = ("-P", "-m", "crckpt.host.network.guard")
-    words = (sys.executable, *module, str(number), move_id, *map(str, addresses))
-    with theirs:
-        child = run.start(words, output=Path(os.devnull), keep=(number,), python_path=Path(__file__).parents[3])
-    return GuardedAddresses(addresses, move_id, ours, child)
