@@ -65,7 +65,7 @@ def test_a_file_from_another_age(crckpt: Crckpt, seconds: int) -> None:
             if Path(file.name).stat().st_mtime != seconds:
                 pytest.skip("this file system keeps no such time")
             crckpt.run("dump", str(process.pid), JOB, "--stop")
-            process.wait(20)
+            process.wait(60)
             os.utime(file.name, (seconds, seconds))
             crckpt.run("restore", JOB, "--detach")
             assert opened.readlink() == Path(file.name)
@@ -229,7 +229,7 @@ def test_no_file_is_cut_back_under_the_program_that_writes_it(crckpt: Crckpt) ->
         crckpt.run("dump", str(tree.pid), JOB)
         log = tree.workdir / "journal.log"
         size = log.stat().st_size
-        wait_for(lambda: log.stat().st_size > size + GROWN_BY, 20, "the log to grow")
+        wait_for(lambda: log.stat().st_size > size + GROWN_BY, 60, "the log to grow")
         words = ("restore", JOB, "--detach", "--new-pid-namespace", "--grown", "rewind")
         assert f"{JOB} runs already, as PID {tree.pid}" in crckpt.run(*words, status=REFUSED).err
         crckpt.run(*words, "--no-preflight", status=FAILED)
@@ -285,7 +285,7 @@ def _crashed(crckpt: Crckpt, case: Case, *names: str) -> Iterator[Tree]:
         def grown() -> bool:
             return all(file.stat().st_size > size + GROWN_BY for file, size in zip(files, before, strict=True))
 
-        wait_for(grown, 20, f"{names} to grow")
+        wait_for(grown, 60, f"{names} to grow")
         tree.end()
         tree.wait_gone()
         for status in tree.workdir.glob("status*.json"):
@@ -310,7 +310,7 @@ def _count_on(workdir: Path) -> None:
 
 def _ask(workdir: Path, *words: str) -> str:
     argv = ["redis-cli", "-s", f"{workdir}/redis.sock", *words]
-    return subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20).stdout
+    return subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60).stdout
 
 
 def _counter(workdir: Path) -> int:
@@ -319,7 +319,7 @@ def _counter(workdir: Path) -> int:
 
 def _goes_on(tree: Tree) -> None:
     """It says something again, which it had not at its end, and counts on."""
-    wait_for(lambda: bool(tree.parts()), 30, "the tree to say something")
+    wait_for(lambda: bool(tree.parts()), 60, "the tree to say something")
     tree.wait_growth(tree.counters(), by=10)
 
 

@@ -114,7 +114,7 @@ def test_a_dump_that_leaves_the_tree_running_asks_where_there_is_a_hint(crckpt: 
         (tree.workdir / "status.json").unlink()
         crckpt.run("restore", JOB, "--detach", status=REFUSED)
         crckpt.run("restore", JOB, "--detach", "--allow-weaker")
-        wait_for((tree.workdir / "status.json").is_symlink, 30, "the program to report again")
+        wait_for((tree.workdir / "status.json").is_symlink, 60, "the program to report again")
         assert _of(tree)["process"]["mdwe"] == before["process"]["mdwe"] == [1, False]
 
 
@@ -161,7 +161,7 @@ def test_a_program_that_is_always_another_process_is_not_restored_as_free(crckpt
     words, options = ("/usr/bin/python3", "-c", ORPHANS), {"cwd": tmp_path, "start_new_session": True}
     process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, **options)  # type: ignore[call-overload]
     try:
-        wait_for((tmp_path / "ready").exists, 30, "the program")
+        wait_for((tmp_path / "ready").exists, 60, "the program")
         crckpt.run("dump", str(process.pid), JOB)
     finally:
         os.killpg(process.pid, signal.SIGKILL)
@@ -254,7 +254,7 @@ def _remove(group: Path) -> None:
             group.rmdir()
         return not group.exists()
 
-    wait_for(gone, 30, f"{group} to go")
+    wait_for(gone, 60, f"{group} to go")
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def _sleeping(*words: str) -> Iterator[int]:
     null = subprocess.DEVNULL
     process = subprocess.Popen((*words, "sleep", "1000"), stdin=null, stdout=null, stderr=null, start_new_session=True)
     try:
-        wait_for(lambda: psutil.Process(process.pid).name() == "sleep", 30, "the program")
+        wait_for(lambda: psutil.Process(process.pid).name() == "sleep", 60, "the program")
         yield process.pid
     finally:
         process.kill()
@@ -85,7 +85,7 @@ def test_a_zombie(crckpt: Crckpt) -> None:
     """It names the parent, who alone can do something."""
     ended = subprocess.Popen(["true"])
     try:
-        wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 20, "it to end")
+        wait_for(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE, 60, "it to end")
         names = (f"process {ended.pid} (true)", "has ended", f"zombie of process {os.getpid()}")
         _refused(crckpt, ENDED, "dump", str(ended.pid), names=names)
     finally:

@@ -224,7 +224,7 @@ def test_a_lock_shared_with_the_outside_prevents_a_restore_and_is_said_to(crckpt
         said = crckpt.run("restore", "job", "--detach", status=REFUSED).err
         assert f"is held by python3 (PID {other}) now" in said
         os.kill(other, signal.SIGKILL)
-        wait_for(lambda: not runs(other), 20, "the other to end")
+        wait_for(lambda: not runs(other), 60, "the other to end")
         crckpt.run("restore", "job", "--detach")
         tree.wait_growth(before)
 

@@ -233,7 +233,7 @@ def test_command_lines_stay_out_of_the_manifest(crckpt: Crckpt, tmp_path: Path) 
         start_new_session=True,
     )
     try:
-        wait_for(lambda: Path(f"/proc/{target.pid}/comm").read_text() == "sleep\n", 20, "sleep to start")
+        wait_for(lambda: Path(f"/proc/{target.pid}/comm").read_text() == "sleep\n", 60, "sleep to start")
         crckpt.run("dump", str(target.pid))
         manifest = next((crckpt.store / "checkpoints").glob("*/manifest.json")).read_text()
         assert json.loads(manifest)["job"] == "sleep"

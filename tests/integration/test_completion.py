@@ -34,7 +34,7 @@ SOURCE = {
     "fish": "_CRCKPT_COMPLETE=fish_source crckpt | source",
 }
 START = b"\x01"
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Typist:

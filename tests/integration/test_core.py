@@ -77,7 +77,7 @@ def waiting(executable: Path, *words: str, before: tuple[str, ...] = ()) -> Iter
     try:
         assert os.read(ready, 1) == b""
         # Between the two, a debugger would find Python's frames half made.
-        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, 30, "the program to sleep")
+        wait_for(lambda: psutil.Process(process.pid).status() == psutil.STATUS_SLEEPING, 60, "the program to sleep")
         yield process.pid
     finally:
         os.close(ready)

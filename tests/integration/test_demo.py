@@ -27,6 +27,6 @@ def test_the_demo_shows_a_program_that_goes_on_from_its_checkpoint() -> None:
     assert went_on > restored
     assert len({words[3] for words in said}) == 1, "the memory's checksum changed"
     pid = int(re.search(r"kill -KILL -- -(\d+)", done.stdout)[1])  # type: ignore[index]
-    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 30, "the program to be gone")
+    wait_for(lambda: not Path(f"/proc/{pid}").exists(), 60, "the program to be gone")
     assert "What to type next" in done.stdout
     assert set(Path("/tmp").glob("crckpt-demo.*")) == before

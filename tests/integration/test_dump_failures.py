@@ -396,7 +396,7 @@ def _catches_sigterm(pid: int) -> bool:
 
 
 def _wait_stopped(tree: Tree) -> None:
-    wait_for(lambda: psutil.Process(tree.pid).status() == psutil.STATUS_STOPPED, 20, "the tree to be stopped")
+    wait_for(lambda: psutil.Process(tree.pid).status() == psutil.STATUS_STOPPED, 60, "the tree to be stopped")
 
 
 def _holding(kind: str) -> Case:

@@ -39,7 +39,7 @@ def read(tree: Tree) -> dict[str, str]:
     path = tree.workdir / "found.json"
     path.unlink(missing_ok=True)
     (tree.workdir / "look").touch()
-    wait_for(path.exists, 30, "the program to read")
+    wait_for(path.exists, 60, "the program to read")
     found: dict[str, str] = json.loads(path.read_text())
     return found
 

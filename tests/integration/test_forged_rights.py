@@ -141,7 +141,7 @@ def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], b
     """Change an image of a dump before it is stored, which must fail; what the dump says."""
     # Where CRIU is started early, the first hold is before it freezes the tree.
     command = crckpt.start("dump", str(pid), JOB, CRCKPT_STOP_AT=f"hold.commit:{hold}")
-    wait_for(lambda: _is_stopped(command.pid), 20, "the tree to be dumped")
+    wait_for(lambda: _is_stopped(command.pid), 60, "the tree to be dumped")
     (image,) = crckpt.store.glob(f"tmp/*/images/{name}")
     image.write_bytes(forge(image.read_bytes()))
     command.send_signal(signal.SIGCONT)

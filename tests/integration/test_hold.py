@@ -141,7 +141,7 @@ def test_a_criu_that_is_stopped_goes_on(crckpt: Crckpt, which: str) -> None:
     """Where it runs as the user of the tree, that user may stop it, or the script by which it waits."""
     with started(COUNTER) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", CRCKPT_STOP_AT="hold.commit")
-        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 20, "crckpt to be in the hold")
+        wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 60, "crckpt to be in the hold")
         (criu,) = find_below(dump.pid, "--images-dir")
         stopped = criu if which == "criu" else criu.children(recursive=True)[-1]
         os.kill(stopped.pid, signal.SIGSTOP)

@@ -188,7 +188,7 @@ def test_a_stop_is_incremental_too_and_ends_the_keeper(crckpt: Crckpt, target: T
     crckpt.run("rm", first)
     crckpt.run("gc")
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
-    wait_for(lambda: not Path(f"/proc/{gone}").exists() or _is_zombie(gone), 30, "the keeper to end")
+    wait_for(lambda: not Path(f"/proc/{gone}").exists() or _is_zombie(gone), 60, "the keeper to end")
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == RESTORED, (
         "it is another process, of the same number"
     )
@@ -374,7 +374,7 @@ def test_more_processes_than_descriptors_were_allowed(crckpt: Crckpt) -> None:
         stderr=subprocess.DEVNULL,
     ) as process:
         try:
-            wait_for(lambda: len(psutil.Process(process.pid).children()) == 60, 30, "all to be there")
+            wait_for(lambda: len(psutil.Process(process.pid).children()) == 60, 60, "all to be there")
             tracked = []
             for _ in range(2):
                 done = subprocess.run(
@@ -507,8 +507,8 @@ def test_a_dump_in_the_background_counts(crckpt: Crckpt, target: Target) -> None
     dump_incrementally(crckpt, target)
     target.write()
     crckpt.run("dump", str(target.pid), "job", "--async")
-    wait_for(lambda: len(Repository.open(crckpt.store).checkpoints()) == 2, 20, "the checkpoint")
-    wait_for(lambda: not keeper(crckpt, target)["dumping"], 20, "the dump to end")
+    wait_for(lambda: len(Repository.open(crckpt.store).checkpoints()) == 2, 60, "the checkpoint")
+    wait_for(lambda: not keeper(crckpt, target)["dumping"], 60, "the dump to end")
     newest = Repository.open(crckpt.store).checkpoints()[-1]
     assert newest.statistics.inherited_pages
     target.write()

@@ -44,7 +44,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
         before = tree.facts()[""]
         crckpt.run("dump", str(tree.pid), "job")
         (tree.workdir / "change").touch()
-        wait_for(lambda: "child" in tree.facts()[""], 30, "the program to change")
+        wait_for(lambda: "child" in tree.facts()[""], 60, "the program to change")
         after = tree.facts()[""]
         crckpt.run("dump", str(tree.pid), "job")
         return Looked(crckpt, tree.pid, tree.workdir, before, after)
@@ -69,7 +69,7 @@ def test_ps_names_the_system_calls_that_threads_are_in(crckpt: Crckpt) -> None:
         "print('ready', flush=True); select.poll().poll()"
     )
     with running(PYTHON, "-c", program) as process:
-        wait_for(lambda: state(process.pid) == "S", 30, "the wait to begin")
+        wait_for(lambda: state(process.pid) == "S", 60, "the wait to begin")
         crckpt.run("dump", str(process.pid), "job")
     (found,) = crckpt.run("show", "job", "--ps", "--json").document["result"]["ps"]
     assert [thread["system_call"] for thread in found["threads"]] == ["poll", "clock_nanosleep"]
@@ -148,7 +148,7 @@ def test_maps_agree_with_the_kernel(tmp_path: Path) -> None:
         ["sleep", "600"], cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     )
     try:
-        wait_for(lambda: b"nanosleep" in Path(f"/proc/{process.pid}/wchan").read_bytes(), 30, "it to sleep")
+        wait_for(lambda: b"nanosleep" in Path(f"/proc/{process.pid}/wchan").read_bytes(), 60, "it to sleep")
         crckpt.run("dump", str(process.pid), "job")
         live = _live_maps(process.pid)
     finally:
@@ -275,10 +275,10 @@ def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
     process = subprocess.Popen(words, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
     try:
         comm = Path(f"/proc/{process.pid}/comm")
-        wait_for(lambda: comm.read_text() == "sh\n", 30, "the shell")
+        wait_for(lambda: comm.read_text() == "sh\n", 60, "the shell")
         crckpt.run("dump", str(process.pid), "job")
         fifo.write_text("go\n")
-        wait_for(lambda: comm.read_text() == "sleep\n", 30, "the other program")
+        wait_for(lambda: comm.read_text() == "sleep\n", 60, "the other program")
         crckpt.run("dump", str(process.pid), "job", "--job-of-another-program")
     finally:
         process.kill()

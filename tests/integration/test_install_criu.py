@@ -188,7 +188,7 @@ def test_killed_run_leaves_the_old_prefix(installed: Installed) -> None:
         assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+        process.communicate(timeout=60)
     assert list(folder.glob(".criu.tmp-*")) != []
     assert run(installed.prefix, "prefix").status == 0
     assert sorted(path.name for path in folder.iterdir()) == [".criu.lock", "criu"]

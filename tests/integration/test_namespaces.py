@@ -187,14 +187,14 @@ def test_a_tree_that_goes_to_a_user_namespace_later_is_not_ended(crckpt: Crckpt,
     null = subprocess.DEVNULL
     with subprocess.Popen(script, stdin=null, stdout=null, stderr=null, start_new_session=True) as process:
         try:
-            wait_for((tmp_path / "ready").exists, 30, "the program to be ready")
+            wait_for((tmp_path / "ready").exists, 60, "the program to be ready")
             # Where there is a store, CRIU is started first.
             crckpt.run("dump", str(process.pid), JOB)
             # It is stopped when it has looked at the tree, before it lets CRIU freeze it.
             dump = crckpt.start("dump", str(process.pid), JOB, "--stop", "--json", CRCKPT_STOP_AT="hold.commit")
-            wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 20, "crckpt to have looked")
+            wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, 60, "crckpt to have looked")
             (tmp_path / "go").touch()
-            wait_for((tmp_path / "gone").exists, 30, "the program to be elsewhere")
+            wait_for((tmp_path / "gone").exists, 60, "the program to be elsewhere")
             dump.send_signal(signal.SIGCONT)
             out, _ = dump.communicate(timeout=60)
             assert dump.returncode == 21, out
@@ -248,7 +248,7 @@ def _sleeping(within: tuple[str, ...]) -> Iterator[int]:
     with subprocess.Popen((*within, "sh", "-c", "echo; exec sleep 300"), stdout=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            wait_for(lambda: process.stdout is not None and process.stdout.readline() == b"\n", 30, "it to sleep")
+            wait_for(lambda: process.stdout is not None and process.stdout.readline() == b"\n", 60, "it to sleep")
             yield process.pid
         finally:
             process.kill()

@@ -18,7 +18,7 @@ LISTENING = Case(
     "own-network",
     ("unshare", "--net", "sh", "-c", f"ip link set lo up; exec {PYTHON} {{programs}}/tcp_listen.py {{workdir}}"),
 )
-GREETED = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=30).recv(5))"
+GREETED = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=60).recv(5))"
 
 
 def test_it_listens_again(crckpt: Crckpt) -> None:
@@ -86,4 +86,4 @@ def _greeted(tree: Tree) -> bool:
 
 def _inside(tree: Tree, *words: str) -> str:
     argv = ("nsenter", "--net", "--target", str(tree.pid), *words)
-    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=20).stdout.strip()
+    return subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout.strip()

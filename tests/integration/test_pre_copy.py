@@ -134,7 +134,7 @@ def rewriting(directory: Path) -> Iterator[int]:
     argv = [sys.executable, "-c", program]
     process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     try:
-        wait_for((directory / "full").exists, 20, "the memory to be full")
+        wait_for((directory / "full").exists, 60, "the memory to be full")
         yield process.pid
         assert process.poll() is None
     finally:
@@ -264,10 +264,10 @@ def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
     assert list((crckpt.store / "tmp").iterdir()) == []
     copied(crckpt, target)
     os.kill(keeper(crckpt, target)["pid"], signal.SIGTERM)
-    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 30, "the rounds to go with what kept them")
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 60, "the rounds to go with what kept them")
     copied(crckpt, target)
     os.kill(target.pid, signal.SIGKILL)
-    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 30, "the rounds to go with the tree")
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 60, "the rounds to go with the tree")
 
 
 @pytest.mark.parametrize("what", ["the tree ends", "it is told to end", "it is terminated"])
@@ -293,7 +293,7 @@ def test_rounds_stay_while_a_dump_needs_them(crckpt: Crckpt, target: Target, wha
         # What comes at the same time as the first question may be heard after it.
         assert dump.describe().dumping == dump.describe().dumping == os.getpid()
         assert staged(crckpt.store / "tmp")
-    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 30, "the rounds to go with the dump")
+    wait_for(lambda: list((crckpt.store / "tmp").iterdir()) == [], 60, "the rounds to go with the dump")
     wait_ended([keeping])
     assert keeper_socket(root).exists() == (what == "it is terminated"), "a next dump says that it has ended"
 
@@ -307,7 +307,7 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     crckpt.run("gc")
     assert left.exists(), "its owner lives"
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
-    wait_for(lambda: not [one for one in trackers(crckpt) if one["root"] == target.pid], 30, "the keeper to end")
+    wait_for(lambda: not [one for one in trackers(crckpt) if one["root"] == target.pid], 60, "the keeper to end")
     crckpt.run("gc")
     assert list(staging.iterdir()) == []
     assert list((crckpt.store / "tmp").iterdir()) == []
@@ -408,7 +408,7 @@ def test_a_program_that_is_replaced_between_rounds(crckpt: Crckpt, target: Targe
 def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     """CRIU copies nothing of a stopped process in a round: all is left to the dump."""
     os.kill(target.pid, signal.SIGSTOP)
-    wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 30, "the target to stop")
+    wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 60, "the target to stop")
     copied(crckpt, target)
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["whole"] == [f"PID {target.pid}: a round copies nothing of a stopped process"]
@@ -422,7 +422,7 @@ def test_what_a_tree_shares_since_a_fork_it_shares_after_a_round(crckpt: Crckpt,
     """To read it could give each process a copy of its own, for good: more memory than there may be."""
     target.send_signal(signal.SIGWINCH)
     (child,) = psutil.Process(target.pid).children()
-    wait_for(lambda: of_its_own(child.pid) > 0, 30, "the child to write its page")
+    wait_for(lambda: of_its_own(child.pid) > 0, 60, "the child to write its page")
     before = [of_its_own(pid) for pid in (target.pid, child.pid)]
     assert copied(crckpt, target)["copied"]["pages"] >= 2 * PAGES
     after = [of_its_own(pid) for pid in (target.pid, child.pid)]
@@ -470,7 +470,7 @@ def test_a_full_disk_ends_a_round_and_no_more(target: Target, tmp_path: Path) ->
         assert "no space" in said["message"].lower()
         assert said["message"].endswith("no checkpoint was made; the tree runs on")
         # The keeper hears of it when crckpt has ended.
-        wait_for(lambda: not staged(tmp_path / "store/tmp"), 20, "what was copied, which is of no use, to make room")
+        wait_for(lambda: not staged(tmp_path / "store/tmp"), 60, "what was copied, which is of no use, to make room")
         (tmp_path / "store/filler").unlink()
         result = dump_incrementally(crckpt, target)
         assert result["tracked"]["why_full"] == UNCOMMITTED
@@ -521,12 +521,12 @@ def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, t
     process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     try:
         gap = tmp_path / "gap"
-        wait_for(gap.exists, 20, "the program")
+        wait_for(gap.exists, 60, "the program")
 
         def longest() -> float:
             gap.unlink(missing_ok=True)
             os.kill(process.pid, signal.SIGUSR1)
-            wait_for(gap.exists, 20, "the gap")
+            wait_for(gap.exists, 60, "the gap")
             return float(gap.read_text())
 
         def read_wait_ms() -> float:

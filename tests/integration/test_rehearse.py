@@ -33,7 +33,7 @@ GREETED: Final = """
 import socket, sys
 from pathlib import Path
 for host, port in zip(("127.0.0.1", "::1"), Path(sys.argv[1], "ports").read_text().split()):
-    assert socket.create_connection((host, int(port)), timeout=30).recv(100).startswith(b"hello ")
+    assert socket.create_connection((host, int(port)), timeout=60).recv(100).startswith(b"hello ")
 """
 """Only for who is in the same network: asked by the probe, the tree of the rehearsal answers."""
 
@@ -393,7 +393,7 @@ def files(directory: Path) -> dict[str, tuple[object, ...]]:
 
 
 def connected(tree: Tree) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int((tree.workdir / "port").read_text())), timeout=30)
+    return socket.create_connection(("127.0.0.1", int((tree.workdir / "port").read_text())), timeout=60)
 
 
 def echoed(client: socket.socket) -> bool:

@@ -89,7 +89,7 @@ def test_the_link_is_made_again_from_a_name_in_its_directory(crckpt: Crckpt, pla
             tree.wait_gone()
             crckpt.run("rehearse", JOB, "--seconds", "0.2")
             crckpt.run("restore", JOB, "--detach", "--written", "keep")
-            wait_for(lambda: tree.sound_parts()[""].counter > before[""], 20, "the program to go on")
+            wait_for(lambda: tree.sound_parts()[""].counter > before[""], 60, "the program to go on")
             assert [path.name for path in place.iterdir()] == [f"file-{tree.pid}"]
 
 
@@ -105,7 +105,7 @@ def test_a_failed_restore_takes_the_link_away(crckpt: Crckpt, place: Path, obstr
             crckpt.run(*words, "--criu", str(obstructed.path), status=FAILED)
         assert [path.name for path in place.iterdir()] == [f"file-{tree.pid}"]
         crckpt.run(*words)
-        wait_for(lambda: tree.sound_parts()[""].counter > before[""], 20, "the program to go on")
+        wait_for(lambda: tree.sound_parts()[""].counter > before[""], 60, "the program to go on")
 
 
 def test_a_directory_that_was_made_again_is_left_alone(crckpt: Crckpt) -> None:

@@ -40,7 +40,7 @@ class Family:
         self._process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
         self.pid = self._process.pid
         children = Path(f"/proc/{self.pid}/task/{self.pid}/children")
-        wait_for(lambda: children.read_text() != "", 20, "the child")
+        wait_for(lambda: children.read_text() != "", 60, "the child")
         self.child = int(children.read_text())
 
     def dumped(self, crckpt: Crckpt, *words: str) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def family() -> Iterator[Family]:
 def test_a_child_that_was_replaced_is_dumped_whole(crckpt: Crckpt, family: Family) -> None:
     results = [family.dumped(crckpt)]
     os.kill(family.child, signal.SIGUSR1)
-    wait_for(lambda: Path(f"/proc/{family.child}/comm").read_text() == "sleep\n", 20, "the exec")
+    wait_for(lambda: Path(f"/proc/{family.child}/comm").read_text() == "sleep\n", 60, "the exec")
     results += [family.dumped(crckpt) for _ in range(2)]
     ids = [one["checkpoint"]["id"] for one in results]
     assert [one["tracked"]["base"] for one in results] == [None, *ids[:2]]

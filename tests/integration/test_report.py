@@ -229,7 +229,7 @@ def test_nothing_is_left_when_it_is_interrupted(crckpt: Crckpt) -> None:
     words = (str(PROGRAM), "report", "-", "--output", "it.tar.gz")
     pipe = subprocess.PIPE
     with subprocess.Popen(words, stdin=pipe, stderr=pipe, text=True, env=crckpt.environment) as running:
-        wait_for(Path("it.tar.gz").exists, 30, "the archive to be begun")
+        wait_for(Path("it.tar.gz").exists, 60, "the archive to be begun")
         running.terminate()
         assert running.stderr is not None
         assert "SIGTERM" in running.stderr.read()

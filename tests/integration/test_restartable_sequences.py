@@ -81,7 +81,7 @@ def test_no_criu_runs_its_code_in_a_sequence(seizing: Seizing, tmp_path: Path, w
 
 def test_a_dump_is_what_it_was(crckpt: Crckpt, seizing: Seizing) -> None:
     crckpt.run("dump", str(seizing.process.pid), JOB, "--stop", "--force")
-    seizing.process.wait(10)
+    seizing.process.wait(60)
     crckpt.run("restore", JOB, "--detach")
     assert not any(seizing.counts.read_bytes())
 

@@ -275,7 +275,7 @@ class _Client:
     """A client of the echo server, outside the tree. It numbers what it sends and checks what comes back."""
 
     def __init__(self, tree: Tree) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", int((tree.workdir / "port").read_text())), timeout=30)
+        self._socket = socket.create_connection(("127.0.0.1", int((tree.workdir / "port").read_text())), timeout=60)
         self._sent = 0
         self.numbers = 0
 

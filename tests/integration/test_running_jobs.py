@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("adopted")
 
 ENDED = 14
 REFUSED = 24
-WITHIN_S = 30
+WITHIN_S = 60
 OF_A_SHELL = Case("of a shell", ("sh", "-c", f"{PYTHON} {{programs}}/counter.py {{workdir}} & wait"))
 
 

@@ -115,7 +115,7 @@ def test_a_dump_that_leaves_the_tree_running_records_them(crckpt: Crckpt) -> Non
         for report in reports:
             report.unlink()
         crckpt.run("restore", JOB, "--detach")
-        wait_for(lambda: all(report.is_symlink() for report in reports), 30, "the program to report again")
+        wait_for(lambda: all(report.is_symlink() for report in reports), 60, "the program to report again")
         assert _of(tree) == before
 
 

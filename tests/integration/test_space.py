@@ -17,7 +17,7 @@ from trees import PYTHON, wait_for
 
 STORE_UNUSABLE: Final = 10
 REFUSED: Final = 24
-FILLED_WITHIN_S: Final = 20
+FILLED_WITHIN_S: Final = 60
 
 # The sample and the rest of the program vary.
 ABOUT_50: Final = "(?:4[789]|5[0123]) MiB"

@@ -36,7 +36,7 @@ def test_images_lie_where_they_are_told_to(crckpt: Crckpt, tree: Tree, elsewhere
         assert list(staged.glob("images/pages-*.img"))
         assert not list(crckpt.store.glob("tmp/*/images"))
         dump.send_signal(signal.SIGCONT)
-        assert dump.wait(20) == 0
+        assert dump.wait(60) == 0
     assert [path.name for path in elsewhere.iterdir()] == ["somebody's"]
     tree.wait_growth(tree.counters())
     crckpt.run("verify", "--all")

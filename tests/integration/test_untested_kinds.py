@@ -36,7 +36,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     words = (PYTHON, "-c", HOLDS, str(ready))
     process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True)
     try:
-        wait_for(ready.exists, 20, "the program to be ready")
+        wait_for(ready.exists, 60, "the program to be ready")
         yield process
     finally:
         process.kill()
@@ -56,7 +56,7 @@ def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[byte
     assert "no test covers" in crckpt.run("doctor", str(holder.pid)).out
     assert runs(holder.pid)
     crckpt.run(*words, "--stop", "--force")
-    holder.wait(20)
+    holder.wait(60)
     assert crckpt.run("show", "job").out
 
 
@@ -93,7 +93,7 @@ def test_a_tree_without_it_needs_no_force(crckpt: Crckpt, tmp_path: Path) -> Non
     process = subprocess.Popen(("sleep", "60"), stdin=null, stdout=null, stderr=null, start_new_session=True)
     try:
         crckpt.run("dump", str(process.pid), "job", "--stop")
-        process.wait(20)
+        process.wait(60)
     finally:
         process.kill()
         process.wait()

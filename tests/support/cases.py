@@ -42,7 +42,7 @@ def _ask_tmux(workdir: Path, *words: str) -> str:
 
 
 def _output(*argv: str) -> str:
-    done = subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=20)
+    done = subprocess.run(argv, check=True, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
     return done.stdout
 
 
@@ -84,7 +84,7 @@ def _greets_on_unix(workdir: Path) -> None:
 
 def _greets_on_tcp(workdir: Path) -> None:
     for host, port in zip(("127.0.0.1", "::1"), (workdir / "ports").read_text().split(), strict=True):
-        with socket.create_connection((host, int(port)), timeout=30) as guest:
+        with socket.create_connection((host, int(port)), timeout=60) as guest:
             assert guest.recv(100).startswith(b"hello ")
 
 

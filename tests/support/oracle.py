@@ -115,7 +115,7 @@ def churning(program: Path, work: Path, seed: int, between: int) -> Iterator[int
     argv = [str(program), str(work), str(seed), "2", str(between)]
     process = subprocess.Popen(argv, env=NO_RSEQ, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
     try:
-        wait_for((work / "ready").exists, 20, "the tree to begin")
+        wait_for((work / "ready").exists, 60, "the tree to begin")
         yield process.pid
     finally:
         status = process.poll()

@@ -34,7 +34,7 @@ class Target:
     def told(self) -> tuple[str, int, int]:
         """Checksum after the last signal; the addresses of its memory."""
         path = self.work / f"sum-{self.number}"
-        wait_for(path.exists, 20, path.name)
+        wait_for(path.exists, 60, path.name)
         checksum, area, sparse = path.read_text().split()
         return checksum, int(area), int(sparse)
 

@@ -71,7 +71,7 @@ def foreground(crckpt: Crckpt, *words: str) -> Iterator[subprocess.Popen[str]]:
         # A namespace for the tree would outlive a crckpt that is killed.
         inits = NamespaceInits(process.pid)
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         inits.end()
 
 
@@ -114,7 +114,7 @@ def detached_in_namespace(crckpt: Crckpt, *words: str) -> Iterator[int]:
     finally:
         with suppress(ProcessLookupError):
             os.kill(init, signal.SIGKILL)
-        wait_for(lambda: not runs(init), 30, "the namespace to end")
+        wait_for(lambda: not runs(init), 60, "the namespace to end")
         with suppress(ChildProcessError):
             os.waitpid(parent, 0)
 
@@ -145,7 +145,7 @@ class Obstacle:
 
     def wait_reached(self) -> None:
         """Until CRIU waits there."""
-        wait_for(Path(f"{self.path}.waits").exists, 30, "CRIU to wait")
+        wait_for(Path(f"{self.path}.waits").exists, 60, "CRIU to wait")
 
     def let_go(self) -> None:
         """Let CRIU go on."""

@@ -256,7 +256,7 @@ def open_workdir() -> Iterator[Path]:
         yield workdir
     finally:
         # One of them may write just then.
-        wait_for(lambda: _is_removed(workdir), 20, "the programs to end")
+        wait_for(lambda: _is_removed(workdir), 60, "the programs to end")
 
 
 def _is_removed(directory: Path) -> bool:

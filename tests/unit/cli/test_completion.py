@@ -35,7 +35,7 @@ def run(*typed: str, before: tuple[str, ...] = (), **environment: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=20,
+        timeout=60,
     )
     assert done.stderr == ""
     return done.stdout

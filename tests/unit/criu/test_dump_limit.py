@@ -45,7 +45,7 @@ def test_one_that_hangs_is_killed_with_its_descendants(
     assert (limit.is_killed, criu.poll()) == (False, None)
     limit.look(is_to_end=True)
     assert (limit.is_killed, limit.is_lost, limit.waited_for) == (True, False, ())
-    assert criu.wait(20) == -signal.SIGKILL
+    assert criu.wait(60) == -signal.SIGKILL
     assert proc.wait_until_gone([child], 20) == ()
     assert proc.read_process(root) is not None, "the tree runs on"
 

@@ -89,7 +89,7 @@ def test_it_waits_and_finds_no_zeros() -> None:
         missing.close()
         assert list_descriptors(process.pid) == descriptors
         say(process)
-        wait_for(lambda: "userfault" in Path(f"/proc/{process.pid}/wchan").read_text(), 30, "it to wait")
+        wait_for(lambda: "userfault" in Path(f"/proc/{process.pid}/wchan").read_text(), 60, "it to wait")
 
 
 def test_it_goes_on_once_it_is_let_go() -> None:

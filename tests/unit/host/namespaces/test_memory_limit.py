@@ -130,4 +130,4 @@ def test_a_group_that_another_removes_before_it_is_locked(top: Path) -> None:
             pass
         assert other.stdout.readline() == "True\n"
         # It removes its group at its end: killed, it would leave the group in ours.
-        assert other.wait(20) == 0
+        assert other.wait(60) == 0

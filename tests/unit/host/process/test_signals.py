@@ -163,7 +163,7 @@ def test_signals_are_passed_on(name: str, status: int) -> None:
     body = f"""{PROGRAM}
         forward_signals(child.pid, on_our_terminal=False)
         interrupt("{name}")
-        say(child.wait(20))
+        say(child.wait(60))
         interrupt("{name}")
     """
     assert said(body) == [str(status), "went on"]
@@ -174,7 +174,7 @@ def test_what_came_before_is_passed_on_too() -> None:
         with interrupts_deferred():
             interrupt("SIGTERM")
             forward_signals(child.pid, on_our_terminal=False)
-            say(child.wait(20))
+            say(child.wait(60))
     """
     assert said(body) == ["8", "went on"]
 
@@ -184,7 +184,7 @@ def test_what_is_typed_reaches_a_program_on_our_terminal_by_itself() -> None:
         forward_signals(child.pid, on_our_terminal=True)
         interrupt("SIGINT")
         interrupt("SIGTERM")
-        say(child.wait(20))
+        say(child.wait(60))
     """
     assert said(body) == ["8", "went on"]
 

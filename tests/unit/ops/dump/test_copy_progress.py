@@ -24,7 +24,7 @@ def test_the_size_of_the_pages_is_reported_with_the_total(tmp_path: Path) -> Non
     with copying_reported(tmp_path, MEMORY, note) as end:
         (tmp_path / "pages-1.img").write_bytes(bytes(MEMORY // 2))
         (tmp_path / "pages-2.img").write_bytes(bytes(MEMORY))
-        assert whole.wait(30)
+        assert whole.wait(60)
         end()
         reported = len(seen)
     assert seen[0] == (0, MEMORY)
@@ -48,5 +48,5 @@ def test_a_directory_that_has_gone_is_no_failure(tmp_path: Path) -> None:
             twice.set()
 
     with copying_reported(tmp_path / "none", MEMORY, note):
-        assert twice.wait(30)
+        assert twice.wait(60)
     assert set(seen) == {0}

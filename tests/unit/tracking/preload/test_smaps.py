@@ -69,7 +69,7 @@ def reading(place: int | Path, **environment: str | Path) -> subprocess.Popen[st
 
 
 def read(place: int | Path, **environment: str | Path) -> Read:
-    out, _ = (process := reading(place, **environment)).communicate(timeout=20)
+    out, _ = (process := reading(place, **environment)).communicate(timeout=60)
     assert process.returncode == 0
     return Read(out)
 
@@ -123,7 +123,7 @@ def test_of_many_who_learn_at_once_each_entry_is_there_once(library: Path, targe
         readers = [reading(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table) for _ in range(6)]
         right = read(target.pid).told
         for reader in readers:
-            assert Read(reader.communicate(timeout=20)[0]).told == right
+            assert Read(reader.communicate(timeout=60)[0]).told == right
     content = table.read_bytes()
     entries = [content[place : place + ENTRY] for place in range(0, len(content), ENTRY)]
     assert len({entry[:8] for entry in entries}) == len(entries) > 10
@@ -144,6 +144,6 @@ def test_what_somebody_has_called_so_is_left_alone(library: Path, target: Told, 
     (tmp_path / "smaps").write_text("some text\n")
     for name in ("stat", "maps"):
         os.mkfifo(tmp_path / name)
-    told = reading(tmp_path, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).communicate(timeout=20)[0]
+    told = reading(tmp_path, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).communicate(timeout=60)[0]
     assert told == "some text\n"
     assert table.stat().st_size == 0
