@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final
 
 from msgspec import Struct
 
 from crckpt.cli.app import COMMANDS, make_parser
-from crckpt.cli.help import COMMON, PANELS
+from crckpt.cli.help import COMMON, PANELS, default_text
 
 _EXAMPLES: Final = re.compile(r"^For example:\n\n(?P<lines>(?: {4}.*\n?)+)", re.MULTILINE)
 
@@ -95,32 +94,10 @@ def _read_parameter(parameter: Any) -> Parameter:
     )
     return Parameter(
         names=tuple(sorted(names, key=lambda name: not name.startswith("--"))),
-        value=_value(parameter) if is_option else "",
+        value=parameter.metavar if is_option and not parameter.is_flag else "",
         help=parameter.help or "",
-        default=_default(parameter),
+        default=default_text(parameter),
         variable=parameter.envvar or "",
         panel=getattr(parameter, "rich_help_panel", None) or COMMON,
         is_required=parameter.required,
     )
-
-
-def _value(parameter: Any) -> str:
-    if parameter.is_flag:
-        return ""
-    if parameter.metavar:
-        return str(parameter.metavar)
-    # typer calls a number with limits INTEGER RANGE.
-    return "|".join(_choices(parameter)) or str(parameter.type.name).upper().removesuffix(" RANGE")
-
-
-def _choices(parameter: Any) -> Iterator[str]:
-    yield from (str(getattr(choice, "value", choice)) for choice in getattr(parameter.type, "choices", ()))
-
-
-def _default(parameter: Any) -> str:
-    if isinstance(parameter.show_default, str):
-        return parameter.show_default
-    default = parameter.default
-    if parameter.show_default is False or default in (None, False, (), "") or callable(default):
-        return ""
-    return f"{default:g}" if isinstance(default, float) else str(getattr(default, "value", default))

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from enum import Enum
 from typing import Any, ClassVar, Final
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
@@ -52,9 +51,9 @@ class HelpfulCommand(TyperCommand):
         parameters = self.get_params(ctx)
         arguments = [each for each in parameters if isinstance(each, TyperArgument)]
         options = [each for each in parameters if isinstance(each, TyperOption) and not each.hidden]
-        panels: dict[str, list[Row]] = {"Arguments": [(_name(each), _text(each, ctx)) for each in arguments]}
+        panels: dict[str, list[Row]] = {"Arguments": [(_name(each), _text(each)) for each in arguments]}
         for panel in PANELS:
-            panels[panel] = [(_label(each), _text(each, ctx)) for each in options if _panel(each) == panel]
+            panels[panel] = [(_label(each), _text(each)) for each in options if _panel(each) == panel]
         usage = " ".join((ctx.command_path, "[OPTIONS]", *map(_usage, arguments)))
         return _page(usage, self.help or "", panels)
 
@@ -71,8 +70,18 @@ class HelpfulGroup(TyperGroup):
             title: [(name, self.commands[name].short_help or "") for name in names if name in self.commands]
             for title, names in self.groups.items()
         }
-        panels["Options"] = [(_label(each), _text(each, ctx)) for each in options]
+        panels["Options"] = [(_label(each), _text(each)) for each in options]
         return _page(f"{ctx.command_path} COMMAND [OPTIONS] [ARGUMENTS]", self.help or "", panels, self.epilog or "")
+
+
+def default_text(parameter: TyperOption | TyperArgument) -> str:
+    """Return the default of an option or argument as people read it; empty if there is none to tell."""
+    if isinstance(parameter.show_default, str):
+        return parameter.show_default
+    default = parameter.default
+    if parameter.show_default is False or default in (None, False, (), "") or callable(default):
+        return ""
+    return f"{default:g}" if isinstance(default, float) else str(getattr(default, "value", default))
 
 
 def _make_quiet_option() -> TyperOption:
@@ -171,21 +180,10 @@ def _label(option: TyperOption) -> str:
     names = ", ".join(sorted(option.opts, key=len))
     if option.secondary_opts:
         return names.replace("--", "--[no-]")
-    return names if option.is_flag else f"{names} {option.metavar or 'VALUE'}"
+    return names if option.is_flag else f"{names} {option.metavar}"
 
 
-def _text(parameter: TyperOption | TyperArgument, ctx: Any) -> str:
-    default = _default(parameter, ctx)
+def _text(parameter: TyperOption | TyperArgument) -> str:
+    default = default_text(parameter)
     notes = (default and f"[default: {default}]", f"[env: {parameter.envvar}]" if parameter.envvar else "")
     return " ".join((parameter.help or "", *filter(None, notes)))
-
-
-def _default(parameter: TyperOption | TyperArgument, ctx: Any) -> str:
-    if isinstance(parameter.show_default, str):
-        return parameter.show_default
-    value = parameter.get_default(ctx, call=False)
-    if value in (None, "") or isinstance(value, bool):
-        return ""
-    if isinstance(value, float):
-        return f"{value:g}"
-    return str(value.value if isinstance(value, Enum) else value)
