@@ -28,7 +28,7 @@ _QUOTED: Final = re.compile(r'"([^"\n]+)"')
 def find_group_restrictions(controllers: str, path: str) -> dict[str, int]:
     """Find what a group and those above it restrict: as `restrictions` says, and rules of our network on packets.
 
-    Such a rule is `packets of GROUP`, and counts as 1.
+    Such a rule is `packets of GROUP`, and counts as 1. Call `read_packet_rules` before.
     """
     found = restrictions(controllers, path)
     own = None if controllers else group_directory(controllers, path)
@@ -37,13 +37,19 @@ def find_group_restrictions(controllers: str, path: str) -> dict[str, int]:
         parts = [part for part in path.split("/") if part]
         names = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
         below = str(own).removesuffix("/".join(parts)).removeprefix(f"{_MOUNTS}/")
-        named = read_named_groups()
+        named = _read_named_groups()
         found.update((f"packets of {name}", 1) for name in names if name in named or below + name in named)
     return found
 
 
-@cache
-def read_named_groups() -> frozenset[str]:
+def read_packet_rules() -> None:
+    """Read the rules as they are now, for `find_group_restrictions`: later the tree may be frozen."""
+    _read_named_groups.cache_clear()
+    _read_named_groups()
+
+
+@cache  # to start nft takes 10 ms
+def _read_named_groups() -> frozenset[str]:
     """Read all names in rules that have to do with groups; some are of other things, and no paths of groups."""
     listed = ""
     if _has_tables() and (tool := find_nft()):

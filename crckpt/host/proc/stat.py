@@ -77,6 +77,11 @@ class Stat(Struct, frozen=True):
         return int(self.fields[19])
 
     @property
+    def layout(self) -> tuple[int, int, int]:
+        """Where its code begins and ends, and its stack begins; zeros if we may not trace it."""
+        return int(self.fields[23]), int(self.fields[24]), int(self.fields[25])
+
+    @property
     def exit_signal(self) -> int:
         """The signal that its parent gets when it ends."""
         return int(self.fields[35])

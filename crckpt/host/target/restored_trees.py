@@ -20,15 +20,15 @@ class RestoredTree(Struct, frozen=True):
 
     - `root`: its root, as crckpt saw it
     - `store`, `job`, `checkpoint`: the id of the store, and what was restored
-    - `helpers`: PID and start time of each process of crckpt that stays for the tree: the init of its PID namespace and
-      what made that, the holder of its terminal, and a restore in the foreground
+    - `helpers`: the processes of crckpt that stay for the tree: the init of its PID namespace and what made that, the
+      holder of its terminal, and a restore in the foreground
     """
 
     root: proc.LiveRoot
     store: str
     job: str
     checkpoint: str
-    helpers: frozenset[tuple[int, int]] = frozenset()
+    helpers: tuple[proc.Identity, ...] = ()
 
 
 _DECODER: Final = msgspec.json.Decoder(RestoredTree)
@@ -58,8 +58,8 @@ def find_restored_trees() -> Iterator[tuple[RestoredTree, proc.Process]]:
 
 def find_root_behind(pid: int) -> int:
     """Return the root of the restored tree for which process `pid` of crckpt stays; or `pid`."""
-    start = proc.start_time(pid)
-    return next((root.pid for tree, root in find_restored_trees() if (pid, start) in tree.helpers), pid)
+    helper = proc.identify(pid)
+    return next((root.pid for tree, root in find_restored_trees() if helper in tree.helpers), pid)
 
 
 def _directory() -> Path:

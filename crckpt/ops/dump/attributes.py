@@ -14,7 +14,7 @@ from crckpt.causes import Finding, cause
 from crckpt.helper.calls.remote_calls import Order, carry_out
 from crckpt.host import proc
 from crckpt.host.attributes import descriptors, sockets, tasks
-from crckpt.host.network.packet_rules import find_group_restrictions, read_named_groups
+from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
@@ -36,7 +36,7 @@ def ask(tree: proc.Tree, *, everyone: bool) -> tuple[Answers, tuple[Finding, ...
 
     The findings name the first process whose restore will be refused, and the first that could not be asked.
     """
-    read_named_groups()  # Now: it takes 10 ms where there are rules, and later the tree may be frozen.
+    read_packet_rules()
     # A call stops its thread for some milliseconds: a dump after which the tree goes on makes it only where it may
     # matter.
     living = [each for each in tree.processes if each.state != "zombie" and (everyone or _has_hint(each.pid))]

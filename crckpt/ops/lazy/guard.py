@@ -13,30 +13,18 @@ import mmap
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 import msgspec
-from msgspec import Struct
 
-from crckpt.host import proc
-from crckpt.host.proc import Identity, procfs
+from crckpt.host.proc import Identity
 from crckpt.host.process.send_signal import send_signal
 from crckpt.host.syscalls.clone import fork_with_same_descriptors
-from crckpt.ops.lazy.marks import is_incomplete, is_unfilled, wait_until_released
+from crckpt.ops.lazy.family import Family
+from crckpt.ops.lazy.marks import is_unfilled, wait_until_released
 
 _SIZE: Final = 4 << 20
 _POLL_S: Final = 0.01
-
-
-class Processes(Struct, frozen=True):
-    """Restored processes, their users, and their programs (device and inode)."""
-
-    tasks: tuple[Identity, ...] = ()
-    users: frozenset[int] = frozenset()
-    programs: frozenset[tuple[int, int]] = frozenset()
 
 
 class GuardedTree:
@@ -45,16 +33,16 @@ class GuardedTree:
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, _SIZE)  # shared
 
-    def write(self, tasks: Iterable[Identity]) -> None:
-        """Name the processes, which live now. Raises ValueError if they are too many."""
-        content = msgspec.json.encode(_look_at(tasks))
+    def write(self, family: Family) -> None:
+        """Name the processes. Raises ValueError if they are too many."""
+        content = msgspec.json.encode(family)
         self._memory[: len(content) + 1] = content + b"\n"
 
-    def read(self) -> Processes:
+    def read(self) -> Family:
         """Return the processes."""
         line = self._memory.readline()
         self._memory.seek(0)
-        return msgspec.json.decode(line, type=Processes) if line.strip(b"\0") else Processes()
+        return msgspec.json.decode(line, type=Family) if line.strip(b"\0") else Family()
 
 
 def fork_guarded(tree: GuardedTree) -> None:
@@ -74,48 +62,12 @@ def end_unfilled(root: Identity) -> None:
     """Wait while a helper fills the memory of this tree. End the tree if helper and guard were killed before that."""
     wait_until_released(root)
     if is_unfilled(root):
-        _end(_look_at([root]))
+        _end(Family.of([root]))
 
 
-def _look_at(tasks: Iterable[Identity]) -> Processes:
-    found = tuple(tasks)
-    users = frozenset(user for task in found for user in _find_users(task))
-    living = (task.pid for task in found if task.keeps_pid)
-    return Processes(found, users, frozenset(program for pid in living for program in _find_program(pid)))
-
-
-def _end(processes: Processes) -> None:
+def _end(family: Family) -> None:
     """End the processes, and what they have forked meanwhile; return when all are gone."""
-    while found := set(_find_living(processes)):
+    while found := set(family.find_living()):
         for process in found:
             send_signal(process, signal.SIGKILL)
         time.sleep(_POLL_S)
-
-
-def _find_living(processes: Processes) -> Iterator[Identity]:
-    for task in processes.tasks:
-        root = proc.read_process(task.pid)
-        if root is not None and root.identity == task:
-            yield from (each.identity for each in proc.read_tree(root).processes if not each.has_ended)
-    # A child that was forked meanwhile may have lost its parent. Until it runs another program, it has that of the
-    # tree.
-    since = max((task.start for task in processes.tasks), default=0)
-    for pid in procfs.pids():
-        process = proc.identify(pid)
-        # Other users have trees of the same program.
-        if process is None or process.start < since or processes.users.isdisjoint(_find_users(process)):
-            continue
-        if not processes.programs.isdisjoint(_find_program(pid)) and is_incomplete(pid):
-            yield process
-
-
-def _find_users(task: Identity) -> Iterator[int]:
-    process = proc.read_process(task.pid)
-    if process is not None and process.start == task.start:
-        yield process.uids[0]
-
-
-def _find_program(pid: int) -> Iterator[tuple[int, int]]:
-    with suppress(OSError):
-        found = Path(f"/proc/{pid}/exe").stat()
-        yield found.st_dev, found.st_ino

@@ -6,8 +6,10 @@ Documentation/admin-guide/mm/pagemap.rst.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final, NamedTuple
@@ -15,11 +17,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from crckpt.host import proc
 from crckpt.host.proc import Identity, procfs
 from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import touch_memory
 from crckpt.model import PAGE_SIZE
+from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.plan import Range
 
 _ENTRY: Final = 8
@@ -33,6 +35,10 @@ _PRESENT: Final = 1 << 6
 # Addresses whose entries are read at once.
 _PIECE: Final = 256 << 20
 _PATIENCE_S: Final = 0.2
+# So long after it has answered for another page is a child asked again; each time twice as long.
+_FIRST_PAUSE_S: Final = 0.02
+# Threads that wait for an answer, perhaps for ever.
+_MOST_QUESTIONS: Final = 32
 
 
 class PageMarks:
@@ -82,10 +88,12 @@ class MarksFinder:
     of this process.
     """
 
-    def __init__(self, known: Iterable[Identity]) -> None:
-        """`known` are the restored processes: no child was started before them."""
-        self._asked = set(known)
-        self._since = min(each.start for each in self._asked)
+    def __init__(self, family: Family) -> None:
+        """`family` are the restored processes."""
+        self._family = family
+        self._known = frozenset(family.tasks)
+        # When each may be asked again, and how long it waits after that.
+        self._pauses: dict[Identity, tuple[float, float]] = {}
         self._questions: dict[int, _Question] = {}
         self._lock = threading.Lock()
 
@@ -98,11 +106,12 @@ class MarksFinder:
             return self._questions.pop(tid).marks
 
     def ask(self, ranges: tuple[Range, ...]) -> None:
-        """Ask each new process that has marks in one of the ranges."""
-        living = {found for pid in procfs.pids() if (found := proc.identify(pid)) is not None}
-        self._asked &= living
-        for process in sorted(living - self._asked, key=lambda each: each.pid):
-            if process.start < self._since:
+        """Ask each new process of the family that has marks in one of the ranges."""
+        children = {*self._family.find_living()} - self._known
+        self._pauses = {process: pause for process, pause in self._pauses.items() if process in children}
+        for process in sorted(children, key=lambda each: each.pid):
+            until, pause = self._pauses.get(process, (0.0, _FIRST_PAUSE_S))
+            if time.monotonic() < until or len(self._questions) >= _MOST_QUESTIONS:
                 continue
             with suppress(OSError):
                 # The main thread may have ended before others.
@@ -112,17 +121,17 @@ class MarksFinder:
                     if address is None:
                         marks.close()
                         continue
-                    asking = threading.Thread(
-                        target=self._ask, args=(process, tid, _Question(address, marks)), daemon=True
-                    )
+                    question = _Question(address, marks)
+                    asking = threading.Thread(target=self._ask, args=(process, tid, question), daemon=True)
                     asking.start()
-                    # It may wait for ever, for a userfaultfd of the program's own.
                     asking.join(_PATIENCE_S)
+                    # It may wait for ever, for a userfaultfd of the program's own.
+                    until = math.inf if asking.is_alive() else time.monotonic() + pause
+                    self._pauses[process] = (until, 2 * pause)
                     break
 
     def _ask(self, process: Identity, tid: int, question: _Question) -> None:
         us = threading.get_native_id()
-        self._asked.add(process)
         with self._lock:
             self._questions[us] = question
         # Since the page map was opened, no other process can have got the PID; one that runs another program has no
@@ -133,4 +142,3 @@ class MarksFinder:
             if self._questions.pop(us, None) is not None:
                 # It was no missing page of ours any more.
                 question.marks.close()
-                self._asked.discard(process)

@@ -33,6 +33,7 @@ from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import write_memory
 from crckpt.ops.lazy.address_space import AddressSpace
+from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.fetch import Fetcher
 from crckpt.ops.lazy.guard import GuardedTree, fork_guarded
 from crckpt.ops.lazy.marks import open_mark, remove_mark
@@ -246,9 +247,10 @@ class _Helper:
             else:
                 _fill_whole(task.pid, find_pages(process))
                 whole.append(task.pid)
-        self._tree.write(attach.tasks.values())
+        family = Family.of(attach.tasks.values())
+        self._tree.write(family)
         self._send(Attached(tuple(whole)))
-        filling = _Filling(MarksFinder(attach.tasks.values()), self._end_tree)
+        filling = _Filling(MarksFinder(family), self._end_tree)
         # The tree is still held: it takes a while to decide that it runs.
         for process, task, missing, context in taken:
             segments = Segments(Segment(first, last, first) for first, last in process.ranges)

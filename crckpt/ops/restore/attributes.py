@@ -21,7 +21,7 @@ from crckpt.host import proc
 from crckpt.host.attributes import sockets as socket_options
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
-from crckpt.host.network.packet_rules import find_group_restrictions
+from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
 from crckpt.host.proc import procfs
 from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.process import cgroups
@@ -111,6 +111,7 @@ def plan_attributes(
     # A group without limits protects nothing: the tree can stay in ours.
     restricting = {group.id for members in record.groups for group in members if group.restricts}
     existing = {place: where for place in restricting if (where := cgroups.group_directory(*place)) is not None}
+    read_packet_rules()
     host = HostAttributes(
         cpus=tasks.online_cpus(),
         session=session,

@@ -388,12 +388,12 @@ def _criu_failure(result: CriuResult, tree: ImageTree) -> CrckptError:
 def _record_place(attempt: RestoreAttempt, root: int, helpers: Iterable[int]) -> None:
     """Record where the job runs, for the next dump and the next restore, and which processes of ours stay for it."""
     checkpoint, process = attempt.checkpoint, proc.read_process(root)
-    starts = {(pid, proc.start_time(pid) or 0) for pid in helpers}
+    found = tuple(identity for pid in helpers if (identity := proc.identify(pid)) is not None)
     # Without the record the tree is known by its PID only.
     with suppress(OSError):
         if process is not None:
             identity = proc.identify_live_root(process)
-            tree = RestoredTree(identity, attempt.repository.id, checkpoint.job, checkpoint.id, frozenset(starts))
+            tree = RestoredTree(identity, attempt.repository.id, checkpoint.job, checkpoint.id, found)
             record_restored(tree)
 
 

@@ -174,8 +174,8 @@ def record(root: int, helpers: Iterable[int]) -> None:
     """Record a process as the root of a restored tree, and who stays for it."""
     process = proc.read_process(root)
     assert process is not None
-    starts = frozenset((pid, proc.start_time(pid) or 0) for pid in helpers)
-    record_restored(RestoredTree(proc.identify_live_root(process), "store", "job", "", starts))
+    found = tuple(identity for pid in helpers if (identity := proc.identify(pid)) is not None)
+    record_restored(RestoredTree(proc.identify_live_root(process), "store", "job", "", found))
 
 
 def test_a_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:

@@ -12,6 +12,7 @@ from other_user import NOBODY
 from trees import PYTHON
 
 from crckpt.host import proc
+from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.guard import GuardedTree, _end
 
 WAITS = "import sys; print('ready', flush=True); sys.stdin.read()"
@@ -30,6 +31,19 @@ else:
 """A program some of whose memory is supplied by a userfaultfd."""
 
 
+FORKS = f"""
+import os
+if os.fork() == 0:
+    if os.fork() == 0:
+        {"        ".join(INCOMPLETE.strip().splitlines(keepends=True))}
+    os._exit(0)
+os.wait()
+import time
+time.sleep(60)
+"""
+"""As `INCOMPLETE`, in a child that has lost its parent."""
+
+
 @contextmanager
 def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
     """A program that waits."""
@@ -46,17 +60,16 @@ def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start programs of other users")
 @pytest.mark.parametrize("user", [NOBODY, NOBODY - 1])
-def test_trees_of_other_users_are_not_ended(user: int) -> None:
-    """They may run the same program, and wait for memory of their own."""
-    with program(WAITS, NOBODY) as root, program(INCOMPLETE, user) as other:
+def test_only_what_the_tree_has_forked_is_ended(user: int) -> None:
+    """Others may run the same program, and wait for memory of their own; also the tree's user."""
+    with program(FORKS, NOBODY) as root, program(INCOMPLETE, user) as other:
+        assert root.stdout is not None
         found = proc.identify(root.pid)
         assert found is not None
         tree = GuardedTree()
-        tree.write([found])
+        tree.write(Family.of([found]))
         _end(tree.read())
         assert root.wait() == -9
-        if user == NOBODY:
-            # As a child that has lost its parent.
-            assert other.wait() == -9
-        else:
-            assert other.poll() is None
+        # The child had it open, too.
+        assert root.stdout.read() == b""
+        assert other.poll() is None

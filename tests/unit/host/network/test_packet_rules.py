@@ -1,0 +1,40 @@
+"""Which rules of the packet filter judge by a control group."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from control_groups import make_group
+
+from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
+from crckpt.host.process.cgroups import group_directory
+
+pytestmark = pytest.mark.skipif(shutil.which("nft") is None, reason="there is no nft")
+
+
+def test_rules_that_came_later_count_in_the_next_dump() -> None:
+    """Of `migrate --all`, or of a service: one process makes them all."""
+    above = group_directory("", "/")
+    if above is None:
+        pytest.skip("there are no control groups of version 2")
+    group = make_group(above)
+    name = str(group.relative_to("/sys/fs/cgroup"))
+    rule = f'socket cgroupv2 level 1 "{name}" counter'
+    try:
+        read_packet_rules()
+        assert f"packets of {group.name}" not in find(group)
+        chain = f"chain sent {{ type filter hook output priority 0\n{rule}\n}}"
+        subprocess.run(("nft", f"table inet groups {{\n{chain}\n}}"), check=True)
+        read_packet_rules()
+        assert f"packets of {group.name}" in find(group)
+    finally:
+        subprocess.run(("nft", "delete", "table", "inet", "groups"), check=False)
+        group.rmdir()
+
+
+def find(group: Path) -> dict[str, int]:
+    """Find what the group restricts."""
+    return find_group_restrictions("", f"/{group.name}")
