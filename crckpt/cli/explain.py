@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -38,7 +39,9 @@ def explain(
     }
     failure = None
     if finding is None and explanation.lines:
-        failure = CauseUnknown("crckpt does not know this failure", hint=f"report it: crckpt report {log}")
+        failure = CauseUnknown(
+            "crckpt does not know this failure", hint=f"report it: crckpt report {shlex.quote(str(log))}"
+        )
     output = Output(document, _lines(explanation, verbose=verbose), is_answer=True, failure=failure)
     emit("explain", output, as_json=as_json)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import partial
@@ -46,7 +47,7 @@ def report(
     try:
         result = perform(options.make_context(store, criu=criu, config=config), request)
     except NoSuchCheckpoint as error:
-        hint = f"{error.hint} (for a log: crckpt report ./{subject})"
+        hint = f"{error.hint} (for a log: crckpt report {shlex.quote(f'./{subject}')})"
         raise NoSuchCheckpoint(error.message, hint=hint) from error
     emit("report", Output(result, _lines(result), is_answer=output is None), as_json=as_json)
 

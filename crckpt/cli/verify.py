@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,9 +37,12 @@ def verify(
     damaged files with good copies only. It exits with 13 if some damage is left.
     """
     if everything and ref is not None:
-        raise UsageError(f"--all and {ref} cannot be combined", hint=f"crckpt verify --all, or crckpt verify {ref}")
+        raise UsageError(
+            f"--all and {ref} cannot be combined",
+            hint=f"crckpt verify --all, or crckpt verify {shlex.quote(ref)}",
+        )
     if source is not None and not repair:
-        raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {source}")
+        raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {shlex.quote(str(source))}")
     repaired = None
     with progress_bar("verifying", as_json=as_json) as progress:
         context = options.make_context(store, config=config, progress=progress)

@@ -67,7 +67,7 @@ def _how_to_get_one(name: str | None) -> str:
     if name is None:
         return "a program gets one by its restore: crckpt restore JOB --tty new"
     if name.isdecimal():
-        return f"a program gets one by its restore: crckpt dump {name} JOB --stop; crckpt restore JOB --tty new"
+        return f"a program gets one by its restore: crckpt dump {int(name)} JOB --stop; crckpt restore JOB --tty new"
     job = shlex.quote(name)
     restore = f"a program gets one by its restore: crckpt restore {job} --tty new"
     return f"{restore}; if it runs, first: crckpt dump PID {job} --stop"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import stat
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,7 @@ class OutputLog:
                     return
         except OSError as error:
             self.close()
-            hint = f"check the directory: ls -ld {directory}; or name a file yourself: --tty FILE"
+            hint = f"check the directory: ls -ld {shlex.quote(str(directory))}; or name a file yourself: --tty FILE"
             raise HostCannot(f"cannot write the log of the terminal: {error.strerror}", hint=hint) from error
         self.close()
         raise HostCannot(

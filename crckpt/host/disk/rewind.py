@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -87,7 +88,8 @@ def _open(path: Path, size: int, stack: ExitStack) -> tuple[int, int]:
 
 def _exchange_error(path: Path) -> RestoreFailed:
     return RestoreFailed(
-        f"somebody replaced or truncated {path} a moment ago", hint=f"check it, then try again: ls -l {path}"
+        f"somebody replaced or truncated {path} a moment ago",
+        hint=f"check it, then try again: ls -l {shlex.quote(str(path))}",
     )
 
 

@@ -177,7 +177,9 @@ def _of_cgroup(name: str) -> int:
         )
     roots = find_roots(directory)
     if not roots:
-        raise TargetNotRunning(f"cgroup {name} has no process", hint=f"check: cat {directory}/cgroup.procs")
+        raise TargetNotRunning(
+            f"cgroup {name} has no process", hint=f"check: cat {run.quote([f'{directory}/cgroup.procs'])}"
+        )
     if len(roots) > 1:
         shown = ", ".join(str(pid) for pid in roots[:8])
         raise UsageError(f"cgroup {name} has {len(roots)} separate trees: {shown}", hint="name one of these PIDs")

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 from collections.abc import Iterator
 from typing import Final
@@ -147,7 +148,7 @@ def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, 
     finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
     remedy = finding.remedy
     if key == "file-mode":
-        remedy = f"change it there: chmod {asked.mode & 0o7777:04o} {asked.name}"
+        remedy = f"change it there: chmod {asked.mode & 0o7777:04o} {shlex.quote(asked.name)}"
     elif asked.is_written:
         remedy = advise_to_keep(asked)
     elif asked.is_executed:

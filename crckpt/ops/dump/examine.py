@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from contextlib import suppress
 
 from msgspec import Struct
@@ -143,7 +144,9 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
     assert target.root is not None
     again = examine_target(request, target.context, target.root, memory)
     if again.observed.tree.root.identity != root.identity:
-        raise TargetNotRunning(f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {target.request.target}")
+        raise TargetNotRunning(
+            f"the tree of PID {root.pid} has ended", hint=f"crckpt dump {shlex.quote(target.request.target)}"
+        )
     return again
 
 

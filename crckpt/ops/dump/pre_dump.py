@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def _take_round(target: DumpTarget, repository: Repository, work: Path) -> PreDu
     try:
         result = take_round(target, lineage, repository, work)
     except HostCannot as error:
-        hint = f"crckpt dump {target.request.target} {target.job} makes a full checkpoint"
+        hint = f"crckpt dump {shlex.quote(target.request.target)} {target.job} makes a full checkpoint"
         raise HostCannot(f"nothing was copied: {error.message}", hint=hint) from error
     except OSError as error:
         raise to_dump_error(error, "the round", target.context) from error

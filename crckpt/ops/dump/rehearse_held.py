@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Final
 
 from msgspec.structs import replace
@@ -37,8 +38,8 @@ def rehearse_held(target: DumpTarget, repository: Repository, checkpoint: Checkp
         closed = "" if not result.closed else "; its TCP connections were closed, because the other side is not there"
         raise DumpFailed(
             f"{_FAILED}{result.failures[0]}{closed}",
-            hint=f"look closer at a checkpoint of the tree that runs on: crckpt dump {target.request.target} "
-            f"{target.job} && crckpt rehearse {target.job}",
+            hint=f"look closer at a checkpoint of the tree that runs on: crckpt dump "
+            f"{shlex.quote(target.request.target)} {target.job} && crckpt rehearse {target.job}",
             causes=result.failures,
         )
     return result

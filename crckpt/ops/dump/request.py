@@ -65,7 +65,7 @@ class DumpRequest(Struct, frozen=True):
         if self.target.isdecimal() and self.job and self.job.isdecimal() and Path("/proc", self.job).exists():
             raise UsageError(
                 f"{self.job} is a PID, and would become the name of the job",
-                hint=f"name one process; its descendants are included: crckpt dump {self.target} JOB",
+                hint=f"name one process; its descendants are included: crckpt dump {int(self.target)} JOB",
             )
         hint = "leave one of them out"
         if self.stop and self.asynchronous:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -142,10 +143,10 @@ def _check_is_store(root: Path) -> None:
 
 
 def _check_owner_and_mode(root: Path) -> None:
-    status = root.stat()
+    status, quoted = root.stat(), shlex.quote(str(root))
     if status.st_uid not in (0, os.geteuid()):
         name_another = "name a store of your own: --store DIR"
-        change = f"cp -R {root} DIR, and use that" if space.is_read_only(root) else f"chown -R root {root}"
+        change = f"cp -R {quoted} DIR, and use that" if space.is_read_only(root) else f"chown -R root {quoted}"
         # Root may follow the hint, which does not change what is in the store.
         warning = "; a restore would run what this user has put there, as root" if os.geteuid() == 0 else ""
         raise StoreUnusable(
@@ -155,5 +156,5 @@ def _check_owner_and_mode(root: Path) -> None:
     # A backup, a snapshot or root's store that others can read is used as it is: to refuse it would protect nothing.
     is_kept_from_others = status.st_uid == os.geteuid() and not find_write_refusal(root)
     if status.st_mode & (_OPEN_TO_OTHERS if is_kept_from_others else _WRITABLE_BY_OTHERS):
-        change = f"cp -R {root} DIR, and use that" if space.is_read_only(root) else f"chmod 700 {root}"
+        change = f"cp -R {quoted} DIR, and use that" if space.is_read_only(root) else f"chmod 700 {quoted}"
         raise StoreUnusable(f"the store {root} is open to other users (mode {status.st_mode & 0o777:o})", hint=change)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import re
+import shlex
 import textwrap
 import time
 from collections.abc import Iterator
@@ -102,7 +103,7 @@ def _open_store_lock(root: Path, alone: bool) -> int:
     try:
         return open_lock(path, "lock")
     except IntegrityError as error:
-        raise StoreUnusable(error.message, hint=f"remove it: rm {path}") from error
+        raise StoreUnusable(error.message, hint=f"remove it: rm {shlex.quote(str(path))}") from error
     except OSError as error:
         # We cannot write here, but others may: a descriptor for reading holds the same lock (flock(2)). Where a backup
         # has left out the lock's file, nobody but readers can come.
@@ -144,7 +145,8 @@ def _store_refusal(root: Path) -> StoreLocked:
     if not owners:
         elsewhere = sorted({owner.host for owner in _read_records(root) if owner.is_elsewhere})
         perhaps = f", perhaps by a process on {' or '.join(elsewhere)}" if elsewhere else ""
-        hint = f"find the process{' there' if elsewhere else ''}: lsof {root}/lock (package lsof)"
+        quoted = shlex.quote(str(root / layout.LOCK))
+        hint = f"find the process{' there' if elsewhere else ''}: lsof {quoted} (package lsof)"
         return StoreLocked(f"the store {root} is locked{perhaps}", hint=hint)
     names = tuple(
         f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
