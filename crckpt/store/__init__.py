@@ -133,38 +133,3 @@ from crckpt.store.upkeep.repair import RepairResult, Unrepaired, repair
 from crckpt.store.upkeep.verify import VerifyResult, verify
 from crckpt.store.write.ingest import NewCheckpoint, ingest
 from crckpt.store.write.preparation import Preparation
-
-__all__ = [
-    "STAGING",
-    "BeforeWrite",
-    "Checkpoint",
-    "Damage",
-    "GarbageResult",
-    "IndexPlace",
-    "NewCheckpoint",
-    "PackUse",
-    "PendingCheckpoint",
-    "Preparation",
-    "RepairResult",
-    "Repository",
-    "Tag",
-    "Transaction",
-    "UnreadableCheckpoint",
-    "Unrepaired",
-    "VerifyResult",
-    "check_name",
-    "check_note",
-    "collect_garbage",
-    "details_of",
-    "file_names",
-    "handed_over",
-    "ingest",
-    "is_blank",
-    "materialise",
-    "materialise_base",
-    "open_reader",
-    "read_file",
-    "repair",
-    "staged",
-    "verify",
-]
