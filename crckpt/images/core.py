@@ -24,8 +24,10 @@ _SECCOMP_FILTER: Final = 2
 _THREAD_CORE: Final = 5
 _PARENT_DEATH_SIGNAL: Final = 8
 
-# In the order of core_entry.march (images/core.proto).
-_ARCHITECTURES: Final = ("unknown", "x86_64", "arm", "aarch64", "ppc64", "s390", "mips", "loongarch64", "riscv64")
+# core_entry.march (images/core.proto).
+_ARCHITECTURES: Final = dict(
+    enumerate(("x86_64", "arm", "aarch64", "ppc64", "s390", "mips", "loongarch64", "riscv64"), start=1)
+)
 
 
 class Credentials(Struct, frozen=True):
@@ -75,7 +77,7 @@ def read_core(data: bytes, name: str = "core.img") -> Core:
     # process.
     task, thread = message.message(3), message.message(5)
     return Core(
-        arch=_architecture(message.required(1)),
+        arch=_ARCHITECTURES.get(message.required(1), UNKNOWN),
         comm=thread.text(13, default=task.text(6)),
         state=_STATES.get(task.uint(1, default=1), UNKNOWN),
         exit_code=task.uint(2),
@@ -103,10 +105,6 @@ def drop_parent_death_signal(data: bytes, name: str = "core.img") -> bytes:
 
 def _drop_signal(core: bytes, name: str) -> bytes:
     return edit_field(core, (_THREAD_CORE, _PARENT_DEATH_SIGNAL), lambda _: None, name)
-
-
-def _architecture(number: int) -> str:
-    return _ARCHITECTURES[number] if number < len(_ARCHITECTURES) else UNKNOWN
 
 
 def _signal_set(mask: int) -> tuple[int, ...]:

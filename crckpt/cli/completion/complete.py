@@ -49,6 +49,14 @@ class CommandLine:
         """Find an option by its name."""
         return next((each for each in self.parameters if word in (*each.opts, *each.secondary_opts)), None)
 
+    @property
+    def stored_names(self) -> StoredNames:
+        """The names in the store of the command line."""
+        # typer reads these variables only while it parses a whole command line.
+        variables = {"store": os.environ.get("CRCKPT_STORE"), "config": os.environ.get("CRCKPT_CONFIG")}
+        store, config = (self.values.get(name) or variable for name, variable in variables.items())
+        return StoredNames(make_context(Path(store) if store else None, config=Path(config) if config else None).store)
+
     def _take(self, word: str) -> None:
         if self.open_option is not None:
             self.values[self.open_option.name] = word
@@ -75,13 +83,10 @@ def complete(words: Sequence[str]) -> Iterator[str]:
     # The last word is being typed: it is no command yet.
     command = next((word for word in words[:-1] if not word.startswith("-")), "")
     if not command or (command == "help" and len(words) == words.index("help") + 2):
-        yield from _as_lines(_GLOBAL if typed.startswith("-") else _commands(), typed)
+        listed = ((name, summary) for name, (_, summary) in COMMANDS.items() if name not in UNLISTED)
+        yield from _as_lines(_GLOBAL if typed.startswith("-") else listed, typed)
     elif command in COMMANDS:
         yield from _complete_command(CommandLine(command, words[list(words).index(command) + 1 :]))
-
-
-def _commands() -> Words:
-    return ((name, place[1]) for name, place in COMMANDS.items() if name not in UNLISTED)
 
 
 def _complete_command(line: CommandLine) -> Iterator[str]:
@@ -101,13 +106,13 @@ def _complete_command(line: CommandLine) -> Iterator[str]:
 
 def _options(line: CommandLine) -> Words:
     for option in line.parameters:
-        if option.param_type_name == "option" and not option.hidden and (option.multiple or _is_open(line, option)):
+        if (
+            option.param_type_name == "option"
+            and not option.hidden
+            and (option.multiple or option.name not in line.values)
+        ):
             yield from ((name, option.help or "") for name in (*option.opts, *option.secondary_opts) if "--" in name)
     yield _GLOBAL[0]
-
-
-def _is_open(line: CommandLine, option: _Parameter) -> bool:
-    return option.name not in line.values
 
 
 def _complete_value(line: CommandLine, parameter: _Parameter, typed: str, before: str = "") -> Iterator[str]:
@@ -141,73 +146,26 @@ def _shorten(description: str) -> str:
     return textwrap.shorten(sentence.replace("`", "").replace("**", "").removesuffix("."), _WIDEST, placeholder=" ...")
 
 
-# What an argument may be, by its name
-
-
 def _targets(line: CommandLine, typed: str) -> Words:
-    yield from _live_trees(line, typed)
-    yield from _read_names(line).jobs()
-
-
-def _live_trees(_: CommandLine, typed: str) -> Words:
-    return find_targets(typed)
-
-
-def _hosts(_: CommandLine, typed: str) -> Words:
-    return find_hosts(typed)
-
-
-def _terminals(_: CommandLine, __: str) -> Words:
-    return ((each.tree.job, f"PID {each.tree.root}, {each.tree.comm}") for each in list_terminals())
-
-
-def _tty_choices(_: CommandLine, __: str) -> Words:
-    return iter((("new", "a new terminal, for crckpt attach"), ("null", "nothing")))
-
-
-def _jobs(line: CommandLine, _: str) -> Words:
-    return _read_names(line).jobs()
+    yield from find_targets(typed)
+    yield from line.stored_names.jobs()
 
 
 def _refs(line: CommandLine, typed: str) -> Words:
-    return _read_names(line).refs(typed)
+    return line.stored_names.refs(typed)
 
 
-def _tags(line: CommandLine, _: str) -> Words:
-    return _read_names(line).tags(line.positional[0])
-
-
-def _processes(line: CommandLine, _: str) -> Words:
-    return _read_names(line).processes(line.positional[0])
-
-
-def _moves(line: CommandLine, _: str) -> Words:
-    return _read_names(line).moves()
-
-
-def _read_names(line: CommandLine) -> StoredNames:
-    # typer reads these only while it parses a whole command line.
-    variables = {"store": os.environ.get("CRCKPT_STORE"), "config": os.environ.get("CRCKPT_CONFIG")}
-    store, config = (line.values.get(name) or variable for name, variable in variables.items())
-    context = make_context(Path(store) if store else None, config=Path(config) if config else None)
-    return StoredNames(context.store)
-
-
-# By the names of the parameters of all commands.
+# What an argument may be, by the names of the parameters of all commands.
 _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
     "target": _targets,
-    "end": _live_trees,
-    "terminal": _terminals,
-    "tty": _tty_choices,
-    "job": _jobs,
-    "ref": _refs,
-    "refs": _refs,
-    "first": _refs,
-    "second": _refs,
-    "subject": _refs,
-    "name": _tags,
-    "pid": _processes,
-    "host": _hosts,
-    "resume": _moves,
+    "end": lambda _, typed: find_targets(typed),
+    "terminal": lambda *_: ((each.tree.job, f"PID {each.tree.root}, {each.tree.comm}") for each in list_terminals()),
+    "tty": lambda *_: iter((("new", "a new terminal, for crckpt attach"), ("null", "nothing"))),
+    "job": lambda line, _: line.stored_names.jobs(),
+    **dict.fromkeys(("ref", "refs", "first", "second", "subject"), _refs),
+    "name": lambda line, _: line.stored_names.tags(line.positional[0]),
+    "pid": lambda line, _: line.stored_names.processes(line.positional[0]),
+    "host": lambda _, typed: find_hosts(typed),
+    "resume": lambda line, _: line.stored_names.moves(),
 }
 _OR_FILES: Final = frozenset({"subject", "tty"})
