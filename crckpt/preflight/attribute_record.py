@@ -44,115 +44,75 @@ class Attribute(Struct, frozen=True):
     note: str = ""
 
 
-_NOT_VISIBLE: Final = "the kernel shows it only to the thread itself"
+# A restore sets them in this order. `!`: it protects.
+_TABLE: Final = """
+# name              of       read    back    test            title
+affinity            thread   outside outside affinity        the CPU affinity
+io_priority         thread   outside outside ioprio          the I/O priority
+time_slice          thread   outside outside slice           the time slice
+utilization         thread   outside outside -               the utilization clamp
+deadline            thread   outside outside deadline        the deadline scheduling
+# After the policy: the kernel gives threads with a real-time policy no slack.
+timer_slack         thread   outside outside timer_slack     the timer slack
+personality         thread   outside inside  personality     the personality
+memory_errors       thread   outside inside  mce_kill        the policy for memory errors
+io_flusher          thread   outside inside  -               the mark of an I/O flusher
+memory_policy       thread   outside inside  -               the memory policy
+directories         thread!  outside inside  -               its own working directory, root and umask
+core_filter         process  outside outside coredump_filter the core dump filter
+autogroup_nice      process  outside outside autogroup       the autogroup's nice value
+memory_merge        process  outside inside  memory_merge    the merging of memory
+segments            process  asked   inside  -               the segments of its own (modify_ldt)
+lock_future         process  asked   inside  mlock_future    the locking of new maps
+no_written_code     process! asked   inside  mdwe            the refusal of writable code (PR_SET_MDWE)
+landlock            process! asked   not     landlock        the Landlock domain
+session_keyring     process! asked   not     session_keyring the session keyring
+# From here on: what CRIU saves and sets itself, as tests check, and what neither does.
+nice                thread   CRIU    CRIU    nice            the nice value
+policy              thread   CRIU    CRIU    policy          the scheduling policy
+reset_on_fork       thread   CRIU    CRIU    reset_on_fork   the reset of the policy on fork
+oom_score_adj       process  CRIU    CRIU    oom_score_adj   the OOM score adjustment
+subreaper           process  CRIU    CRIU    subreaper       the mark of a subreaper
+thp_disable         process  CRIU    CRIU    thp_disable     the refusal of huge pages
+rlimits             process  CRIU    CRIU    rlimits         the resource limits
+umask               process  CRIU    CRIU    umask           the umask
+dumpable            process! CRIU    CRIU    dumpable        the dumpable flag
+no_new_privs        thread!  CRIU    CRIU    no_new_privs    no_new_privs
+securebits          thread!  CRIU    CRIU    securebits      the securebits
+bounding_set        thread!  CRIU    CRIU    bounding_set    the capability sets
+groups              thread!  CRIU    CRIU    groups          the supplementary groups
+seccomp             thread!  CRIU    CRIU    seccomp         the system call filters
+thp_except_advised  process  not     not     -               huge pages where advised, and only there
+cpuid               thread   not     not     -               the fault on CPUID
+tsc                 thread   not     not     -               the fault on RDTSC (PR_SET_TSC)
+speculation         thread   not     not     -               the control of speculation
+dispatch            thread   not     not     -               the dispatch of own system calls
+keyrings            thread   not     not     -               keys in thread, process and session keyrings
+"""
+_NOTES: Final = {
+    "utilization": "tested only on a kernel with CONFIG_UCLAMP_TASK",
+    "io_flusher": "needs CAP_SYS_RESOURCE",
+    "memory_policy": "read on hosts with several NUMA nodes only; the policies of single maps (mbind) are lost",
+    "directories": "tested by test_kept_state.py; threads that share them with each other, but not with the first "
+    "thread, each get their own",
+    "segments": "tested by test_kept_state.py",
+    "landlock": "the kernel says that there is one, but not its rules; asked of the first thread",
+    "session_keyring": "the tree gets the keyring of the restoring crckpt, or a new one for another user; keys are "
+    "lost",
+    "thp_except_advised": "CRIU refuses them everywhere after the restore",
+    "speculation": "not set by any test host",
+    **dict.fromkeys(("cpuid", "tsc", "dispatch", "keyrings"), "the kernel shows it only to the thread itself"),
+}
 
-# A restore sets them in this order.
-ATTRIBUTES: Final = (
-    Attribute("affinity", "thread", "the CPU affinity", "outside", "outside", test="affinity"),
-    Attribute("io_priority", "thread", "the I/O priority", "outside", "outside", test="ioprio"),
-    Attribute("time_slice", "thread", "the time slice", "outside", "outside", test="slice"),
-    Attribute(
-        "utilization",
-        "thread",
-        "the utilization clamp",
-        "outside",
-        "outside",
-        note="tested only on a kernel with CONFIG_UCLAMP_TASK",
-    ),
-    Attribute("deadline", "thread", "the deadline scheduling", "outside", "outside", test="deadline"),
-    # After the policy: the kernel gives threads with a real-time policy no slack.
-    Attribute("timer_slack", "thread", "the timer slack", "outside", "outside", test="timer_slack"),
-    Attribute("personality", "thread", "the personality", "outside", "inside", test="personality"),
-    Attribute("memory_errors", "thread", "the policy for memory errors", "outside", "inside", test="mce_kill"),
-    Attribute("io_flusher", "thread", "the mark of an I/O flusher", "outside", "inside", note="needs CAP_SYS_RESOURCE"),
-    Attribute(
-        "memory_policy",
-        "thread",
-        "the memory policy",
-        "outside",
-        "inside",
-        note="read on hosts with several NUMA nodes only; the policies of single maps (mbind) are lost",
-    ),
-    Attribute(
-        "directories",
-        "thread",
-        "its own working directory, root and umask",
-        "outside",
-        "inside",
-        protects=True,
-        note="tested by test_kept_state.py; threads that share them with each other, but not with the first thread, "
-        "each get their own",
-    ),
-    Attribute("core_filter", "process", "the core dump filter", "outside", "outside", test="coredump_filter"),
-    Attribute("autogroup_nice", "process", "the autogroup's nice value", "outside", "outside", test="autogroup"),
-    Attribute("memory_merge", "process", "the merging of memory", "outside", "inside", test="memory_merge"),
-    Attribute(
-        "segments",
-        "process",
-        "the segments of its own (modify_ldt)",
-        "asked",
-        "inside",
-        note="tested by test_kept_state.py",
-    ),
-    Attribute("lock_future", "process", "the locking of new maps", "asked", "inside", test="mlock_future"),
-    Attribute(
-        "no_written_code",
-        "process",
-        "the refusal of writable code (PR_SET_MDWE)",
-        "asked",
-        "inside",
-        protects=True,
-        test="mdwe",
-    ),
-    Attribute(
-        "landlock",
-        "process",
-        "the Landlock domain",
-        "asked",
-        "not",
-        protects=True,
-        test="landlock",
-        note="the kernel says that there is one, but not its rules; asked of the first thread",
-    ),
-    Attribute(
-        "session_keyring",
-        "process",
-        "the session keyring",
-        "asked",
-        "not",
-        protects=True,
-        test="session_keyring",
-        note="the tree gets the keyring of the restoring crckpt, or a new one for another user; keys are lost",
-    ),
-    # From here on: what CRIU saves and sets itself, as tests check, and what neither does.
-    Attribute("nice", "thread", "the nice value", "CRIU", "CRIU", test="nice"),
-    Attribute("policy", "thread", "the scheduling policy", "CRIU", "CRIU", test="policy"),
-    Attribute("reset_on_fork", "thread", "the reset of the policy on fork", "CRIU", "CRIU", test="reset_on_fork"),
-    Attribute("oom_score_adj", "process", "the OOM score adjustment", "CRIU", "CRIU", test="oom_score_adj"),
-    Attribute("subreaper", "process", "the mark of a subreaper", "CRIU", "CRIU", test="subreaper"),
-    Attribute("thp_disable", "process", "the refusal of huge pages", "CRIU", "CRIU", test="thp_disable"),
-    Attribute("rlimits", "process", "the resource limits", "CRIU", "CRIU", test="rlimits"),
-    Attribute("umask", "process", "the umask", "CRIU", "CRIU", test="umask"),
-    Attribute("dumpable", "process", "the dumpable flag", "CRIU", "CRIU", protects=True, test="dumpable"),
-    Attribute("no_new_privs", "thread", "no_new_privs", "CRIU", "CRIU", protects=True, test="no_new_privs"),
-    Attribute("securebits", "thread", "the securebits", "CRIU", "CRIU", protects=True, test="securebits"),
-    Attribute("bounding_set", "thread", "the capability sets", "CRIU", "CRIU", protects=True, test="bounding_set"),
-    Attribute("groups", "thread", "the supplementary groups", "CRIU", "CRIU", protects=True, test="groups"),
-    Attribute("seccomp", "thread", "the system call filters", "CRIU", "CRIU", protects=True, test="seccomp"),
-    Attribute(
-        "thp_except_advised",
-        "process",
-        "huge pages where advised, and only there",
-        "not",
-        "not",
-        note="CRIU refuses them everywhere after the restore",
-    ),
-    Attribute("cpuid", "thread", "the fault on CPUID", "not", "not", note=_NOT_VISIBLE),
-    Attribute("tsc", "thread", "the fault on RDTSC (PR_SET_TSC)", "not", "not", note=_NOT_VISIBLE),
-    Attribute("speculation", "thread", "the control of speculation", "not", "not", note="not set by any test host"),
-    Attribute("dispatch", "thread", "the dispatch of own system calls", "not", "not", note=_NOT_VISIBLE),
-    Attribute("keyrings", "thread", "keys in thread, process and session keyrings", "not", "not", note=_NOT_VISIBLE),
-)
+
+def _read_attribute(row: str) -> Attribute:
+    name, of, read, back, test, title = row.split(maxsplit=5)
+    fields = {"name": name, "of": of.rstrip("!"), "title": title, "read": read, "back": back}
+    given = {"protects": of.endswith("!"), "test": test.strip("-"), "note": _NOTES.get(name, "")}
+    return msgspec.convert(fields | given, Attribute)
+
+
+ATTRIBUTES: Final = tuple(_read_attribute(row) for row in _TABLE.strip().splitlines() if not row.startswith("#"))
 ATTRIBUTE_BY_NAME: Final = {attribute.name: attribute for attribute in ATTRIBUTES}
 
 LANDLOCK: Final = "landlock"
