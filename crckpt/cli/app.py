@@ -36,7 +36,7 @@ COMMANDS: Final = {
     "receive": ("receive:receive", "Receive a process: crckpt migrate starts this over ssh."),
     "attach": ("attach:attach", "Connect your terminal to a restored program."),
     "rehearse": ("rehearse:rehearse", "Try out a restore in isolation."),
-    "trackers": ("trackers:trackers", "List the trackers of incremental dumps, or end one."),
+    "ps": ("ps:ps", "List crckpt's processes and locks, or end a tracker."),
     "list": ("list:list_checkpoints", "List checkpoints."),
     "show": ("show:show", "Show what a checkpoint contains."),
     "diff": ("diff:diff", "Show what differs between two checkpoints."),
@@ -63,7 +63,7 @@ class Commands(HelpfulGroup):
     """The list of all commands, as the help shows it."""
 
     groups = {  # noqa: RUF012 the base says that it is read only
-        "Checkpoint and restore": ("dump", "restore", "migrate", "attach", "rehearse", "pre-dump", "trackers"),
+        "Checkpoint and restore": ("dump", "restore", "migrate", "attach", "rehearse", "pre-dump", "ps"),
         "Look into checkpoints": ("list", "show", "diff", "core"),
         "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
         "Check the host, explain failures": ("doctor", "config", "install-criu", "explain", "report"),

@@ -65,7 +65,7 @@ def dump(
         "and starts a tracker.",
         INCREMENTAL,
         default=None,
-        shown="yes if the tree is tracked, see crckpt trackers",
+        shown="yes if the tree is tracked, see crckpt ps",
     ),
     pre_copy: bool = options.flag(
         "--pre-copy",

@@ -30,8 +30,8 @@ def pre_dump(
     """Copy a tree's memory while it runs, so that the next dump freezes it for less time.
 
     Each call copies what the tree wrote since the call before. The copies are not a checkpoint: the next `crckpt dump`
-    uses them. They are kept where the first call put them, and are removed with the tree's tracker (`crckpt trackers`).
-    In one step: `crckpt dump --pre-copy`.
+    uses them. They are kept where the first call put them, and are removed with the tree's tracker (`crckpt ps`).
+    `crckpt dump --pre-copy` does it in one step.
 
     For example:
 

@@ -31,7 +31,7 @@ KEEPER: Final = HelperKind(
     name="tracker",
     module="crckpt.tracking.keeper.server",
     title="its tracker",
-    ends="the end of its tree; crckpt ps --end-tracker PID",
+    ends="the end of its tree; crckpt ps --end PID",
     remedy="end it: kill -KILL {pid}; this does no harm: the next dump is full",
     directory="keepers",
 )

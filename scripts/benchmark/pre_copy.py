@@ -61,7 +61,7 @@ def _freeze(setting: Setting, target: Target, size: int, share: float, processes
             frozen = target.gap(*_find_freeze(made))
             ours.append(frozen.length)
             rounds.append(target.gap(began, frozen.began).length)
-            setting.crckpt(store, "trackers", "--end", str(target.pid))
+            setting.crckpt(store, "ps", "--end", str(target.pid))
         with setting.fresh() as directory:
             began = time.monotonic()
             bare_dump(setting, target.pid, directory / "images")
@@ -110,7 +110,7 @@ def _slowdown(setting: Setting, target: Target, size: int, option: str) -> Itera
             # More is written while that checkpoint is stored than in an interval: let the next dump take it.
             _read_done(target, setting.interval, dump)
             tracked.append(_read_done(target, setting.interval, dump))
-            setting.crckpt(directory / "store", "trackers", "--end", str(target.pid))
+            setting.crckpt(directory / "store", "ps", "--end", str(target.pid))
         alone.append(_read_done(target, setting.interval, lambda: None))
     board.ask(pages=0)
     # Measure before and after, in case the machine becomes slower.
@@ -143,7 +143,7 @@ def _bytes(setting: Setting, target: Target, size: int) -> Row:
             found = setting.document(store, *words)["checkpoint"]["statistics"]
             stored.append(float(found["new_bytes"] + found["copied_bytes"]))
             written.append(float(pages * _PAGE))
-        setting.crckpt(store, "trackers", "--end", str(target.pid))
+        setting.crckpt(store, "ps", "--end", str(target.pid))
     what = f"{size} MB: an incremental checkpoint stores"
     return Row("pre-copy", what, "B", tuple(stored), "written", tuple(written), BYTES_BOUND)
 

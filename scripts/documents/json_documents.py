@@ -332,9 +332,33 @@ class TrackerDocument(Struct, frozen=True, forbid_unknown_fields=True):
     usage: ProcessUsage | None
 
 
-class TrackersDocument(Struct, frozen=True, forbid_unknown_fields=True):
-    """The result of `crckpt trackers`."""
+class ListedProcessDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A process of crckpt or CRIU."""
 
+    pid: int
+    kind: Annotated[str, Meta(description="`crckpt` (a command), `criu`, or the kind of a helper, as `tracker`.")]
+    tree: Annotated[int | None, Meta(description="The root of the tree that a helper is for.")]
+    program: Annotated[str, Meta(description="The name of the tree's program; of a command its command line.")]
+    user: str
+    started: datetime
+    cpu_s: float
+    memory_bytes: int
+    ends: Annotated[str, Meta(description="What ends it.")]
+
+
+class ListedLockDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """A lock, or what a killed helper of a living tree has left."""
+
+    name: Annotated[str, Meta(description="The locked file, or the table of nft(8).")]
+    pid: Annotated[int | None, Meta(description="The process that holds it; null if none does.")]
+    ends: Annotated[str, Meta(description="What ends it.")]
+
+
+class PsDocument(Struct, frozen=True, forbid_unknown_fields=True):
+    """The result of `crckpt ps`."""
+
+    processes: tuple[ListedProcessDocument, ...]
+    locks: tuple[ListedLockDocument, ...]
     trackers: tuple[TrackerDocument, ...]
     ended: Annotated[bool, Meta(description="With `--end`: these trackers were ended.")]
     unanswered: Annotated[tuple[str, ...], Meta(description="For each keeper that does not answer, what to do.")]
@@ -536,7 +560,7 @@ DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "migrate": (MigrateDocument, MovesDocument, ResumedDocument, DrainDocument),
     "attach": (AttachDocument,),
     "rehearse": (RehearseDocument,),
-    "trackers": (TrackersDocument,),
+    "ps": (PsDocument,),
     "list": (ListDocument,),
     "show": (ShowDocument, SectionsDocument),
     "diff": (DiffDocument,),

@@ -52,7 +52,7 @@ def test_a_restored_tree(crckpt: Crckpt, target: Target) -> None:
 def test_a_tracker_that_was_ended_or_killed(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
-    crckpt.run("trackers", "--end", str(target.pid))
+    crckpt.run("ps", "--end", str(target.pid))
     assert reason(crckpt, target) == f"{ENDED_ON_REQUEST}{AGAIN}"
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED_ON_REQUEST
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
@@ -62,7 +62,7 @@ def test_a_tracker_that_was_ended_or_killed(crckpt: Crckpt, target: Target) -> N
 
 def test_another_job_of_a_tree_whose_tracker_was_ended(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
-    crckpt.run("trackers", "--end", str(target.pid))
+    crckpt.run("ps", "--end", str(target.pid))
     said = crckpt.run("dump", str(target.pid), "other").out
     assert f"full dump: {ENDED_ON_REQUEST}{AGAIN}\n" in said
 

@@ -251,9 +251,9 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     result = crckpt.run("dump", str(target.pid), "job", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]
     assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target)
-    unanswered = crckpt.run("trackers", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]["unanswered"]
+    unanswered = crckpt.run("ps", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]["unanswered"]
     assert any(said.startswith(why) for said in unanswered)
-    ended = crckpt.run("trackers", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S)
+    ended = crckpt.run("ps", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S)
     error = ended.document["error"]
     assert error["message"] == why
     assert f"kill -KILL {kept}" in error["hint"]
@@ -267,9 +267,9 @@ def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> Non
     words = ("dump", str(target.pid), "job", "--json")
     planned = crckpt.run(*words, "--dry-run").document["result"]
     assert planned["tracked"]["why_full"] == f"{KILLED}; the dump tries to start one"
-    crckpt.run("trackers", "--end", str(target.pid))
+    crckpt.run("ps", "--end", str(target.pid))
     assert crckpt.run(*words).document["result"]["tracked"]["why_full"] == f"{ENDED_ON_REQUEST}{AGAIN}"
-    crckpt.run("trackers", "--end", str(target.pid), status=2)
+    crckpt.run("ps", "--end", str(target.pid), status=2)
 
 
 def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Target) -> None:
@@ -542,7 +542,7 @@ def test_a_base_that_is_damaged_makes_the_dump_full(crckpt: Crckpt, target: Targ
 
 def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
     assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
-    crckpt.run("trackers", "--end", str(target.pid), status=2)
+    crckpt.run("ps", "--end", str(target.pid), status=2)
     before = datetime.now(UTC)
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     listed = keeper(crckpt, target)
@@ -555,12 +555,12 @@ def test_trackers_are_listed_and_ended(crckpt: Crckpt, target: Target) -> None:
     foreign = socket.with_name(f"foreign-{target.pid}")
     foreign.mkdir()
     try:
-        assert f"{target.pid}" in crckpt.run("trackers").out
+        assert f"{target.pid}" in crckpt.run("ps").out
     finally:
         foreign.rmdir()
     assert socket.stat().st_mode & 0o777 == 0o600
     assert socket.parent.stat().st_mode & 0o777 == 0o700
-    crckpt.run("trackers", "--end", str(target.pid))
+    crckpt.run("ps", "--end", str(target.pid))
     assert not [one for one in trackers(crckpt) if one["root"] == target.pid]
     assert not socket.exists()
     result = crckpt.run("dump", str(target.pid), "job", "--json").document["result"]

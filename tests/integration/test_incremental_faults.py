@@ -170,7 +170,7 @@ def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
     wait_for(lambda: state(target.pid) == "T", "the stop")
     # The keeper is there; and one that comes only now.
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == first
-    crckpt.run("trackers", "--end", str(target.pid))
+    crckpt.run("ps", "--end", str(target.pid))
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == ENDED_ON_REQUEST
     result = dump_incrementally(crckpt, target)
     assert result["tracked"]["base"] is not None

@@ -259,8 +259,8 @@ def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target)
 
 def test_rounds_end_with_the_tracker(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
-    assert "round 1" in crckpt.run("trackers").out
-    crckpt.run("trackers", "--end", str(target.pid))
+    assert "round 1" in crckpt.run("ps").out
+    crckpt.run("ps", "--end", str(target.pid))
     assert list((crckpt.store / "tmp").iterdir()) == []
     copied(crckpt, target)
     os.kill(keeper(crckpt, target)["pid"], signal.SIGTERM)

@@ -249,12 +249,12 @@ def test_what_follows_a_tree_stays_where_its_unit_lets_it(started: Callable[[str
         assert first["why"].startswith("tracker: none"), "this host tracks nothing"
         return
     assert second["base"]
-    _output(sys.executable, "-m", "crckpt", "trackers", "--end", "all")
+    _output(sys.executable, "-m", "crckpt", "ps", "--end", "all")
     for mode, why_full in (("process", ""), ("control-group", ENDED)):
         words = ["dump", "unit:counter", "job", "--incremental", "--store", "/tmp/store"]
         _output("systemd-run", "--wait", "-p", f"KillMode={mode}", sys.executable, "-m", "crckpt", *words)
         assert crckpt("dump", "unit:counter", "job")["tracked"]["why_full"] == why_full
-        _output(sys.executable, "-m", "crckpt", "trackers", "--end", "all")
+        _output(sys.executable, "-m", "crckpt", "ps", "--end", "all")
 
 
 _LEAVER = """

@@ -49,7 +49,7 @@ def dump_incrementally(crckpt: Crckpt, target: Target, *words: str) -> dict[str,
 
 
 def trackers(crckpt: Crckpt) -> list[dict[str, Any]]:
-    listed: list[dict[str, Any]] = crckpt.run("trackers", "--json").document["result"]["trackers"]
+    listed: list[dict[str, Any]] = crckpt.run("ps", "--json").document["result"]["trackers"]
     return listed
 
 

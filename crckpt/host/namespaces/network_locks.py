@@ -96,10 +96,15 @@ def _entering(inside: Path | None) -> tuple[str, ...]:
     return ("nsenter", f"--net={inside}") if inside is not None else ()
 
 
-def _lock_of(run_id: str, inside: Path | None) -> str | None:
-    """The name of the table that locks for this run; None if there is none."""
+def find_locks(inside: Path | None = None) -> tuple[str, ...]:
+    """Find the names of all tables with which CRIU locks connections."""
     tool = find_nft()
     listed = run.run([*_entering(inside), tool, "list", "tables", "inet"]).output.splitlines() if tool else []
-    names = (line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
+    return tuple(line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
+
+
+def _lock_of(run_id: str, inside: Path | None) -> str | None:
+    """The name of the table that locks for this run; None if there is none."""
+    names = find_locks(inside)
     # CRIU truncates it to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161).
     return next((name for name in names if len(name) >= _LOCK_NAME and f"CRIU-{run_id}".startswith(name)), None)

@@ -36,7 +36,7 @@ _NOT_WANTED: Final = "--no-incremental was given"
 _CHANGED: Final = "crckpt or CRIU has changed since the tracker was started; the next dump starts a new one"
 _AGAIN: Final = "; --incremental starts a new tracker"
 _STARTS: Final = "; the dump tries to start one"
-ENDED_ON_REQUEST: Final = "its tracker was ended (crckpt trackers --end)"
+ENDED_ON_REQUEST: Final = "its tracker was ended (crckpt ps --end)"
 _APART: Final = "crckpt cannot track a tree whose CRIU runs as another user or in namespaces of the tree"
 
 
@@ -264,7 +264,7 @@ def why_no_tracker(root: proc.Process, before: proc.Identity | None) -> str:
 def _why_incompatible(keeper: Keeper, criu: Path) -> str:
     """Return why this tracker does not work with this crckpt and CRIU; empty if it does."""
     if keeper.criu != str(criu):
-        restart = f"crckpt trackers --end {keeper.root}"
+        restart = f"crckpt ps --end {keeper.root}"
         return f"the tracker was started for another CRIU, {keeper.criu}; to start a new one: {restart}"
     if keeper.identity != identity(criu):
         return _CHANGED

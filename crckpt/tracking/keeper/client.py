@@ -20,7 +20,7 @@ from crckpt.tracking.keeper.protocol import ENDED_MARK, Answer, Keeper, KeeperRe
 
 _PATIENCE_S: Final = 60.0
 # `crckpt ps` asks all keepers in turn: one that is stopped must not keep it for long.
-_PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
+PATIENCE_TELL_S: Final = limit("CRCKPT_ANSWER_S", 10)
 # The tree stands still until the keeper answers.
 _PATIENCE_FROZEN_S: Final = 2.0
 ENDED: Final = f"{KEEPER.title} has ended"
@@ -45,7 +45,7 @@ class KeeperSession:
 
     def describe(self) -> Keeper:
         """Ask for the keeper's state."""
-        return _keeper_in(self._ask(KeeperRequest("tell"), _PATIENCE_TELL_S))
+        return _keeper_in(self._ask(KeeperRequest("tell"), PATIENCE_TELL_S))
 
     def begin(self) -> DumpBasis:
         """Begin a dump, as `Tracker.begin`. Raises DumpFailed if another dump of this tree is going on."""
@@ -109,7 +109,7 @@ def mark_ended(root: int) -> None:
 
 def find_session(root: proc.Process) -> KeeperSession | None:
     """Connect to the keeper that the tree has, if it has one. Raises HelperSilent."""
-    channel = connect(KEEPER, record_path(KEEPER, root.identity), _PATIENCE_TELL_S)
+    channel = connect(KEEPER, record_path(KEEPER, root.identity), PATIENCE_TELL_S)
     return KeeperSession(channel) if channel is not None else None
 
 
@@ -121,7 +121,7 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | He
     for mark in find_records(KEEPER, ENDED_MARK):
         if not mark.root.keeps_pid:
             mark.path.unlink(missing_ok=True)
-    for _, channel in find_helpers(KEEPER, _PATIENCE_TELL_S, of):
+    for _, channel in find_helpers(KEEPER, PATIENCE_TELL_S, of):
         if isinstance(channel, HelperSilent):
             yield channel
         elif channel is not None:
@@ -138,7 +138,7 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | He
 def forget_killed(of: int | None = None) -> bool:
     """Forget that keepers were killed, all or that `of` a process: no dump starts another. Return whether any was."""
     is_any = False
-    for record, channel in find_helpers(KEEPER, _PATIENCE_TELL_S, of):
+    for record, channel in find_helpers(KEEPER, PATIENCE_TELL_S, of):
         if isinstance(channel, Channel):
             channel.close()
         elif channel is None:

@@ -110,7 +110,7 @@ def test_a_keeper_of_another_criu(
     summary = prediction(root, repository, replace(keeper, criu="/opt/criu", base=checkpoint.id))
     assert summary.base is None
     assert summary.why_full == (
-        f"the tracker was started for another CRIU, /opt/criu; to start a new one: crckpt trackers --end {root.pid}"
+        f"the tracker was started for another CRIU, /opt/criu; to start a new one: crckpt ps --end {root.pid}"
     )
     exchanged = prediction(root, repository, replace(keeper, identity="another", base=checkpoint.id))
     assert exchanged.base is None
@@ -118,7 +118,7 @@ def test_a_keeper_of_another_criu(
 
 
 def test_a_keeper_that_does_not_answer_makes_the_dump_full(root: proc.Process, repository: Repository) -> None:
-    with listening(root, backlog=0), smaller_bounds(client, _PATIENCE_TELL_S=0.1):
+    with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1):
         for _ in range(2):
             # First it accepts nobody, then its queue is full.
             summary = predicted(root, repository, wanted=None)

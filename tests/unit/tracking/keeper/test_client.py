@@ -130,7 +130,7 @@ def test_a_keeper_of_another_version(root: proc.Process) -> None:
 
 def test_a_keeper_that_is_stopped(root: proc.Process) -> None:
     """Here it accepts nobody."""
-    with listening(root), smaller_bounds(client, _PATIENCE_TELL_S=0.1):
+    with listening(root), smaller_bounds(client, PATIENCE_TELL_S=0.1):
         (found,) = keepers(root.pid)
         assert isinstance(found, HelperSilent)
         assert found.message == f"its tracker (process {os.getpid()}) does not answer"
@@ -139,7 +139,7 @@ def test_a_keeper_that_is_stopped(root: proc.Process) -> None:
 
 def test_a_keeper_that_was_stopped_for_so_long_that_its_queue_is_full(root: proc.Process) -> None:
     """Those who gave up still stand in it: without a limit, the next one would wait for ever."""
-    with listening(root, backlog=0), smaller_bounds(client, _PATIENCE_TELL_S=0.1), session(root):
+    with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1), session(root):
         (found,) = keepers(root.pid)
         assert not forget_killed(root.pid)
     assert isinstance(found, HelperSilent)

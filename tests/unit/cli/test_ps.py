@@ -1,4 +1,4 @@
-"""`crckpt trackers` lists trees that are tracked, and says what to do about a keeper that does not answer."""
+"""`crckpt ps` lists processes and locks, and ends trackers."""
 
 from __future__ import annotations
 
@@ -33,15 +33,17 @@ def description(root: proc.Process) -> Answer:
 
 def test_the_list_has_the_tree_and_what_its_keeper_uses(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
     with listening(root) as listener, answering(listener, description(root)):
-        assert run(["trackers"]) == 0
-    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[0] == str(root.pid))
-    assert row.split()[1:3] == ["trainer", str(os.getpid())]
-    assert "round 2" in row
-    assert row.endswith("it works")
+        assert run(["ps"]) == 0
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if line.split()[:1] == [str(os.getpid())])
+    assert row.split()[1:4] == ["tracker", str(root.pid), "root"]
+    assert "trainer" in row
+    assert row.endswith("round 2; tracker: soft-dirty (it works)")
     with listening(root) as listener, answering(listener, description(root)):
-        assert run(["trackers", "--json"]) == 0
+        assert run(["ps", "--json"]) == 0
     document = capsys.readouterr().out
     check(document)
+    (listed,) = (each for each in json.loads(document)["result"]["processes"] if each["tree"] == root.pid)
+    assert listed["kind"] == "tracker"
     (found,) = (each for each in json.loads(document)["result"]["trackers"] if each["root"] == root.pid)
     assert (found["comm"], found["tracker"]) == ("trainer", "soft-dirty")
     assert found["usage"]["memory_bytes"] > 0
@@ -49,13 +51,13 @@ def test_the_list_has_the_tree_and_what_its_keeper_uses(root: proc.Process, caps
 
 def test_a_tracker_is_ended(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
     with listening(root) as listener, answering(listener, description(root), Answer()):
-        assert run(["trackers", "--end", str(root.pid)]) == 0
+        assert run(["ps", "--end", str(root.pid)]) == 0
     assert capsys.readouterr().out.endswith("crckpt no longer tracks these trees\n")
-    assert run(["trackers", "--end", str(root.pid)]) == 2
+    assert run(["ps", "--end", str(root.pid)]) == 2
     assert f"the tree of PID {root.pid} is not tracked" in capsys.readouterr().err
 
 
 def test_a_killed_keeper_is_forgotten(root: proc.Process, capsys: pytest.CaptureFixture[str]) -> None:
     leave_socket(root)
-    assert run(["trackers", "--end", str(root.pid)]) == 0
+    assert run(["ps", "--end", str(root.pid)]) == 0
     assert capsys.readouterr().out == "no tree is tracked\n"

@@ -1,0 +1,95 @@
+"""`crckpt ps`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import asdict
+
+from crckpt.cli import options
+from crckpt.cli.format import align, cut, duration, local_time, short_id, size, terminal_width
+from crckpt.cli.output import Output, emit
+from crckpt.ops.ps import KeeperUsage, Listing, end_trackers, list_processes
+from crckpt.tracking.dump_basis import Base, RoundBase
+
+
+def ps(
+    end: str | None = options.option(
+        "--end TARGET", "End the tracker of this tree: PID, pidfile:PATH, unit:NAME, cgroup:PATH, or `all`."
+    ),
+    as_json: bool = options.AS_JSON,
+) -> None:
+    """List crckpt's processes and locks on this host: whose they are, since when, and what ends them.
+
+    Some processes outlive the command that started them: for example a tracker, which `crckpt dump --incremental`,
+    `crckpt dump --pre-copy` and `crckpt pre-dump` start, and which ends with its tree. To end a tracker earlier does no
+    harm: the next dump is full.
+    """
+    # Only root can dump and restore, so all are root's.
+    options.require_root("to list crckpt's processes")
+    result = list_processes() if end is None else end_trackers(end)
+    document = {
+        "processes": result.processes,
+        "locks": result.locks,
+        "trackers": [
+            {**asdict(each.keeper), "why": each.keeper.sentence, "usage": each.usage} for each in result.trackers
+        ],
+        "ended": result.ended,
+        "unanswered": result.unanswered,
+    }
+    lines = _list(result) if end is None else _list_ended(result)
+    emit("ps", Output(document, lines, is_answer=end is None), as_json=as_json)
+
+
+def _list(result: Listing) -> Iterator[str]:
+    yield from (f"{failure}\n" for failure in result.unanswered)
+    if not result.processes:
+        yield "no other process of crckpt runs\n" if result.unanswered else "no process of crckpt runs\n"
+    else:
+        trackers = {each.keeper.pid: each for each in result.trackers}
+        rows = (
+            (
+                str(each.pid),
+                each.kind,
+                str(each.tree or ""),
+                each.user,
+                local_time(each.started),
+                duration(each.cpu_s * 1000),
+                size(each.memory_bytes),
+                each.program,
+                each.ends,
+                _describe(trackers[each.pid]) if each.pid in trackers else "",
+            )
+            for each in result.processes
+        )
+        titles = ("pid", "kind", "tree", "user", "since", "cpu", "memory", "program", "ends with", "counts from")
+        yield from _cut(align(titles, rows, right=frozenset({"pid", "tree", "cpu", "memory"})))
+    if result.locks:
+        yield "\n"
+        locks = ((each.name, str(each.pid or ""), each.ends) for each in result.locks)
+        yield from _cut(align(("lock", "pid", "ends with"), locks, right=frozenset({"pid"})))
+
+
+def _list_ended(result: Listing) -> Iterator[str]:
+    if not result.trackers:
+        yield "no tree is tracked\n"
+        return
+    rows = ((str(each.keeper.root), each.keeper.comm, str(each.keeper.pid)) for each in result.trackers)
+    yield from align(("tree", "program", "tracker"), rows, right=frozenset({"tree"}))
+    yield "crckpt no longer tracks these trees\n"
+
+
+def _cut(lines: Iterator[str]) -> Iterator[str]:
+    # What may be too long for a terminal is at the end of the line.
+    width = terminal_width()
+    return (f"{cut(line.rstrip(), width)}\n" for line in lines) if width else lines
+
+
+def _describe(tracker: KeeperUsage) -> str:
+    return f"{_base(tracker.keeper.counts_from)}; {tracker.keeper.sentence}"
+
+
+def _base(base: Base | None) -> str:
+    if isinstance(base, RoundBase):
+        return f"round {base.number}"
+    return "none: the next dump is full" if base is None else short_id(base.id)

@@ -1,0 +1,205 @@
+"""List the processes and locks of crckpt on this host: whose they are, since when, and what ends them. End trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from msgspec import Struct
+
+from crckpt.errors import HostCannot, UsageError
+from crckpt.helper.channel import Channel, HelperSilent
+from crckpt.helper.kinds import FILLER, KEEPER, KINDS, TERMINAL
+from crckpt.helper.records import find_records, record_directory
+from crckpt.helper.sockets import find_helpers
+from crckpt.helper.terminal.protocol import HeldTerminal
+from crckpt.helper.terminal.relay import find_terminals
+from crckpt.host import proc
+from crckpt.host.disk.users import read_user, user_name
+from crckpt.host.namespaces.network_locks import find_locks
+from crckpt.host.network.fence import find_fences, table_name
+from crckpt.host.proc.fd import read_info, read_targets
+from crckpt.host.proc.locks import parse_locks
+from crckpt.host.target import resolve
+from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
+from crckpt.ops.lazy.marks import is_unfilled
+from crckpt.tracking.keeper.client import PATIENCE_TELL_S, forget_killed, keepers, mark_ended
+from crckpt.tracking.keeper.protocol import Keeper
+
+_KINDS: Final = {kind.module: kind for kind in KINDS}
+_COMMAND_ENDS: Final = "the end of its work"
+_CRIU_ENDS: Final = "the crckpt that started it, or a time limit"
+_LOCK_ENDS: Final = "the end of its process"
+
+
+class KeeperUsage(Struct, frozen=True):
+    """A keeper, and what it uses; None if it has just ended."""
+
+    keeper: Keeper
+    usage: ProcessUsage | None
+
+
+class ListedProcess(Struct, frozen=True):
+    """A process of crckpt or CRIU: its kind, the root of its tree if it has one, its user, and what ends it.
+
+    `program` is the name of the tree's program, or the command.
+    """
+
+    pid: int
+    kind: str
+    tree: int | None
+    program: str
+    user: str
+    started: datetime
+    cpu_s: float
+    memory_bytes: int
+    ends: str
+
+
+class ListedLock(Struct, frozen=True):
+    """A lock, or what a killed helper left: its file or table, the process that holds it if any, and what ends it."""
+
+    name: str
+    pid: int | None
+    ends: str
+
+
+class Listing(Struct, frozen=True):
+    """All of them; with `ended`, only the trackers that were ended.
+
+    `trackers` are the keepers, as they describe themselves. `unanswered`: for each that does not answer, what to do.
+    """
+
+    trackers: tuple[KeeperUsage, ...]
+    processes: tuple[ListedProcess, ...] = ()
+    locks: tuple[ListedLock, ...] = ()
+    ended: bool = False
+    unanswered: tuple[str, ...] = ()
+
+
+def list_processes() -> Listing:
+    """List the processes and locks of crckpt."""
+    found, late = _ask_keepers(None, is_end=False)
+    running = tuple(find_criu_processes())
+    return Listing(
+        found,
+        tuple(sorted(_describe(running, found), key=lambda each: each.pid)),
+        tuple(_find_locks([process.pid for process in running])),
+        unanswered=tuple(f"{one.message}; {one.hint}" for one in late),
+    )
+
+
+def end_trackers(target: str) -> Listing:
+    """End the tracker of the tree that `target` names, or all of them (`all`).
+
+    Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
+    """
+    root = resolve.resolve(target) if target != "all" else None
+    found, late = _ask_keepers(root, is_end=True)
+    # Raise it only after the others were ended.
+    if late:
+        raise late[0]
+    # If a keeper was killed, the next dump would start it again.
+    forgotten = forget_killed(root)
+    if root is not None and not found and not forgotten:
+        raise UsageError(f"the tree of PID {root} is not tracked", hint="list the tracked trees: crckpt ps")
+    return Listing(found, ended=True)
+
+
+def _ask_keepers(root: int | None, *, is_end: bool) -> tuple[tuple[KeeperUsage, ...], list[HelperSilent]]:
+    found: list[KeeperUsage] = []
+    late: list[HelperSilent] = []
+    for one in keepers(root):
+        if isinstance(one, HelperSilent):
+            late.append(one)
+            continue
+        keeper, session = one
+        # Read the usage before the keeper is ended.
+        found.append(KeeperUsage(keeper, read_process_usage(keeper.pid)))
+        if is_end:
+            session.end()
+            mark_ended(keeper.root)
+        session.close()
+    return tuple(found), late
+
+
+def _describe(running: tuple[CriuProcess, ...], trackers: tuple[KeeperUsage, ...]) -> Iterator[ListedProcess]:
+    trees = {each.keeper.pid: (each.keeper.root, each.keeper.comm) for each in trackers}
+    trees |= {terminal.holder: (terminal.tree.root, terminal.tree.comm) for terminal in _terminals()}
+    for process in running:
+        if (helper := _KINDS.get(process.module)) is not None:
+            tree, program = trees.get(process.pid) or _find_filled(process.pid)
+            yield _make_row(process.pid, helper.name, tree, program, process.usage, helper.ends)
+        else:
+            ends = _CRIU_ENDS if process.program == "criu" else _COMMAND_ENDS
+            words = " ".join(proc.command_line(process.pid))
+            yield _make_row(process.pid, process.program, None, words, process.usage, ends)
+    listed = {process.pid for process in running}
+    for each in trackers:
+        # It may have been started after we looked.
+        if each.usage is not None and each.keeper.pid not in listed:
+            keeper = each.keeper
+            yield _make_row(keeper.pid, KEEPER.name, keeper.root, keeper.comm, each.usage, KEEPER.ends)
+
+
+def _make_row(pid: int, kind: str, tree: int | None, program: str, usage: ProcessUsage, ends: str) -> ListedProcess:
+    process = proc.read_process(pid)
+    user = user_name(read_user(process.uids[0])) if process is not None else "?"
+    return ListedProcess(pid, kind, tree, program, user, usage.started, usage.cpu_s, usage.memory_bytes, ends)
+
+
+def _terminals() -> Iterator[HeldTerminal]:
+    yield from (found.terminal for found in find_terminals())
+
+
+def _find_filled(pid: int) -> tuple[int | None, str]:
+    """The root of the tree whose memory a process fills, and its program: it holds the tree's mark."""
+    with suppress(OSError):
+        for _, target in read_targets(pid):
+            path = Path(target)
+            root = proc.parse_identity(path.name) if path.parent == record_directory(FILLER) else None
+            if root is not None and (found := root.find()) is not None:
+                return root.pid, found.comm
+    return None, ""
+
+
+def _find_locks(pids: list[int]) -> Iterator[ListedLock]:
+    for pid in pids:
+        with suppress(OSError):
+            for fd, target in read_targets(pid):
+                if target.startswith("/") and parse_locks(read_info(pid, fd), pid, fd):
+                    yield ListedLock(target, pid, _LOCK_ENDS)
+    yield from _find_leftovers(pids)
+    with suppress(HostCannot, OSError):
+        for move in sorted(find_fences()):
+            yield ListedLock(
+                f"nft table {table_name(move)}", None, f"the end of its move: crckpt migrate --resume {move}"
+            )
+        for table in find_locks():
+            yield ListedLock(f"nft table {table}", None, "the restore of its checkpoint, or crckpt rm")
+
+
+def _find_leftovers(pids: list[int]) -> Iterator[ListedLock]:
+    """Find what killed helpers of living trees have left."""
+    for kind, ends in ((KEEPER, "the next dump; crckpt ps --end {pid}"), (TERMINAL, "the end of its tree")):
+        for record, channel in find_helpers(kind, PATIENCE_TELL_S):
+            if isinstance(channel, Channel):
+                channel.close()
+            elif channel is None:
+                yield ListedLock(str(record.path), None, ends.format(pid=record.root.pid))
+    for mark in find_records(FILLER):
+        # Nobody fills its memory any more, and it waits for that.
+        if not _is_locked(mark.path, pids) and is_unfilled(mark.root):
+            yield ListedLock(str(mark.path), None, f"the end of its tree: kill -9 {mark.root.pid}")
+
+
+def _is_locked(path: Path, pids: list[int]) -> bool:
+    """Return whether one of these processes has it open."""
+    for pid in pids:
+        with suppress(OSError):
+            if any(target == str(path) for _, target in read_targets(pid)):
+                return True
+    return False

@@ -1,0 +1,16 @@
+"""All kinds of helpers are Python modules, and are explained."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import pytest
+from places import PROJECT
+
+from crckpt.helper.kinds import KINDS, HelperKind
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_kind_names_its_module_and_is_explained(kind: HelperKind) -> None:
+    assert find_spec(kind.module) is not None
+    assert f"\n| {kind.name}" in (PROJECT / "docs/internals/helpers.md").read_text()

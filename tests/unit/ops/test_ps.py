@@ -1,0 +1,101 @@
+"""Which processes and locks of crckpt there are, and how trackers are ended."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from keepers import KEEPER, answering, keeper_socket, leave_socket, listening, trackable
+from msgspec.structs import replace
+from smaller_bounds import smaller_bounds
+
+from crckpt.errors import HostCannot, UsageError
+from crckpt.helper.kinds import REMOTE_CALLER
+from crckpt.helper.start import start_helper
+from crckpt.host import proc
+from crckpt.ops.ps import end_trackers, list_processes
+from crckpt.tracking.keeper import client
+from crckpt.tracking.keeper.client import was_killed
+from crckpt.tracking.keeper.protocol import Answer
+
+
+@pytest.fixture
+def root() -> Iterator[proc.Process]:
+    """A program that a keeper may track."""
+    with trackable() as found:
+        yield found
+
+
+def description(root: proc.Process) -> Answer:
+    """What a keeper of this tree says, which this process is."""
+    return Answer(keeper=replace(KEEPER, pid=os.getpid(), root=root.pid))
+
+
+def test_a_tracked_tree_with_what_its_keeper_uses(root: proc.Process) -> None:
+    with listening(root) as listener, answering(listener, description(root)):
+        (found,) = (each for each in list_processes().trackers if each.keeper.root == root.pid)
+    assert found.usage is not None
+    assert found.usage.memory_bytes > 1 << 20
+
+
+def test_a_helper_is_listed_with_what_ends_it() -> None:
+    helper = start_helper(REMOTE_CALLER)
+    try:
+        (found,) = (each for each in list_processes().processes if each.pid == helper.pid)
+        assert (found.kind, found.user, found.tree) == ("remote caller", "root", None)
+        assert found.ends == REMOTE_CALLER.ends
+    finally:
+        helper.end()
+
+
+def test_a_lock_is_listed_with_the_process_that_holds_it(tmp_path: Path) -> None:
+    """Here a helper has inherited it."""
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        helper = start_helper(REMOTE_CALLER, keep=(lock.fileno(),))
+    try:
+        (found,) = (each for each in list_processes().locks if each.name == str(tmp_path / "lock"))
+        assert found.pid == helper.pid
+    finally:
+        helper.end()
+
+
+def test_what_a_killed_keeper_left_is_listed_with_what_removes_it(root: proc.Process) -> None:
+    leave_socket(root)
+    (found,) = (each for each in list_processes().locks if each.name == str(keeper_socket(root)))
+    assert (found.pid, found.ends) == (None, f"the next dump; crckpt ps --end {root.pid}")
+
+
+def test_a_keeper_is_ended_by_its_tree(root: proc.Process) -> None:
+    with listening(root) as listener, answering(listener, description(root), Answer()) as asked:
+        result = end_trackers(str(root.pid))
+    assert result.ended
+    assert [each.keeper.root for each in result.trackers] == [root.pid]
+    assert [request.do for request in asked] == ["tell", "end"]
+
+
+def test_a_tree_that_is_not_tracked(root: proc.Process) -> None:
+    with pytest.raises(UsageError) as refused:
+        end_trackers(str(root.pid))
+    assert refused.value.message == f"the tree of PID {root.pid} is not tracked"
+    assert refused.value.hint == "list the tracked trees: crckpt ps"
+
+
+def test_a_keeper_that_was_killed_is_forgotten(root: proc.Process) -> None:
+    """Otherwise the next dump would start another."""
+    leave_socket(root)
+    result = end_trackers(str(root.pid))
+    assert (result.trackers, result.ended) == ((), True)
+    assert not was_killed(root)
+
+
+def test_a_keeper_that_does_not_answer(root: proc.Process) -> None:
+    with smaller_bounds(client, PATIENCE_TELL_S=0.1), listening(root):
+        (words,) = (words for words in list_processes().unanswered if str(os.getpid()) in words)
+        assert words.startswith(f"its tracker (process {os.getpid()}) does not answer; end it: kill -KILL ")
+        with pytest.raises(HostCannot, match="does not answer"):
+            end_trackers(str(root.pid))
