@@ -18,6 +18,7 @@ import psutil
 import pytest
 from cases import CASES
 from command import Crckpt, network_locks
+from effort import examples
 from moments import (
     ENDS_WITHIN_S,
     MOMENTS,
@@ -42,7 +43,7 @@ MODES: Final = ((), ("--stop",))
 IO_URING: Final = "io_uring, which cannot be checkpointed"
 USERFAULTFD: Final = "cannot save: anon anon_inode:[userfaultfd]"
 OUTSIDE: Final = "a unix socket is connected to a process outside the tree"
-DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(4))
+DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(examples(4)))
 """Moments that nothing marks: from the start of Python to the end of a dump."""
 
 
@@ -303,7 +304,7 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
 def test_two_dumps_at_once_freeze_nothing(crckpt: Crckpt) -> None:
     """Only one can hold the tree: the other waits its turn or is refused, by what it says too."""
     with started(DIALOGUE) as tree:
-        for _ in range(3):
+        for _ in range(examples(4)):
             both = [_dump(crckpt, tree, ()) for _ in range(2)]
             ends = [(dump, dump.communicate(timeout=ENDS_WITHIN_S)[1]) for dump in both]
             assert any(dump.returncode == 0 for dump, _ in ends), ends

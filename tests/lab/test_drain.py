@@ -96,7 +96,11 @@ def test_all_but_one_move_and_the_summary_says_why(lab: Namespaces) -> None:
         assert servers == ["port9002", "port9003", "port9001"]
         assert "port9002: round 1: copied" in done.err
 
-        # What a move has brought is moved back; what runs here is not on the way.
+
+def test_what_was_moved_is_moved_back(lab: Namespaces) -> None:
+    """What runs there already is not on the way."""
+    with four_programs(lab):
+        lab.run("source", "crckpt", "migrate", "--all", "destination", status=PARTLY_DONE)
         back = lab.run("destination", "crckpt", "migrate", "--all", "source", "--json", "--at-once", "3")
         assert find_hosts(lab) == UNMOVED
         result = json.loads(back.out)["result"]
