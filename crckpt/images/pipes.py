@@ -9,6 +9,7 @@ from msgspec import Struct
 from crckpt.images import magics
 from crckpt.images.framing import read_image
 from crckpt.images.wire import Message
+from crckpt.model import Count
 
 
 class Pipe(Struct, frozen=True):
@@ -16,9 +17,9 @@ class Pipe(Struct, frozen=True):
 
     kind: ClassVar[str] = "pipe"
 
-    id: int
-    pipe_id: int
-    flags: int
+    id: Count
+    pipe_id: Count
+    flags: Count
 
     @property
     def title(self) -> str:

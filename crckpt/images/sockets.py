@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from ipaddress import IPv4Address, IPv6Address
-from typing import ClassVar, Final
+from typing import Annotated, ClassVar, Final
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.images.wire import Message
+from crckpt.model import Count
 
 INET: Final = 2
 INET6: Final = 10
@@ -44,20 +46,23 @@ _CONNECTED: Final = frozenset(_STATES) - {"unknown", CLOSE, LISTEN, "time-wait"}
 # USK_EXTERN (criu/sk-unix.c:57).
 _EXTERNAL_PEER: Final = 1
 _LAST_PORT: Final = (1 << 16) - 1
+# They also travel, as the questions of a move: the types limit them.
+_Word = Annotated[str, Meta(max_length=64)]
+_Name = Annotated[bytes, Meta(max_length=4096)]
 
 
 class Address(Struct, frozen=True):
     """A host, as text, and a port."""
 
-    host: str
-    port: int
+    host: _Word
+    port: Annotated[int, Meta(ge=0, le=_LAST_PORT)]
 
     def __str__(self) -> str:
         """The usual form: `127.0.0.1:80`, `[::1]:80`."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class InetSocket(Struct, frozen=True):
+class InetSocket(Struct, frozen=True, tag_field="is", tag=True):
     """A TCP, UDP, ICMP or raw socket.
 
     - `family`: AF_INET or AF_INET6
@@ -70,18 +75,18 @@ class InetSocket(Struct, frozen=True):
 
     kind: ClassVar[str] = "inet socket"
 
-    id: int
-    inode: int
-    family: int
-    type: str
-    protocol: str
-    state: str
+    id: Count
+    inode: Count
+    family: Count
+    type: _Word
+    protocol: _Word
+    state: _Word
     source: Address
     destination: Address
-    flags: int
-    backlog: int
-    interface: str
-    namespace: int
+    flags: Count = 0
+    backlog: Count = 0
+    interface: _Word = ""
+    namespace: Count = 0
 
     @property
     def title(self) -> str:
@@ -105,10 +110,10 @@ class InetSocket(Struct, frozen=True):
         return self.protocol == "tcp" and self.is_connected
 
 
-class UnixSocket(Struct, frozen=True):
+class UnixSocket(Struct, frozen=True, tag_field="is", tag=True):
     """A unix socket.
 
-    - `name`: a path, relative to `directory`; `@name` if abstract, empty if there is none
+    - `name_bytes`: a path, relative to `directory`; `@name` if abstract, empty if there is none
     - `peer`: the peer's inode, 0 if there is none
     - `external`: it is another program's, and only here because the tree is connected to it
     - `deleted`: the path no longer led to the socket
@@ -116,17 +121,22 @@ class UnixSocket(Struct, frozen=True):
 
     kind: ClassVar[str] = "unix socket"
 
-    id: int
-    inode: int
-    type: str
-    state: str
-    name: str
-    directory: str
-    peer: int
-    flags: int
-    backlog: int
-    external: bool
-    deleted: bool
+    id: Count
+    inode: Count
+    type: _Word
+    state: _Word
+    name_bytes: _Name = b""
+    directory: Annotated[str, Meta(max_length=4096)] = ""
+    peer: Count = 0
+    flags: Count = 0
+    backlog: Count = 0
+    external: bool = False
+    deleted: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, as Python has it."""
+        return os.fsdecode(self.name_bytes)
 
     @property
     def title(self) -> str:
@@ -161,16 +171,16 @@ class UnixSocket(Struct, frozen=True):
         return f"{self.directory.rstrip('/')}/{self.name}" if self.directory else ""
 
 
-class NetlinkSocket(Struct, frozen=True):
+class NetlinkSocket(Struct, frozen=True, tag_field="is", tag=True):
     """A netlink socket; `protocol` is a number of linux/netlink.h."""
 
     kind: ClassVar[str] = "netlink socket"
 
-    id: int
-    inode: int
-    protocol: int
-    port_id: int
-    flags: int
+    id: Count
+    inode: Count
+    protocol: Count
+    port_id: Count
+    flags: Count = 0
 
     @property
     def title(self) -> str:
@@ -178,21 +188,24 @@ class NetlinkSocket(Struct, frozen=True):
         return f"netlink protocol {self.protocol}"
 
 
-class PacketSocket(Struct, frozen=True):
+class PacketSocket(Struct, frozen=True, tag_field="is", tag=True):
     """A packet socket, on interface number `interface` (0: all)."""
 
     kind: ClassVar[str] = "packet socket"
 
-    id: int
-    type: str
-    protocol: int
-    interface: int
-    flags: int
+    id: Count
+    type: _Word
+    protocol: Count = 0
+    interface: Count = 0
+    flags: Count = 0
 
     @property
     def title(self) -> str:
         """Its type and protocol."""
         return f"packet {self.type} {self.protocol:#06x}"
+
+
+Socket = InetSocket | UnixSocket | NetlinkSocket | PacketSocket
 
 
 def decode_inet_socket(message: Message) -> InetSocket:
@@ -222,7 +235,7 @@ def decode_unix_socket(message: Message) -> UnixSocket:
         inode=message.required(2),
         type=_type(message.required(3)),
         state=_state(message.required(4)),
-        name=_unix_name(message.octets(11)),
+        name_bytes=_unix_name(message.octets(11)),
         directory=message.text(14),
         peer=message.uint(8),
         flags=message.uint(5),
@@ -271,8 +284,6 @@ def _host(message: Message, number: int, family: int) -> str:
     raise IntegrityError(f"{message.where}: an address of family {family} has {len(words)} words")
 
 
-def _unix_name(name: bytes) -> str:
+def _unix_name(name: bytes) -> bytes:
     # A path ends at the first zero byte, as for the kernel. An abstract name begins with one and may contain more.
-    if name.startswith(b"\0"):
-        return "@" + name[1:].decode("utf-8", "surrogateescape").replace("\0", "@")
-    return name.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    return name.replace(b"\0", b"@") if name.startswith(b"\0") else name.partition(b"\0")[0]

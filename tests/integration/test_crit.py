@@ -288,7 +288,7 @@ def unix(record: Record) -> sockets.UnixSocket:
         "id ino",
         type=TYPES[record["type"]],
         state=STATES[record["state"]],
-        name=os.fsdecode(b"@" + name[1:] if name[:1] == b"\0" else name.rstrip(b"\0")),
+        name_bytes=b"@" + name[1:] if name[:1] == b"\0" else name.rstrip(b"\0"),
         directory=record.get("name_dir", ""),
         peer=record["peer"],
         flags=record["flags"],

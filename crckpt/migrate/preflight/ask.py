@@ -20,12 +20,12 @@ from crckpt.host.proc.locks import parse_locks
 from crckpt.host.proc.status import read_status
 from crckpt.host.program.program import Program
 from crckpt.images.core import ALIVE, STOPPED, ZOMBIE
+from crckpt.images.pipes import Pipe
 from crckpt.migrate.preflight.asked_files import FileAsker
 from crckpt.migrate.preflight.asked_sockets import SocketAsker
 from crckpt.migrate.preflight.questions import (
     AskedFile,
     AskedName,
-    AskedPipe,
     AskedProcess,
     AskedProgram,
     AskedTerminal,
@@ -65,7 +65,7 @@ class _Asking:
         self._files = FileAsker(self._ids)
         self._sockets = SocketAsker(self._ids, _unix_sockets(), self._observed.sockets)
         self._terminals: dict[tuple[str, int], AskedTerminal] = {}
-        self._pipes: dict[tuple[int, int], AskedPipe] = {}
+        self._pipes: dict[tuple[int, int], Pipe] = {}
 
     def questions(self, options: RestoreOptions, sends_files: bool) -> Questions:
         target, observed = self._target, self._observed
@@ -168,7 +168,7 @@ class _Asking:
         if found.target.startswith("pipe:["):
             key = int(found.target[6:-1]), found.flags & os.O_ACCMODE
             if key not in self._pipes:
-                self._pipes[key] = AskedPipe(next(self._ids), key[0], found.flags & os.O_ACCMODE)
+                self._pipes[key] = Pipe(next(self._ids), key[0], found.flags & os.O_ACCMODE)
             return self._pipes[key].id
         if (kind := _terminal_kind(found)) is not None:
             return self._terminal(found, process, kind)

@@ -15,7 +15,6 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_netlink
 from crckpt.host.syscalls.pidfd_getfd import borrow_each
 from crckpt.images import sockets
-from crckpt.migrate.preflight.questions import AskedSocket
 
 _TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6", "udp", "udp6")
 _TYPES: Final[dict[int, str]] = {
@@ -41,7 +40,7 @@ class SocketAsker:
         self._known = known
         self._kinds = {(kind.pid, kind.fd): kind for kind in kinds}
         self._by_inode: dict[int, int] = {}
-        self._asked: dict[int, AskedSocket] = {}
+        self._asked: dict[int, sockets.Socket] = {}
         self._rows: dict[int, dict[int, InetRow]] = {}
 
     def ask(self, found: Descriptor) -> int:
@@ -53,56 +52,41 @@ class SocketAsker:
             self._asked[inode] = self._describe(self._by_inode[inode], inode, kind)
         return self._by_inode.get(inode, 0)
 
-    def list(self) -> tuple[AskedSocket, ...]:
+    def list(self) -> tuple[sockets.Socket, ...]:
         """Return all sockets that were asked about, and those outside the tree to which they are connected."""
         return (*self._asked.values(), *self._outside())
 
-    def _outside(self) -> Iterator[AskedSocket]:
+    def _outside(self) -> Iterator[sockets.UnixSocket]:
         # CRIU connects a datagram socket to the name of its peer again.
-        connected = (each for each in self._asked.values() if each.family == socket.AF_UNIX)
-        for inode in {each.peer for each in connected if each.kind == sockets.DATAGRAM} - self._by_inode.keys():
+        unix = [each for each in self._asked.values() if isinstance(each, sockets.UnixSocket)]
+        for inode in {each.peer for each in unix if each.type == sockets.DATAGRAM} - self._by_inode.keys():
             if (live := self._known.get(inode)) is not None and live.name.startswith(("/", "@")):
-                yield AskedSocket(
-                    id=next(self._ids),
-                    inode=inode,
-                    family=socket.AF_UNIX,
-                    kind=sockets.DATAGRAM,
-                    name=os.fsencode(live.name),
-                    is_outside=True,
-                )
+                name, number = os.fsencode(live.name), next(self._ids)
+                yield sockets.UnixSocket(number, inode, sockets.DATAGRAM, sockets.CLOSE, name, external=True)
 
-    def _describe(self, number: int, inode: int, kind: SocketKind) -> AskedSocket:
-        if kind.family == socket.AF_UNIX:
-            return self._unix(number, inode, kind)
-        row = self._row(kind.pid, inode) if kind.family in _ANY else None
-        nowhere = (_ANY.get(kind.family, ""), 0)
-        host, port = _split(row.local) if row else nowhere
-        peer_host, peer_port = _split(row.remote) if row else nowhere
-        return AskedSocket(
+    def _describe(self, number: int, inode: int, kind: SocketKind) -> sockets.Socket:
+        word = _TYPES.get(kind.kind, str(kind.kind))
+        match kind.family:
+            case socket.AF_UNIX:
+                live = self._known.get(inode)
+                state = sockets.ESTABLISHED if live and (live.peer or live.is_connected) else sockets.CLOSE
+                name = os.fsencode(_find_name(kind, live)) if live else b""
+                return sockets.UnixSocket(number, inode, word, state, name, peer=live.peer if live else 0)
+            case socket.AF_PACKET:
+                return sockets.PacketSocket(number, word)
+            case socket.AF_NETLINK:
+                return sockets.NetlinkSocket(number, inode, kind.protocol, _port_id(kind, inode))
+        row, nowhere = self._row(kind.pid, inode), sockets.Address(_ANY[kind.family], 0)
+        return sockets.InetSocket(
             id=number,
             inode=inode,
             family=kind.family,
-            kind=_TYPES.get(kind.kind, str(kind.kind)),
+            type=word,
             protocol=_PROTOCOLS.get(kind.protocol, str(kind.protocol)),
             state=_state(row.state) if row else sockets.CLOSE,
-            host=host,
-            port=port,
-            peer_host=peer_host,
-            peer_port=peer_port,
+            source=_address(row.local) if row else nowhere,
+            destination=_address(row.remote) if row else nowhere,
             interface=_interface(kind),
-            port_id=_port_id(kind, inode),
-        )
-
-    def _unix(self, number: int, inode: int, kind: SocketKind) -> AskedSocket:
-        live = self._known.get(inode)
-        return AskedSocket(
-            id=number,
-            inode=inode,
-            family=kind.family,
-            kind=_TYPES.get(kind.kind, str(kind.kind)),
-            state=sockets.ESTABLISHED if live and (live.peer or live.is_connected) else sockets.CLOSE,
-            peer=live.peer if live else 0,
-            name=os.fsencode(name) if live and (name := _find_name(kind, live)) else None,
         )
 
     def _row(self, pid: int, inode: int) -> InetRow | None:
@@ -128,9 +112,9 @@ def _find_name(kind: SocketKind, live: LiveUnixSocket) -> str:
     return ""
 
 
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
+def _address(text: str) -> sockets.Address:
+    host, _, port = text.rpartition(":")
+    return sockets.Address(host.strip("[]"), int(port))
 
 
 def _state(name: str) -> str:
@@ -139,15 +123,11 @@ def _state(name: str) -> str:
 
 
 def _port_id(kind: SocketKind, inode: int) -> int:
-    if kind.family != socket.AF_NETLINK:
-        return 0
     return next((row.port for row in read_netlink(kind.pid) if row.inode == inode), 0)
 
 
 def _interface(kind: SocketKind) -> str:
     """The interface that an internet socket is bound to; empty if it is bound to none."""
-    if kind.family not in (socket.AF_INET, socket.AF_INET6):
-        return ""
     for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
         found = socket.socket(kind.family, kind.kind, fileno=borrowed)
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
@@ -11,18 +10,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from crckpt.images import sockets
 from crckpt.images.core import ZOMBIE, Core, Credentials
 from crckpt.images.files import OpenFile
 from crckpt.images.ids import KernelIds, Namespaces
 from crckpt.images.inventory import Inventory
 from crckpt.images.mm import FILE_PRIVATE, PROT_EXEC, SHADOW_STACK, AddressSpace, Vma
 from crckpt.images.other_files import Watch
-from crckpt.images.pipes import Pipe
 from crckpt.images.regfile import GHOST, RegularFile, Remap, ghost_image
 from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor, Thread
 from crckpt.images.tty import Terminal, TerminalInfo
-from crckpt.migrate.preflight.questions import AskedProcess, AskedSocket, AskedTerminal, Questions
+from crckpt.migrate.preflight.questions import AskedProcess, AskedTerminal, Questions
 from crckpt.model import PAGE_SIZE
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.terminals import needs_terminal
@@ -59,8 +56,8 @@ def plan_restore(questions: Questions, criu_version: str) -> PlannedRestore:
 def make_tree(questions: Questions) -> ImageTree:
     """Make the tree that a dump would describe now, without memory."""
     terminals = {each.id: _terminal_info(each) for each in questions.terminals}
-    files: dict[int, OpenFile] = {**dict(_regular_files(questions)), **dict(_sockets(questions))}
-    files |= {pipe.id: Pipe(pipe.id, pipe.inode, pipe.flags) for pipe in questions.pipes}
+    files: dict[int, OpenFile] = {**dict(_regular_files(questions)), **{each.id: each for each in questions.sockets}}
+    files |= {pipe.id: pipe for pipe in questions.pipes}
     if questions.watched:
         watched = tuple(os.fsdecode(path) for path in questions.watched)
         files[0] = Watch(0, "inotify", 0, len(watched), watched)
@@ -106,53 +103,6 @@ def _regular_files(questions: Questions) -> Iterator[tuple[int, RegularFile]]:
         # As CRIU does: the size of a log, or of what is no regular file, is not saved.
         is_sized = stat.S_ISREG(asked.mode) and not file.is_append_only
         yield asked.id, file if is_sized else replace(file, size=None)
-
-
-def _sockets(questions: Questions) -> Iterator[tuple[int, OpenFile]]:
-    for asked in questions.sockets:
-        match asked.family:
-            case socket.AF_UNIX:
-                yield asked.id, _unix_socket(asked)
-            case socket.AF_PACKET:
-                yield asked.id, sockets.PacketSocket(asked.id, asked.kind, 0, 0, 0)
-            case socket.AF_NETLINK:
-                protocol = int(asked.protocol) if asked.protocol.isdecimal() else 0
-                yield asked.id, sockets.NetlinkSocket(asked.id, asked.inode, protocol, asked.port_id, 0)
-            case _:
-                yield asked.id, _inet_socket(asked)
-
-
-def _inet_socket(asked: AskedSocket) -> sockets.InetSocket:
-    return sockets.InetSocket(
-        id=asked.id,
-        inode=asked.inode,
-        family=asked.family,
-        type=asked.kind,
-        protocol=asked.protocol,
-        state=asked.state,
-        source=sockets.Address(asked.host, asked.port),
-        destination=sockets.Address(asked.peer_host, asked.peer_port),
-        flags=0,
-        backlog=0,
-        interface=asked.interface,
-        namespace=0,
-    )
-
-
-def _unix_socket(asked: AskedSocket) -> sockets.UnixSocket:
-    return sockets.UnixSocket(
-        id=asked.id,
-        inode=asked.inode,
-        type=asked.kind,
-        state=asked.state,
-        name=os.fsdecode(asked.name or b""),
-        directory="",
-        peer=asked.peer,
-        flags=0,
-        backlog=0,
-        external=asked.is_outside,
-        deleted=False,
-    )
 
 
 def _terminal_info(asked: AskedTerminal) -> TerminalInfo:

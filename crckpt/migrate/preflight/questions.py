@@ -6,7 +6,6 @@ They travel as msgpack. The destination trusts nothing: the types limit every nu
 from __future__ import annotations
 
 import os
-import socket
 import stat
 from collections.abc import Iterable
 from ipaddress import ip_address
@@ -17,6 +16,8 @@ from msgspec import Meta, Struct
 
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.images.filelocks import FileLock
+from crckpt.images.pipes import Pipe
+from crckpt.images.sockets import InetSocket, Socket, UnixSocket
 from crckpt.migrate.wire.messages import Address, encode_any
 from crckpt.model import MEBIBYTE, Count, Host, JobName, Pid
 from crckpt.preflight.attribute_record import AttributeRecord
@@ -34,7 +35,6 @@ Identifier = Annotated[int, Meta(ge=0, lt=1 << 32)]
 Nanoseconds = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Hex = Annotated[str, Meta(pattern=r"\A[0-9a-f]{0,256}\Z")]
 TerminalKind = Literal["pty", "console", "virtual console", "current", "serial"]
-Port = Annotated[int, Meta(ge=0, lt=1 << 16)]
 
 
 class AskedFile(Struct, frozen=True):
@@ -85,31 +85,6 @@ class AskedFile(Struct, frozen=True):
         return is_appended and stat.S_ISREG(self.mode) and not self.removed and not self.shared_by
 
 
-class AskedSocket(Struct, frozen=True):
-    """A socket of the tree: an internet socket, or a unix socket with its `peer`'s inode.
-
-    `kind`, `protocol` and `state` are words of `crckpt.images.sockets`. `interface`: it is bound to that one.
-    `name` is a path, or `@name`; of a socket whose file was removed there is none. `is_outside`: another program has
-    it, and the tree is connected to it. `port_id`: of a netlink socket.
-    """
-
-    id: Count
-    inode: Count
-    family: Identifier
-    kind: Text
-    protocol: Text = ""
-    state: Text = "close"
-    host: Text = ""
-    port: Port = 0
-    peer_host: Text = ""
-    peer_port: Port = 0
-    interface: Text = ""
-    peer: Count = 0
-    name: FilePath | None = None
-    is_outside: bool = False
-    port_id: Identifier = 0
-
-
 class AskedTerminal(Struct, frozen=True):
     """An open terminal.
 
@@ -126,14 +101,6 @@ class AskedTerminal(Struct, frozen=True):
     session: Pid = 0
     flags: Count = 0
     file: Count | None = None
-
-
-class AskedPipe(Struct, frozen=True):
-    """One end of a pipe."""
-
-    id: Count
-    inode: Count
-    flags: Count
 
 
 class AskedProcess(Struct, frozen=True):
@@ -213,9 +180,9 @@ class Questions(Struct, frozen=True):
     namespaces: Annotated[tuple[tuple[Text, Count], ...], Meta(max_length=64)]
     memory: Count
     files: Annotated[tuple[AskedFile, ...], Meta(max_length=MOST_FILES)] = ()
-    sockets: Annotated[tuple[AskedSocket, ...], Meta(max_length=_MOST_ENTRIES)] = ()
+    sockets: Annotated[tuple[Socket, ...], Meta(max_length=_MOST_ENTRIES)] = ()
     terminals: Annotated[tuple[AskedTerminal, ...], Meta(max_length=_MOST_ENTRIES)] = ()
-    pipes: Annotated[tuple[AskedPipe, ...], Meta(max_length=_MOST_ENTRIES)] = ()
+    pipes: Annotated[tuple[Pipe, ...], Meta(max_length=_MOST_ENTRIES)] = ()
     locks: Annotated[tuple[FileLock, ...], Meta(max_length=_MOST_ENTRIES)] = ()
     names: Annotated[tuple[AskedName, ...], Meta(max_length=_MOST_ENTRIES)] = ()
     closed_pipes: Annotated[tuple[Count, ...], Meta(max_length=_MOST_ENTRIES)] = ()
@@ -258,7 +225,7 @@ def decode_questions(content: bytes) -> Questions:
         raise IntegrityError(f"the questions of the other host cannot be read: {error}") from error
     _check_ids(questions)
     _check_addresses(questions)
-    names = (each.name for each in questions.sockets if each.name is not None)
+    names = (each.name_bytes for each in questions.sockets if isinstance(each, UnixSocket) and each.name_bytes)
     _check_paths(file.path for file in questions.files)
     _check_paths((*questions.watched, *(name for name in names if not name.startswith(b"@"))))
     return questions
@@ -275,7 +242,7 @@ def decode_files(content: bytes) -> tuple[AskedFile, ...]:
 
 
 def _check_ids(questions: Questions) -> None:
-    things: tuple[AskedFile | AskedSocket | AskedTerminal | AskedPipe, ...] = (
+    things: tuple[AskedFile | Socket | AskedTerminal | Pipe, ...] = (
         *questions.files,
         *questions.sockets,
         *questions.terminals,
@@ -301,11 +268,9 @@ def _check_ids(questions: Questions) -> None:
 
 def _check_addresses(questions: Questions) -> None:
     # A name would make the destination ask a name server.
-    ends = [
-        (each.host, each.peer_host) for each in questions.sockets if each.family in (socket.AF_INET, socket.AF_INET6)
-    ]
+    inet = [each for each in questions.sockets if isinstance(each, InetSocket)]
     moved = (each.partition("/")[0] for each in questions.moved_addresses)
-    for host in (*(host for both in ends for host in both), *moved):
+    for host in (*(end.host for each in inet for end in (each.source, each.destination)), *moved):
         try:
             ip_address(host)
         except ValueError as error:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from crckpt.causes import cause
 from crckpt.errors import PreflightRefused
 from crckpt.host.observe.sockets import find_port_release
+from crckpt.images.sockets import InetSocket
 from crckpt.migrate.preflight.answers import answer
 from crckpt.migrate.preflight.questions import AskedName
 from crckpt.migrate.preflight.store_space import judge_growth, judge_store_space
@@ -289,7 +290,9 @@ def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
     target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
-    sockets = tuple(replace(each, host="192.0.2.7") if each.host else each for each in questions.sockets)
+    (found,) = questions.sockets
+    assert isinstance(found, InetSocket)
+    sockets = (replace(found, source=replace(found.source, host="192.0.2.7")),)
     elsewhere = replace(questions, sockets=sockets)
     answers = answer_in(NEW_PIDS, elsewhere, there)
     assert keys(answers) == ["address-missing"]
@@ -331,8 +334,9 @@ def test_an_interface_that_is_missing(target: Told, there: Path) -> None:
     target.do("import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')")
     questions = ask_about(target_at(target.pid, there))
     assert keys(answer_in(NEW_PIDS, questions, there)) == []
-    sockets = tuple(replace(each, interface="wan7") if each.interface else each for each in questions.sockets)
-    found = answer_in(NEW_PIDS, replace(questions, sockets=sockets), there).blockers
+    (bound,) = questions.sockets
+    assert isinstance(bound, InetSocket)
+    found = answer_in(NEW_PIDS, replace(questions, sockets=(replace(bound, interface="wan7"),)), there).blockers
     assert [each.key for each in found] == ["interface-missing"]
     assert "wan7" in found[0].what
 

@@ -66,8 +66,8 @@ def test_a_path_is_absolute_and_of_limited_length(asked: dict[str, Any], path: b
 
 @pytest.mark.parametrize("host", ["", "localhost", "example.com", "127.0.0.1 ", "::1%eth0\n"])
 def test_no_name_server_is_asked(asked: dict[str, Any], host: str) -> None:
-    (socket,) = (each for each in asked["sockets"] if each["family"] == 2)
-    socket["host"] = host
+    (socket,) = (each for each in asked["sockets"] if each.get("family") == 2)
+    socket["source"]["host"] = host
     with pytest.raises(IntegrityError, match="bad address"):
         _decode(asked)
 

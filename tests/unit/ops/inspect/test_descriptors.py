@@ -21,7 +21,7 @@ SOCKET = UnixSocket(
     inode=55,
     type="stream",
     state="established",
-    name="/run/x",
+    name_bytes=b"/run/x",
     directory="",
     peer=66,
     flags=0,
@@ -96,7 +96,7 @@ def test_a_unix_socket_names_its_peer(names: dict[int, str], remote: str) -> Non
 
 
 def test_a_socket_without_name_and_peer() -> None:
-    section = socket_section(replace(SOCKET, name="", peer=0, deleted=True), (), NOTHING)
+    section = socket_section(replace(SOCKET, name_bytes=b"", peer=0, deleted=True), (), NOTHING)
     assert section is not None
     assert (section.local, section.remote, section.deleted) == ("#55", "", True)
 
