@@ -1,5 +1,5 @@
 /* The files that CRIU opens and that the library watches, and what /proc tells of their processes. */
-#include "preload.h"
+#include "dump_library.h"
 
 #include <fcntl.h>
 #include <linux/magic.h>

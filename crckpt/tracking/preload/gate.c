@@ -1,5 +1,5 @@
 /* The gate: CRIU waits here, with the tree frozen, before it resets what was written. */
-#include "preload.h"
+#include "dump_library.h"
 
 #include "../../criu/hold.h"
 

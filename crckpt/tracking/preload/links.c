@@ -93,13 +93,10 @@ VISIBLE int linkat(int from, const char *path, int to, const char *name, int fla
     return *path ? close_and_return(source, result) : result;
 }
 
-/* Relative to a root directory that CRIU has open, it removes only what it has made. */
-VISIBLE int unlinkat(int from, const char *name, int flags)
+int unlink_in_parent(int from, const char *name, int flags)
 {
     const char *last = last_part(name);
-    if (!is_of_criu(last) && from == AT_FDCWD)
-        return unlink_by_name(name, flags);
-    if (!is_of_criu(last) && last == name)
+    if (!is_of_criu(last) && (from == AT_FDCWD || last == name))
         return syscall(SYS_unlinkat, from, name, flags);
     int directory = open_parent(from, name, last);
     return directory < 0 ? -1 : close_and_return(directory, syscall(SYS_unlinkat, directory, last, flags));

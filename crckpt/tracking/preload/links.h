@@ -15,8 +15,8 @@ int open_parent(int directory, const char *path, const char *last);
 /* Close a descriptor, and keep errno. Returns `result`. */
 int close_and_return(int number, int result);
 
-/* unlinkat(2) of a file that is not CRIU's, relative to no directory: unchanged at a dump (preload.c), or see sockets.c. */
-int unlink_by_name(const char *path, int flags);
+/* unlinkat(2). Relative to a root directory that CRIU has open, it removes only what it has made: through no symlink. */
+int unlink_in_parent(int from, const char *name, int flags);
 
 /* The path of a descriptor in /proc. */
 const char *descriptor_path(int number, char name[32]);

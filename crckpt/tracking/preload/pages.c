@@ -1,5 +1,5 @@
 /* How CRIU takes pages out of a process: with fewer calls while the tree is frozen, and without pinning afterwards. */
-#include "preload.h"
+#include "dump_library.h"
 
 #include <fcntl.h>
 #include <sys/syscall.h>

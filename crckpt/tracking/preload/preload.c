@@ -32,7 +32,7 @@
  * The library needs only syscall(2), sysconf(3), vsnprintf(3), errno and environ, of whatever libc CRIU is linked with.
  * Sources: linux/fs.h; criu/mem.c, criu/pagemap-cache.c, criu/kerndat.c, criu/cr-dump.c, criu/page-xfer.c of CRIU 4.2.
  */
-#include "preload.h"
+#include "dump_library.h"
 
 #include "enter.h"
 #include "frames.h"
@@ -220,9 +220,9 @@ VISIBLE int ioctl(int number, unsigned long request, ...)
     return tracker_is("soft-dirty") ? scan_soft_dirty(number, argument) : scan_by_protection(number, argument);
 }
 
-int unlink_by_name(const char *path, int flags)
+VISIBLE int unlinkat(int from, const char *name, int flags)
 {
-    return syscall(SYS_unlinkat, AT_FDCWD, path, flags);
+    return unlink_in_parent(from, name, flags);
 }
 
 VISIBLE int close(int number)

@@ -2,7 +2,7 @@
  * PAGEMAP_SCAN, as CRIU asks for it with soft-dirty bits: answered by write protection, or by the kernel's bits and the
  * frames of pages.
  */
-#include "preload.h"
+#include "dump_library.h"
 
 #include "frames.h"
 

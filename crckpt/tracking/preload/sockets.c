@@ -110,12 +110,18 @@ VISIBLE int chdir(const char *path)
     return number < 0 ? -1 : close_and_return(number, syscall(SYS_fchdir, number));
 }
 
-int unlink_by_name(const char *path, int flags)
+static int unlink_by_name(const char *path, int flags)
 {
     struct place place;
     if (!find_place(AT_FDCWD, path, 0, &place))
         return -1;
     return close_and_return(place.directory, syscall(SYS_unlinkat, place.directory, place.last, flags));
+}
+
+VISIBLE int unlinkat(int from, const char *name, int flags)
+{
+    return from == AT_FDCWD && !is_of_criu(last_part(name)) ? unlink_by_name(name, flags)
+                                                            : unlink_in_parent(from, name, flags);
 }
 
 VISIBLE int rmdir(const char *path)

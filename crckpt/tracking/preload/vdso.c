@@ -1,5 +1,5 @@
 /* The vDSO, which CRIU must always dump in full. */
-#include "preload.h"
+#include "dump_library.h"
 
 #include <sys/syscall.h>
 #include <unistd.h>
