@@ -16,8 +16,17 @@ CheckpointId = NewType("CheckpointId", Annotated[str, Meta(pattern=r"\A[0-9a-f]{
 JobName = NewType("JobName", Annotated[str, Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9._-]{0,99}\Z")])
 """The name of a series of checkpoints: at most 100 letters, digits, `.`, `_`, `-`; begins with a letter or digit."""
 
-RunId: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
+RunId = NewType("RunId", Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")])
 """The id of a run of CRIU, which is part of the name of its network lock."""
+
+MoveId = NewType("MoveId", Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")])
+"""The id of a move, which both hosts have."""
+
+PackId = NewType("PackId", str)
+"""The SHA-256 of a pack's frame table, 64 hex digits. Whoever decodes it checks that."""
+
+StoreId = NewType("StoreId", str)
+"""The id of a store."""
 
 Argument: TypeAlias = Annotated[str, Meta(pattern=r"\A[^\x00]*\Z")]
 """A string that can be an argument of a program."""

@@ -12,13 +12,14 @@ from crckpt.cli.move_marks import move_document
 from crckpt.cli.output import Output, emit
 from crckpt.cli.progress import progress_bars
 from crckpt.errors import UsageError
+from crckpt.model import MoveId
 from crckpt.store.move_status import find_status
 from crckpt.store.moves import read_all_moves
 
 _MOST_ROUNDS: Final = 8
 
 
-class Terminal(enum.StrEnum):
+class TerminalChoice(enum.StrEnum):
     """What a program gets instead of its terminal."""
 
     new = "new"
@@ -68,7 +69,7 @@ def migrate(
         default="",
         shown=False,
     ),
-    tty: Terminal | None = options.option(
+    tty: TerminalChoice | None = options.option(
         "--tty new|null",
         "What the program gets there instead of its terminal here. **new**: a new terminal, to which `crckpt attach` "
         "connects yours. **null**: nothing; its output is lost, its input is empty.",
@@ -161,7 +162,7 @@ def migrate(
     if resume is not None:
         from crckpt.migrate.session import resume as perform_resume
 
-        ended = perform_resume(resume, context, source_is_gone=source_is_gone)
+        ended = perform_resume(MoveId(resume), context, source_is_gone=source_is_gone)
         document = migrate_output.resume_document(ended)
         emit("migrate", Output(document, migrate_output.resume_lines(ended)), as_json=as_json)
         return

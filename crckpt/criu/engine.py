@@ -31,6 +31,7 @@ from crckpt.host.process.signals import (
     interrupts_deferred,
     stops_deferred,
 )
+from crckpt.model import RunId
 
 _LOOK_S = 1.0
 
@@ -228,10 +229,10 @@ def _stops(terminal: int | None) -> AbstractContextManager[None]:
     return stops_deferred() if terminal is None else nullcontext()
 
 
-def run_id(log: str) -> str | None:
+def run_id(log: str) -> RunId | None:
     """The id of CRIU's run. Its network lock has it in its name (`inet CRIU-<id>`)."""
     found = re.search(r"CRIU run id = (\S+)", log)
-    return found[1] if found else None
+    return RunId(found[1]) if found else None
 
 
 def has_seized(log: str) -> bool:

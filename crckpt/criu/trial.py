@@ -15,7 +15,7 @@ from crckpt.criu.engine import CriuResult, run_criu
 from crckpt.criu.explain import explain
 from crckpt.host import proc
 from crckpt.host.process import run
-from crckpt.host.process.send_signal import send_signal_if
+from crckpt.host.process.signals import send_signal_if
 from crckpt.model import DumpOptions
 
 # Some builds dump a plain process but no TCP socket (4.1 on kernel 6.18): the process has one of each common kind.

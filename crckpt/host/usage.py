@@ -91,18 +91,13 @@ def find_criu_processes() -> Iterator[CriuProcess]:
     """The processes of CRIU and crckpt, except this one."""
     for process in psutil.process_iter():
         # Not psutil's command line: a program can declare all of its memory to be its arguments.
-        module = _module(proc.command_line(process.pid))
+        named = (word for option, word in pairwise(proc.command_line(process.pid)[:6]) if option == "-m")
+        module = next((word for word in named if _MODULE.fullmatch(word)), "")
         program = "crckpt" if module else proc.title(process.pid)
         if process.pid != os.getpid() and program in ("criu", "crckpt"):
             with suppress(psutil.Error):
                 usage = _process_usage(process)
                 yield CriuProcess(process.pid, process.ppid(), program, module, process.status(), usage)
-
-
-def _module(words: tuple[str, ...]) -> str:
-    """The module of crckpt that Python runs with these words; empty if it is another program."""
-    named = (word for option, word in pairwise(words[:6]) if option == "-m")
-    return next((word for word in named if _MODULE.fullmatch(word)), "")
 
 
 def _process_usage(process: psutil.Process) -> ProcessUsage:

@@ -11,6 +11,7 @@ from crckpt.errors import IntegrityError
 from crckpt.images import magics
 from crckpt.images.framing import read_single
 from crckpt.images.ids import KernelIds, decode_ids
+from crckpt.model import RunId
 
 # CRIU writes a UUID. The id becomes part of the name of a table that crckpt has nft delete.
 _RUN_ID: Final = re.compile(r"[0-9A-Za-z-]{0,64}")
@@ -27,7 +28,7 @@ class Inventory(Struct, frozen=True):
 
     version: int
     root_ids: KernelIds
-    run_id: str | None
+    run_id: RunId | None
     tcp_close: bool
     lsm: int
 
@@ -46,7 +47,7 @@ def read_inventory(data: bytes, name: str = "inventory.img") -> Inventory:
     return Inventory(
         version=message.required(1),
         root_ids=decode_ids(message.message(3)),
-        run_id=run_id or None,
+        run_id=RunId(run_id) if run_id else None,
         tcp_close=message.flag(10),
         lsm=message.uint(6),
     )

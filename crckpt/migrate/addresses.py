@@ -40,6 +40,7 @@ from crckpt.host.network.devices import (
 from crckpt.host.probes.child import probe_in_child
 from crckpt.host.probes.network import move_ip
 from crckpt.host.steps import step
+from crckpt.model import RunId
 
 __all__ = [
     "Findings",
@@ -108,14 +109,14 @@ def leave_source(addresses: Sequence[HostAddress]) -> None:
 
 
 @contextmanager
-def unlocked_source(run_id: str, removal: tuple[str, ...] | None = None) -> Iterator[None]:
-    """Remove the network lock of CRIU's run `run_id` (empty: none) while the block runs, after `leave_source`.
+def unlocked_source(run_id: RunId | None, removal: tuple[str, ...] | None = None) -> Iterator[None]:
+    """Remove the network lock of CRIU's run `run_id` (None: none) while the block runs, after `leave_source`.
 
     `removal` is the command for that, if it was looked for. May be called again. Raises HostCannot.
     """
-    if removal is None and run_id:
+    if removal is None and run_id is not None:
         removal = find_removal(run_id)
-    if removal is None:
+    if removal is None or run_id is None:
         yield
         return
     step("source.unlock", run_id)

@@ -107,7 +107,7 @@ class MigrateResult(Struct, frozen=True):
     terminal_log: str = ""
 
 
-class Report(Protocol):
+class MoveReport(Protocol):
     """Shows progress to the user; the properties show bytes done, and in all, of a step."""
 
     @property

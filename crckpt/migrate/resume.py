@@ -28,6 +28,7 @@ from crckpt.migrate.source.move import make_in_doubt_error, read_manifest
 from crckpt.migrate.source.report_aborts import explain_unreported, report_abort
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
+from crckpt.model import MoveId
 from crckpt.ops.context import Context
 from crckpt.ops.restore.restore import restore
 from crckpt.store import Repository
@@ -56,7 +57,7 @@ class ResumeResult(Struct, frozen=True):
 
 
 def resume(
-    move_id: str,
+    move_id: MoveId,
     context: Context,
     connect: Connect,
     *,
@@ -87,7 +88,7 @@ def resume(
     return _resume_destination(move, repository, context, source_is_gone=source_is_gone)
 
 
-def _find_move(repository: Repository, move_id: str) -> Move:
+def _find_move(repository: Repository, move_id: MoveId) -> Move:
     found = [move for move in read_all_moves(repository.backend)[0] if move.id == move_id]
     if not found:
         raise NoSuchCheckpoint(
@@ -158,7 +159,7 @@ def _hand_over_again(source: SourceMove) -> messages.Running:
     answer = source.connection.receive(messages.Prepared, messages.Running)
     if isinstance(answer, messages.Running):
         # The destination knew that the tree has ended here.
-        with unlocked_source(checkpoint.run_id or ""):
+        with unlocked_source(checkpoint.run_id):
             source.advance("done", is_settled=True)
         return answer
     return complete_hand_over(source, options.addresses, checkpoint)

@@ -25,10 +25,10 @@ from crckpt.migrate.addresses import check_source, list_source_addresses
 from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.preflight.answers import decode_answers
 from crckpt.migrate.preflight.ask import ask
-from crckpt.migrate.preflight.questions import Questions, encode_questions
+from crckpt.migrate.preflight.questions import MoveQuestions, encode_questions
 from crckpt.migrate.preflight.report import Exchange, GateReport, make_report, plan_sending
 from crckpt.migrate.preflight.store_space import judge_store_space
-from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, Report
+from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, MoveReport
 from crckpt.migrate.resume import ResumeResult
 from crckpt.migrate.resume import resume as finish_move
 from crckpt.migrate.source.move import move_tree
@@ -37,6 +37,7 @@ from crckpt.migrate.transfer.send_files import send_files
 from crckpt.migrate.wire import messages, ssh
 from crckpt.migrate.wire.bandwidth import Bandwidth
 from crckpt.migrate.wire.connection import Connection
+from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import examined
 from crckpt.ops.dump.examine import DumpTarget
@@ -50,7 +51,7 @@ _FINISH_WITHIN_S: Final = limit("CRCKPT_FINISH_S", 4 * PATIENCE_S)
 _BETWEEN_TRIES_S: Final = PATIENCE_S / 2
 
 
-def migrate(request: MigrateRequest, context: Context, report: Report) -> MigrateResult:
+def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> MigrateResult:
     """Move a tree to another host; with `check`, only check whether it would work.
 
     Raises what a dump raises, RemoteError, PreflightRefused (the tree keeps running here), MoveInDoubt.
@@ -106,10 +107,10 @@ def find_free_bytes(request: MigrateRequest, context: Context) -> int:
 
 
 def _finish(
-    request: MigrateRequest, context: Context, repository: Repository, doubt: MoveInDoubt, report: Report
+    request: MigrateRequest, context: Context, repository: Repository, doubt: MoveInDoubt, report: MoveReport
 ) -> MigrateResult:
     """Finish the move over another connection. Raises MoveInDoubt if that fails, or is interrupted."""
-    move = read_move(repository.backend, request.job or "")
+    move = read_move(repository.backend, JobName(request.job or ""))
     assert move is not None
     report.say(f"{doubt.message}; connecting again ...")
     try:
@@ -126,7 +127,7 @@ def _finish(
     )
 
 
-def _resume_soon(move_id: str, context: Context, doubt: MoveInDoubt) -> ResumeResult:
+def _resume_soon(move_id: MoveId, context: Context, doubt: MoveInDoubt) -> ResumeResult:
     """Try again and again to finish a move that this process began; raise the last MoveInDoubt if that fails."""
     until = time.monotonic() + _FINISH_WITHIN_S
     while True:
@@ -157,7 +158,7 @@ class _Gate:
         self._request, self._target, self._connection, self._hello = request, target, connection, hello
         self._transaction = transaction
 
-    def pass_through(self, report: Report) -> GateReport:
+    def pass_through(self, report: MoveReport) -> GateReport:
         """Check on both hosts what prevents the move. Nothing is touched. Raises PreflightRefused with all of it."""
         request = self._request
         refused = check_source(list_source_addresses(request.options.addresses))
@@ -174,7 +175,7 @@ class _Gate:
         found.check(preflight=request.preflight)
         return found
 
-    def _ask(self) -> tuple[Questions, GateReport]:
+    def _ask(self) -> tuple[MoveQuestions, GateReport]:
         request, target = self._request, self._target
         questions = ask(target, request.options, sends_files=request.send_files, transaction=self._transaction)
         sent = time.time()
@@ -188,7 +189,7 @@ class _Gate:
 
 
 def resume(
-    move_id: str,
+    move_id: MoveId,
     context: Context,
     *,
     source_is_gone: bool = False,

@@ -17,7 +17,7 @@ from crckpt.helper.terminal.relay import attach as connect
 _ID: Final = re.compile(r"[0-9a-f]{4,64}")
 
 
-class Attachment(Struct, frozen=True):
+class AttachedTerminal(Struct, frozen=True):
     """The end of an attachment. `status` is the program's exit status; None if the user has detached."""
 
     terminal: HeldTerminal
@@ -35,7 +35,7 @@ def list_terminals() -> tuple[HeldTerminal, ...]:
 
 def attach(
     name: str | None, ours: int, key: int | None, announce: Callable[[HeldTerminal], None] = ignore_terminal
-) -> Attachment:
+) -> AttachedTerminal:
     """Connect `ours`, a terminal, to that of the tree that `name` names, until the byte `key` is typed.
 
     Without a name there must be only one. `announce` is called before. Raises UsageError, TargetNotRunning, HostCannot.
@@ -45,7 +45,7 @@ def attach(
         hint = f"detach it in its own terminal (^] unless it was given --detach-key), or end it: kill {other}"
         raise HostCannot(f"process {other} is attached already", hint=hint)
     announce(found.terminal)
-    return Attachment(found.terminal, connect(found, ours, key))
+    return AttachedTerminal(found.terminal, connect(found, ours, key))
 
 
 def pick_terminal(name: str | None, terminals: Sequence[FoundTerminal]) -> FoundTerminal:

@@ -25,6 +25,7 @@ from crckpt.host.proc.fd import read_info, read_targets
 from crckpt.host.proc.locks import parse_locks
 from crckpt.host.target import resolve
 from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
+from crckpt.model import MoveId
 from crckpt.ops.lazy.marks import is_unfilled
 from crckpt.tracking.keeper.client import PATIENCE_TELL_S, forget_killed, keepers, mark_ended
 from crckpt.tracking.keeper.protocol import Keeper
@@ -176,7 +177,7 @@ def _find_locks(pids: list[int]) -> Iterator[ListedLock]:
     with suppress(HostCannot, OSError):
         for move in sorted(find_fences()):
             yield ListedLock(
-                f"nft table {table_name(move)}", None, f"the end of its move: crckpt migrate --resume {move}"
+                f"nft table {table_name(MoveId(move))}", None, f"the end of its move: crckpt migrate --resume {move}"
             )
         for table in find_locks():
             yield ListedLock(f"nft table {table}", None, "the restore of its checkpoint, or crckpt rm")

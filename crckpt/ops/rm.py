@@ -11,7 +11,7 @@ from msgspec import Struct
 from crckpt.errors import CrckptError, PreflightRefused, StoreUnusable, UsageError
 from crckpt.host import proc
 from crckpt.host.namespaces import network_locks
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, RunId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import pack_name
@@ -190,7 +190,7 @@ def _is_running(checkpoint: Checkpoint) -> bool:
     return process is not None and process.comm == root.comm
 
 
-def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tuple[str, tuple[Path | None, ...]]]:
+def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tuple[RunId, tuple[Path | None, ...]]]:
     """Yield the id of the CRIU run whose network lock may still exist, and the network namespaces that may have it."""
     # A damaged checkpoint can be removed too; its locks are not known.
     with suppress(CrckptError, OSError):

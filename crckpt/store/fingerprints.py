@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import write_new
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.extents import Bytes, Numbers, Positions
 from crckpt.store.format.pack import Pack
@@ -88,7 +88,7 @@ def load_fingerprints(backend: Backend, key: bytes, pack: Pack) -> Numbers:
     return _as_array(found)
 
 
-def load_kept_fingerprints(backend: Backend, key: bytes, digest: str) -> Numbers | None:
+def load_kept_fingerprints(backend: Backend, key: bytes, digest: PackId) -> Numbers | None:
     """Load the fingerprints of a pack's pages from the cache; None if they are not there, or of no use."""
     with suppress(OSError, ValueError, IntegrityError):
         # Mapped, not read: the kernel can take the memory back.
@@ -123,11 +123,11 @@ def _compute_frames(pack: Pack, first: int, key: bytes) -> bytes:
     return compute_fingerprints(content, np.arange(len(content)), key).tobytes()
 
 
-def _append_seal(key: bytes, digest: str, prints: bytes) -> bytes:
+def _append_seal(key: bytes, digest: PackId, prints: bytes) -> bytes:
     return prints + _seal(key, digest, prints)
 
 
-def _seal(key: bytes, digest: str, prints: bytes | memoryview) -> bytes:
+def _seal(key: bytes, digest: PackId, prints: bytes | memoryview) -> bytes:
     """Bind fingerprints to key and pack: those of another store or pack would be wrong, not only useless."""
     seal = hashlib.sha256(key + bytes.fromhex(digest))
     seal.update(prints)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crckpt.store.backend.local import LocalBackend, LocalFile
+from crckpt.store.backend.local import LocalBackend, LocalStoreFile
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.layout import pack_name
 
@@ -18,14 +18,14 @@ class HeldBackend(LocalBackend):
         """Open the packs of the checkpoint. The caller locks the store meanwhile. Raises IntegrityError, OSError."""
         super().__init__(root)
         names = [pack_name(use.digest) for use in checkpoint.packs]
-        self._held = {name: LocalFile(self._open(name)) for name in names}
+        self._held = {name: LocalStoreFile(self._open(name)) for name in names}
 
     def exists(self, name: str) -> bool:
         """See `Backend`."""
         return name in self._held or super().exists(name)
 
     @contextmanager
-    def open(self, name: str) -> Iterator[LocalFile]:
+    def open(self, name: str) -> Iterator[LocalStoreFile]:
         """See `Backend`."""
         if name in self._held:
             yield self._held[name]

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from crckpt.model import PackId
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import OpenFile
 from crckpt.store.format.manifest import Checkpoint
@@ -21,7 +22,7 @@ class Fetched(NamedTuple):
     content: bytes
 
 
-Fetch = Callable[[str, int, int], Fetched]
+Fetch = Callable[[PackId, int, int], Fetched]
 """Reads from the pack of a digest: from an offset on, so many bytes."""
 
 
@@ -67,7 +68,7 @@ class LateBackend(LocalBackend):
 class _LateFile:
     """A pack elsewhere."""
 
-    def __init__(self, digest: str, fetch: Fetch) -> None:
+    def __init__(self, digest: PackId, fetch: Fetch) -> None:
         self._digest, self._fetch = digest, fetch
 
     @property

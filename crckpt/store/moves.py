@@ -20,16 +20,13 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, PreflightRefused, StoreUnusable
 from crckpt.host.proc import LiveRoot
-from crckpt.model import CheckpointId, JobName
+from crckpt.model import CheckpointId, JobName, MoveId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.documents import decode
 from crckpt.store.layout import MOVES, REFS, UNREPORTED, move_name, unreported_name
 from crckpt.store.move_states import FIRST, Side, State, can_follow, find_rule, is_over, is_unreported
 from crckpt.store.names import NAME
 from crckpt.store.owner import MOST_BYTES, Owner, identify_owner
-
-MoveId = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-"""The id of a move, the same on both sides."""
 
 _LONGEST_PEER: Final = 300
 _LONGEST_WHY: Final = 4096
@@ -131,12 +128,12 @@ class UnreadableMove(Struct, frozen=True):
     remedy: str
 
 
-def begin_move(side: Side, job: JobName, peer: str, move_id: str = "") -> Move:
+def begin_move(side: Side, job: JobName, peer: str, move_id: MoveId | None = None) -> Move:
     """Return the record of a move that begins, by this process. It is not written."""
     now = datetime.now(UTC)
     peer = _clean(peer, _LONGEST_PEER) or "another host"
     return Move(
-        id=move_id or secrets.token_hex(8),
+        id=move_id or MoveId(secrets.token_hex(8)),
         side=side,
         state=FIRST[side],
         job=job,
@@ -239,7 +236,7 @@ def _turn_taken(backend: Backend) -> Iterator[None]:
         yield
 
 
-def read_move(backend: Backend, job: str) -> Move | None:
+def read_move(backend: Backend, job: JobName) -> Move | None:
     """Read the record of the last move of a job; None if there was none.
 
     Raises StoreUnusable if it cannot be read: then nobody knows which side has the program.
@@ -259,7 +256,7 @@ def read_move(backend: Backend, job: str) -> Move | None:
         ) from error
 
 
-def remove_move(backend: Backend, job: str) -> None:
+def remove_move(backend: Backend, job: JobName) -> None:
     """Remove the record of a job's last move, if there is one. What is to be reported to its destination is kept."""
     with _turn_taken(backend):
         last = read_move(backend, job)
@@ -287,7 +284,7 @@ def _read_replaced(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadable
     for name in backend.names_in(UNREPORTED):
         if NAME.fullmatch(name) is None:
             continue
-        path = unreported_name(name)
+        path = unreported_name(MoveId(name))
         try:
             found.append(decode(backend.read(path, MOST_BYTES), _MOVE, path))
         except FileNotFoundError:
@@ -305,11 +302,11 @@ def _read_replaced(backend: Backend) -> tuple[tuple[Move, ...], tuple[Unreadable
 def read_last_moves(backend: Backend) -> tuple[tuple[Move, ...], tuple[UnreadableMove, ...]]:
     """Read the records of each job's last move, oldest first; and say which cannot be read."""
     found, unreadable = [], []
-    for job in backend.names_in(MOVES):
+    for job in map(JobName, backend.names_in(MOVES)):
         try:
             move = read_move(backend, job)
         except StoreUnusable as error:
-            unreadable.append(UnreadableMove(JobName(job), error.message, error.hint))
+            unreadable.append(UnreadableMove(job, error.message, error.hint))
         else:
             if move is not None:
                 found.append(move)

@@ -31,7 +31,7 @@ class PendingCheckpoint(Struct, frozen=True):
 
     job: JobName
     created: datetime
-    run_id: str | None
+    run_id: RunId | None
     pid: int
     lost: str | None
     host: str = ""
@@ -46,7 +46,9 @@ class _Record(Struct, frozen=True):
 
 
 @contextmanager
-def announced(backend: Backend, job: JobName, created: datetime, run_id: str | None, *, alone: bool) -> Iterator[None]:
+def announced(
+    backend: Backend, job: JobName, created: datetime, run_id: RunId | None, *, alone: bool
+) -> Iterator[None]:
     """List a checkpoint as pending while the block stores it. After a crash it is listed as lost, until gc."""
     # If crckpt is `alone`, nobody sees the error of a failure: then that is listed, too.
     name = f"{PENDING}/{own_name()}"

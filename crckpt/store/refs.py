@@ -48,10 +48,16 @@ def resolve(ref: str, targets: RefTargets) -> CheckpointId:
     if (match := _AGE.fullmatch(ref)) is not None:
         return _back(ref, targets, JobName(match["job"]), int(match["back"]))
     if (match := _TAG.fullmatch(ref)) is not None:
-        return _resolve_tag(ref, targets, match["job"], match["tag"])
+        return _resolve_tag(ref, targets, JobName(match["job"]), match["tag"])
     if ref in targets.jobs:
         return targets.jobs[JobName(ref)][-1]
-    return _by_digits(ref, targets)
+    fitting = sorted(found for found in targets.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
+    if not fitting:
+        raise _unknown(ref, targets)
+    if len(fitting) > 1:
+        shown = tuple(found[:SHORT] for found in fitting)
+        raise UsageError(f"{ref} is the start of {len(fitting)} ids", hint="type more digits of the id", causes=shown)
+    return fitting[0]
 
 
 def write_tag(backend: Backend, tag: Tag) -> None:
@@ -61,7 +67,7 @@ def write_tag(backend: Backend, tag: Tag) -> None:
     backend.put(f"{TAGS}/{tag.job}/{tag.name}", f"{tag.id}\n".encode(), "tag")
 
 
-def remove_tag(backend: Backend, job: str, name: str) -> None:
+def remove_tag(backend: Backend, job: JobName, name: str) -> None:
     """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
     is_name = NAME.fullmatch(job) and NAME.fullmatch(name)
     if not is_name or not backend.exists(f"{TAGS}/{job}/{name}"):
@@ -105,7 +111,7 @@ def _back(ref: str, targets: RefTargets, job: JobName, back: int) -> CheckpointI
     return series[-1 - back]
 
 
-def _resolve_tag(ref: str, targets: RefTargets, job: str, name: str) -> CheckpointId:
+def _resolve_tag(ref: str, targets: RefTargets, job: JobName, name: str) -> CheckpointId:
     for tag in targets.tags:
         if (tag.job, tag.name) == (job, name) and tag.id in targets.ids:
             return tag.id
@@ -115,7 +121,7 @@ def _resolve_tag(ref: str, targets: RefTargets, job: str, name: str) -> Checkpoi
     raise NoSuchCheckpoint(f"job {job!r} has no tag {name!r}", hint=_suggest_tags(name, job, tags))
 
 
-def _suggest_tags(name: str, job: str, tags: Sequence[str]) -> str:
+def _suggest_tags(name: str, job: JobName, tags: Sequence[str]) -> str:
     if near := difflib.get_close_matches(name, tags, n=3):
         return f"did you mean {' or '.join(f'{job}:{found}' for found in near)}?"
     if tags:
@@ -123,23 +129,13 @@ def _suggest_tags(name: str, job: str, tags: Sequence[str]) -> str:
     return f"it has no tags; its checkpoints: crckpt list {job}"
 
 
-def _by_digits(ref: str, targets: RefTargets) -> CheckpointId:
-    fitting = sorted(found for found in targets.ids if found.startswith(ref)) if _PREFIX.fullmatch(ref) else []
-    if not fitting:
-        raise _unknown(ref, targets)
-    if len(fitting) > 1:
-        shown = tuple(found[:SHORT] for found in fitting)
-        raise UsageError(f"{ref} is the start of {len(fitting)} ids", hint="type more digits of the id", causes=shown)
-    return fitting[0]
-
-
 def _unknown(ref: str, targets: RefTargets) -> NoSuchCheckpoint:
     if ref and not _PREFIX.fullmatch(ref) and NAME.fullmatch(ref):
-        return _no_such_job(ref, targets)
+        return _no_such_job(JobName(ref), targets)
     return NoSuchCheckpoint(f"there is no checkpoint {ref!r}", hint=_suggest(ref, targets))
 
 
-def _no_such_job(job: str, targets: RefTargets) -> NoSuchCheckpoint:
+def _no_such_job(job: JobName, targets: RefTargets) -> NoSuchCheckpoint:
     """The error for a job that has no checkpoint; its hint names those that are there."""
     return NoSuchCheckpoint(f"there is no job {job!r}", hint=_suggest(job, targets))
 

@@ -13,18 +13,24 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable
 from crckpt.host.disk.files import LOST
-from crckpt.model import CheckpointId, JobName
+from crckpt.model import CheckpointId, JobName, PackId, RunId
 from crckpt.store.backend.access import make_write_error
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.manifest import MOST_BYTES, Checkpoint, job_named_in, next_sequence, seal, unseal
 from crckpt.store.late_backend import Fetch, LateBackend
-from crckpt.store.layout import CHECKPOINTS, LABEL, checkpoint_directory, job_label, manifest_name, pack_name
+from crckpt.store.layout import (
+    CHECKPOINTS,
+    LABEL,
+    checkpoint_directory,
+    job_label,
+    manifest_name,
+    pack_name,
+    restored_name,
+)
 from crckpt.store.lock import TIMEOUT_S, StoreLock
 from crckpt.store.names import ID, NAME, SHORT, check_name
 from crckpt.store.pending import PendingCheckpoint, announced, read_pending
 from crckpt.store.refs import RefTargets, Tag, read_tags, remove_tag, resolve, write_tag
-from crckpt.store.remove_checkpoints import remove_checkpoints
-from crckpt.store.restored import is_restored, mark_restored
 from crckpt.store.store_json import Description, open_directory
 from crckpt.store.transaction import Transaction, transaction
 
@@ -36,7 +42,7 @@ class UnreadableCheckpoint(Struct, frozen=True):
     """A checkpoint whose manifest cannot be read, why, and the remedy; `job` is None if that cannot be read either."""
 
     id: CheckpointId
-    job: str | None
+    job: JobName | None
     why: str
     remedy: str
 
@@ -103,7 +109,7 @@ class Repository:
         with self.shared(), transaction(self.backend.scratch) as begun:
             yield begun
 
-    def checkpoints(self, job: str | None = None) -> tuple[Checkpoint, ...]:
+    def checkpoints(self, job: JobName | None = None) -> tuple[Checkpoint, ...]:
         """Return all checkpoints, or those of a job, in the order of their commits, without those of `unreadable`."""
         found, _ = self.read_all()
         return found if job is None else tuple(checkpoint for checkpoint in found if checkpoint.job == job)
@@ -116,7 +122,7 @@ class Repository:
         """Return the ids of all checkpoints, readable or not."""
         return tuple(self._find_named())
 
-    def unreadable(self, job: str | None = None) -> tuple[UnreadableCheckpoint, ...]:
+    def unreadable(self, job: JobName | None = None) -> tuple[UnreadableCheckpoint, ...]:
         """Return checkpoints whose manifest is damaged or newer; with `job`, those that may be of that job."""
         return tuple(bad for bad in self.read_all()[1] if job is None or bad.job in (None, job))
 
@@ -150,8 +156,8 @@ class Repository:
         """
         with self.shared():
             # A whole id needs no other manifest: it works however many there are, and even if all others are damaged.
-            if ID.fullmatch(ref) and self.backend.exists(checkpoint_directory(ref)):
-                return CheckpointId(ref)
+            if ID.fullmatch(ref) and self.backend.exists(checkpoint_directory(whole := CheckpointId(ref))):
+                return whole
             found, unreadable = self.read_all()
             jobs: dict[JobName, list[CheckpointId]] = {}
             for checkpoint in found:
@@ -175,7 +181,7 @@ class Repository:
             write_tag(self.backend, tag)
             return tag
 
-    def untag(self, job: str, name: str) -> None:
+    def untag(self, job: JobName, name: str) -> None:
         """Remove a tag. Raises NoSuchCheckpoint if there is none of that name."""
         self.require_writable()
         with self.shared():
@@ -186,15 +192,18 @@ class Repository:
         return read_tags(self.backend)
 
     def mark_restored(self, checkpoint_id: CheckpointId) -> None:
-        """Record that a checkpoint was restored. Raises StoreUnusable or OSError if the store cannot be written."""
+        """Record durably that a checkpoint was restored: the state of its program is no longer in it alone.
+
+        Raises StoreUnusable or OSError if the store cannot be written.
+        """
         # As root we could write into another user's store: our file would be in the way there.
         self.require_writable()
         with self.shared():
-            mark_restored(self.backend, checkpoint_id)
+            self.backend.put(restored_name(checkpoint_id), b"", "restored")
 
     def is_restored(self, checkpoint_id: CheckpointId) -> bool:
         """Return whether `mark_restored` was called for the checkpoint."""
-        return is_restored(self.backend, checkpoint_id)
+        return self.backend.exists(restored_name(checkpoint_id))
 
     def remove(self, ids: Iterable[CheckpointId]) -> None:
         """Remove checkpoints and their tags; no other checkpoint changes. Their packs stay until `gc`.
@@ -209,7 +218,7 @@ class Repository:
             remove_checkpoints(self.backend, doomed)
 
     def announced(
-        self, job: JobName, created: datetime, run_id: str | None, *, alone: bool
+        self, job: JobName, created: datetime, run_id: RunId | None, *, alone: bool
     ) -> AbstractContextManager[None]:
         """List a checkpoint in `pending` while the block stores it; see `pending.announced`."""
         return announced(self.backend, job, created, run_id, alone=alone)
@@ -221,13 +230,13 @@ class Repository:
 
         Raises StoreLocked if another restore has not ended after `timeout` seconds.
         """
-        return self.backend.restores_locked(check_name(job, "job"), timeout, alone=alone)
+        return self.backend.restores_locked(JobName(check_name(job, "job")), timeout, alone=alone)
 
     def pending(self) -> tuple[PendingCheckpoint, ...]:
         """Return what is being stored, and what was lost since the last gc; oldest first."""
         return read_pending(self.backend)
 
-    def add_packs(self, packs: Mapping[str, Path]) -> None:
+    def add_packs(self, packs: Mapping[PackId, Path]) -> None:
         """Move finished pack files, whose content is durable, into the store by digest. Durable when it returns.
 
         An intact pack stays; a damaged one is replaced.
@@ -288,13 +297,13 @@ class Repository:
         found.sort(key=lambda checkpoint: checkpoint.order)
         return tuple(found), tuple(unreadable)
 
-    def _find_job(self, checkpoint_id: CheckpointId) -> str | None:
+    def _find_job(self, checkpoint_id: CheckpointId) -> JobName | None:
         """Find the job of a checkpoint whose manifest is damaged; None if that is not known."""
         # Tells `resolve` whether this may be the newest checkpoint of a job.
         with suppress(OSError, IntegrityError):
             for name in self.backend.names_in(checkpoint_directory(checkpoint_id)):
                 if name.startswith(LABEL) and NAME.fullmatch(job := name.removeprefix(LABEL)):
-                    return job
+                    return JobName(job)
         with suppress(OSError, IntegrityError):
             # Older crckpts wrote no label.
             return job_named_in(self.backend.read(manifest_name(checkpoint_id), MOST_BYTES))
@@ -302,3 +311,15 @@ class Repository:
 
     def _find_named(self) -> list[CheckpointId]:
         return [CheckpointId(name) for name in self.backend.names_in(CHECKPOINTS) if ID.fullmatch(name)]
+
+
+def remove_checkpoints(backend: Backend, ids: Iterable[CheckpointId]) -> None:
+    """Remove checkpoints and the tags that name them; `collect_garbage` removes their packs. Needs the lock alone."""
+    doomed = tuple(dict.fromkeys(ids))
+    for tag in read_tags(backend):
+        if tag.id in doomed:
+            remove_tag(backend, tag.job, tag.name)
+    for checkpoint_id in doomed:
+        with suppress(FileNotFoundError):
+            backend.remove(restored_name(checkpoint_id), "restored")
+    backend.remove_at_once(map(checkpoint_directory, doomed), "doomed")

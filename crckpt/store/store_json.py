@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.model import StoreId
 from crckpt.store.backend.access import make_read_error
 from crckpt.store.backend.directory import prepare_directory
 from crckpt.store.backend.local import LocalBackend
@@ -28,7 +29,7 @@ _MOST_BYTES: Final = 64 << 10
 class Description(Struct, frozen=True):
     """The content of store.json."""
 
-    id: str
+    id: StoreId
 
 
 def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Description]:

@@ -11,6 +11,7 @@ import pytest
 from memory_backend import MemoryBackend
 
 from crckpt.errors import IntegrityError, StoreLocked
+from crckpt.model import CheckpointId, JobName, PackId
 from crckpt.store.backend.directory import prepare_directory
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
@@ -28,10 +29,10 @@ from crckpt.store.layout import (
 )
 from crckpt.store.store_json import new_description
 
-ONE, TWO = "1" * 64, "2" * 64
+ONE, TWO = CheckpointId("1" * 64), CheckpointId("2" * 64)
 TAG = f"{TAGS}/job/good"
 RECORD = f"{PENDING}/1-abc"
-PLACES = (FINGERPRINT_KEY, fingerprints_name(ONE), manifest_name(ONE), pack_name(ONE), RECORD, TAG)
+PLACES = (FINGERPRINT_KEY, fingerprints_name(PackId(ONE)), manifest_name(ONE), pack_name(PackId(ONE)), RECORD, TAG)
 """A file of each kind that a store has."""
 
 WHAT = "thing"
@@ -103,8 +104,8 @@ def test_a_file_that_is_too_large_is_refused(backend: Backend) -> None:
 
 def test_ranges_are_read(backend: Backend) -> None:
     content = bytes(range(256)) * 40
-    backend.put_files({pack_name(ONE): _finished(backend, content)}, WHAT)
-    with backend.open(pack_name(ONE)) as file:
+    backend.put_files({pack_name(PackId(ONE)): _finished(backend, content)}, WHAT)
+    with backend.open(pack_name(PackId(ONE))) as file:
         assert file.size == len(content)
         assert file.read(10, 250) == content[250:260]
         assert file.read(10, len(content) - 4) == content[-4:]
@@ -126,9 +127,9 @@ def test_who_has_a_file_open_goes_on_reading_it(backend: Backend) -> None:
 
 
 def test_a_file_is_mapped(backend: Backend) -> None:
-    backend.put(fingerprints_name(ONE), b"0123456789", WHAT)
-    content = backend.map(fingerprints_name(ONE))
-    backend.remove(fingerprints_name(ONE), WHAT)
+    backend.put(fingerprints_name(PackId(ONE)), b"0123456789", WHAT)
+    content = backend.map(fingerprints_name(PackId(ONE)))
+    backend.remove(fingerprints_name(PackId(ONE)), WHAT)
     assert bytes(content[2:5]) == b"234"
 
 
@@ -140,7 +141,7 @@ def test_names_are_listed_in_order(backend: Backend) -> None:
     backend.put(f"{TAGS}/other/a", b"x", WHAT)
     assert backend.names_in(f"{TAGS}/job") == ["a", "b", "c"]
     assert backend.names_in(TAGS) == ["job", "other"]
-    backend.put_files({pack_name(digest): _finished(backend, b"x") for digest in (ONE, TWO)}, WHAT)
+    backend.put_files({pack_name(PackId(digest)): _finished(backend, b"x") for digest in (ONE, TWO)}, WHAT)
     assert backend.names_in(PACKS) == ["11", "22"]
     assert backend.names_in(f"{PACKS}/11") == [f"{ONE}.pack"]
     assert {"packs", "refs"} <= set(backend.names_in(""))
@@ -187,15 +188,15 @@ def test_of_several_at_once_one_succeeds(backend: Backend) -> None:
 
 
 def test_finished_files_move_in(backend: Backend) -> None:
-    files = {pack_name(digest): _finished(backend, digest.encode()) for digest in (ONE, TWO)}
+    files = {pack_name(PackId(digest)): _finished(backend, digest.encode()) for digest in (ONE, TWO)}
     backend.put_files(files, WHAT)
     assert [backend.read(name, 100) for name in files] == [ONE.encode(), TWO.encode()]
     again, other = _finished(backend, ONE.encode()), _finished(backend, b"what it should be")
-    backend.put_files({pack_name(ONE): again}, WHAT)
-    backend.put_files({pack_name(TWO): other}, WHAT)
+    backend.put_files({pack_name(PackId(ONE)): again}, WHAT)
+    backend.put_files({pack_name(PackId(TWO)): other}, WHAT)
     assert [backend.read(name, 100) for name in files] == [ONE.encode(), b"what it should be"]
-    backend.put_derived(fingerprints_name(ONE), _finished(backend, b"derived"), WHAT)
-    assert backend.read(fingerprints_name(ONE), 100) == b"derived"
+    backend.put_derived(fingerprints_name(PackId(ONE)), _finished(backend, b"derived"), WHAT)
+    assert backend.read(fingerprints_name(PackId(ONE)), 100) == b"derived"
     assert list(backend.scratch.iterdir()) == []
 
 
@@ -211,18 +212,18 @@ def test_a_file_is_removed(backend: Backend) -> None:
 def test_all_below_a_name_is_removed(backend: Backend) -> None:
     for name in PLACES:
         backend.put(name, bytes(5000), WHAT)
-    assert backend.disk_usage(pack_name(ONE)) >= 5000
+    assert backend.disk_usage(pack_name(PackId(ONE))) >= 5000
     assert backend.disk_usage(TAGS) >= 5000
-    backend.remove_tree(pack_name(ONE), WHAT)
+    backend.remove_tree(pack_name(PackId(ONE)), WHAT)
     backend.remove_tree(f"{TAGS}/job", WHAT)
-    assert not backend.exists(pack_name(ONE))
+    assert not backend.exists(pack_name(PackId(ONE)))
     assert not backend.exists(TAG)
     assert backend.exists(RECORD)
 
 
 def test_directories_are_removed_at_once(backend: Backend) -> None:
     for checkpoint_id in (ONE, TWO):
-        backend.put_if_absent(manifest_name(checkpoint_id), b"x", "", WHAT)
+        backend.put_if_absent(manifest_name(CheckpointId(checkpoint_id)), b"x", "", WHAT)
     backend.put(f"{checkpoint_directory(ONE)}/manifest.sig", b"x", WHAT)
     backend.remove_at_once([checkpoint_directory(ONE)], WHAT)
     assert backend.names_in(CHECKPOINTS) == [TWO]
@@ -246,7 +247,7 @@ def test_a_place_is_the_same_as_itself_alone(make: Maker, tmp_path: Path) -> Non
 Lock = Callable[[Backend, float], AbstractContextManager[None]]
 SHARED: Lock = lambda backend, timeout: backend.locked(alone=False, timeout=timeout)  # noqa: E731
 ALONE: Lock = lambda backend, timeout: backend.locked(alone=True, timeout=timeout)  # noqa: E731
-RESTORE: Lock = lambda backend, timeout: backend.restores_locked("job", timeout)  # noqa: E731
+RESTORE: Lock = lambda backend, timeout: backend.restores_locked(JobName("job"), timeout)  # noqa: E731
 
 
 @pytest.mark.parametrize(("first", "second"), [(SHARED, ALONE), (ALONE, SHARED), (ALONE, ALONE), (RESTORE, RESTORE)])
@@ -266,18 +267,19 @@ def test_readers_share(backend: Backend) -> None:
 
 def test_restores_can_share(backend: Backend) -> None:
     """The first to end leaves the lock to the other."""
-    with ExitStack() as first, backend.restores_locked("job", 0, alone=False):
-        first.enter_context(backend.restores_locked("job", 0, alone=False))
+    with ExitStack() as first, backend.restores_locked(JobName("job"), 0, alone=False):
+        first.enter_context(backend.restores_locked(JobName("job"), 0, alone=False))
         for _ in range(2):
             with pytest.raises(StoreLocked), RESTORE(backend, 0):
                 pass
             first.close()
-    with RESTORE(backend, 0), pytest.raises(StoreLocked), backend.restores_locked("job", 0.05, alone=False):
+    with RESTORE(backend, 0), pytest.raises(StoreLocked), backend.restores_locked(JobName("job"), 0.05, alone=False):
         pass
 
 
 def test_restores_of_other_jobs_are_let_in(backend: Backend) -> None:
-    with backend.restores_locked("job", 0), backend.restores_locked("other", 0), backend.locked(alone=False, timeout=0):
+    job, other = (backend.restores_locked(JobName(name), 0) for name in ("job", "other"))
+    with job, other, backend.locked(alone=False, timeout=0):
         pass
 
 

@@ -10,6 +10,7 @@ from memory_backend import MemoryBackend
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreLocked
+from crckpt.model import JobName
 from crckpt.store import (
     Checkpoint,
     Repository,
@@ -94,7 +95,7 @@ def test_tags_and_pending_checkpoints(tmp_path: Path) -> None:
     first = store(repository, tmp_path, FIRST)
     repository.tag(first.id, "good")
     assert repository.resolve("job:good") == repository.resolve("job") == first.id
-    repository.untag("job", "good")
+    repository.untag(JobName("job"), "good")
     assert repository.tags() == ()
     with repository.announced(first.job, first.created, None, alone=True):
         assert [pending.lost for pending in repository.pending()] == [None]

@@ -16,8 +16,9 @@ from crckpt.host.network.devices import remove
 from crckpt.host.network.fence import find_fences, lift_fence, raise_fence
 from crckpt.host.process import run
 from crckpt.migrate.addresses import Findings, check_destination, check_source
+from crckpt.model import MoveId
 
-MOVE = "0123456789abcdef"
+MOVE = MoveId("0123456789abcdef")
 IPV4 = parse_address(f"10.77.0.100/24@{DEVICE}")
 IPV6 = parse_address(f"fd77::100/64@{DEVICE}")
 families = pytest.mark.parametrize("address", [IPV4, IPV6], ids=["ipv4", "ipv6"])
@@ -256,4 +257,4 @@ def test_a_fence_that_is_refused_is_an_error(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(HostCannot, match=r"the moved address cannot be fenced off .* Operation not permitted"):
         raise_fence([IPV4], MOVE)
     with pytest.raises(ValueError, match="not the id of a move"):
-        raise_fence([IPV4], "0123; flush ruleset")
+        raise_fence([IPV4], MoveId("0123; flush ruleset"))

@@ -15,6 +15,7 @@ from trees import Case, started
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.migrate.preflight.live_tree import list_image_sizes, make_tree, plan_restore
+from crckpt.model import JobName
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.preflight.restore.files import find_needed_files, find_needed_path, read_file_facts
 from crckpt.preflight.restore.requirements import find_needed_features, kernel_needs
@@ -33,7 +34,7 @@ def test_a_live_tree_is_that_of_its_images(crckpt: Crckpt, case: Case) -> None:
         crckpt.run("dump", str(tree.pid), "job", *(("--tcp", case.tcp) if case.tcp else ()))
         after = ask_about(target)
         repository = Repository.open(crckpt.store, create=False)
-        (checkpoint,) = repository.checkpoints("job")
+        (checkpoint,) = repository.checkpoints(JobName("job"))
         images = read_image_tree(repository, checkpoint)
         expected = facts(images)
         # A connection may just have ended.

@@ -24,6 +24,7 @@ from crckpt.host.network import claim as steps
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.fence import lift_fence, raise_fence
 from crckpt.migrate.addresses import check_destination, check_source, leave_source, unlocked_source
+from crckpt.model import MoveId, RunId
 
 IPV4 = parse_address(f"10.77.0.100/24@{DEVICE}")
 IPV6 = parse_address(f"fd77::100/64@{DEVICE}")
@@ -110,7 +111,7 @@ def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id
     """Behind the fence nobody hears of the destination's; once it is released, the neighbours know at once."""
     with talking(hosts, address) as scene, hosts.destination.entered():
         assert check_destination(BOTH) == ()
-        with guarded_addresses(BOTH, move_id) as guarded:
+        with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
             guarded.claim()
             assert {each.interface for each in BOTH} <= hosts.destination.addresses()
             with closing(Echo(hosts.destination, address.ip, PORT)) as server:
@@ -125,7 +126,7 @@ def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id
                     assert check_source(BOTH) == ()
                     leave_source(BOTH)
                     assert f"CRIU-{move_id}" in hosts.source.tables()
-                    with unlocked_source(move_id):
+                    with unlocked_source(RunId(move_id)):
                         pass
                     assert f"CRIU-{move_id}" not in hosts.source.tables()
                 assert not {each.interface for each in BOTH} & hosts.source.addresses()
@@ -149,7 +150,7 @@ def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id
 def test_an_aborted_move_is_unnoticed(hosts: Lan, address: HostAddress, move_id: str) -> None:
     """The address goes before the fence."""
     with talking(hosts, address) as scene, hosts.destination.entered():
-        with guarded_addresses(BOTH, move_id) as guarded:
+        with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
             guarded.claim()
             with closing(Echo(hosts.destination, address.ip, PORT)):
                 scene.misdirect()
@@ -219,7 +220,7 @@ def test_a_session_that_ends_takes_no_guard_with_it(hosts: Lan, move_id: str, la
 
 def test_without_its_guard_crckpt_cleans_up_itself(hosts: Lan, move_id: str) -> None:
     with hosts.destination.entered():
-        with guarded_addresses(BOTH, move_id) as guarded:
+        with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
             guarded.claim()
             os.kill(guarded.guard, signal.SIGKILL)
             with pytest.raises(HostCannot, match="has ended"):
@@ -237,14 +238,14 @@ def test_what_two_killed_processes_left_is_removed(hosts: Lan, move_id: str) -> 
         process.wait(WITHIN_S)
         assert not is_clean(hosts)
         for _ in range(2):
-            steps.give_up(BOTH, move_id)
+            steps.give_up(BOTH, MoveId(move_id))
             assert is_clean(hosts)
 
 
 def test_an_address_that_is_there_is_not_taken_away(hosts: Lan, move_id: str) -> None:
     hosts.destination.run("ip", "address", "add", IPV4.interface, "dev", DEVICE)
     with hosts.destination.entered():
-        with pytest.raises(HostCannot, match="is already on eth0"), guarded_addresses(BOTH, move_id) as guarded:
+        with pytest.raises(HostCannot, match="is already on eth0"), guarded_addresses(BOTH, MoveId(move_id)) as guarded:
             guarded.claim()
         assert hosts.destination.addresses() >= {IPV4.interface}
         assert hosts.destination.tables() == ""
@@ -254,21 +255,25 @@ def test_a_claim_that_fails_in_the_middle_leaves_nothing(hosts: Lan, move_id: st
     """The second address is for a device that does not exist."""
     addresses = (IPV4, HostAddress(IPV6.ip, IPV6.length, "eth9"))
     with hosts.destination.entered():
-        with pytest.raises(HostCannot, match="eth9"), guarded_addresses(addresses, move_id) as guarded:
+        with pytest.raises(HostCannot, match="eth9"), guarded_addresses(addresses, MoveId(move_id)) as guarded:
             guarded.claim()
         assert is_clean(hosts)
 
 
 def test_the_guard_has_none_of_the_pids_that_the_tree_needs(hosts: Lan, move_id: str) -> None:
-    with hosts.destination.entered(), guarded_addresses(BOTH, move_id) as guarded:
+    with hosts.destination.entered(), guarded_addresses(BOTH, MoveId(move_id)) as guarded:
         taken = range(guarded.guard + 1, guarded.guard + 20)
-        with guarded_addresses(BOTH, "0" * 16, taken) as another:
+        with guarded_addresses(BOTH, MoveId("0" * 16), taken) as another:
             assert another.guard not in taken
 
 
 def test_the_guard_holds_nothing_of_ours(hosts: Lan, move_id: str, tmp_path: Path) -> None:
     """No directory, no terminal, no descriptor but its own: the connection to us, and one for each address."""
-    with hosts.destination.entered(), (tmp_path / "file").open("w"), guarded_addresses(BOTH, move_id) as guarded:
+    with (
+        hosts.destination.entered(),
+        (tmp_path / "file").open("w"),
+        guarded_addresses(BOTH, MoveId(move_id)) as guarded,
+    ):
         guarded.claim()
         links = [link.readlink() for link in Path(f"/proc/{guarded.guard}/fd").iterdir()]
         kinds = [str(link).partition(":")[0] for link in links]
@@ -292,14 +297,14 @@ def test_connections_of_the_address_end_behind_the_fence(hosts: Lan, address: Ho
 
     family = socket.AF_INET6 if address.family == 6 else socket.AF_INET
     with hosts.destination.entered():
-        with guarded_addresses((address,), move_id) as guarded:
+        with guarded_addresses((address,), MoveId(move_id)) as guarded:
             guarded.claim()
             with socket.create_server((address.ip, PORT), family=family) as listener:
                 # Over loopback, the fence drops its packets, too.
-                lift_fence((address,), move_id)
+                lift_fence((address,), MoveId(move_id))
                 ours = socket.create_connection((address.ip, PORT), timeout=WITHIN_S)
                 theirs, _ = listener.accept()
-            raise_fence((address,), move_id)
+            raise_fence((address,), MoveId(move_id))
             ending = threading.Thread(target=end_late, args=(ours, theirs))
             ending.start()
         ending.join(WITHIN_S)
@@ -318,7 +323,7 @@ def test_a_host_without_a_route_to_the_peers_gets_one_before_the_restore(
     show = ("ip", version, "route", "show", address.prefix)
     with destination.entered():
         assert destination.run(*show) == ""
-        with guarded_addresses((address,), move_id) as guarded:
+        with guarded_addresses((address,), MoveId(move_id)) as guarded:
             guarded.claim()
             assert DEVICE in destination.run(*show)
             assert destination.tables()

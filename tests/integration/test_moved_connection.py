@@ -18,6 +18,7 @@ from trees import wait_for
 from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.migrate.addresses import leave_source, unlocked_source
+from crckpt.model import MoveId, RunId
 from crckpt.store import Repository
 
 pytestmark = pytest.mark.usefixtures("adopted")
@@ -50,7 +51,7 @@ def test_a_connection_moves_with_its_tree(crckpt: Crckpt, hosts: Lan, text: str)
         program.ask(SERVER % (address.ip, "AF_INET6" if address.family == 6 else "AF_INET"))
         with closing(Talker(hosts.client, address.ip, PORT)) as talker:
             talker.wait_for_answers()
-            with hosts.destination.entered(), guarded_addresses((address,), secrets.token_hex(8)) as guarded:
+            with hosts.destination.entered(), guarded_addresses((address,), MoveId(secrets.token_hex(8))) as guarded:
                 guarded.claim()
                 stop(crckpt, hosts, program.pid)
                 program.wait_gone()
@@ -75,7 +76,7 @@ def test_a_copy_that_is_ended_there_is_unnoticed(crckpt: Crckpt, hosts: Lan, tex
         with closing(Talker(hosts.client, address.ip, PORT)) as talker:
             talker.wait_for_answers()
             crckpt.run("dump", str(program.pid), JOB, "--tcp", "keep")
-            with hosts.destination.entered(), guarded_addresses((address,), secrets.token_hex(8)) as guarded:
+            with hosts.destination.entered(), guarded_addresses((address,), MoveId(secrets.token_hex(8))) as guarded:
                 guarded.claim()
                 words = ("restore", JOB, "--detach", "--new-pid-namespace", "--no-preflight")
                 with crckpt.start(*words, CRCKPT_STOP_AT="hold.commit") as restore:
@@ -110,5 +111,5 @@ def leave(crckpt: Crckpt, hosts: Lan, address: HostAddress) -> None:
     with hosts.source.entered():
         assert "CRIU-" in hosts.source.tables()
         leave_source((address,))
-        with unlocked_source(run_id or ""):
+        with unlocked_source(RunId(run_id or "")):
             pass

@@ -8,6 +8,7 @@ from command import Crckpt
 from stopped import program
 from trees import started
 
+from crckpt.model import JobName
 from crckpt.store import Repository
 
 WORKERS = 10
@@ -47,7 +48,7 @@ def test_the_second_job_is_restored_when_the_first_is_gone(crckpt: Crckpt) -> No
         tree.wait_gone()
         repository = Repository.open(crckpt.store)
         (one, two) = (
-            {use.digest for checkpoint in repository.checkpoints(job) for use in checkpoint.packs}
+            {use.digest for checkpoint in repository.checkpoints(JobName(job)) for use in checkpoint.packs}
             for job in ("one", "two")
         )
         assert one & two

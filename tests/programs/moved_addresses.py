@@ -8,9 +8,10 @@ import sys
 
 from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host.network.address import parse_address
+from crckpt.model import MoveId
 
 move_id, last, *addresses = sys.argv[1:]
-with guarded_addresses(tuple(map(parse_address, addresses)), move_id) as guarded:
+with guarded_addresses(tuple(map(parse_address, addresses)), MoveId(move_id)) as guarded:
     print("guard", guarded.guard, flush=True)
     for name, action in (("claim", guarded.claim), ("release", guarded.release), ("keep", guarded.keep)):
         action()

@@ -12,12 +12,12 @@ from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.bandwidth import Bandwidth
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import MESSAGE, make_frame
-from crckpt.migrate.wire.messages import AnyMessage, Hello, Pack
+from crckpt.migrate.wire.messages import AnyMessage, Hello, PackMessage
 
 HELLO = Hello(1, "0.4.0", "here", "boot", 1.5, 2.5, "x86_64", "6.18", ("avx2",), "4.2.1", 7)
 MOVE = "0123456789abcdef"
 DIGEST = "cd" * 32
-PACK = Pack(3, DIGEST, 1000)
+PACK = PackMessage(3, DIGEST, 1000)
 
 
 @contextmanager
@@ -61,11 +61,11 @@ class Collected:
     """Takes packs, and keeps what came."""
 
     def __init__(self) -> None:
-        self.packs: list[Pack] = []
+        self.packs: list[PackMessage] = []
         self.content = bytearray()
         self.largest = 0
 
-    def begin(self, pack: Pack) -> None:
+    def begin(self, pack: PackMessage) -> None:
         """See `PackReceiver`."""
         self.packs.append(pack)
 

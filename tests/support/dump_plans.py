@@ -10,7 +10,7 @@ import observed
 from msgspec.structs import replace
 from observed import NAMESPACES, ROOT
 
-from crckpt.host.observe.sockets import Connection
+from crckpt.host.observe.sockets import TcpConnection
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor, Process, Tree
 from crckpt.preflight.dump.checks import DumpPlan, find_blockers, plan_dump
@@ -33,7 +33,7 @@ GONE = replace(FILE, target="/srv/gone (deleted)", links=0)
 READS, WRITES = (
     replace(FILE, target="pipe:[55]", mode=stat.S_IFIFO, flags=flags) for flags in (os.O_RDONLY, os.O_WRONLY)
 )
-CONNECTION = Connection(100, 7, "127.0.0.1:80", "127.0.0.1:4000", "ESTABLISHED")
+CONNECTION = TcpConnection(100, 7, "127.0.0.1:80", "127.0.0.1:4000", "ESTABLISHED")
 TWO_PROCESSES = replace(observed.PLAIN, tree=Tree(ROOT, (ROOT, CHILD)), descriptors=(FILE,))
 """A process with a child and an open file: nothing stands against a dump of it."""
 

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from crckpt.store import Repository
-from crckpt.store.backend.local import LocalBackend, LocalFile
+from crckpt.store.backend.local import LocalBackend, LocalStoreFile
 from crckpt.store.store_json import read_description
 
 
-class FailingFile(LocalFile):
+class FailingFile(LocalStoreFile):
     """A file of which the sector at `offset` cannot be read: as a disk says, or a file system that checks."""
 
     def __init__(self, descriptor: int, offset: int) -> None:
@@ -44,7 +44,7 @@ class FailingDisk(LocalBackend):
         self._offset = offset
 
     @contextmanager
-    def open(self, name: str) -> Iterator[LocalFile]:
+    def open(self, name: str) -> Iterator[LocalStoreFile]:
         """See `Backend`."""
         if name != self._name:
             with super().open(name) as file:

@@ -13,10 +13,10 @@ from entering import PROGRAMS
 from msgspec.structs import replace
 from small_programs import read
 
-from crckpt.host.program.live import read_program
-from crckpt.migrate.preflight.answers import Answers, answer, decode_answers
+from crckpt.host.program.program import read_program
+from crckpt.migrate.preflight.answers import MoveAnswers, answer, decode_answers
 from crckpt.migrate.preflight.ask import ask
-from crckpt.migrate.preflight.questions import Questions, decode_questions, encode_questions
+from crckpt.migrate.preflight.questions import MoveQuestions, decode_questions, encode_questions
 from crckpt.migrate.preflight.report import Exchange, GateReport, make_report
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.context import Context
@@ -36,34 +36,34 @@ def target_at(pid: int, store: Path, tcp: Literal["keep", "close"] | None = None
     return replace(target, program=read_program(pid, process.comm, ""))
 
 
-def ask_about(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT) -> Questions:
+def ask_about(target: DumpTarget, options: RestoreOptions = _BY_DEFAULT) -> MoveQuestions:
     """The questions, after they have travelled."""
     return decode_questions(encode_questions(ask(target, options)))
 
 
-def answer_here(questions: Questions, store: Path, move: tuple[str, str] | None = None) -> Answers:
+def answer_here(questions: MoveQuestions, store: Path, move: tuple[str, str] | None = None) -> MoveAnswers:
     """The answers of this host."""
     return answer(questions, Context(store), move)
 
 
-def answer_in(words: tuple[str, ...], questions: Questions, store: Path) -> Answers:
+def answer_in(words: tuple[str, ...], questions: MoveQuestions, store: Path) -> MoveAnswers:
     """The answers of a process that `words` start."""
     command = (*words, sys.executable, str(PROGRAMS / "answers.py"), str(store))
     done = subprocess.run(command, input=encode_questions(questions), stdout=subprocess.PIPE, check=True)
     return decode_answers(done.stdout)
 
 
-def report(target: DumpTarget, questions: Questions, answers: Answers, ahead: float = 0.0) -> GateReport:
+def report(target: DumpTarget, questions: MoveQuestions, answers: MoveAnswers, ahead: float = 0.0) -> GateReport:
     """The report of the source, whose clock the other one is so many seconds `ahead` of."""
     now = time.time() - ahead
     return make_report(target, questions, answers, Exchange(now - (answers.sent - answers.received), now), HOST)
 
 
-def keys(answers: Answers) -> list[str]:
+def keys(answers: MoveAnswers) -> list[str]:
     """The keys of all blockers."""
     return [found.key for found in answers.blockers]
 
 
-def warned(answers: Answers) -> list[str]:
+def warned(answers: MoveAnswers) -> list[str]:
     """The keys of all warnings."""
     return [found.key for found in answers.warnings]

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from crckpt.images.pagemap import IN_PARENT, PRESENT, Entry, PageMap, write_pagemap
-from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Task
+from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, PackId, RunId, Task
 from crckpt.store import (
     Checkpoint,
     NewCheckpoint,
@@ -98,7 +98,7 @@ def described(job: str = "job", details: bytes = b"{}", created: datetime | None
         dump_ms=2.5,
         details=details,
         note="a note",
-        run_id="cafe",
+        run_id=RunId("cafe"),
     )
 
 
@@ -128,12 +128,12 @@ def flip(path: Path, offset: int, bit: int = 0) -> None:
 
 def pack_path(repository: Repository, digest: str) -> Path:
     """The path of the pack of that digest."""
-    return repository.root / pack_name(digest)
+    return repository.root / pack_name(PackId(digest))
 
 
 def manifest_path(repository: Repository, checkpoint_id: str) -> Path:
     """The path of the manifest of that checkpoint."""
-    return repository.root / manifest_name(checkpoint_id)
+    return repository.root / manifest_name(CheckpointId(checkpoint_id))
 
 
 def packs(repository: Repository) -> list[Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from crckpt.ops.context import Context
 from crckpt.ops.lazy import server
-from crckpt.ops.lazy.address_space import AddressSpace
+from crckpt.ops.lazy.address_space import FilledSpace
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore
@@ -43,14 +43,14 @@ def help_gated(gate: Path, *words: str) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (int(options["descriptors"]),) * 2)
     if "seconds" in options:
         vars(server).update(_CHILDREN_S=float(options["seconds"]), _CHILDREN_TIMES=0)
-    fill = AddressSpace.fill_next
+    fill = FilledSpace.fill_next
 
-    def wait_and_fill(space: AddressSpace) -> bool:
+    def wait_and_fill(space: FilledSpace) -> bool:
         while not gate.exists():
             time.sleep(0.005)
         return fill(space)
 
-    AddressSpace.fill_next = wait_and_fill  # type: ignore[assignment,method-assign]
+    FilledSpace.fill_next = wait_and_fill  # type: ignore[assignment,method-assign]
     server.main(*(word for word in words if "=" not in word))
 
 

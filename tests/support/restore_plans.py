@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 from msgspec.structs import replace
 
-from crckpt.preflight.restore.checks import Verdict
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.requirements import DiskSpace, HostResources
 
@@ -35,7 +35,7 @@ def with_changed(host: HostState, path: str, **changes: object) -> HostState:
     return replace(host, files=host.files | {path: replace(file, **changes)})
 
 
-def only_blocker(verdict: Verdict) -> str:
+def only_blocker(verdict: RestoreVerdict) -> str:
     (finding,) = verdict.blockers
     assert (verdict.warnings, verdict.rewinds) == ((), ())
     assert "?" not in str(finding)

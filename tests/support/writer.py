@@ -24,9 +24,9 @@ from crckpt.host import steps
 from crckpt.model import JobName
 from crckpt.store import Repository, collect_garbage, ingest, materialise, repair
 from crckpt.store.known_damage import note_known_damage
+from crckpt.store.layout import restored_name
 from crckpt.store.moves import begin_move, remove_move, store_move
 from crckpt.store.read.details import cache_details
-from crckpt.store.restored import mark_restored, remove_mark
 from crckpt.store.transaction import record_builder
 
 LATER = datetime(2040, 1, 1, tzinfo=UTC)
@@ -123,8 +123,8 @@ def _keep_restores_out(repository: Repository, job: str) -> None:
 
 def _mark_restored(repository: Repository, ref: str) -> None:
     checkpoint_id = repository.resolve(ref)
-    mark_restored(repository.backend, checkpoint_id)
-    remove_mark(repository.backend, checkpoint_id)
+    repository.mark_restored(checkpoint_id)
+    repository.backend.remove(restored_name(checkpoint_id), "restored")
 
 
 def _cache_details(repository: Repository, ref: str) -> None:
@@ -144,7 +144,7 @@ def _record_builder(repository: Repository) -> None:
 
 def _record_move(repository: Repository, job: str) -> None:
     store_move(repository.backend, begin_move("source", JobName(job), "another-host"))
-    remove_move(repository.backend, job)
+    remove_move(repository.backend, JobName(job))
 
 
 def _rm(repository: Repository, *refs: str) -> None:

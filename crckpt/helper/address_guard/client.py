@@ -15,6 +15,7 @@ from crckpt.host.network.claim import give_up
 from crckpt.host.network.fence import table_name
 from crckpt.host.proc import LiveRoot
 from crckpt.host.steps import step
+from crckpt.model import MoveId
 
 _STEP_S: Final = 30.0
 _SHORT_STEP_S: Final = 1.0
@@ -29,7 +30,7 @@ class GuardedAddresses:
     that it does, and nothing fails if it fails.
     """
 
-    def __init__(self, addresses: Sequence[HostAddress], move_id: str, helper: StartedHelper) -> None:
+    def __init__(self, addresses: Sequence[HostAddress], move_id: MoveId, helper: StartedHelper) -> None:
         self._addresses = addresses
         self._move_id = move_id
         self._helper = helper
@@ -102,7 +103,7 @@ class GuardedAddresses:
 
 @contextmanager
 def guarded_addresses(
-    addresses: Sequence[HostAddress], move_id: str, taken: Collection[int] = ()
+    addresses: Sequence[HostAddress], move_id: MoveId, taken: Collection[int] = ()
 ) -> Iterator[GuardedAddresses]:
     """Start the guard; give the addresses up when the block ends, unless they are kept.
 

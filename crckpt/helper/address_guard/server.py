@@ -24,6 +24,7 @@ from crckpt.host.network.announce import Announcer
 from crckpt.host.network.claim import claim, finish_release, give_up, release
 from crckpt.host.proc import LiveRoot
 from crckpt.host.process.unfinished_trees import end_unfinished_trees
+from crckpt.model import MoveId
 
 # One may get lost.
 _ANNOUNCEMENTS: Final = 3
@@ -36,7 +37,7 @@ _NOT_OURS: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM
 class _Guard:
     """Performs the steps. `_left`: announcements that are still to be made."""
 
-    def __init__(self, control: Channel, move_id: str, addresses: tuple[HostAddress, ...]) -> None:
+    def __init__(self, control: Channel, move_id: MoveId, addresses: tuple[HostAddress, ...]) -> None:
         self._control = control
         self._move_id = move_id
         self._addresses = addresses
@@ -133,7 +134,7 @@ def main(words: list[str]) -> int:
     """Guard addresses until crckpt has kept them, or has ended."""
     for number in _NOT_OURS:
         signal.signal(number, signal.SIG_IGN)
-    guard = _Guard(open_control(ADDRESS_GUARD, words[0]), words[1], tuple(map(parse_address, words[2:])))
+    guard = _Guard(open_control(ADDRESS_GUARD, words[0]), MoveId(words[1]), tuple(map(parse_address, words[2:])))
     try:
         guard.serve()
     except HostCannot:

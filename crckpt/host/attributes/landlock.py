@@ -71,7 +71,12 @@ def _other_process(pid: int) -> Iterator[int]:
     # When root executes a program it gets all capabilities of the bounding set.
     denied = () if uid else ("--bounding-set=-all",)
     ids = ("--reuid", str(uid), "--regid", str(gid), "--clear-groups", "--inh-caps=-all", *denied)
-    _leave_session_keyring()
+    # A process with our keyring may read its keys: give us, and our children from now on, a new one.
+    try:
+        keyctl.join_new()
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise HostCannot(f"crckpt cannot leave its session keyring: {error.strerror}") from error
     listened, asks = os.pipe2(os.O_CLOEXEC)
     hears, answers = os.pipe2(os.O_CLOEXEC)
     try:
@@ -94,12 +99,3 @@ def _other_process(pid: int) -> Iterator[int]:
         for descriptor in (listened, asks, hears, answers):
             if descriptor >= 0:
                 os.close(descriptor)
-
-
-def _leave_session_keyring() -> None:
-    """Give us, and our children from now on, a new one: a process with our keyring may read its keys."""
-    try:
-        keyctl.join_new()
-    except OSError as error:
-        if error.errno != errno.ENOSYS:
-            raise HostCannot(f"crckpt cannot leave its session keyring: {error.strerror}") from error

@@ -36,7 +36,11 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
                 # leave it alone.
                 one = f"{os.minor(mount.device)}"
                 if int(_read(connections, f"{one}/waiting")):
-                    _write(connections, f"{one}/abort", b"1")
+                    file = os.open(f"{one}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)
+                    try:
+                        os.write(file, b"1")
+                    finally:
+                        os.close(file)
                     done.append(mount.path)
     return tuple(done)
 
@@ -105,13 +109,5 @@ def _read(directory: int, name: str) -> bytes:
     file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
     try:
         return os.read(file, 64)
-    finally:
-        os.close(file)
-
-
-def _write(directory: int, name: str, content: bytes) -> None:
-    file = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        os.write(file, content)
     finally:
         os.close(file)

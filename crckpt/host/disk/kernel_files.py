@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
-from crckpt.host.disk.file_system import read_magic
+from crckpt.host.syscalls.libc import LIBC, check
+
+# More than struct statfs has.
+_SIZE: Final = 256
 
 
 class KernelFile(Struct, frozen=True):
@@ -22,3 +28,13 @@ def read_kernel_file(pid: int, fd: int, flags: int) -> KernelFile:
     """Read what a descriptor of a process leads to. Raises OSError."""
     link = Path(f"/proc/{pid}/fd/{fd}")
     return KernelFile(read_magic(f"{link}"), f"{link.readlink()}", flags, link.stat().st_mode)
+
+
+def read_magic(path: str) -> int:
+    """Return the magic number (linux/magic.h) of the file system of what `path` leads to. Raises OSError.
+
+    Source: statfs(2). Links in /proc lead to files that have no other path.
+    """
+    found = ctypes.create_string_buffer(_SIZE)
+    check(LIBC.statfs(os.fsencode(path), found), path)
+    return ctypes.c_ulong.from_buffer(found).value & 0xFFFFFFFF

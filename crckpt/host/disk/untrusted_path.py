@@ -42,7 +42,7 @@ def held(path: str, automounts: frozenset[int], *, follow: bool = True) -> Itera
     `automounts`: the result of `find_automounts`. Raises OSError.
     """
     try:
-        descriptor, entries = _open(path) if follow else _open_last(path)
+        descriptor, entries = open_path(Path(path)) if follow else _open_last(path)
     except (FileNotFoundError, NotADirectoryError):
         # Below such a directory nothing exists until something is mounted.
         descriptor, entries = _open_nearest(path)
@@ -69,10 +69,6 @@ def find_automounts() -> frozenset[int]:
 
 def _is_unmounted(entries: tuple[PathEntry, ...], automounts: frozenset[int]) -> bool:
     return any(entry.status.st_dev in automounts for entry in entries)
-
-
-def _open(path: str) -> tuple[int, tuple[PathEntry, ...]]:
-    return open_path(Path(path))
 
 
 def _open_last(path: str) -> tuple[int, tuple[PathEntry, ...]]:

@@ -115,27 +115,23 @@ def _mount_anew(found: Mount, target: str, layer: Path) -> None:
     elif found.is_read_only or not Path(found.path).is_dir() or f"{found.path}/".startswith("/sys/"):
         bind_read_only(found.path, target, found.flags)
     else:
-        _overlay(found, target, layer)
-
-
-def _overlay(found: Mount, target: str, layer: Path) -> None:
-    upper, work = layer / "upper", layer / "work"
-    for directory in (layer, upper, work):
-        directory.mkdir(mode=0o700)
-    # The root of an overlay has owner and mode of its upper directory.
-    shutil.copystat(found.path, upper)
-    status = Path(found.path).stat()
-    os.chown(upper, status.st_uid, status.st_gid)
-    lower = os.open(found.path, os.O_PATH | os.O_DIRECTORY)
-    beside = os.open(layer, os.O_PATH | os.O_DIRECTORY)
-    try:
-        # By descriptors: commas and colons in the paths would be options.
-        below, above = (f"/proc/self/fd/{descriptor}" for descriptor in (lower, beside))
-        data = f"lowerdir={below},upperdir={above}/upper,workdir={above}/work"
-        mount("overlay", target, "overlay", found.flags, data)
-    finally:
-        os.close(lower)
-        os.close(beside)
+        upper, work = layer / "upper", layer / "work"
+        for directory in (layer, upper, work):
+            directory.mkdir(mode=0o700)
+        # The root of an overlay has owner and mode of its upper directory.
+        shutil.copystat(found.path, upper)
+        status = Path(found.path).stat()
+        os.chown(upper, status.st_uid, status.st_gid)
+        lower = os.open(found.path, os.O_PATH | os.O_DIRECTORY)
+        beside = os.open(layer, os.O_PATH | os.O_DIRECTORY)
+        try:
+            # By descriptors: commas and colons in the paths would be options.
+            below, above = (f"/proc/self/fd/{descriptor}" for descriptor in (lower, beside))
+            data = f"lowerdir={below},upperdir={above}/upper,workdir={above}/work"
+            mount("overlay", target, "overlay", found.flags, data)
+        finally:
+            os.close(lower)
+            os.close(beside)
 
 
 def _put_on_loopback(addresses: Iterable[str]) -> None:

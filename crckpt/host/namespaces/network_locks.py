@@ -10,6 +10,7 @@ from pathlib import Path
 
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
+from crckpt.model import RunId
 
 # A private prefix of CRIU brings its nft along.
 _NFT_BESIDE = Path("/usr/local/lib/crckpt/criu/nft")
@@ -34,7 +35,7 @@ def can_filter() -> bool:
     return tool is not None and run.run([tool, "list", "tables"]).ok
 
 
-def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
+def lift_lock(run_id: RunId, inside: Path | None = None) -> str | None:
     """Remove the network lock of a run of CRIU; return its table's name, None if there is none. Raises HostCannot.
 
     `inside` is the path of the network namespace that has it (default: ours).
@@ -48,14 +49,14 @@ def lift_lock(run_id: str, inside: Path | None = None) -> str | None:
     return argv[-1]
 
 
-def find_removal(run_id: str, inside: Path | None = None) -> tuple[str, ...] | None:
+def find_removal(run_id: RunId, inside: Path | None = None) -> tuple[str, ...] | None:
     """Find the command that removes the network lock of a run of CRIU, with the table last; None if there is none."""
     table = _lock_of(run_id, inside)
     return None if table is None else (*_entering(inside), str(find_nft()), "delete", "table", "inet", table)
 
 
 @contextmanager
-def lock_removed(run_id: str, removal: tuple[str, ...]) -> Iterator[None]:
+def lock_removed(run_id: RunId, removal: tuple[str, ...]) -> Iterator[None]:
     """Remove the network lock of a run of CRIU by this command while the block runs. Raises HostCannot.
 
     It goes on if crckpt is killed.
@@ -103,7 +104,7 @@ def find_locks(inside: Path | None = None) -> tuple[str, ...]:
     return tuple(line.removeprefix("table inet ") for line in listed if line.startswith("table inet CRIU-"))
 
 
-def _lock_of(run_id: str, inside: Path | None) -> str | None:
+def _lock_of(run_id: RunId, inside: Path | None) -> str | None:
     """The name of the table that locks for this run; None if there is none."""
     names = find_locks(inside)
     # CRIU truncates it to its buffer: 21 digits of the id in 4.2 (criu/netfilter.c:161).

@@ -18,6 +18,7 @@ from crckpt.host.network.address import HostAddress
 from crckpt.host.network.devices import add_silently, find_holder, find_route, make_ordinary, remove
 from crckpt.host.network.fence import lift_fence, open_fence, raise_fence
 from crckpt.host.proc.net import read_inet
+from crckpt.model import MoveId
 
 # The kernel sends nothing for these by itself, or only answers.
 _QUIET: Final = ("LISTEN", "CLOSE", "TIME_WAIT")
@@ -25,7 +26,7 @@ _SOCKETS_END_S: Final = 30.0
 _LOOK_S: Final = 0.05
 
 
-def claim(addresses: Sequence[HostAddress], move_id: str) -> tuple[HostAddress, ...]:
+def claim(addresses: Sequence[HostAddress], move_id: MoveId) -> tuple[HostAddress, ...]:
     """Fence the addresses off, then add them. Return those whose network has no route on their device yet.
 
     Raises HostCannot; nothing is left then.
@@ -48,7 +49,7 @@ def claim(addresses: Sequence[HostAddress], move_id: str) -> tuple[HostAddress, 
     return unrouted
 
 
-def release(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[HostAddress]) -> None:
+def release(addresses: Sequence[HostAddress], move_id: MoveId, unrouted: Sequence[HostAddress]) -> None:
     """Let packets of the claimed addresses through. `unrouted` is the result of `claim`. Raises HostCannot."""
     # A route changes how this host reaches others: not before the addresses are here for good.
     for address in unrouted:
@@ -56,7 +57,7 @@ def release(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[H
     open_fence(addresses, move_id)
 
 
-def finish_release(addresses: Sequence[HostAddress], move_id: str, unrouted: Sequence[HostAddress]) -> None:
+def finish_release(addresses: Sequence[HostAddress], move_id: MoveId, unrouted: Sequence[HostAddress]) -> None:
     """Do what the clients need not wait for: make the released addresses ordinary ones, and lift the fence.
 
     Raises HostCannot.
@@ -67,7 +68,7 @@ def finish_release(addresses: Sequence[HostAddress], move_id: str, unrouted: Seq
     lift_fence(addresses, move_id)
 
 
-def give_up(addresses: Sequence[HostAddress], move_id: str) -> None:
+def give_up(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     """Remove the addresses, then the fence. May be called at any time, and again. Raises HostCannot.
 
     If an address cannot be removed, the fence stays. It also stays, up to half a minute, while the kernel has

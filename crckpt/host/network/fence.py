@@ -15,6 +15,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.namespaces.network_locks import find_nft
 from crckpt.host.network.address import HostAddress
 from crckpt.host.process import run
+from crckpt.model import MoveId
 
 _WITHIN_S: Final = 10.0
 # With the 16 digits of an id 28 characters. Kernels before 4.14 allow 31 (NFT_TABLE_MAXNAMELEN).
@@ -27,19 +28,19 @@ _EARLY: Final = -450
 _NEIGHBOURS: Final = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } @th,64,128"
 
 
-def table_name(move_id: str) -> str:
+def table_name(move_id: MoveId) -> str:
     """The name of the tables of a move."""
     if not re.fullmatch("[0-9a-f]{16}", move_id):
         raise ValueError(f"{move_id!r} is not the id of a move")
     return f"{_PREFIX}{move_id}"
 
 
-def raise_fence(addresses: Sequence[HostAddress], move_id: str) -> None:
+def raise_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     """Put the fence up, all of it at once; replace one of this move that is up. Raises HostCannot."""
     _nft("\n".join(_raising(addresses, table_name(move_id))))
 
 
-def open_fence(addresses: Sequence[HostAddress], move_id: str) -> None:
+def open_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     """Let all packets through a fence that is up. Much faster than to lift it, which the kernel waits for.
 
     Raises HostCannot.
@@ -50,7 +51,7 @@ def open_fence(addresses: Sequence[HostAddress], move_id: str) -> None:
     _nft("\n".join(f"insert rule {family} {table} {chain} accept" for family, chain in chains))
 
 
-def lift_fence(addresses: Sequence[HostAddress], move_id: str) -> None:
+def lift_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     """Remove the fence of a move, if it is up. Raises HostCannot."""
     _nft("\n".join(_lifting(addresses, table_name(move_id))))
 

@@ -11,11 +11,15 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
+from crckpt.host import proc
+from crckpt.host.disk.kernel_files import KernelFile, read_kernel_file
 from crckpt.host.disk.other_names import OtherNames
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.mountinfo import read_mounts, read_mounts_of
+
+_PLACES = ("/proc", "/sys")
 
 # Files that are on no disk, or that CRIU finds another way (/proc/PID of a process that has ended).
 _NAMELESS: Final = ("/memfd:", "/anon_hugepage", "/dev/zero", "/SYSV", "/proc/", "/[aio]")
@@ -203,3 +207,20 @@ def _is_file(mode: int, target: str) -> bool:
 def _is_memory_device(descriptor: Descriptor) -> bool:
     """Return whether it is /dev/null or another device that CRIU opens by its name, as a file."""
     return stat.S_ISCHR(descriptor.mode) and os.major(descriptor.device) == _MEMORY_MAJOR
+
+
+class HeldKernelFile(Struct, frozen=True):
+    """A file that a process has open as `fd`."""
+
+    pid: int
+    fd: int
+    file: KernelFile
+
+
+def find_kernel_files(descriptors: Iterable[proc.Descriptor]) -> Iterator[HeldKernelFile]:
+    """Find those below /proc and /sys among the descriptors."""
+    for found in descriptors:
+        # statfs(2) would wait for ever for some file systems elsewhere.
+        if found.target.startswith(_PLACES):
+            with suppress(OSError):
+                yield HeldKernelFile(found.pid, found.fd, read_kernel_file(found.pid, found.fd, found.flags))

@@ -28,7 +28,7 @@ _TCP: Final[tuple[InetTable, ...]] = ("tcp", "tcp6")
 _INET: Final[tuple[InetTable, ...]] = (*_TCP, "udp", "udp6")
 
 
-class Connection(Struct, frozen=True):
+class TcpConnection(Struct, frozen=True):
     """A TCP socket of a live process that has a peer."""
 
     pid: int
@@ -38,10 +38,10 @@ class Connection(Struct, frozen=True):
     status: str
 
 
-def tcp_connections(pids: Iterable[int]) -> tuple[Connection, ...]:
+def tcp_connections(pids: Iterable[int]) -> tuple[TcpConnection, ...]:
     """The TCP sockets with a peer of these processes, each in its own network namespace."""
     return tuple(
-        Connection(pid, fd, row.local, row.remote, row.state) for pid, fd, row in _tcp_sockets(pids) if row.has_peer
+        TcpConnection(pid, fd, row.local, row.remote, row.state) for pid, fd, row in _tcp_sockets(pids) if row.has_peer
     )
 
 

@@ -15,8 +15,14 @@ from crckpt.host import proc
 from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
 from crckpt.host.observe import sockets as observed_sockets
 from crckpt.host.observe.epolls import LostEpoll, find_lost_epolls
-from crckpt.host.observe.files import UnreachableFile, find_unlinked_files, find_unreachable_files, find_volatile_files
-from crckpt.host.observe.kernel_files import HeldKernelFile, find_kernel_files
+from crckpt.host.observe.files import (
+    HeldKernelFile,
+    UnreachableFile,
+    find_kernel_files,
+    find_unlinked_files,
+    find_unreachable_files,
+    find_volatile_files,
+)
 from crckpt.host.observe.limits import ReachedLimit, find_long_mount, find_reached_limits
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
@@ -155,7 +161,7 @@ class Observed(Struct, frozen=True):
     tree: proc.Tree
     descriptors: tuple[proc.Descriptor, ...]
     deleted_maps: tuple[tuple[str, int, int], ...]
-    connections: tuple[observed_sockets.Connection, ...]
+    connections: tuple[observed_sockets.TcpConnection, ...]
     datagram_sockets: frozenset[int]
     own_namespaces: tuple[tuple[str, int], ...]
     own_capabilities: frozenset[int]

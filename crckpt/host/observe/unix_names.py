@@ -38,7 +38,16 @@ class UnixNames:
                     return "missing"
                 if above.is_redirected or above.is_unmounted:
                     return "linked" if above.is_redirected else None
-                return self._find_refusal_in(above.link, name)
+                try:
+                    file = os.open(f"{above.link}/{name}", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+                except FileNotFoundError:
+                    return None if os.access(above.link, os.W_OK | os.X_OK) else "unwritable"
+                try:
+                    if not stat.S_ISSOCK(os.fstat(file).st_mode):
+                        return "occupied"
+                    return "taken" if is_bound(file) else None
+                finally:
+                    os.close(file)
         except (FileNotFoundError, NotADirectoryError):
             return "missing"
         except (OSError, ValueError):
@@ -51,18 +60,6 @@ class UnixNames:
     def is_abstract_bound(self, kind: int, name: str) -> bool:
         """Return whether a socket of this kind, of socket(2), is bound to the abstract name, written as `@name`."""
         return (kind, _plain(name)) in self._abstract
-
-    def _find_refusal_in(self, directory: str, name: str) -> NameRefusal | None:
-        try:
-            file = os.open(f"{directory}/{name}", os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None if os.access(directory, os.W_OK | os.X_OK) else "unwritable"
-        try:
-            if not stat.S_ISSOCK(os.fstat(file).st_mode):
-                return "occupied"
-            return "taken" if is_bound(file) else None
-        finally:
-            os.close(file)
 
 
 def is_bound(file: int) -> bool:

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
 
 import msgspec
 
@@ -29,7 +28,15 @@ def probe_in_child(probe: Callable[[], Outcome], within: int = WITHIN_S) -> Outc
         reading, writing = os.pipe()
         child = os.fork()
         if child == 0:
-            _answer(probe, writing, within)
+            try:
+                os.setpgid(0, 0)  # so that programs that it starts can be ended with it
+                # While a call blocks, a Python handler would only record the signal.
+                for number in _ENDING:
+                    signal.signal(number, signal.SIG_DFL)
+                signal.alarm(within)
+                os.write(writing, msgspec.json.encode(_outcome(probe)))
+            finally:
+                os._exit(0)
         os.close(writing)
         try:
             with interrupts_allowed():
@@ -79,18 +86,6 @@ def _read_now(reading: int) -> bytes:
     with suppress(BlockingIOError):
         return os.read(reading, _MOST)
     return b""
-
-
-def _answer(probe: Callable[[], Outcome], writing: int, within: int) -> NoReturn:
-    try:
-        os.setpgid(0, 0)  # so that programs that it starts can be ended with it
-        # While a call blocks, a Python handler would only record the signal.
-        for number in _ENDING:
-            signal.signal(number, signal.SIG_DFL)
-        signal.alarm(within)
-        os.write(writing, msgspec.json.encode(_outcome(probe)))
-    finally:
-        os._exit(0)
 
 
 def _outcome(probe: Callable[[], Outcome]) -> Outcome:

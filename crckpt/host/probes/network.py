@@ -18,6 +18,7 @@ from crckpt.host.probes.outcome import Outcome, limited, missing, ok, run_with_c
 from crckpt.host.process import run
 from crckpt.host.syscalls import clone
 from crckpt.host.syscalls.sock_diag import ask_for_sockets
+from crckpt.model import MoveId
 
 # linux/tcp.h
 _TCP_REPAIR = 19
@@ -118,7 +119,7 @@ def move_ip() -> Outcome:
     except PermissionError:
         return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
     try:
-        raise_fence(_FENCED, "0" * 16)
+        raise_fence(_FENCED, MoveId("0" * 16))
     except HostCannot as error:
         return missing(error.message, lost, "modprobe nf_tables")
     return ok(f"addresses can move to and from this host ({tool})")
@@ -159,7 +160,7 @@ def _try_in_new_network(argv: tuple[str | Path, ...]) -> str | None:
     except PermissionError:
         return None
     done = run.run(argv, timeout=_PROGRAM_S)
-    return "" if done.ok else _first(done.output)
+    return "" if done.ok else next(iter(done.output.strip().splitlines()), "it fails and says nothing")
 
 
 def _answers(request: bytes) -> bool:
@@ -182,7 +183,3 @@ def _can_load(modules: list[str]) -> bool:
 
 def _more_rights(capability: str) -> str:
     return run_with_capabilities(capability) if os.geteuid() == 0 else "sudo crckpt doctor"
-
-
-def _first(output: str) -> str:
-    return next(iter(output.strip().splitlines()), "it fails and says nothing")

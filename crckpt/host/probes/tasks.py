@@ -41,14 +41,18 @@ def pid_selection() -> Outcome:
         except FileExistsError:  # another process has got it
             continue
         except OSError as error:
-            return _no_pid_selection(error)
+            found = f"PIDs cannot be chosen by clone3: {error.strerror}"
+            if error.errno == errno.EPERM:
+                return limited(found, "only root can restore", "sudo crckpt doctor")
+            fix = "use Linux 5.5 or later; in a container: --security-opt seccomp=unconfined"
+            return missing(found, "CRIU must race for PIDs by ns_last_pid: some restores fail", fix)
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
         return (
             ok(f"restored processes get their old PIDs (tried with PID {child})")
             if child == wanted
-            else _other_pid(wanted, child)
+            else missing(f"asked for PID {wanted}, got {child}", "restored processes cannot get their old PIDs")
         )
     return limited(f"other processes took {_TRIES} free PIDs first", "crckpt does not know whether this works")
 
@@ -119,18 +123,6 @@ def _free_pid() -> int:
     child = fork(int)
     wait_for_status(child)
     return child
-
-
-def _no_pid_selection(error: OSError) -> Outcome:
-    found = f"PIDs cannot be chosen by clone3: {error.strerror}"
-    if error.errno == errno.EPERM:
-        return limited(found, "only root can restore", "sudo crckpt doctor")
-    fix = "use Linux 5.5 or later; in a container: --security-opt seccomp=unconfined"
-    return missing(found, "CRIU must race for PIDs by ns_last_pid: some restores fail", fix)
-
-
-def _other_pid(wanted: int, got: int) -> Outcome:
-    return missing(f"asked for PID {wanted}, got {got}", "restored processes cannot get their old PIDs")
 
 
 def _wait() -> int:

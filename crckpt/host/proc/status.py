@@ -10,11 +10,8 @@ from crckpt.host.proc import procfs
 def read_status(pid: int | str, tid: int | None = None) -> dict[str, str]:
     """Read the status of a process or of one thread: name of a field -> its text. Raises OSError."""
     task = f"/proc/{pid}" if tid is None else f"/proc/{pid}/task/{tid}"
-    return {name: text.strip() for name, found, text in _fields(procfs.lines(f"{task}/status")) if found}
-
-
-def _fields(lines: list[str]) -> list[tuple[str, str, str]]:
-    return [line.partition(":") for line in lines]
+    lines = (line.partition(":") for line in procfs.lines(f"{task}/status"))
+    return {name: text.strip() for name, found, text in lines if found}
 
 
 def read_bytes(pid: int, name: str) -> int:

@@ -58,7 +58,13 @@ def read_task_states(root: int) -> TaskStates:
                 waiting.extend(procfs.children(pid, tid))
                 if "VmSize" not in status:  # it has no memory
                     continue
-                own[_number(status)] = _rights(status)
+                own[_number(status)] = Rights(
+                    uids=tuple(map(int, status["Uid"].split())),
+                    gids=tuple(map(int, status["Gid"].split())),
+                    groups=frozenset(map(int, status["Groups"].split())),
+                    capabilities=tuple(int(status[name], 16) for name in CAPABILITIES),
+                    confined=status["NoNewPrivs"] == "1",
+                )
                 leader = status if tid == pid else leader
             # First: a process of which not all can be read has no rights either, and is refused.
             state = _state(pid, leader, frozenset(own), ours) if leader else None
@@ -70,16 +76,6 @@ def read_task_states(root: int) -> TaskStates:
 
 def _number(status: dict[str, str]) -> int:
     return int(status["NSpid"].split()[-1])
-
-
-def _rights(status: dict[str, str]) -> Rights:
-    return Rights(
-        uids=tuple(map(int, status["Uid"].split())),
-        gids=tuple(map(int, status["Gid"].split())),
-        groups=frozenset(map(int, status["Groups"].split())),
-        capabilities=tuple(int(status[name], 16) for name in CAPABILITIES),
-        confined=status["NoNewPrivs"] == "1",
-    )
 
 
 def _state(pid: int, status: dict[str, str], threads: frozenset[int], ours: int) -> ProcessState:

@@ -15,25 +15,25 @@ from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.tree import ancestors
 
 
-class Writer(Struct, frozen=True):
+class FileWriter(Struct, frozen=True):
     """A process, and its name."""
 
     pid: int
     comm: str
 
 
-def find_writers(paths: Iterable[str]) -> dict[str, Writer]:
+def find_writers(paths: Iterable[str]) -> dict[str, FileWriter]:
     """Find a process that can write to each of these files, under whatever name it opened it. By path."""
     # A file to which we and our ancestors can only append is not counted: it may be our output.
     identities = {path: identity for path in paths if (identity := _identity(path))}
     wanted = set(identities.values())
     us = (os.getpid(), *ancestors(os.getpid()))
-    found: dict[tuple[int, int], Writer] = {}
+    found: dict[tuple[int, int], FileWriter] = {}
     for pid in procfs.pids() if wanted else ():
         for link in list_writable(pid, appends=pid not in us):
             identity = _identity(link)
             if identity is not None and identity in wanted - found.keys():
-                found[identity] = Writer(pid, title(pid))
+                found[identity] = FileWriter(pid, title(pid))
     return {path: found[identity] for path, identity in identities.items() if identity in found}
 
 

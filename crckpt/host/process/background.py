@@ -7,10 +7,9 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
 
 from crckpt.host.process.signals import FORWARDED, ignore_interrupts, interrupt_is_waiting, interrupts_deferred
-from crckpt.host.process.wakeups import Wakeups, woken_by_signals
+from crckpt.host.process.wakeups import woken_by_signals
 
 
 def continue_in_background() -> Callable[[], None]:
@@ -28,7 +27,17 @@ def continue_in_background() -> Callable[[], None]:
         child = _fork()
         if child:
             os.close(writing)
-            _wait(child, reading, wakeups)
+            ready: list[int] = []
+            while reading not in ready:
+                if interrupt_is_waiting():
+                    ignore_interrupts()  # the first one is enough
+                    os.kill(child, signal.SIGINT)
+                ready = wakeups.wait(reading)
+            if os.read(reading, 1):
+                os._exit(0)
+            _, status = os.waitpid(child, 0)
+            code = os.waitstatus_to_exitcode(status)
+            os._exit(code if code >= 0 else 128 - code)  # as a shell reports a signal
     os.close(reading)
     os.setsid()
 
@@ -54,17 +63,3 @@ def _fork() -> int:
         return os.fork()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def _wait(child: int, reading: int, wakeups: Wakeups) -> NoReturn:
-    ready: list[int] = []
-    while reading not in ready:
-        if interrupt_is_waiting():
-            ignore_interrupts()  # the first one is enough
-            os.kill(child, signal.SIGINT)
-        ready = wakeups.wait(reading)
-    if os.read(reading, 1):
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    code = os.waitstatus_to_exitcode(status)
-    os._exit(code if code >= 0 else 128 - code)  # as a shell reports a signal

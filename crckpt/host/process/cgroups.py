@@ -156,7 +156,8 @@ def memory_left(*, swap: int = 0) -> Iterator[int]:
         try:
             most = _number(group / limit)
             if most is not None:
-                files = _count_stat(group / "memory.stat", cached)
+                words = (line.split() for line in (group / "memory.stat").read_text().splitlines())
+                files = sum(int(number) for name, number in words if name in cached)
                 yield most - int((group / used).read_text()) + files + min(swap, _swap_left(group, swap))
         except OSError:
             continue
@@ -178,11 +179,6 @@ def tasks_left() -> TasksLeft | None:
 def _number(file: Path) -> int | None:
     said = file.read_text().strip()
     return None if said == "max" else int(said)
-
-
-def _count_stat(file: Path, names: tuple[str, ...]) -> int:
-    words = (line.split() for line in file.read_text().splitlines())
-    return sum(int(number) for name, number in words if name in names)
 
 
 def _swap_left(group: Path, most: int) -> int:

@@ -20,9 +20,8 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.proc.status import read_status
-from crckpt.host.process.send_signal import send_signal
 from crckpt.host.process.shell_terminal import ShellTerminal
-from crckpt.host.process.signals import FORWARDED, TYPED
+from crckpt.host.process.signals import FORWARDED, TYPED, send_signal
 from crckpt.host.process.wakeups import Wakeups, woken_by_signals
 
 _LOOK_S: Final = 0.1

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.proc import procfs
-from crckpt.host.process.send_signal import send_signal
+from crckpt.host.process.signals import send_signal
 from crckpt.host.syscalls.prctl import is_child_subreaper, set_child_subreaper
 
 
@@ -24,7 +24,11 @@ def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
         try:
             yield
         except BaseException:
-            _end(pids)
+            # Repeat this: when a process ends, its children become ours.
+            while ours := [pid for pid in pids if _is_child(pid)]:
+                for pid in ours:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
             raise
 
 
@@ -77,14 +81,6 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
         return
     for each in filter(is_meant, proc.read_tree(process).processes):
         send_signal(each.identity, number)
-
-
-def _end(pids: Collection[int]) -> None:
-    # Repeat this: when a process ends, its children become ours.
-    while ours := [pid for pid in pids if _is_child(pid)]:
-        for pid in ours:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
 
 
 def _is_child(pid: int) -> bool:

@@ -6,12 +6,11 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from crckpt.errors import Interrupted
-from crckpt.host.proc.process import identify
-from crckpt.host.process.send_signal import send_signal
+from crckpt.host.proc.process import Identity, identify
 
 FORWARDED = (
     signal.SIGTERM,
@@ -81,7 +80,8 @@ def interrupts_deferred() -> Iterator[None]:
     with _deferral(value=True):
         yield
     # If the block has failed, this is skipped: its error says more than the interruption.
-    _deliver_unless_deferred()
+    if not _interrupts.put_off:
+        _interrupts.deliver()
 
 
 def start_thread(work: Callable[[], object]) -> threading.Thread:
@@ -162,11 +162,6 @@ def _drop(_number: int, _frame: FrameType | None) -> None:
     """Do nothing with a signal."""
 
 
-def _deliver_unless_deferred() -> None:
-    if not _interrupts.put_off:
-        _interrupts.deliver()
-
-
 @contextmanager
 def _deferral(*, value: bool) -> Iterator[None]:
     before, _interrupts.put_off = _interrupts.put_off, value
@@ -174,3 +169,20 @@ def _deferral(*, value: bool) -> Iterator[None]:
         yield
     finally:
         _interrupts.put_off = before
+
+
+def send_signal(process: Identity, number: int) -> None:
+    """Send it to this process, unless it has ended."""
+    send_signal_if(process.pid, number, lambda: process.keeps_pid)
+
+
+def send_signal_if(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
+    """Send it to the process `pid` if that `is_meant`, unless it has ended or is not ours to signal."""
+    with suppress(OSError):
+        # The pidfd keeps naming one process: ask only now whether that is the one, whoever gets the number later.
+        descriptor = os.pidfd_open(pid)
+        try:
+            if is_meant():
+                signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)

@@ -16,7 +16,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc.criu_log import CriuLog
 from crckpt.host.proc.procfs import pids
-from crckpt.host.process.send_signal import send_signal_if
+from crckpt.host.process.signals import send_signal_if
 
 # A killed process may have to free much memory first.
 _WITHIN_S: Final = 60.0

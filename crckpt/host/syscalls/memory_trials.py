@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host.syscalls import pagemap, userfaultfd
@@ -58,7 +58,9 @@ def soft_dirty_misses_joined() -> bool:
         written, above = below + mmap.PAGESIZE, below + 2 * mmap.PAGESIZE
         _protect(below, mmap.PROT_READ)
         Path("/proc/self/clear_refs").write_text("4")
-        _map_anew(above)
+        size, kind = ctypes.c_size_t(mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+        if LIBC.mmap(ctypes.c_void_p(above), size, _READ_WRITE, kind, -1, ctypes.c_long(0)) != above:
+            raise last_error()
         for place, protection in ((written, 0), (written, _READ_WRITE), (below, _READ_WRITE)):
             _protect(place, protection)
         memory[mmap.PAGESIZE] = 2
@@ -86,23 +88,19 @@ def can_bring_pages_later() -> bool:
         # A thread could not do this: whoever touches the page waits in the kernel and holds Python's lock.
         child = os.fork()
         if child == 0:
-            _bring(descriptor)
+            try:
+                select.select([descriptor], [], [], _FAULT_WITHIN_S)
+                # struct uffd_msg: event, padding, flags of the fault, its address, ...
+                fault = struct.unpack_from("<Q", os.read(descriptor, 32), 16)[0] & -mmap.PAGESIZE
+                page = ctypes.create_string_buffer(bytes([_BROUGHT]) * mmap.PAGESIZE)
+                fcntl.ioctl(
+                    descriptor, userfaultfd.COPY, struct.pack("<5Q", fault, ctypes.addressof(page), mmap.PAGESIZE, 0, 0)
+                )
+            finally:
+                os._exit(0)  # this copy of our parent must not continue its work
         content = memory[0]
         os.waitpid(child, 0)
         return content == _BROUGHT
-
-
-def _bring(descriptor: int) -> NoReturn:
-    try:
-        select.select([descriptor], [], [], _FAULT_WITHIN_S)
-        # struct uffd_msg: event, padding, flags of the fault, its address, ...
-        fault = struct.unpack_from("<Q", os.read(descriptor, 32), 16)[0] & -mmap.PAGESIZE
-        page = ctypes.create_string_buffer(bytes([_BROUGHT]) * mmap.PAGESIZE)
-        fcntl.ioctl(
-            descriptor, userfaultfd.COPY, struct.pack("<5Q", fault, ctypes.addressof(page), mmap.PAGESIZE, 0, 0)
-        )
-    finally:
-        os._exit(0)  # this copy of our parent must not continue its work
 
 
 @contextmanager
@@ -121,13 +119,6 @@ def _pages_of_ours(count: int) -> Iterator[tuple[mmap.mmap, int]]:
 
 def _protect(address: int, protection: int) -> None:
     check(LIBC.mprotect(ctypes.c_void_p(address), ctypes.c_size_t(mmap.PAGESIZE), protection))
-
-
-def _map_anew(address: int) -> None:
-    """Replace a page by a new one."""
-    size, kind = ctypes.c_size_t(mmap.PAGESIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    if LIBC.mmap(ctypes.c_void_p(address), size, _READ_WRITE, kind, -1, ctypes.c_long(0)) != address:
-        raise last_error()
 
 
 @contextmanager

@@ -85,7 +85,7 @@ def find_refusal() -> str:
     return ""
 
 
-class Message(NamedTuple):
+class FaultMessage(NamedTuple):
     """One message: its kind, and its three words.
 
     FAULT: flags, address, with marks the TID. FORK: the child's descriptor, which is ours. MOVE: from, to, length.
@@ -98,13 +98,13 @@ class Message(NamedTuple):
     third: int
 
 
-def _decode(kind: Kind, first: int, second: int, third: int) -> Message:
+def _decode(kind: Kind, first: int, second: int, third: int) -> FaultMessage:
     # The number of a new descriptor, and a TID, have 32 bits; what follows is not defined.
     if kind is Kind.FORK:
         first &= 0xFFFFFFFF
     if kind is Kind.FAULT:
         third &= 0xFFFFFFFF
-    return Message(kind, first, second, third)
+    return FaultMessage(kind, first, second, third)
 
 
 class HasEnded(Exception):
@@ -155,7 +155,7 @@ class MissingPages:
             if error.errno != errno.ENOENT:
                 raise
 
-    def read(self) -> tuple[Message, ...]:
+    def read(self) -> tuple[FaultMessage, ...]:
         """Read the messages that are there, without waiting."""
         try:
             content = os.read(self.descriptor, _MESSAGE.size * _AT_ONCE)

@@ -13,6 +13,7 @@ from msgspec import Struct
 from crckpt.host import proc
 from crckpt.host.disk.files import rename, runtime_directory, write_unsynced
 from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.model import CheckpointId, JobName, StoreId
 
 
 class RestoredTree(Struct, frozen=True):
@@ -25,9 +26,9 @@ class RestoredTree(Struct, frozen=True):
     """
 
     root: proc.LiveRoot
-    store: str
-    job: str
-    checkpoint: str
+    store: StoreId
+    job: JobName
+    checkpoint: CheckpointId
     helpers: tuple[proc.Identity, ...] = ()
 
 

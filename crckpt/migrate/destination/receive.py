@@ -48,6 +48,7 @@ from crckpt.migrate.transfer.send_tails import receive_tails
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.connection_errors import AbortReceived, ConnectionLost
+from crckpt.model import MoveId
 from crckpt.ops.context import Context
 from crckpt.ops.failures import to_crckpt_error
 from crckpt.ops.lazy.client import Filler, started_filler
@@ -140,7 +141,7 @@ class Destination:
         except (CrckptError, OSError) as error:
             self._connection.send(messages.make_failed(to_crckpt_error(error, RestoreFailed, "the move")))
 
-    def _answer(self, message: messages.Message) -> None:
+    def _answer(self, message: messages.MoveMessage) -> None:
         match message:
             case messages.Questions():
                 self._connection.send(self._answer_questions(message))
@@ -183,7 +184,7 @@ class Destination:
         )
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
 
-    def _claim(self, move_id: str, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
+    def _claim(self, move_id: MoveId, options: messages.RestoreOptions, checkpoint: Checkpoint) -> None:
         """Claim the addresses that move along, if that was not done yet: behind a fence, so that nobody notices.
 
         Their guard is started in any case: it ends the tree if crckpt and CRIU are killed before that runs.

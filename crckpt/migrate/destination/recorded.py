@@ -8,7 +8,7 @@ from crckpt.errors import PreflightRefused
 from crckpt.host.process.unfinished_trees import end_unfinished_trees
 from crckpt.migrate.destination.post_copy import wait_until_decided
 from crckpt.migrate.wire import messages
-from crckpt.model import JobName
+from crckpt.model import JobName, MoveId
 from crckpt.store import Repository
 from crckpt.store.move_states import State
 from crckpt.store.moves import Move, advance, begin_move, read_last_moves, read_move, store_move
@@ -35,7 +35,7 @@ def read_state(repository: Repository, message: messages.Resume, source: str) ->
     return messages.MoveState(move.id, now.state, now.checkpoint, has_ended), now
 
 
-def _record_abort(repository: Repository, move_id: str, job: JobName | None, source: str) -> State | None:
+def _record_abort(repository: Repository, move_id: MoveId, job: JobName | None, source: str) -> State | None:
     """Record that an unknown move was aborted: a crckpt that was stopped before it began must not begin it.
 
     Return the state that is recorded.

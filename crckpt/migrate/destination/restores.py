@@ -11,7 +11,7 @@ from crckpt.errors import HostCannot
 from crckpt.host.proc import LiveRoot
 from crckpt.migrate.addresses import GuardedAddresses, HostAddress, guarded_addresses, list_destination_addresses
 from crckpt.migrate.wire import messages
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, MoveId
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint
 from crckpt.store.moves import Move
@@ -19,7 +19,7 @@ from crckpt.store.moves import Move
 
 @contextmanager
 def claimed_addresses(
-    addresses: tuple[HostAddress, ...], move_id: str, checkpoint: Checkpoint
+    addresses: tuple[HostAddress, ...], move_id: MoveId, checkpoint: Checkpoint
 ) -> Iterator[GuardedAddresses]:
     """Claim the addresses behind a fence for the tree of a checkpoint; give them up at the end unless kept."""
     taken = {number for task in checkpoint.tree for number in (task.pid, *task.threads)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from crckpt.causes import Finding, cause
 from crckpt.host.process.session_scope import leave_session
+from crckpt.model import JobName
 
 
 class SshSession:
@@ -13,7 +14,7 @@ class SshSession:
         self._source = source
         self._kept: str | None = None
 
-    def leave(self, job: str) -> None:
+    def leave(self, job: JobName) -> None:
         """Leave it, if that was not tried yet."""
         if self._kept is None:
             self._kept = leave_session(f"crckpt-{job}", f"{job}, which crckpt moved from {self._source}")

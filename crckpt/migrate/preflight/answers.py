@@ -30,7 +30,7 @@ from crckpt.migrate.preflight.judge import Judgement, Survey, judge
 from crckpt.migrate.preflight.live_tree import list_image_sizes, plan_restore
 from crckpt.migrate.preflight.local_file import LocalFile
 from crckpt.migrate.preflight.look import look_for_files
-from crckpt.migrate.preflight.questions import AskedFile, Questions, Text
+from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions, Text
 from crckpt.migrate.wire.messages import Findings, encode_any
 from crckpt.model import MEBIBYTE, Count, Host
 from crckpt.ops.context import Context
@@ -48,7 +48,7 @@ _MOST_BYTES: Final = 32 * MEBIBYTE
 _MOST_FINDINGS: Final = 10_000
 
 
-class Answers(Struct, frozen=True):
+class MoveAnswers(Struct, frozen=True):
     """The destination's answers.
 
     - `received`, `sent`: when the questions came and the answers went, in seconds since 1970 by this host's clock
@@ -71,8 +71,8 @@ class Answers(Struct, frozen=True):
 
 
 def answer(
-    questions: Questions, context: Context, move: tuple[str, str] | None = None, *, shares_kernel: bool = False
-) -> Answers:
+    questions: MoveQuestions, context: Context, move: tuple[str, str] | None = None, *, shares_kernel: bool = False
+) -> MoveAnswers:
     """Survey this host, and judge whether it can take the tree.
 
     `move` are id and state of another move of the job that the store has a record of. `shares_kernel`: the source is
@@ -90,7 +90,7 @@ def answer(
     else:
         survey = _survey(questions, planned, context, failure, move, shares_kernel=shares_kernel)
         found, store_free = judge(questions, planned, survey), survey.store_free
-    return Answers(
+    return MoveAnswers(
         machine.describe_host(version, digest),
         received,
         time.time(),
@@ -110,19 +110,19 @@ def compare(files: tuple[AskedFile, ...]) -> tuple[int, ...]:
     return tuple(file.id for file in files if file.id in here and here[file.id].is_copy_of(file))
 
 
-def encode_answers(answers: Answers) -> bytes:
+def encode_answers(answers: MoveAnswers) -> bytes:
     """Encode answers, as msgpack."""
     return encode_any(answers)
 
 
-def decode_answers(content: bytes) -> Answers:
+def decode_answers(content: bytes) -> MoveAnswers:
     """Decode the answers of another host. Raises IntegrityError."""
     if len(content) > _MOST_BYTES:
         raise IntegrityError(
             f"the answers of the other host have {len(content)} bytes; at most {_MOST_BYTES} are allowed"
         )
     try:
-        return msgspec.msgpack.decode(content, type=Answers)
+        return msgspec.msgpack.decode(content, type=MoveAnswers)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the answers of the other host cannot be read: {error}") from error
 
@@ -148,7 +148,7 @@ def _find_criu(context: Context) -> tuple[str, str, str]:
 
 
 def _survey(
-    questions: Questions,
+    questions: MoveQuestions,
     planned: PlannedRestore,
     context: Context,
     failure: str,
@@ -178,7 +178,9 @@ def _survey(
     )
 
 
-def _host_state(questions: Questions, planned: PlannedRestore, files: dict[int, LocalFile], store: Path) -> HostState:
+def _host_state(
+    questions: MoveQuestions, planned: PlannedRestore, files: dict[int, LocalFile], store: Path
+) -> HostState:
     states = {file.name: files[file.id].state for file in questions.files if file.id in files}
     locked = {path for _, path, _ in find_needed_locks(planned.tree) if states.get(path) is not None}
     # Where deleted files are made again: these paths were not looked at.
@@ -203,7 +205,7 @@ def _without_deleted(tree: ImageTree) -> ImageTree:
     return replace(tree, files=tuple(file for file in tree.files if file.id not in deleted))
 
 
-def _find_other_program(questions: Questions, context: Context) -> str:
+def _find_other_program(questions: MoveQuestions, context: Context) -> str:
     """The program of which the store has checkpoints under the name of the job, if it is another one."""
     if is_blank(context.store):
         return ""

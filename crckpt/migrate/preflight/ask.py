@@ -29,7 +29,7 @@ from crckpt.migrate.preflight.questions import (
     AskedProcess,
     AskedProgram,
     AskedTerminal,
-    Questions,
+    MoveQuestions,
     TerminalKind,
 )
 from crckpt.migrate.preflight.rights import Right, read_rights
@@ -47,7 +47,7 @@ _BY_DEFAULT: Final = RestoreOptions()
 
 def ask(
     target: DumpTarget, options: RestoreOptions = _BY_DEFAULT, *, sends_files: bool = False, transaction: str = ""
-) -> Questions:
+) -> MoveQuestions:
     """Ask about the tree of an examined target, which is to be restored with these options.
 
     `transaction`: the name of one in our store. The tree may go on changing: the preflight of its checkpoint looks
@@ -67,7 +67,7 @@ class _Asking:
         self._terminals: dict[tuple[str, int], AskedTerminal] = {}
         self._pipes: dict[tuple[int, int], Pipe] = {}
 
-    def questions(self, options: RestoreOptions, sends_files: bool) -> Questions:
+    def questions(self, options: RestoreOptions, sends_files: bool) -> MoveQuestions:
         target, observed = self._target, self._observed
         module = _security_module()
         opened: dict[int, list[Descriptor]] = {}
@@ -82,7 +82,7 @@ class _Asking:
             for lock in parse_locks(found.info, self._pids.get(found.pid, 0), found.fd)
         )
         files = self._files.list()
-        return Questions(
+        return MoveQuestions(
             asked=time.time(),
             host=machine.describe_host(target.criu.version, target.criu.digest),
             job=target.job,

@@ -16,7 +16,7 @@ from crckpt.causes import Finding, cause, mebibytes
 from crckpt.causes.moves import OF_FILES
 from crckpt.migrate.preflight.judge_files import find_completed, is_shared, judge_files
 from crckpt.migrate.preflight.local_file import LocalFile
-from crckpt.migrate.preflight.questions import Questions
+from crckpt.migrate.preflight.questions import MoveQuestions
 from crckpt.preflight.restore.attributes import AttributeVerdict
 from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.host import HostState
@@ -58,7 +58,7 @@ class Judgement(Struct, frozen=True):
     shared: tuple[int, ...] = ()
 
 
-def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judgement:
+def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> Judgement:
     """Compare what the tree needs with what the host has."""
     verdict = judge_restore(planned, _without_arriving(questions, planned, survey.host))
     files = judge_files(questions, planned, survey.host, survey.files)
@@ -95,7 +95,7 @@ def judge(questions: Questions, planned: PlannedRestore, survey: Survey) -> Judg
     return Judgement(tuple(dict.fromkeys(blockers)), tuple(dict.fromkeys(warnings)), lacking, logs, shared)
 
 
-def _without_arriving(questions: Questions, planned: PlannedRestore, host: HostState) -> HostState:
+def _without_arriving(questions: MoveQuestions, planned: PlannedRestore, host: HostState) -> HostState:
     """Leave out the missing addresses that move with the tree."""
     moved = {_address(each.partition("/")[0]) for each in questions.moved_addresses} - {None}
     arriving = {
@@ -106,7 +106,7 @@ def _without_arriving(questions: Questions, planned: PlannedRestore, host: HostS
     return replace(host, refused={number: why for number, why in host.refused.items() if number not in arriving})
 
 
-def _find_other_uses(questions: Questions, survey: Survey) -> Iterator[Finding]:
+def _find_other_uses(questions: MoveQuestions, survey: Survey) -> Iterator[Finding]:
     if survey.move is not None:
         move, state = survey.move
         yield cause("move-in-progress").finding(job=questions.job, move=move, state=state)
@@ -126,7 +126,7 @@ def _find_connections_that_stay(planned: PlannedRestore) -> Iterator[Finding]:
             yield cause("connection-stays").finding(connection=each.title)
 
 
-def _compare_names(questions: Questions, survey: Survey) -> Iterator[Finding]:
+def _compare_names(questions: MoveQuestions, survey: Survey) -> Iterator[Finding]:
     for asked, there in zip(questions.names, survey.names, strict=True):
         values = {"kind": asked.kind, "number": asked.number}
         if asked.name and not there:
@@ -136,7 +136,7 @@ def _compare_names(questions: Questions, survey: Survey) -> Iterator[Finding]:
             yield cause(key).finding(here=asked.name or "no name", there=there, **values)
 
 
-def _find_tight_store(questions: Questions, survey: Survey) -> Iterator[Finding]:
+def _find_tight_store(questions: MoveQuestions, survey: Survey) -> Iterator[Finding]:
     if survey.store_free < questions.memory:
         needed, free = mebibytes(questions.memory), mebibytes(survey.store_free)
         yield cause("move-space").finding(needed=needed, free=free, directory=survey.store)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
 from crckpt.migrate.preflight.local_file import LocalFile
-from crckpt.migrate.preflight.questions import AskedFile, Questions
+from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 from crckpt.preflight.restore.files import check_file, file_uses, find_needed_files, read_file_facts
 from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -47,7 +47,7 @@ class JudgedFiles(Struct, frozen=True):
 
 
 def judge_files(
-    questions: Questions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
+    questions: MoveQuestions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
 ) -> JudgedFiles:
     """Compare all files that the tree needs. `files` are those of the host, by the id in the questions."""
     # A tree with its own mounts brings them: there, the paths lead elsewhere.
@@ -69,7 +69,7 @@ def _shorten(found: tuple[Finding, ...]) -> Iterator[Finding]:
 
 
 def _judge_all(
-    questions: Questions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
+    questions: MoveQuestions, planned: PlannedRestore, host: HostState, files: dict[int, LocalFile]
 ) -> Iterator[Finding]:
     uses, facts = file_uses(planned.tree), read_file_facts(planned.tree)
     asked = {file.id: file for file in questions.files}
@@ -106,7 +106,9 @@ def _find_other_owners(asked: AskedFile, here: LocalFile, own: set[int], values:
         yield cause(_OF_ANOTHER).finding(**values, there=f"user {here.owners[uid] or uid}")
 
 
-def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: dict[int, str]) -> Iterator[Finding]:
+def _find_shared_locks(
+    questions: MoveQuestions, files: dict[int, LocalFile], uses: dict[int, str]
+) -> Iterator[Finding]:
     """Find locks for which the restore would wait: it takes them while the tree still has them on its own host."""
     opened = {(process.pid, fd): number for process in questions.processes for fd, number in process.descriptors}
     asked = {file.id: file for file in questions.files}
@@ -118,7 +120,7 @@ def _find_shared_locks(questions: Questions, files: dict[int, LocalFile], uses: 
 
 
 def find_completed(
-    questions: Questions, planned: PlannedRestore, files: dict[int, LocalFile]
+    questions: MoveQuestions, planned: PlannedRestore, files: dict[int, LocalFile]
 ) -> Iterator[tuple[int, int]]:
     """Find the logs to which the source appends what they lack: the id and the size here of each."""
     for asked in questions.files if not planned.tree.is_apart("mnt") else ():
@@ -127,7 +129,7 @@ def find_completed(
             yield asked.id, here.state.size
 
 
-def _is_completed(questions: Questions, asked: AskedFile, here: LocalFile) -> bool:
+def _is_completed(questions: MoveQuestions, asked: AskedFile, here: LocalFile) -> bool:
     """Return whether the source appends to this log what it lacks; then both compare its begin and its owner."""
     is_shorter = here.state is not None and stat.S_ISREG(here.state.mode) and here.state.size <= asked.size
     return questions.sends_files and asked.is_log and is_shorter

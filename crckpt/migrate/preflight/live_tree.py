@@ -19,7 +19,7 @@ from crckpt.images.other_files import Watch
 from crckpt.images.regfile import GHOST, RegularFile, Remap, ghost_image
 from crckpt.images.tree import ImageProcess, ImageTree, OpenDescriptor, Thread
 from crckpt.images.tty import Terminal, TerminalInfo
-from crckpt.migrate.preflight.questions import AskedProcess, AskedTerminal, Questions
+from crckpt.migrate.preflight.questions import AskedProcess, AskedTerminal, MoveQuestions
 from crckpt.model import PAGE_SIZE
 from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.terminals import needs_terminal
@@ -32,7 +32,7 @@ _NO_CHECKPOINT: Final = datetime(9000, 1, 1, tzinfo=UTC)
 _OF_NO_NUMBER: Final = 1 << 32
 
 
-def plan_restore(questions: Questions, criu_version: str) -> PlannedRestore:
+def plan_restore(questions: MoveQuestions, criu_version: str) -> PlannedRestore:
     """Plan the restore of the live tree by a CRIU of this version, detached."""
     tree = make_tree(questions)
     return PlannedRestore(
@@ -53,7 +53,7 @@ def plan_restore(questions: Questions, criu_version: str) -> PlannedRestore:
     )
 
 
-def make_tree(questions: Questions) -> ImageTree:
+def make_tree(questions: MoveQuestions) -> ImageTree:
     """Make the tree that a dump would describe now, without memory."""
     terminals = {each.id: _terminal_info(each) for each in questions.terminals}
     files: dict[int, OpenFile] = {**dict(_regular_files(questions)), **{each.id: each for each in questions.sockets}}
@@ -75,18 +75,18 @@ def make_tree(questions: Questions) -> ImageTree:
     )
 
 
-def list_image_sizes(questions: Questions) -> dict[str, int]:
+def list_image_sizes(questions: MoveQuestions) -> dict[str, int]:
     """List the images that matter to the preflight, with their sizes in bytes: clocks, and files without a name."""
     sizes = {ghost_image(file.id): file.size for file in questions.files if file.removed == "gone"}
     return sizes | ({CLOCKS_IMAGE: 0} if questions.has_clocks else {})
 
 
-def _find_logs(questions: Questions, tree: ImageTree) -> Iterator[tuple[RegularFile, int]]:
+def _find_logs(questions: MoveQuestions, tree: ImageTree) -> Iterator[tuple[RegularFile, int]]:
     known = {file.id: file for file in tree.regular_files}
     yield from ((known[file.id], file.size) for file in questions.files if known[file.id].is_append_only)
 
 
-def _regular_files(questions: Questions) -> Iterator[tuple[int, RegularFile]]:
+def _regular_files(questions: MoveQuestions) -> Iterator[tuple[int, RegularFile]]:
     for asked in questions.files:
         file = RegularFile(
             id=asked.id,
@@ -117,7 +117,7 @@ def _terminal_info(asked: AskedTerminal) -> TerminalInfo:
     )
 
 
-def _process(questions: Questions, asked: AskedProcess, files: Mapping[int, OpenFile]) -> ImageProcess:
+def _process(questions: MoveQuestions, asked: AskedProcess, files: Mapping[int, OpenFile]) -> ImageProcess:
     core = Core(
         arch=questions.host.arch,
         comm=asked.comm,
@@ -148,7 +148,7 @@ def _process(questions: Questions, asked: AskedProcess, files: Mapping[int, Open
     )
 
 
-def _address_space(questions: Questions, asked: AskedProcess) -> AddressSpace:
+def _address_space(questions: MoveQuestions, asked: AskedProcess) -> AddressSpace:
     """Make an address space with a map for each program and library, and for a shadow stack: no more is checked."""
     programs = {file.id for file in questions.files if file.is_executed}
     maps = [Vma(0, PAGE_SIZE, 0, number, PROT_EXEC, 0, FILE_PRIVATE) for number in asked.mapped if number in programs]

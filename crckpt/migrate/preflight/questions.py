@@ -157,7 +157,7 @@ class AskedProgram(Struct, frozen=True):
     unit: Text = ""
 
 
-class Questions(Struct, frozen=True):
+class MoveQuestions(Struct, frozen=True):
     """What a live tree needs of the host to which it is to move.
 
     - `asked`: when, in seconds since 1970
@@ -200,11 +200,11 @@ class Questions(Struct, frozen=True):
     watched: Annotated[tuple[FilePath, ...], Meta(max_length=_MOST_ENTRIES)] = ()
 
 
-_DECODER: Final = msgspec.msgpack.Decoder(Questions)
+_DECODER: Final = msgspec.msgpack.Decoder(MoveQuestions)
 _FILES_DECODER: Final = msgspec.msgpack.Decoder(Annotated[tuple[AskedFile, ...], Meta(max_length=MOST_FILES)])
 
 
-def encode_questions(questions: Questions) -> bytes:
+def encode_questions(questions: MoveQuestions) -> bytes:
     """Encode the questions. Raises HostCannot if the tree has more files than crckpt can ask about."""
     content = encode_any(questions)
     if len(content) > MOST_BYTES or len(questions.files) > MOST_FILES:
@@ -215,7 +215,7 @@ def encode_questions(questions: Questions) -> bytes:
     return content
 
 
-def decode_questions(content: bytes) -> Questions:
+def decode_questions(content: bytes) -> MoveQuestions:
     """Decode the questions of another host. Raises IntegrityError if they are damaged, or contradict themselves."""
     if len(content) > MOST_BYTES:
         raise IntegrityError(f"the questions have {len(content)} bytes; at most {MOST_BYTES} are allowed")
@@ -241,7 +241,7 @@ def decode_files(content: bytes) -> tuple[AskedFile, ...]:
     return files
 
 
-def _check_ids(questions: Questions) -> None:
+def _check_ids(questions: MoveQuestions) -> None:
     things: tuple[AskedFile | Socket | AskedTerminal | Pipe, ...] = (
         *questions.files,
         *questions.sockets,
@@ -266,7 +266,7 @@ def _check_ids(questions: Questions) -> None:
         raise IntegrityError("a process that is not in the questions has a lock")
 
 
-def _check_addresses(questions: Questions) -> None:
+def _check_addresses(questions: MoveQuestions) -> None:
     # A name would make the destination ask a name server.
     inet = [each for each in questions.sockets if isinstance(each, InetSocket)]
     moved = (each.partition("/")[0] for each in questions.moved_addresses)

@@ -12,9 +12,9 @@ from crckpt.causes import Finding, cause
 from crckpt.causes.moves import reword, reword_dump
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host.network.devices import read_devices
-from crckpt.migrate.preflight.answers import Answers
+from crckpt.migrate.preflight.answers import MoveAnswers
 from crckpt.migrate.preflight.changed_files import ComparedFiles, select_compared
-from crckpt.migrate.preflight.questions import AskedFile, Questions
+from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 from crckpt.migrate.preflight.rights import Right
 from crckpt.migrate.preflight.sendable import find_sendable
 from crckpt.ops.dump.examine import DumpTarget
@@ -72,7 +72,7 @@ class GateReport(Struct, frozen=True):
 
 
 def make_report(
-    target: DumpTarget, questions: Questions, answers: Answers, exchange: Exchange, host: str
+    target: DumpTarget, questions: MoveQuestions, answers: MoveAnswers, exchange: Exchange, host: str
 ) -> GateReport:
     """Report what prevents a move of the target to `host`, as the user typed it: here, and there.
 
@@ -101,7 +101,7 @@ def make_report(
     )
 
 
-def plan_sending(questions: Questions, report: GateReport) -> tuple[AskedFile, ...]:
+def plan_sending(questions: MoveQuestions, report: GateReport) -> tuple[AskedFile, ...]:
     """Return the files to send so that the move is possible. Then ask again.
 
     Nothing is sent if anything else prevents the move: raises PreflightRefused with all of that, and with the files
@@ -114,12 +114,12 @@ def plan_sending(questions: Questions, report: GateReport) -> tuple[AskedFile, .
     return sendable
 
 
-def _has_our_mounts(questions: Questions) -> bool:
+def _has_our_mounts(questions: MoveQuestions) -> bool:
     """Return whether the tree has our mounts. If not, it brings its own: no file was compared."""
     return dict(questions.namespaces).get("mnt") == dict(questions.processes[0].namespaces).get("mnt")
 
 
-def _reword(found: Finding, questions: Questions, answers: Answers, host: str) -> Finding:
+def _reword(found: Finding, questions: MoveQuestions, answers: MoveAnswers, host: str) -> Finding:
     values = {"ours": questions.host.criu_version, "theirs": answers.host.criu_version}
     if found.key == "address-missing" and (address := _find_own_address(found.what)):
         values["address"] = address
@@ -136,7 +136,7 @@ def _find_own_address(text: str) -> str:
     return ""
 
 
-def _compare_clocks(answers: Answers, exchange: Exchange, host: str) -> tuple[Finding, ...]:
+def _compare_clocks(answers: MoveAnswers, exchange: Exchange, host: str) -> tuple[Finding, ...]:
     # As NTP does (RFC 5905, section 8): the way there and the way back may differ by the round trip.
     ahead = (answers.received - exchange.sent + answers.sent - exchange.received) / 2
     trip = max((exchange.received - exchange.sent) - (answers.sent - answers.received), 0.0)

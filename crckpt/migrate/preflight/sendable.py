@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from crckpt.causes import Finding, cause
-from crckpt.migrate.preflight.questions import AskedFile, Questions
+from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 
 SPECIAL_BITS: Final = 0o7000
 """Of a file's mode: set-user-id, set-group-id, sticky."""
@@ -22,7 +22,7 @@ _OF_THE_HOST: Final = (b"/etc/", b"/run/", b"/boot/", b"/lib/systemd/", b"/usr/l
 
 
 def find_sendable(
-    questions: Questions, lacking: Iterable[AskedFile]
+    questions: MoveQuestions, lacking: Iterable[AskedFile]
 ) -> tuple[tuple[AskedFile, ...], tuple[Finding, ...]]:
     """Find which of the lacking files may be sent, and say why the others may not."""
     directories = {process.cwd for process in questions.processes}

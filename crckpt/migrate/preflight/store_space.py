@@ -8,13 +8,13 @@ from msgspec.structs import replace
 
 from crckpt.causes import cause, mebibytes
 from crckpt.causes.moves import reword
-from crckpt.migrate.preflight.answers import Answers
+from crckpt.migrate.preflight.answers import MoveAnswers
 from crckpt.migrate.preflight.report import GateReport
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.preflight.dump.space import Growth
 
 
-def judge_store_space(report: GateReport, target: DumpTarget, answers: Answers, host: str) -> GateReport:
+def judge_store_space(report: GateReport, target: DumpTarget, answers: MoveAnswers, host: str) -> GateReport:
     """Refuse a move that surely does not fit into the store there, and keep the warning of one that may not fit.
 
     Whatever the store here lacks, the one there lacks, too: those packs are made by the move.

@@ -21,7 +21,7 @@ from crckpt.migrate.preflight.changed_files import ComparedFiles, refuse_changed
 from crckpt.migrate.preflight.look import ANSWERS_WITHIN_S
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.preflight.rights import Right, find_frozen, refuse_new_rights
-from crckpt.migrate.request import Report
+from crckpt.migrate.request import MoveReport
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
 from crckpt.migrate.source.limits import limit_restore, limit_sending
 from crckpt.migrate.source.tree_end import TreeEnd
@@ -31,6 +31,7 @@ from crckpt.migrate.transfer.send_tails import SentLogs
 from crckpt.migrate.transfer.write_back import write_back
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
+from crckpt.model import RunId
 from crckpt.ops.context import Progress, ignore_progress
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.moves import Move, advance, store_move
@@ -91,7 +92,7 @@ class LiveHandOver:
         source: SourceMove,
         options: messages.RestoreOptions,
         hooked: HookedMove,
-        report: Report,
+        report: MoveReport,
         rights: frozenset[Right],
         compared: ComparedFiles | None,
     ) -> None:
@@ -102,7 +103,7 @@ class LiveHandOver:
         self._hooked = hooked
         self._report = report
         self.capture = Capture(())
-        self._run_id = ""
+        self._run_id: RunId | None = None
         self._removal: tuple[str, ...] | None = None
         self.at_least = source.hello.highest_sequence + 1
         self.frozen_since = 0.0
@@ -139,7 +140,7 @@ class LiveHandOver:
         """See HandOver."""
         source = self._source
         source.move = replace(source.move, checkpoint=checkpoint.id)
-        self._run_id = checkpoint.run_id or ""
+        self._run_id = checkpoint.run_id
         # No progress is shown: a terminal that takes nothing (^S) would keep the tree frozen.
         source.offer_packs_of(checkpoint, ignore_progress)
         source.logs.send_gained(source.connection)
@@ -208,7 +209,7 @@ def complete_hand_over(
     """
     leave_source(list_source_addresses(addresses))
     within_s = limit_restore(checkpoint)
-    with unlocked_source(checkpoint.run_id or "", removal), source.connection.limited(within_s):
+    with unlocked_source(checkpoint.run_id, removal), source.connection.limited(within_s):
         source.connection.send(messages.Ended(source.move.id, take_packets()))
         running = source.connection.receive(messages.Running)
     if source.readable is None:

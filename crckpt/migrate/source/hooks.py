@@ -20,6 +20,7 @@ from crckpt.causes import Finding
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.host.steps import step
+from crckpt.model import MoveId
 
 MoveStep: TypeAlias = Literal["before-freeze", "prepare", "commit", "abort"]
 
@@ -36,7 +37,7 @@ class HookedMove(Struct, frozen=True):
     `source` and `destination` are names of hosts, the latter as the user typed it.
     """
 
-    move_id: str
+    move_id: MoveId
     source: str
     destination: str
     job: str

@@ -20,7 +20,7 @@ from crckpt.host.process.signals import stops_deferred
 from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
 from crckpt.migrate.preflight.report import GateReport
-from crckpt.migrate.request import MigrateRequest, MigrateResult, Report, RoundSummary
+from crckpt.migrate.request import MigrateRequest, MigrateResult, MoveReport, RoundSummary
 from crckpt.migrate.source.aborted import explain_abort, say_where_it_runs
 from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
@@ -70,7 +70,7 @@ def move_tree(
     connection: Connection,
     hello: messages.Hello,
     found: GateReport,
-    report: Report,
+    report: MoveReport,
 ) -> MigrateResult:
     """Move the tree of `request`, which has this root.
 
@@ -216,7 +216,7 @@ def _copy_rounds(
     context: Context,
     source: SourceMove,
     job: JobName,
-    report: Report,
+    report: MoveReport,
 ) -> tuple[tuple[RoundSummary, ...], str]:
     """Copy the tree in rounds while it runs; return them, and why there were no more."""
     context = replace(context, progress=report.storing)

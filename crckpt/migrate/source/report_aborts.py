@@ -9,13 +9,16 @@ from __future__ import annotations
 from crckpt.errors import CrckptError, MoveInDoubt, PreflightRefused, RemoteError
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
+from crckpt.model import JobName
 from crckpt.store import Repository
 from crckpt.store.layout import move_name, unreported_name
 from crckpt.store.move_states import find_report_step
 from crckpt.store.moves import Move, mark_reported, read_all_moves, read_move
 
 
-def settle_moves(repository: Repository, connection: Connection, hello: messages.Hello, host: str, job: str) -> None:
+def settle_moves(
+    repository: Repository, connection: Connection, hello: messages.Hello, host: str, job: JobName
+) -> None:
     """Report all aborted moves to `host`, and to the store of this connection to it, before `job` is moved there.
 
     Raises PreflightRefused if the job is being moved, StoreUnusable if nobody can know; and what `report_abort` raises

@@ -13,6 +13,7 @@ from typing import Final
 from crckpt.errors import IntegrityError, RemoteError, error_text
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.messages import MOST_READ, Content, Read
+from crckpt.model import PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.late_backend import Fetched
 from crckpt.store.layout import pack_name
@@ -39,7 +40,7 @@ def serve_reads(connection: Connection, backend: Backend, allowed: AbstractSet[s
             connection.reject("more messages Read without reading the answers")
             return
         try:
-            with backend.open(pack_name(read.digest)) as file:
+            with backend.open(pack_name(PackId(read.digest))) as file:
                 content = Content(read.number, file.size, file.read(read.size, read.offset))
         except (OSError, IntegrityError) as error:
             content = Content(read.number, 0, b"", error_text(error))
@@ -63,7 +64,7 @@ class SourcePacks:
         self._kept_bytes = 0
         connection.handle(Content, self._take)
 
-    def fetch(self, digest: str, offset: int, size: int) -> Fetched:
+    def fetch(self, digest: PackId, offset: int, size: int) -> Fetched:
         """Read bytes of a pack, or return them again.
 
         Raises ConnectionLost; IntegrityError if the source cannot read them.
@@ -84,7 +85,7 @@ class SourcePacks:
                 self._kept_bytes -= len(self._kept.popitem(last=False)[1].content)
         return found
 
-    def _ask(self, digest: str, offset: int, size: int) -> Content:
+    def _ask(self, digest: PackId, offset: int, size: int) -> Content:
         found: Future[Content] = Future()
         with self._lock:
             self._number += 1

@@ -19,9 +19,8 @@ from crckpt.errors import IntegrityError, StoreUnusable
 from crckpt.host.disk.files import open_private, remove, sync, write
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import BadFrame
-from crckpt.migrate.wire.messages import Lacking, Offer, Sent, Stored
-from crckpt.migrate.wire.messages import Pack as PackMessage
-from crckpt.model import CheckpointId
+from crckpt.migrate.wire.messages import Lacking, Offer, PackMessage, Sent, Stored
+from crckpt.model import CheckpointId, PackId
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.access import full_store_named
 from crckpt.store.backend.local import LocalBackend
@@ -51,11 +50,11 @@ class Receiver:
 
         `newest` are the packs of the last offer that the store lacked.
         """
-        self.newest: tuple[str, ...] = ()
+        self.newest: tuple[PackId, ...] = ()
         self._repository = repository
         self._directory = directory
-        self._intact: set[str] = set()
-        self._received: set[str] = set()
+        self._intact: set[PackId] = set()
+        self._received: set[PackId] = set()
 
     @cached_property
     def _highest_sequence(self) -> int:
@@ -71,7 +70,7 @@ class Receiver:
         digest names; StoreUnusable if the store cannot be written; OSError if its disk is full.
         """
         with full_store_named(self._repository.backend.location), workers() as pool:
-            self.newest = lacking = self._find_lacking(offer.digests, pool)
+            self.newest = lacking = self._find_lacking(map(PackId, offer.digests), pool)
             if not lacking:
                 connection.send(Lacking(()))
                 return
@@ -138,7 +137,7 @@ class Receiver:
             for task in tasks:
                 wait_for_result(task)
 
-    def _find_lacking(self, digests: Iterable[str], pool: Workers) -> tuple[str, ...]:
+    def _find_lacking(self, digests: Iterable[PackId], pool: Workers) -> tuple[PackId, ...]:
         """Find the packs that are not here, or damaged, as far as that is known without reading what was verified."""
         wanted = tuple(digest for digest in dict.fromkeys(digests) if digest not in self._intact)
         # Not a task for each: the other side may name half a million.
@@ -148,7 +147,7 @@ class Receiver:
         self._intact.update(set(wanted) - set(lacking))
         return lacking
 
-    def _is_intact(self, digest: str) -> bool:
+    def _is_intact(self, digest: PackId) -> bool:
         backend = self._repository.backend
         if not backend.exists(pack_name(digest)):
             return False
@@ -166,7 +165,7 @@ class Receiver:
 class _Open(Struct):
     """A pack that is being received."""
 
-    digest: str
+    digest: PackId
     size: int
     path: Path
     descriptor: int
@@ -197,7 +196,7 @@ class _Incoming:
         self._pool = pool
         self._progress = progress
         self._open: dict[int, _Open] = {}
-        self._begun: dict[str, _Open] = {}
+        self._begun: dict[PackId, _Open] = {}
         self._lock = threading.Lock()
         self._tasks: deque[Future[None]] = deque()
         self._received = 0
@@ -212,8 +211,8 @@ class _Incoming:
             raise BadFrame(f"Pack {pack.digest[:SHORT]} of {pack.size} bytes, which no pack has")
         self._raise_first_failure()
         path = self._directory / f"{pack.digest}.pack"
-        opened = _Open(pack.digest, pack.size, path, open_private(path, "received-pack"))
-        self._open[pack.channel] = self._begun[pack.digest] = opened
+        opened = _Open(PackId(pack.digest), pack.size, path, open_private(path, "received-pack"))
+        self._open[pack.channel] = self._begun[opened.digest] = opened
         self._left.remove(pack.digest)
 
     def add(self, channel: int, content: memoryview) -> None:
@@ -232,7 +231,7 @@ class _Incoming:
             self._submit(pack.sync)
             self._submit(lambda: self._verify(pack))
 
-    def finish(self) -> dict[str, Path]:
+    def finish(self) -> dict[PackId, Path]:
         """Wait until all is verified and durable; return the files by digest.
 
         Raises IntegrityError if something is missing or is not what was announced.

@@ -27,7 +27,7 @@ from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_files
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import BadFrame
-from crckpt.migrate.wire.messages import Files, Lacking, Pack, Sent, Stored
+from crckpt.migrate.wire.messages import Files, Lacking, PackMessage, Sent, Stored
 from crckpt.ops.context import Progress, ignore_progress
 
 _CHANNEL: Final = 0
@@ -114,7 +114,7 @@ def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable
     if connection.receive(Lacking).digests != tuple(file.digest for file in regular):
         raise connection.reject("Lacking with files that were not offered")
     for file in regular:
-        connection.send(Pack(_CHANNEL, file.digest, file.size))
+        connection.send(PackMessage(_CHANNEL, file.digest, file.size))
         _send_content(connection, questions[file.path], progress)
     connection.send(Sent())
     connection.receive(Stored)
@@ -198,7 +198,7 @@ class _Incoming:
         self._current = hashlib.sha256()
         self._received = 0
 
-    def begin(self, pack: Pack) -> None:
+    def begin(self, pack: PackMessage) -> None:
         """See `PackReceiver`."""
         self._check_last()
         if not self._left or (pack.channel, pack.digest, pack.size) != (

@@ -11,7 +11,8 @@ from typing import Final
 from crckpt.errors import IntegrityError
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Lacking, Offer, Pack, Sent, Stored
+from crckpt.migrate.wire.messages import Lacking, Offer, PackMessage, Sent, Stored
+from crckpt.model import PackId
 from crckpt.store.backend.protocol import Backend, OpenFile
 from crckpt.store.layout import pack_name
 from crckpt.store.names import SHORT
@@ -24,7 +25,7 @@ _CHANNELS: Final = 4
 def send_packs(
     connection: Connection,
     backend: Backend,
-    digests: Iterable[str],
+    digests: Iterable[PackId],
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> int:
     """Send those of these packs that the other store lacks; return how many bytes. Then all are there, durably.
@@ -35,7 +36,7 @@ def send_packs(
     """
     offered = tuple(dict.fromkeys(digests))
     connection.send(Offer(offered))
-    lacking = connection.receive(Lacking).digests
+    lacking = tuple(map(PackId, connection.receive(Lacking).digests))
     if not set(lacking) <= set(offered) or len(set(lacking)) < len(lacking):
         raise connection.reject("Lacking with packs that were not offered")
     if not lacking:
@@ -50,7 +51,7 @@ def send_packs(
     return done
 
 
-def _send_all(connection: Connection, backend: Backend, digests: tuple[str, ...], pool: Workers) -> Iterator[int]:
+def _send_all(connection: Connection, backend: Backend, digests: tuple[PackId, ...], pool: Workers) -> Iterator[int]:
     """Send packs, some at once; yield how many bytes of one were sent."""
     waiting, free = deque(digests), deque(range(_CHANNELS))
     streams: deque[_Stream] = deque()
@@ -59,7 +60,7 @@ def _send_all(connection: Connection, backend: Backend, digests: tuple[str, ...]
             while waiting and free:
                 stream = _Stream(backend, waiting.popleft(), free.popleft(), pool, connection.data_bytes)
                 streams.append(stream)
-                connection.send(Pack(stream.channel, stream.digest, stream.size))
+                connection.send(PackMessage(stream.channel, stream.digest, stream.size))
             stream = streams[0]
             content = stream.read()
             connection.send_data(stream.channel, content)
@@ -77,7 +78,7 @@ def _send_all(connection: Connection, backend: Backend, digests: tuple[str, ...]
 class _Stream:
     """A pack that is read piece by piece, each piece by a thread before it is asked for."""
 
-    def __init__(self, backend: Backend, digest: str, channel: int, pool: Workers, piece: int) -> None:
+    def __init__(self, backend: Backend, digest: PackId, channel: int, pool: Workers, piece: int) -> None:
         self.digest, self.channel = digest, channel
         self._stack = ExitStack()
         self._pool, self._piece = pool, piece
@@ -116,7 +117,7 @@ class _Stream:
         return self._pool.submit(self._file.read, self._next_size(), self._offset)
 
 
-def _read_size(backend: Backend, digest: str) -> int:
+def _read_size(backend: Backend, digest: PackId) -> int:
     try:
         with backend.open(pack_name(digest)) as file:
             return file.size

@@ -22,7 +22,7 @@ from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile
 from crckpt.migrate.transfer.sent_tails import SentTail, decode_tails, encode_tails
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import BadFrame
-from crckpt.migrate.wire.messages import Lacking, Pack, Sent, Stored, Tails
+from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Stored, Tails
 
 _CHANNEL: Final = 0
 _WHAT: Final = "sent-tail"
@@ -90,7 +90,7 @@ def _send(connection: Connection, tails: Sequence[tuple[_Log, SentTail]]) -> Non
     if connection.receive(Lacking).digests != tuple(tail.file.digest for _, tail in tails):
         raise connection.reject("Lacking with logs that were not offered")
     for log, tail in tails:
-        connection.send(Pack(_CHANNEL, tail.file.digest, tail.file.size))
+        connection.send(PackMessage(_CHANNEL, tail.file.digest, tail.file.size))
         with opened(log.file) as descriptor:
             for content in _read(descriptor, tail.start, tail.start + tail.file.size, connection.data_bytes):
                 connection.send_data(_CHANNEL, content)
@@ -167,7 +167,7 @@ class _Incoming:
         """Expect a tail for this log."""
         self._logs.append((tail, descriptor))
 
-    def begin(self, pack: Pack) -> None:
+    def begin(self, pack: PackMessage) -> None:
         """See `PackReceiver`."""
         self._check_last()
         file = self._logs[self._begun][0].file if self._begun < len(self._logs) else None

@@ -34,9 +34,9 @@ from crckpt.migrate.wire.connection_errors import (
     make_broken_error,
 )
 from crckpt.migrate.wire.events import Event
-from crckpt.migrate.wire.messages import Abort, Aborted, AnyMessage, Failed, Message, Pack
-from crckpt.migrate.wire.reader import Reader
-from crckpt.migrate.wire.writer import Writer
+from crckpt.migrate.wire.messages import Abort, Aborted, AnyMessage, Failed, MoveMessage, PackMessage
+from crckpt.migrate.wire.reader import ConnectionReader
+from crckpt.migrate.wire.writer import ConnectionWriter
 
 __all__ = ["AbortReceived", "Connection", "ConnectionLost", "PackReceiver", "PrintedText", "ProtocolError"]
 
@@ -48,15 +48,15 @@ _MOST_QUEUED: Final = 1 << 20
 _MOST_RECEIVED: Final = 64
 _PIPE_BYTES: Final = 1 << 20
 
-A = TypeVar("A", bound=Message)
-B = TypeVar("B", bound=Message)
-C = TypeVar("C", bound=Message)
+A = TypeVar("A", bound=MoveMessage)
+B = TypeVar("B", bound=MoveMessage)
+C = TypeVar("C", bound=MoveMessage)
 
 
 class PackReceiver(Protocol):
     """Takes packs as they come, in the thread that reads. What it raises is raised by the next `receive`."""
 
-    def begin(self, pack: Pack) -> None:
+    def begin(self, pack: PackMessage) -> None:
         """A pack begins on its channel. May raise BadFrame, which ends the connection."""
 
     def add(self, channel: int, content: memoryview) -> None:
@@ -83,7 +83,7 @@ class Connection:
         self.peer = peer
         self._explain_end = explain_end
         self._lock, self._receiving, self._putting = threading.Lock(), threading.Lock(), threading.Lock()
-        self._handlers: dict[type[Message], Callable[[Any], None]] = {}
+        self._handlers: dict[type[MoveMessage], Callable[[Any], None]] = {}
         self._lost: CrckptError | None = None
         self._deadline: float | None = None
         self._limit_s = 0.0
@@ -96,10 +96,10 @@ class Connection:
             # Fewer system calls, where the descriptor is a pipe and the user may have such pipes.
             with suppress(OSError):
                 fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
-        self._writer = Writer(
+        self._writer = ConnectionWriter(
             outgoing, bandwidth, self._changed.set, lambda error: self._lose(make_broken_error(peer, error))
         )
-        self._reader = Reader(incoming, peer, patience_s, self._take_message, self._take_data, self._lose)
+        self._reader = ConnectionReader(incoming, peer, patience_s, self._take_message, self._take_data, self._lose)
         self._compressor = Compressor()
         self._reader.start()
         self._writer.start()
@@ -201,8 +201,8 @@ class Connection:
         self, kind: type[A], other: type[B], third: type[C], /, *, timeout: float | None = None
     ) -> A | B | C: ...
     @overload
-    def receive(self, *kinds: type[Message], timeout: float | None = None) -> Message: ...
-    def receive(self, *kinds: type[Message], timeout: float | None = None) -> Message:
+    def receive(self, *kinds: type[MoveMessage], timeout: float | None = None) -> MoveMessage: ...
+    def receive(self, *kinds: type[MoveMessage], timeout: float | None = None) -> MoveMessage:
         """Wait for the next message, which must be of one of these kinds.
 
         Raises RemoteError if the other side sent Failed, and AbortReceived if it sent Abort, where these are not
@@ -233,7 +233,7 @@ class Connection:
         self.send(Abort(messages.cut_text(why)))
         until = time.monotonic() + timeout
         # One that sends messages all the time must not keep us.
-        while not isinstance(self.receive(Message, timeout=until - time.monotonic()), Aborted):
+        while not isinstance(self.receive(MoveMessage, timeout=until - time.monotonic()), Aborted):
             if time.monotonic() >= until:
                 raise ConnectionLost(f"{self.peer} did not confirm within {timeout:g} s that the move was aborted")
 
@@ -319,7 +319,7 @@ class Connection:
     # Called by the reader
 
     def _take_message(self, message: AnyMessage, size: int) -> None:
-        if isinstance(message, Pack):
+        if isinstance(message, PackMessage):
             self._with_receiver(f"Pack {message.digest[:12]}", lambda receiver: receiver.begin(message))
             return
         if (take := self._handlers.get(type(message))) is not None:
@@ -354,7 +354,7 @@ class Connection:
 class _Discard:
     """Throws packs away."""
 
-    def begin(self, pack: Pack) -> None:
+    def begin(self, pack: PackMessage) -> None:
         """See `PackReceiver`."""
 
     def add(self, channel: int, content: memoryview) -> None:

@@ -31,7 +31,7 @@ from msgspec import Meta, Struct
 
 from crckpt.causes.cause import Finding
 from crckpt.errors import CommandFailure, PreflightRefused, RemoteError, error_text
-from crckpt.model import CheckpointId, Count, JobName, Milliseconds, Pid
+from crckpt.model import CheckpointId, Count, JobName, Milliseconds, MoveId, Pid
 from crckpt.store.move_states import State
 
 PROTOCOL: Final = 1
@@ -50,9 +50,6 @@ Text: TypeAlias = Annotated[str, Meta(max_length=64 << 10)]
 """Text for people, which may contain anything: what prints it must escape it."""
 
 Word: TypeAlias = Annotated[str, Meta(max_length=1024)]
-
-MoveId: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{16}\Z")]
-"""The name of one migration of one tree."""
 
 Digest: TypeAlias = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 """The name of a pack."""
@@ -74,11 +71,11 @@ Findings: TypeAlias = Annotated[tuple[Finding, ...], Meta(max_length=10_000)]
 Lazy: TypeAlias = Literal["local", "source"]
 
 
-class Message(Struct, frozen=True, tag=True):
+class MoveMessage(Struct, frozen=True, tag=True):
     """One message."""
 
 
-class Hello(Message, frozen=True):
+class Hello(MoveMessage, frozen=True):
     """A side and its host, as it describes itself.
 
     - `version`: of crckpt; `criu_version`: empty if there is no CRIU
@@ -105,31 +102,31 @@ class Hello(Message, frozen=True):
     is_check: bool = False
 
 
-class Questions(Message, frozen=True):
+class Questions(MoveMessage, frozen=True):
     """What the gate asks the destination. The gate defines the content."""
 
     content: bytes
 
 
-class Answers(Message, frozen=True):
+class Answers(MoveMessage, frozen=True):
     """The destination's answers to the gate."""
 
     content: bytes
 
 
-class Compare(Message, frozen=True):
+class Compare(MoveMessage, frozen=True):
     """Files that have changed since the gate, as they are now; answered by Compared. The gate defines the content."""
 
     content: bytes
 
 
-class Compared(Message, frozen=True):
+class Compared(MoveMessage, frozen=True):
     """The ids of those that are the same there: on storage that both hosts have mounted."""
 
     same: Annotated[tuple[Count, ...], Meta(max_length=1 << 20)]
 
 
-class Files(Message, frozen=True):
+class Files(MoveMessage, frozen=True):
     """Files that the destination lacks; answered by Lacking with their digests, and then sent as packs are.
 
     The gate defines the content.
@@ -138,25 +135,25 @@ class Files(Message, frozen=True):
     content: bytes
 
 
-class Tails(Message, frozen=True):
+class Tails(MoveMessage, frozen=True):
     """What logs of the tree have gained; answered and sent as `Files` are. The gate defines the content."""
 
     content: bytes
 
 
-class Offer(Message, frozen=True):
+class Offer(MoveMessage, frozen=True):
     """Packs that a checkpoint needs."""
 
     digests: Digests
 
 
-class Lacking(Message, frozen=True):
+class Lacking(MoveMessage, frozen=True):
     """Packs of the offer that the destination's store lacks, in the order of the offer."""
 
     digests: Digests
 
 
-class Pack(Message, frozen=True):
+class PackMessage(MoveMessage, frozen=True, tag="Pack"):
     """A pack of `size` bytes, which come as data on a channel; the next pack of the channel follows after these."""
 
     channel: Annotated[int, Meta(ge=0, lt=MOST_CHANNELS)]
@@ -164,11 +161,11 @@ class Pack(Message, frozen=True):
     size: Count
 
 
-class Sent(Message, frozen=True):
+class Sent(MoveMessage, frozen=True):
     """The last byte of the last pack was sent. Not sent if nothing is lacking."""
 
 
-class Stored(Message, frozen=True):
+class Stored(MoveMessage, frozen=True):
     """All packs are in the destination's store: durable, each frame verified."""
 
 
@@ -188,7 +185,7 @@ class RestoreOptions(Struct, frozen=True):
     lazy: Lazy | None = None
 
 
-class CheckRestore(Message, frozen=True):
+class CheckRestore(MoveMessage, frozen=True):
     """Check whether this checkpoint can be restored; claim the addresses; unpack its memory. Its packs are stored."""
 
     move: MoveId
@@ -197,14 +194,14 @@ class CheckRestore(Message, frozen=True):
     options: RestoreOptions
 
 
-class Verdict(Message, frozen=True):
+class Verdict(MoveMessage, frozen=True):
     """What would prevent the restore, and what else the user should know."""
 
     blockers: Findings
     warnings: Findings
 
 
-class Prepare(Message, frozen=True):
+class Prepare(MoveMessage, frozen=True):
     """Store this checkpoint, build its tree, and hold the tree before it runs."""
 
     move: MoveId
@@ -214,13 +211,13 @@ class Prepare(Message, frozen=True):
     options: RestoreOptions
 
 
-class Prepared(Message, frozen=True):
+class Prepared(MoveMessage, frozen=True):
     """The tree is built and held, its checkpoint durable; `pid` is the PID of its root."""
 
     pid: Pid
 
 
-class Ended(Message, frozen=True):
+class Ended(MoveMessage, frozen=True):
     """The tree has ended at the source, and that is recorded there: let it run.
 
     `packets` came for it while it was frozen; once it runs, its sockets get them.
@@ -230,7 +227,7 @@ class Ended(Message, frozen=True):
     packets: Annotated[tuple[Packet, ...], Meta(max_length=256)] = ()
 
 
-class Running(Message, frozen=True):
+class Running(MoveMessage, frozen=True):
     """The tree runs at the destination, for `ran_for_ms` already.
 
     `terminal_log`: the file with the output of its new terminal, if it has one.
@@ -243,7 +240,7 @@ class Running(Message, frozen=True):
     ran_for_ms: Milliseconds = 0
 
 
-class Read(Message, frozen=True):
+class Read(MoveMessage, frozen=True):
     """Read `size` bytes of a pack from `offset` on, for a tree that runs before its memory is there: see `Content`.
 
     The destination sends it at any time after Hello, and the source answers while it does other things.
@@ -255,7 +252,7 @@ class Read(Message, frozen=True):
     size: Annotated[int, Meta(ge=0, le=MOST_READ)]
 
 
-class Content(Message, frozen=True):
+class Content(MoveMessage, frozen=True):
     """The answer to the Read of that number: `pack_bytes` is the size of the whole pack. `why`: it cannot be read."""
 
     number: Count
@@ -264,21 +261,21 @@ class Content(Message, frozen=True):
     why: Text = ""
 
 
-class Complete(Message, frozen=True):
+class Complete(MoveMessage, frozen=True):
     """The packs are stored, and the memory of the tree is filled: the source is no longer needed."""
 
 
-class Abort(Message, frozen=True):
+class Abort(MoveMessage, frozen=True):
     """The tree runs on at the source: remove what was received. After Ended this is no longer allowed."""
 
     why: Text
 
 
-class Aborted(Message, frozen=True):
+class Aborted(MoveMessage, frozen=True):
     """Nothing of the move is left at the destination but packs that `crckpt gc` removes."""
 
 
-class Failed(Message, frozen=True):
+class Failed(MoveMessage, frozen=True):
     """An error of the side that sends it. `code` is the exit code that a command would have."""
 
     code: Annotated[int, Meta(ge=0, le=255)]
@@ -297,7 +294,7 @@ class Failed(Message, frozen=True):
         return kind(f"{side}: {self.message}", hint=hint, causes=self.causes)
 
 
-class Resume(Message, frozen=True):
+class Resume(MoveMessage, frozen=True):
     """What is recorded of this move?
 
     `aborted_job`: it is aborted at the source, and was sent to this store. Then a destination that knows nothing of it
@@ -308,7 +305,7 @@ class Resume(Message, frozen=True):
     aborted_job: JobName | None = None
 
 
-class MoveState(Message, frozen=True):
+class MoveState(MoveMessage, frozen=True):
     """What is recorded of a move: its state (None: nothing), and its checkpoint if that is stored.
 
     `has_ended`: the tree ran there, and has surely ended since.
@@ -330,7 +327,7 @@ AnyMessage: TypeAlias = (
     | Compared
     | Offer
     | Lacking
-    | Pack
+    | PackMessage
     | Sent
     | Stored
     | CheckRestore

@@ -34,7 +34,7 @@ _TEXT_S: Final = 1.0
 _NO_TEXT: Final = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 
 
-class Reader:
+class ConnectionReader:
     """Reads frames from a descriptor in a thread until the connection is lost."""
 
     def __init__(

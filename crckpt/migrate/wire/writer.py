@@ -41,7 +41,7 @@ class _Frame(NamedTuple):
         return len(self.header) + len(self.payload)
 
 
-class Writer:
+class ConnectionWriter:
     """Writes what is `put` to a descriptor, from a thread: frames are written whole, whatever interrupts its users."""
 
     def __init__(

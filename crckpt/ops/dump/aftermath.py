@@ -26,6 +26,7 @@ from crckpt.host import proc
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
+from crckpt.model import RunId
 from crckpt.ops.context import Context
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.failures import criu_failure, to_dump_error
@@ -186,7 +187,7 @@ def state_of(tree: proc.Tree) -> TreeState:
     return TreeState("held", tuple(gone), holders[0]) if holders else TreeState("running", tuple(gone))
 
 
-def _find_remains(log: Path, repository: Repository) -> tuple[str | None, str | None]:
+def _find_remains(log: Path, repository: Repository) -> tuple[RunId | None, str | None]:
     """The id of CRIU's run, and the checkpoint that it made if the failure came after the commit.
 
     The checkpoint is empty if there is none, and None if that cannot be read: the store's disk may be what failed.
@@ -199,7 +200,7 @@ def _find_remains(log: Path, repository: Repository) -> tuple[str | None, str | 
         return name, None
 
 
-def _lift_lock(name: str, error: CommandFailure, tree: proc.Tree) -> CommandFailure:
+def _lift_lock(name: RunId, error: CommandFailure, tree: proc.Tree) -> CommandFailure:
     """Lift the network lock. The error, which says so if that fails."""
     own, its = proc.namespace(os.getpid(), "net"), dict(tree.root.namespaces).get("net")
     # CRIU's table lies in the network namespace of the tree.

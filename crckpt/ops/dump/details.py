@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
 from crckpt.host.observe.pipes import find_closed_pipes
-from crckpt.host.program.live import read_program
+from crckpt.host.program.program import read_program
 from crckpt.model import Task
 from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget

@@ -16,8 +16,7 @@ from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
 from crckpt.host.process.own_limits import read_file_size_limit
-from crckpt.host.program.live import read_program
-from crckpt.host.program.program import Program
+from crckpt.host.program.program import Program, read_program
 from crckpt.host.program.unit import find_service
 from crckpt.host.target.pinned import PinnedProcess
 from crckpt.model import PAGE_SIZE, JobName

@@ -19,7 +19,7 @@ from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import find_mapped_files
 
 
-class OpenFiles(Struct, frozen=True):
+class DumpedFiles(Struct, frozen=True):
     """The files by path: `known`, device, inode and whether it is open for writing; `owners`, the ids of users.
 
     `heads`: digests of the first bytes of files that are open for writing.
@@ -30,7 +30,7 @@ class OpenFiles(Struct, frozen=True):
     heads: dict[str, str] = {}
 
 
-def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles:
+def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> DumpedFiles:
     """Record the files, for the details of the checkpoint."""
     known: dict[str, set[tuple[int, int, int]]] = {}
     owners: dict[str, set[int]] = {}
@@ -54,7 +54,7 @@ def record(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> OpenFiles
         for found, writes in reached if process.identity.keeps_pid else ():
             known.setdefault(found.path, set()).add((found.device, found.inode, writes))
             owners.setdefault(found.path, set()).add(found.owner)
-    return OpenFiles(
+    return DumpedFiles(
         {path: sorted(found) for path, found in known.items()},
         {path: sorted(found) for path, found in owners.items()},
         heads,

@@ -31,7 +31,7 @@ from crckpt.model import PAGE_SIZE, CheckpointId
 from crckpt.ops.context import Context, Progress
 from crckpt.ops.failures import full_disk_reported
 from crckpt.ops.inspect import elf_core
-from crckpt.ops.inspect.elf_core import Ids, Layout, MappedFile, Segment
+from crckpt.ops.inspect.elf_core import ElfSegment, Ids, Layout, MappedFile
 from crckpt.ops.inspect.images import read_image_tree
 from crckpt.ops.inspect.memory import Memory, Region
 from crckpt.store import open_reader, read_file
@@ -84,7 +84,7 @@ def core(context: Context, ref: str, pid: int | None, output: Path | None, *, fo
     )
 
 
-def segments_of(region: Region) -> Iterator[Segment]:
+def segments_of(region: Region) -> Iterator[ElfSegment]:
     """Yield the segments of the core file for a region. Zeros become holes."""
     # What is in other files is left out: a debugger finds these files by NT_FILE.
     if region.vma.status & GUARD:
@@ -102,7 +102,7 @@ def segments_of(region: Region) -> Iterator[Segment]:
     for begin, end in blocks:
         for start, stop, in_file in ((at, begin, False), (begin, end, True)):
             if start < stop:
-                yield Segment(start * PAGE_SIZE, (stop - start) * PAGE_SIZE, region.vma.prot, in_file)
+                yield ElfSegment(start * PAGE_SIZE, (stop - start) * PAGE_SIZE, region.vma.prot, in_file)
         at = end
 
 
@@ -191,7 +191,7 @@ def _process_notes(process: ImageProcess, memory: Memory) -> Iterator[bytes]:
     yield elf_core.note(elf_core.NT_FILE, elf_core.make_file_note(files))
 
 
-def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
+def _write(target: Path, segments: list[ElfSegment], layout: Layout, memory: Memory, progress: Progress) -> None:
     """Write a temporary file next to the target, and rename it when it is complete and durable."""
     temporary = target.with_name(name_with_ending(f".{target.name}", f".{own_name()}"))
     with ExitStack() as undo:
@@ -209,7 +209,9 @@ def _write(target: Path, segments: list[Segment], layout: Layout, memory: Memory
     sync_directory(target.parent, _WHAT)
 
 
-def _write_memory(descriptor: int, segments: list[Segment], layout: Layout, memory: Memory, progress: Progress) -> None:
+def _write_memory(
+    descriptor: int, segments: list[ElfSegment], layout: Layout, memory: Memory, progress: Progress
+) -> None:
     total, done = _bytes_held(memory), 0
     # Write each run at its place: what is not written stays a hole.
     begins = [segment.address for segment in segments]

@@ -54,7 +54,7 @@ _COMPONENTS_AT: Final = {2: 576, 3: 960, 4: 1024, 5: 1088, 6: 1152, 7: 1664, 9: 
 _LEGACY: Final = 0b11
 
 
-class Segment(Struct, frozen=True):
+class ElfSegment(Struct, frozen=True):
     """`size` bytes at an address, with mmap's `prot`. A segment that is not `in_file` has no bytes in the core file."""
 
     address: int
@@ -89,7 +89,7 @@ class Layout(Struct, frozen=True):
     size: int
 
 
-def layout(segments: Sequence[Segment], notes: bytes) -> Layout:
+def layout(segments: Sequence[ElfSegment], notes: bytes) -> Layout:
     """Lay out a core file of these notes (see `note`) and segments, which are in ascending order of addresses."""
     number = len(segments) + 1
     sections = (_count_section(number),) if number >= _PN_XNUM else ()
@@ -173,7 +173,7 @@ def _count_section(programs: int) -> bytes:
     return _SECTION_HEADER.pack(0, 0, 0, 0, 0, 1, 0, programs, 0, 0)
 
 
-def _load_header(segment: Segment, offset: int) -> bytes:
+def _load_header(segment: ElfSegment, offset: int) -> bytes:
     flags = sum(flag for bit, flag in _FLAGS if segment.prot & bit)
     in_file = segment.size * segment.in_file
     return _PROGRAM_HEADER.pack(_PT_LOAD, flags, offset, segment.address, 0, in_file, segment.size, PAGE_SIZE)

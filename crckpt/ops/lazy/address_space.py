@@ -36,11 +36,11 @@ class Family(Protocol):
     def finder(self) -> MarksFinder:
         """Finds the marks of new children."""
 
-    def add(self, space: AddressSpace) -> None:
+    def add(self, space: FilledSpace) -> None:
         """Fill this new child, too."""
 
 
-class AddressSpace:
+class FilledSpace:
     """One process whose pages are filled, or a child that it forked meanwhile. Several threads may use it.
 
     Whoever copies pages or reads messages holds the lock: a program that gives memory back waits until its message is
@@ -248,7 +248,7 @@ class AddressSpace:
             for start, end in _WIPED.findall(procfs.text(f"/proc/{self.pid}/smaps")):
                 segments.drop(int(start, 16), int(end, 16))
         missing = MissingPages(descriptor, is_new=False)
-        self._family.add(AddressSpace(self.pid, self.pages, missing, segments, self._family, self._batches.copy()))
+        self._family.add(FilledSpace(self.pid, self.pages, missing, segments, self._family, self._batches.copy()))
 
     @contextmanager
     def _ending_noted(self) -> Iterator[None]:

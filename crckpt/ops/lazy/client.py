@@ -14,10 +14,20 @@ from crckpt.helper.channel import HelperEnded, HelperSilent
 from crckpt.helper.kinds import FILLER
 from crckpt.helper.start import start_helper
 from crckpt.host import proc
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, PackId
 from crckpt.ops.lazy.fetch import serve_fetches
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.protocol import Arrived, Attach, Attached, Failed, Filled, FillerMessage, Plan, Planned, Started
+from crckpt.ops.lazy.protocol import (
+    Arrived,
+    Attach,
+    Attached,
+    Filled,
+    FillerMessage,
+    FillFailed,
+    Plan,
+    Planned,
+    Started,
+)
 from crckpt.store.late_backend import Fetch
 
 _PATIENCE_S: Final = 60.0
@@ -34,7 +44,7 @@ class Filler:
         `hot` may be set before the restore: packs with pages that the program wrote last, so that it is likely to need
         them first. The restore fills these before the tree runs.
         """
-        self.hot = frozenset[str]()
+        self.hot = frozenset[PackId]()
         self._packs, their_packs = socket.socketpair(socket.AF_UNIX)
         self._manifest = b""
         with their_packs:
@@ -103,7 +113,7 @@ class Filler:
 def _take(message: FillerMessage, kind: type[_Answer]) -> _Answer:
     content = message.content
     if not isinstance(content, kind):
-        raise _failure(content.message if isinstance(content, Failed) else "unexpected answer")
+        raise _failure(content.message if isinstance(content, FillFailed) else "unexpected answer")
     return content
 
 

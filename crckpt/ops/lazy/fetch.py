@@ -9,6 +9,7 @@ from typing import Final
 
 from crckpt.errors import CrckptError, IntegrityError
 from crckpt.host.process.signals import start_thread
+from crckpt.model import PackId
 from crckpt.store.late_backend import Fetch, Fetched
 
 # The digest, the offset, the number of bytes.
@@ -24,7 +25,7 @@ class Fetcher:
         self._connection = connection
         self._lock = threading.Lock()
 
-    def fetch(self, digest: str, offset: int, size: int) -> Fetched:
+    def fetch(self, digest: PackId, offset: int, size: int) -> Fetched:
         """Fetch a part of a pack. Raises OSError, IntegrityError if nobody answers any more."""
         with self._lock:
             self._connection.sendall(_REQUEST.pack(digest.encode(), offset, size))

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from crckpt.errors import IntegrityError
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.format.extents import Bytes, split_extents
 from crckpt.store.format.index import PAGES
 from crckpt.store.format.pack import FRAME_PAGES
@@ -38,7 +38,7 @@ class ProcessPages:
     """The pages of one process that lie in `ranges` of addresses, but not in packs that are `hot`, nor all zero."""
 
     def __init__(
-        self, contents: Contents, pagemap: str, ranges: tuple[Range, ...], hot: frozenset[str] = frozenset()
+        self, contents: Contents, pagemap: str, ranges: tuple[Range, ...], hot: frozenset[PackId] = frozenset()
     ) -> None:
         """Read where they lie; `pagemap` is the name of its page map. Raises IntegrityError."""
         self._contents = contents

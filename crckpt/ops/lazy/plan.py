@@ -12,6 +12,7 @@ from crckpt.images.mm import MAP_LOCKED, AddressSpace
 from crckpt.images.pagemap import pagemap_name
 from crckpt.images.private_memory import MemoryRange
 from crckpt.images.tree import ImageTree
+from crckpt.model import PackId
 from crckpt.store import Checkpoint
 
 # Pages that the program wrote last, and that are filled before it runs: 64 MiB at most, which takes some 50 ms.
@@ -36,7 +37,7 @@ class ProcessPlan(Struct, frozen=True):
         return pagemap_name(self.pid)
 
 
-def choose_hot_packs(checkpoint: Checkpoint, newest: Collection[str]) -> frozenset[str]:
+def choose_hot_packs(checkpoint: Checkpoint, newest: Collection[PackId]) -> frozenset[PackId]:
     """Choose among the `newest` packs of a checkpoint those whose pages are filled before the tree runs."""
     found, pages = [], 0
     for use in checkpoint.packs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from crckpt.host.proc import Identity
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, PackId
 from crckpt.ops.lazy.plan import ProcessPlan
 
 
@@ -20,7 +20,7 @@ class Plan(Struct, frozen=True, tag=True):
     store: str
     checkpoint: CheckpointId
     processes: tuple[ProcessPlan, ...]
-    hot: frozenset[str]
+    hot: frozenset[PackId]
     manifest: bytes = b""
 
 
@@ -58,7 +58,7 @@ class Filled(Struct, frozen=True, tag=True):
     """The memory of the tree is complete."""
 
 
-class Failed(Struct, frozen=True, tag=True):
+class FillFailed(Struct, frozen=True, tag=True):
     """The helper ends, before the tree runs."""
 
     message: str
@@ -67,4 +67,4 @@ class Failed(Struct, frozen=True, tag=True):
 class FillerMessage(Struct, frozen=True):
     """A message, as it is sent."""
 
-    content: Started | Plan | Planned | Attach | Attached | Arrived | Filled | Failed
+    content: Started | Plan | Planned | Attach | Attached | Arrived | Filled | FillFailed

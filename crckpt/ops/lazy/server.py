@@ -32,7 +32,7 @@ from crckpt.host.proc import Identity, procfs
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import write_memory
-from crckpt.ops.lazy.address_space import AddressSpace
+from crckpt.ops.lazy.address_space import FilledSpace
 from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.fetch import Fetcher
 from crckpt.ops.lazy.guard import GuardedTree, fork_guarded
@@ -40,7 +40,17 @@ from crckpt.ops.lazy.marks import open_mark, remove_mark
 from crckpt.ops.lazy.page_marks import MarksFinder
 from crckpt.ops.lazy.pages import ProcessPages
 from crckpt.ops.lazy.plan import ProcessPlan
-from crckpt.ops.lazy.protocol import Arrived, Attach, Attached, Failed, Filled, FillerMessage, Plan, Planned, Started
+from crckpt.ops.lazy.protocol import (
+    Arrived,
+    Attach,
+    Attached,
+    Filled,
+    FillerMessage,
+    FillFailed,
+    Plan,
+    Planned,
+    Started,
+)
 from crckpt.ops.lazy.segments import Segment, Segments
 from crckpt.store import Repository
 from crckpt.store.format.manifest import unseal
@@ -84,11 +94,11 @@ class _Filling:
         self.finder = finder
         self._failed = failed
         self._waiting = select.epoll()
-        self._spaces: dict[int, AddressSpace] = {}
-        self._faults: queue.SimpleQueue[tuple[AddressSpace, int]] = queue.SimpleQueue()
+        self._spaces: dict[int, FilledSpace] = {}
+        self._faults: queue.SimpleQueue[tuple[FilledSpace, int]] = queue.SimpleQueue()
         # Each space is here as often as threads may fill it at the same time, until it has no batch left.
-        self._turns: queue.SimpleQueue[AddressSpace] = queue.SimpleQueue()
-        self._new_children: queue.SimpleQueue[AddressSpace] = queue.SimpleQueue()
+        self._turns: queue.SimpleQueue[FilledSpace] = queue.SimpleQueue()
+        self._new_children: queue.SimpleQueue[FilledSpace] = queue.SimpleQueue()
         # One processor is left to the tree.
         self._fillers = max(1, len(os.sched_getaffinity(0)) - 1)
         most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -97,7 +107,7 @@ class _Filling:
         self._is_filling = False
         self._last_fault = 0.0
 
-    def add(self, space: AddressSpace) -> None:
+    def add(self, space: FilledSpace) -> None:
         """Fill this one, too. Raises OSError if there are too many."""
         if len(self._spaces) >= self._most_spaces:
             self._forget_ended()
@@ -179,12 +189,12 @@ class _Filling:
             if space.fill_next():
                 self._turns.put(space)
 
-    def _give_turns(self, space: AddressSpace) -> None:
+    def _give_turns(self, space: FilledSpace) -> None:
         for _ in range(self._fillers):
             self._turns.put(space)
 
     def _find_marks(self) -> NoReturn:
-        children: list[AddressSpace] = []
+        children: list[FilledSpace] = []
         while True:
             # Wait only if none is left.
             while not children or not self._new_children.empty():
@@ -255,7 +265,7 @@ class _Helper:
         for process, task, missing, context in taken:
             segments = Segments(Segment(first, last, first) for first, last in process.ranges)
             free = partial(_unpin, task, context, missing)
-            filling.add(AddressSpace(task.pid, find_pages(process), missing, segments, filling, unpin=free))
+            filling.add(FilledSpace(task.pid, find_pages(process), missing, segments, filling, unpin=free))
         self._send(Planned())
         filling.begin(Start(self._control.fileno(), check_start))
         filling.finish()
@@ -277,7 +287,7 @@ class _Helper:
     def fail(self, error: Exception) -> None:
         """Report why the restore fails, and end the tree."""
         with suppress(HostCannot):
-            self._send(Failed(error_text(error)))
+            self._send(FillFailed(error_text(error)))
         if self._tree.read().tasks:
             self._end_tree(error)
 
@@ -289,7 +299,7 @@ class _Helper:
                 return content
         return None
 
-    def _send(self, content: Started | Planned | Attached | Filled | Failed) -> None:
+    def _send(self, content: Started | Planned | Attached | Filled | FillFailed) -> None:
         self._control.send(FillerMessage(content))
 
 

@@ -39,7 +39,7 @@ from crckpt.ops.restore.memory_fill import fill_memory
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.ops.restore.request import RehearsalRequest
-from crckpt.preflight.restore.checks import Verdict
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.rehearsal import find_needed_addresses
 from crckpt.preflight.restore.terminals import find_needed_numbers
 from crckpt.store import Checkpoint
@@ -81,7 +81,7 @@ class IsolatedRestore(Struct, frozen=True):
     checkpoint: Checkpoint
     criu: Criu
     tree: ImageTree
-    verdict: Verdict
+    verdict: RestoreVerdict
     streams: ImageStreams | None
     directory: Path | None
     work: Path

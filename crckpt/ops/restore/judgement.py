@@ -16,7 +16,7 @@ from crckpt.ops.restore.outside_ends import socket_outputs
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.survey import survey
 from crckpt.ops.restore.work_directory import find_work_place
-from crckpt.preflight.restore.checks import UNCONDITIONAL, Verdict, judge_restore
+from crckpt.preflight.restore.checks import UNCONDITIONAL, RestoreVerdict, judge_restore
 from crckpt.preflight.restore.plan import PlannedRestore
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def judge_attempt(
     attempt: RestoreAttempt, tree: ImageTree, files: tuple[StoredFile, ...], details: dict[str, Any]
-) -> Verdict:
+) -> RestoreVerdict:
     """Judge by the state of this host what the restore of a tree finds here, and what it lacks."""
     request, checkpoint = attempt.request, attempt.checkpoint
     recorded = RecordedFiles.of_details(details)
@@ -59,7 +59,7 @@ def judge_attempt(
     return replace(verdict, blockers=(*attempt.running, *verdict.blockers))
 
 
-def refuse_blocked(request: RestoreRequest, verdict: Verdict, attributes: AttributeRestore) -> None:
+def refuse_blocked(request: RestoreRequest, verdict: RestoreVerdict, attributes: AttributeRestore) -> None:
     """Raise PreflightRefused if something prevents the restore that its user has not allowed."""
     if attributes.verdict.blockers:
         raise preflight_refusal(attributes.verdict.blockers)

@@ -41,7 +41,7 @@ from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.ops.restore.survey import survey
 from crckpt.ops.restore.work_directory import find_work_place, opened_work_directory
 from crckpt.preflight.attribute_record import read_attribute_record
-from crckpt.preflight.restore.checks import Verdict, judge_restore
+from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.files import find_unsized
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -193,7 +193,7 @@ def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: 
     )
 
 
-def _judge(planned: PlannedRestore, host: HostState) -> Verdict:
+def _judge(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
     verdict = judge_restore(planned, host)
     blockers = (*find_rehearsal_blockers(planned.tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
     if blockers:

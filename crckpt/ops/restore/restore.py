@@ -58,7 +58,7 @@ from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.rewound_files import files_rewound, name_kept_files
 from crckpt.preflight.attribute_record import read_attribute_record
-from crckpt.preflight.restore.checks import Verdict
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.preflight.restore.terminals import find_needed_numbers, needs_terminal
 from crckpt.store import Checkpoint, Repository, open_reader
@@ -265,7 +265,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
 
 
 @contextmanager
-def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: Verdict) -> Iterator[OutsideEnds]:
+def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: RestoreVerdict) -> Iterator[OutsideEnds]:
     """Give what the tree gets from outside; what is opened for it is closed with the block."""
     request = attempt.request
     with ExitStack() as stack:
@@ -297,7 +297,7 @@ def _open_output(path: Path) -> int:
 def _follow(
     attempt: RestoreAttempt,
     tree: ImageTree,
-    verdict: Verdict,
+    verdict: RestoreVerdict,
     criu: LaunchedCriu,
     streams: ImageStreams | None,
     attributes: AttributeRestore,

@@ -7,7 +7,7 @@ from msgspec import Struct
 from crckpt.criu.find import Criu
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host.process.job_control import Job
-from crckpt.preflight.restore.checks import Verdict
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.store import Checkpoint
 
 
@@ -22,7 +22,7 @@ class RestoreResult(Struct, frozen=True):
     """
 
     checkpoint: Checkpoint
-    verdict: Verdict
+    verdict: RestoreVerdict
     command: tuple[str, ...]
     criu: Criu
     pid: int | None = None

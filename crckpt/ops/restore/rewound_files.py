@@ -11,12 +11,12 @@ from msgspec.structs import replace
 from crckpt.causes import Finding, cause
 from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.rewind import restored_on_failure
-from crckpt.preflight.restore.checks import Verdict
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.store import Checkpoint
 
 
 @contextmanager
-def files_rewound(checkpoint: Checkpoint, verdict: Verdict) -> Iterator[dict[str, Path]]:
+def files_rewound(checkpoint: Checkpoint, verdict: RestoreVerdict) -> Iterator[dict[str, Path]]:
     """Cut files back; give for each the path of the file with what was cut off."""
     kept_files: dict[str, Path] = {}
     with ExitStack() as stack:

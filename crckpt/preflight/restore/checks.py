@@ -41,7 +41,7 @@ class FoundLink(NamedTuple):
     owner: int
 
 
-class Verdict(Struct, frozen=True):
+class RestoreVerdict(Struct, frozen=True):
     """Whether a restore may begin: only without `blockers`.
 
     `two_way_pipes`: inodes of pipes with a descriptor both to read and to write (of /proc/PID/fd), which CRIU gives
@@ -63,11 +63,11 @@ class Verdict(Struct, frozen=True):
         return any(finding.key in _IN_USE for finding in self.blockers)
 
 
-def judge_restore(planned: PlannedRestore, host: HostState) -> Verdict:
+def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
     """Compare what the checkpoint needs with what the host has."""
     checked = files.check_files(planned, host)
     outside_pipes = pipes.outside_pipes(planned)
-    return Verdict(
+    return RestoreVerdict(
         # The first one becomes the message of a refusal: a taken PID usually means that the program still runs.
         blockers=(
             *(tasks.find_taken_ids(host) if not planned.new_pid_namespace else ()),

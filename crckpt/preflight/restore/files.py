@@ -23,7 +23,7 @@ from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import Grown, PlannedRestore
 
 if TYPE_CHECKING:
-    from crckpt.host.proc.writers import Writer
+    from crckpt.host.proc.writers import FileWriter
 
 HARMLESS = ("file-written", "log-kept", "log-appended")
 """Keys of findings about files that do not prevent a restore."""
@@ -269,7 +269,7 @@ def _find_missing_key(file: RegularFile, facts: FileFacts, *, is_owned: bool) ->
 
 
 def _find_resized_key(
-    planned: PlannedRestore, path: str, now: FileState, size: int, writer: Writer | None, facts: FileFacts
+    planned: PlannedRestore, path: str, now: FileState, size: int, writer: FileWriter | None, facts: FileFacts
 ) -> str:
     """Return the key of the cause that applies to a file that had `size` bytes."""
     is_log, is_same = path in facts.logs, _is_same(planned, path, now)

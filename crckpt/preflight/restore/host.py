@@ -18,7 +18,7 @@ followed. `absent`: nobody has the name of its peer."""
 
 if TYPE_CHECKING:
     from crckpt.host.disk.packages import Package
-    from crckpt.host.proc.writers import Writer
+    from crckpt.host.proc.writers import FileWriter
 
 
 class FileState(Struct, frozen=True):
@@ -63,6 +63,6 @@ class HostState(Struct, frozen=True):
     released: dict[int, int] = {}
     packages: dict[str, Package] = {}
     locks: dict[str, tuple[HeldLock, ...]] = {}
-    writers: dict[str, Writer] = {}
+    writers: dict[str, FileWriter] = {}
     us: int = 0
     terminals: frozenset[int] = frozenset()

@@ -9,7 +9,7 @@ from typing import Final
 from crckpt.causes import Finding, cause
 from crckpt.images.sockets import PacketSocket
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.checks import Verdict
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.files import find_needed_path, find_shared_maps
 from crckpt.preflight.restore.host import FileState
 
@@ -52,7 +52,7 @@ def writable_bytes(tree: ImageTree, files: dict[str, FileState | None]) -> int:
     return sum(found.size for path, found in files.items() if path in writable and found is not None)
 
 
-def rehearsal_warnings(verdict: Verdict) -> tuple[Finding, ...]:
+def rehearsal_warnings(verdict: RestoreVerdict) -> tuple[Finding, ...]:
     """Return the verdict's warnings; those about files to cut back say that this happens in the rehearsal only."""
     # Nobody checkpoints the program of a rehearsal.
     others = (finding for finding in verdict.warnings if finding.key not in ("file-rewound", "session-left-outside"))

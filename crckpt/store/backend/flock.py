@@ -19,7 +19,7 @@ from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_checked
 from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, runtime_directory, write
 from crckpt.host.disk.runtime_directory import make_runtime_directory
-from crckpt.model import utc_datetime
+from crckpt.model import JobName, utc_datetime
 from crckpt.store import layout
 from crckpt.store.owner import Owner, read_owner, write_owner
 
@@ -61,7 +61,7 @@ def turn_taken(directory: Path, timeout: float) -> Iterator[None]:
 
 
 @contextmanager
-def restores_locked(root: Path, job: str, timeout: float, *, alone: bool) -> Iterator[None]:
+def restores_locked(root: Path, job: JobName, timeout: float, *, alone: bool) -> Iterator[None]:
     """Hold the lock of the restores of `job`, a file that the last holder removes; see `Backend.restores_locked`."""
     path = root / layout.LOCKS / f"restore-{job}"
     try:
@@ -168,7 +168,7 @@ def _try_alone(descriptor: int) -> bool:
     return True
 
 
-def _acquire_restores(path: Path, job: str, timeout: float, alone: bool) -> int:
+def _acquire_restores(path: Path, job: JobName, timeout: float, alone: bool) -> int:
     """Return a descriptor that holds the lock; the file names this process to those who wait."""
     deadline = time.monotonic() + timeout
     while True:
@@ -200,7 +200,7 @@ def _wait_for_restores(descriptor: int, path: Path, deadline: float, alone: bool
         time.sleep(_RESTORE_RETRY_S)
 
 
-def _restore_refusal(path: Path, job: str) -> StoreLocked:
+def _restore_refusal(path: Path, job: JobName) -> StoreLocked:
     pid = ""
     with suppress(OSError):
         found = _PID.fullmatch(path.read_text(errors="replace"))

@@ -30,6 +30,7 @@ from crckpt.host.disk.files import (
     write_durably,
     write_new,
 )
+from crckpt.model import JobName
 from crckpt.store import layout
 from crckpt.store.backend import access, flock
 from crckpt.store.backend.protocol import Backend
@@ -55,7 +56,7 @@ _TEMPORARIES: Final = (
 )
 
 
-class LocalFile:
+class LocalStoreFile:
     """A file, read through its descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -130,11 +131,11 @@ class LocalBackend:
             os.close(directory)
 
     @contextmanager
-    def open(self, name: str) -> Iterator[LocalFile]:
+    def open(self, name: str) -> Iterator[LocalStoreFile]:
         """See `Backend`."""
         descriptor = self._open(name)
         try:
-            yield LocalFile(descriptor)
+            yield LocalStoreFile(descriptor)
         finally:
             os.close(descriptor)
 
@@ -250,7 +251,7 @@ class LocalBackend:
         """See `Backend`."""
         return flock.locked(self._root, alone=alone, timeout=timeout)
 
-    def restores_locked(self, job: str, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
+    def restores_locked(self, job: JobName, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
         """See `Backend`."""
         return flock.restores_locked(self._root, job, timeout, alone=alone)
 

@@ -15,6 +15,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
+from crckpt.model import JobName
+
 
 class OpenFile(Protocol):
     """A file that is open for reading, at any offset and by several threads."""
@@ -119,7 +121,7 @@ class Backend(Protocol):
         Raises StoreLocked, which names the holders, if others have it for `timeout` seconds.
         """
 
-    def restores_locked(self, job: str, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
+    def restores_locked(self, job: JobName, timeout: float, *, alone: bool = True) -> AbstractContextManager[None]:
         """Hold the lock of the restores of a job while the block runs; with others, unless `alone`.
 
         Raises StoreLocked if another restore has it for `timeout` seconds. Where nothing can be written, the lock holds

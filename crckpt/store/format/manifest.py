@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError, StoreUnusable
-from crckpt.model import CheckpointId, Count, DumpOptions, Host, JobName, RunId, Statistics, Task
+from crckpt.model import CheckpointId, Count, DumpOptions, Host, JobName, PackId, RunId, Statistics, Task
 from crckpt.store.documents import decode
 from crckpt.store.names import SHORT
 
@@ -38,7 +38,7 @@ _FIRST_TIME: Final = datetime(2, 1, 1, tzinfo=UTC)
 _LAST_TIME: Final = datetime(9999, 1, 2, tzinfo=UTC)
 
 # The pattern of all digests is matched at once: see `_check_values`.
-_Digest: TypeAlias = Annotated[str, Meta(min_length=64, max_length=64)]
+_Digest: TypeAlias = Annotated[PackId, Meta(min_length=64, max_length=64)]
 
 _DIGITS: Final = re.compile(r"[0-9a-f]*")
 _U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
@@ -175,10 +175,10 @@ def highest_after(last: int) -> int:
     return min(last + _LARGEST_JUMP, _MOST // 2)
 
 
-def job_named_in(manifest: bytes) -> str | None:
+def job_named_in(manifest: bytes) -> JobName | None:
     """Find the job in a manifest, however damaged the rest is; None if it cannot be read."""
     found = re.search(rb'"job": "([A-Za-z0-9._-]+)"', manifest)
-    return found[1].decode() if found else None
+    return JobName(found[1].decode()) if found else None
 
 
 def _encode(checkpoint: Checkpoint) -> bytes:

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import LOST
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend, OpenFile
 from crckpt.store.layout import pack_name
 from crckpt.store.names import SHORT
@@ -45,7 +45,7 @@ class Pack(Struct, frozen=True):
 
     backend: Backend
     file: str
-    digest: str
+    digest: PackId
     size: int
     table: npt.NDArray[np.void]
 
@@ -147,7 +147,7 @@ class Pack(Struct, frozen=True):
         return f"pack {self.digest[:SHORT]}"
 
 
-def open_pack(backend: Backend, digest: str, file: str = "") -> Pack:
+def open_pack(backend: Backend, digest: PackId, file: str = "") -> Pack:
     """Read the footer and table of a pack of the store, or of `file`.
 
     Raises IntegrityError if it is missing, cut short, or not what `digest` names.
@@ -157,30 +157,21 @@ def open_pack(backend: Backend, digest: str, file: str = "") -> Pack:
     try:
         with _opened(backend, file, name) as opened:
             size = opened.size
-            table = _read_table(opened, size, name)
+            if size < len(MAGIC) + FOOTER.size or opened.read(len(MAGIC), 0) != MAGIC:
+                raise IntegrityError(f"{name}: its header is damaged")
+            offset, count, page_size, magic = FOOTER.unpack(opened.read(FOOTER.size, size - FOOTER.size))
+            whole = offset + count * FRAME.itemsize + FOOTER.size == size
+            if count > MOST_FRAMES:
+                raise IntegrityError(f"{name}: it declares {count} frames, more than a pack may have")
+            if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
+                raise IntegrityError(f"{name}: its end is missing or damaged")
+            table = opened.read(count * FRAME.itemsize, offset)
     except (FileNotFoundError, NotADirectoryError):
         raise IntegrityError(f"{name} is missing ({backend.location}/{file})") from None
     if hashlib.sha256(table).hexdigest() != digest:
         raise IntegrityError(f"{name}: the SHA-256 of its frame table is not its name")
     frames = np.frombuffer(table, FRAME)
-    _check_layout(frames, size - FOOTER.size - len(table), name)
-    return Pack(backend, file, digest, size, frames)
-
-
-def _read_table(file: OpenFile, size: int, name: str) -> bytes:
-    if size < len(MAGIC) + FOOTER.size or file.read(len(MAGIC), 0) != MAGIC:
-        raise IntegrityError(f"{name}: its header is damaged")
-    offset, count, page_size, magic = FOOTER.unpack(file.read(FOOTER.size, size - FOOTER.size))
-    whole = offset + count * FRAME.itemsize + FOOTER.size == size
-    if count > MOST_FRAMES:
-        raise IntegrityError(f"{name}: it declares {count} frames, more than a pack may have")
-    if magic != MAGIC or page_size != PAGE_SIZE or not whole or not count:
-        raise IntegrityError(f"{name}: its end is missing or damaged")
-    return file.read(count * FRAME.itemsize, offset)
-
-
-def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
-    starts = np.concatenate((frames["offset"], [np.uint64(end)]))
+    starts = np.concatenate((frames["offset"], [np.uint64(size - FOOTER.size - len(table))]))
     # Without gaps, every byte of the file is under a SHA-256.
     gapless = starts[0] == len(MAGIC) and np.array_equal(starts[1:], frames["offset"] + frames["stored"])
     last = int(frames["raw"][-1])
@@ -188,6 +179,7 @@ def _check_layout(frames: npt.NDArray[np.void], end: int, name: str) -> None:
         raise IntegrityError(f"{name}: a frame is larger than its pages")
     if not gapless or (frames["raw"][:-1] != FRAME_SIZE).any() or last % PAGE_SIZE or not 0 < last <= FRAME_SIZE:
         raise IntegrityError(f"{name}: its frame table is inconsistent")
+    return Pack(backend, file, digest, size, frames)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct
 
 from crckpt.host.disk.files import open_private, sync, write
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.format.pack import FOOTER, FRAME, MAGIC
 
 
@@ -26,7 +26,7 @@ class FinishedPack(Struct, frozen=True):
     """A finished pack, durable under a temporary name; `size` in bytes."""
 
     path: Path
-    digest: str
+    digest: PackId
     frames: int
     pages: int
     size: int
@@ -66,7 +66,7 @@ class PackWriter:
         sync(self._file, "pack")
         size = self._offset + len(table) + len(footer)
         # The table has the SHA-256 of each frame, so its own covers every byte of the pages.
-        return FinishedPack(self._path, hashlib.sha256(table).hexdigest(), len(self._table), self.pages, size)
+        return FinishedPack(self._path, PackId(hashlib.sha256(table).hexdigest()), len(self._table), self.pages, size)
 
     def close(self) -> None:
         """Close the file, if it is open."""

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from crckpt.errors import IntegrityError
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.forget_fingerprints import forget_fingerprints
 from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask
@@ -58,7 +58,7 @@ class Contents:
                 raise IntegrityError(f"{file.name} has {file.bytes} bytes, more than such an image may have")
             return self._read(file.extents, file.bytes)
 
-    def are_in_packs(self, extents: Extents, digests: Collection[str]) -> Mask:
+    def are_in_packs(self, extents: Extents, digests: Collection[PackId]) -> Mask:
         """Return which of these extents lie in packs with these digests."""
         numbers = [number for number, use in enumerate(self.checkpoint.packs) if use.digest in digests]
         found: Mask = np.isin(extents["pack"], np.array(numbers, np.uint32))

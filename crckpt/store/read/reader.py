@@ -21,7 +21,7 @@ from crckpt.errors import IntegrityError
 from crckpt.host.disk.vmsplice import PIPE_SIZE
 from crckpt.images.pagemap import read_pagemap, write_pagemap
 from crckpt.images.private_memory import MemoryRange, range_edges
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.format.extents import (
     Bytes,
     Extents,
@@ -98,7 +98,7 @@ class Reader:
         self,
         own: Mapping[str, Sequence[MemoryRange]],
         later: Mapping[str, Sequence[tuple[int, int]]] = MappingProxyType({}),
-        hot: frozenset[str] = frozenset(),
+        hot: frozenset[PackId] = frozenset(),
     ) -> MemoryFill:
         """Take pages out of the images; the result fills memory with them, without CRIU.
 

@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from crckpt.errors import CrckptError, IntegrityError, error_text
 from crckpt.images.pagemap import PRESENT, read_pagemap
-from crckpt.model import PAGE_SIZE, CheckpointId
+from crckpt.model import PAGE_SIZE, CheckpointId, PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.extents import ZERO, Extents, Numbers, mark_used_pages
 from crckpt.store.format.index import FILE, PAGES, StoredFile
@@ -33,10 +33,10 @@ class PackAudit(Struct):
 
     count: int = 0
     bytes: int = 0
-    packs: dict[str, Pack] = {}
-    broken: dict[str, str] = {}
-    frames: dict[str, dict[int, str]] = {}
-    affected: dict[tuple[str, int], list[CheckpointId]] = {}
+    packs: dict[PackId, Pack] = {}
+    broken: dict[PackId, str] = {}
+    frames: dict[PackId, dict[int, str]] = {}
+    affected: dict[tuple[PackId, int], list[CheckpointId]] = {}
 
     def note_damage(self, checkpoint: Checkpoint, extents: Extents) -> bool:
         """Note which damage affects the extents of a checkpoint; return whether there is any."""
@@ -49,7 +49,7 @@ class PackAudit(Struct):
                     ids.append(checkpoint.id)
         return is_damaged
 
-    def _find_damaged_frames(self, digest: str, number: int, extents: Extents) -> Iterator[int]:
+    def _find_damaged_frames(self, digest: PackId, number: int, extents: Extents) -> Iterator[int]:
         if digest in self.broken:
             # No frame of the pack can be read: -1 stands for all of them.
             yield -1
@@ -167,20 +167,16 @@ def _check_range(checkpoint: Checkpoint, packs: PackAudit, extents: Extents) -> 
 def _check_pagemaps(contents: Contents) -> None:
     for file in contents.index.files:
         if file.kind == PAGES:
-            _check_pages(contents, file)
+            pagemap = contents.index.find(file.pagemap, (FILE,))
+            if pagemap is None:
+                raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
+            pagemap_entries = read_pagemap(contents.read(pagemap), file.pagemap)
+            wanted = _runs(pagemap_entries.table[:, 0] // PAGE_SIZE, pagemap_entries.table[:, 1])
+            # A stored set is complete: it leaves no page to a parent.
+            if not pagemap_entries.with_flag(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
+                raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
         elif file.kind == FILE and not _is_whole(file):
             raise IntegrityError(f"the pages of {file.name} are not in order")
-
-
-def _check_pages(contents: Contents, file: StoredFile) -> None:
-    pagemap = contents.index.find(file.pagemap, (FILE,))
-    if pagemap is None:
-        raise IntegrityError(f"{file.pagemap}, which describes {file.name}, is missing")
-    pagemap_entries = read_pagemap(contents.read(pagemap), file.pagemap)
-    wanted = _runs(pagemap_entries.table[:, 0] // PAGE_SIZE, pagemap_entries.table[:, 1])
-    # A stored set is complete: it leaves no page to a parent.
-    if not pagemap_entries.with_flag(PRESENT).all() or not np.array_equal(wanted, _runs_of(file.extents)):
-        raise IntegrityError(f"{file.name} does not hold the pages that {file.pagemap} describes")
 
 
 def _is_whole(file: StoredFile) -> bool:

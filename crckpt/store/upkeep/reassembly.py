@@ -9,13 +9,13 @@ from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import created, sync, write
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.format.pack import FOOTER, MAGIC, Pack, open_pack
 
 
-def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
+def reassemble(digest: PackId, copies: Sequence[Backend], into: Path) -> None:
     """Write the pack to `into`, a new file, durably, and verify it.
 
     Raises IntegrityError if no copy has its frame table, or one of the frames (it says what is wrong with the first
@@ -36,7 +36,7 @@ def reassemble(digest: str, copies: Sequence[Backend], into: Path) -> None:
             written.check(frame, written.read_stored(frame))
 
 
-def _open(digest: str, copies: Sequence[Backend]) -> Pack:
+def _open(digest: PackId, copies: Sequence[Backend]) -> Pack:
     errors: list[Exception] = []
     for backend in copies:
         try:

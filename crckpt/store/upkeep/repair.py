@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from crckpt.errors import CrckptError, IntegrityError, StoreUnusable, UsageError, error_text
 from crckpt.host.disk.files import write_new
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, PackId
 from crckpt.store.format.manifest import MOST_BYTES, unseal
 from crckpt.store.layout import manifest_name, pack_name
 from crckpt.store.names import SHORT
@@ -70,7 +70,7 @@ def repair(
             tuple(filter(repairer.repair_manifest, _find_damaged_manifests(repository, wanted))) if repairer else ()
         )
         before = now = verify(repository, wanted, progress=progress)
-        packs = dict.fromkeys(damage.name for damage in before.damages if damage.kind == "pack")
+        packs = dict.fromkeys(PackId(damage.name) for damage in before.damages if damage.kind == "pack")
         repaired = frozenset(filter(repairer.repair_pack, packs)) if repairer else frozenset()
         if repaired:
             now = verify(repository, wanted, progress=progress)
@@ -120,7 +120,7 @@ class _Repairer:
             return self._give_up(checkpoint_id, error.message)
         return True
 
-    def repair_pack(self, digest: str) -> bool:
+    def repair_pack(self, digest: PackId) -> bool:
         """Replace a pack; return whether that was possible."""
         from crckpt.store.upkeep.reassembly import reassemble
 

@@ -39,7 +39,14 @@ class ExaminedPages(Struct, frozen=True):
 
 def examine_pages(pages: Bytes, key: bytes) -> ExaminedPages:
     """Examine pages (n by page size), with fingerprints under the store's `key`."""
-    filled = _find_nonzero(pages)
+    words = pages.view(np.uint64)
+    # A few words tell for nearly all pages, in a quarter of the time that all words take.
+    is_filled: Mask = np.bitwise_or.reduce(words[:, ::_WORDS_APART], axis=1) != 0
+    others = np.flatnonzero(~is_filled)
+    for start in range(0, len(others), _PAGES_AT_ONCE):
+        some = others[start : start + _PAGES_AT_ONCE]
+        is_filled[some] = np.bitwise_or.reduce(words[some], axis=1) != 0
+    filled = np.flatnonzero(is_filled)
     return ExaminedPages(filled, compute_fingerprints(pages, filled, key))
 
 
@@ -86,15 +93,3 @@ def _examine_batch(path: Path, start: int, key: bytes, buffer: Bytes) -> Examine
 
 def _has_batch(path: Path, start: int) -> bool:
     return path.stat().st_size >= (start + BATCH_PAGES) * PAGE_SIZE
-
-
-def _find_nonzero(pages: Bytes) -> Positions:
-    """Find the pages that are not all zero."""
-    words = pages.view(np.uint64)
-    # A few words tell for nearly all pages, in a quarter of the time that all words take.
-    is_filled: Mask = np.bitwise_or.reduce(words[:, ::_WORDS_APART], axis=1) != 0
-    others = np.flatnonzero(~is_filled)
-    for start in range(0, len(others), _PAGES_AT_ONCE):
-        some = others[start : start + _PAGES_AT_ONCE]
-        is_filled[some] = np.bitwise_or.reduce(words[some], axis=1) != 0
-    return np.flatnonzero(is_filled)

@@ -25,7 +25,6 @@ from crckpt.store.format.extents import (
     ZERO,
     Bytes,
     Extents,
-    Mask,
     Numbers,
     Positions,
     expand_ranges,
@@ -148,7 +147,20 @@ def find_sources(directory: Path, details: bytes, base: Path | None = None) -> t
     found: dict[str, Source] = {}
     for name in filter(is_pagemap, sizes):
         pagemap = _read_pagemap(directory, name)
-        pages = _pages_source(directory, name, pagemap, base)
+        chain = _Chain(name, base.resolve() if base else None, [])
+        try:
+            extents = chain.locate_pages(directory, pagemap, ())
+        except RecursionError:
+            raise IntegrityError(f"{name}: its chain of parent images is too long") from None
+        in_base = extents["pack"] == _IN_BASE
+        # Pages that are left are later merged with the others by address.
+        if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():
+            raise IntegrityError(f"{name}: its entries are not in the order of their addresses")
+        own = extents[~in_base]
+        size = page_count(own) * PAGE_SIZE
+        left = extents[in_base]
+        left["pack"] = 0
+        pages = Source(pagemap.pages_name, PAGES, size, own, tuple(chain.files), pagemap=name, left=left)
         for source in (_map_source(directory, name, pagemap), pages):
             if source.name in found:
                 raise IntegrityError(f"{name}: {source.name} also belongs to another page map")
@@ -195,23 +207,6 @@ def _map_source(directory: Path, name: str, pagemap: PageMap) -> Source:
     return bytes_source(name, FILE, write_pagemap(pagemap.join()))
 
 
-def _pages_source(directory: Path, name: str, pagemap: PageMap, base: Path | None) -> Source:
-    chain = _Chain(name, base.resolve() if base else None, [])
-    try:
-        extents = chain.locate_pages(directory, pagemap, ())
-    except RecursionError:
-        raise IntegrityError(f"{name}: its chain of parent images is too long") from None
-    in_base = extents["pack"] == _IN_BASE
-    # Pages that are left are later merged with the others by address.
-    if in_base.any() and (extents["first"][:-1] + extents["count"][:-1] > extents["first"][1:]).any():
-        raise IntegrityError(f"{name}: its entries are not in the order of their addresses")
-    own = extents[~in_base]
-    size = page_count(own) * PAGE_SIZE
-    left = extents[in_base]
-    left["pack"] = 0
-    return Source(pagemap.pages_name, PAGES, size, own, tuple(chain.files), pagemap=name, left=left)
-
-
 class _Chain(NamedTuple):
     """The sets in which the pages of one page map lie; `files` are those found so far."""
 
@@ -245,7 +240,16 @@ class _Chain(NamedTuple):
         if above is None:
             extents["pack"][inherited], extents["page"][inherited] = _IN_BASE, 0
             return extents
-        return _replace_inherited(extents, inherited, above, self.name)
+        if not inherited.any():
+            return extents
+        try:
+            found, which = find_extents(extents[inherited], above)
+        except LookupError as missing:
+            raise IntegrityError(
+                f"{self.name}: the page at {missing.args[0] * PAGE_SIZE:#x} is in no set before"
+            ) from None
+        place = np.concatenate((np.flatnonzero(~inherited), np.flatnonzero(inherited)[which]))
+        return join_extents(np.concatenate((extents[~inherited], found))[np.argsort(place, kind="stable")])
 
     def _locate_in_parent(self, directory: Path, seen: tuple[Path, ...]) -> Extents | None:
         """Locate the pages of the parent set; None if that is the base."""
@@ -258,18 +262,6 @@ class _Chain(NamedTuple):
         if above in seen:
             raise IntegrityError(f"{link} leads back to {above}")
         return self.locate_pages(above, _read_pagemap(above, self.name), seen)
-
-
-def _replace_inherited(extents: Extents, inherited: Mask, above: Extents, name: str) -> Extents:
-    """Replace the inherited extents by what `above` has at their addresses."""
-    if not inherited.any():
-        return extents
-    try:
-        found, which = find_extents(extents[inherited], above)
-    except LookupError as missing:
-        raise IntegrityError(f"{name}: the page at {missing.args[0] * PAGE_SIZE:#x} is in no set before") from None
-    place = np.concatenate((np.flatnonzero(~inherited), np.flatnonzero(inherited)[which]))
-    return join_extents(np.concatenate((extents[~inherited], found))[np.argsort(place, kind="stable")])
 
 
 def _check_size(pages: Path, name: str, present: int) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, Statistics, Task
+from crckpt.model import PAGE_SIZE, CheckpointId, DumpOptions, Host, JobName, RunId, Statistics, Task
 from crckpt.store.backend.access import full_store_named
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.names import check_name
@@ -40,7 +40,7 @@ class NewCheckpoint(Struct, frozen=True):
     parent: CheckpointId | None = None
     base: Path | None = None
     note: str | None = None
-    run_id: str | None = None
+    run_id: RunId | None = None
     stopped: bool = False
     config_digest: str | None = None
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from crckpt.errors import IntegrityError
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import load_fingerprints, load_kept_fingerprints
 from crckpt.store.format.extents import ZERO, Bytes, Extents, Numbers, Positions, find_extents, unique_sorted
@@ -150,7 +150,7 @@ class KnownPages:
             table.extend(prints)
         return table
 
-    def _take_in(self, digest: str) -> bool:
+    def _take_in(self, digest: PackId) -> bool:
         """Take in a pack that no checkpoint before has named to this one; return whether it was possible."""
         if digest in self._tried or self._table.count >= MOST:
             return False

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import compute_fingerprints, read_key
 from crckpt.store.format.extents import (
@@ -333,7 +333,7 @@ def _pack_uses(
     return tuple(_pack_use(number, *packs[number], extents) for number in order)
 
 
-def _pack_use(number: int, digest: str, total: int, extents: Extents) -> PackUse:
+def _pack_use(number: int, digest: PackId, total: int, extents: Extents) -> PackUse:
     pages = mark_used_pages(extents, number, total)
     frames = np.logical_or.reduceat(pages, np.arange(0, total, FRAME_PAGES))
     return PackUse(digest, int(frames.sum()), int(pages.sum()))

@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.files import own_name, write_new
+from crckpt.model import PackId
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import SIZE, load_kept_fingerprints
 from crckpt.store.format.extents import Numbers, Positions, expand_ranges
@@ -105,13 +106,13 @@ class PageSamples:
             packs.append(pack[exists].astype(np.int64) + start)
         return np.concatenate(rows), np.concatenate(packs)
 
-    def digest(self, number: int) -> str:
+    def digest(self, number: int) -> PackId:
         """Return the digest of a pack."""
         which = int(np.searchsorted(self._starts, number, side="right")) - 1
         at = (number - int(self._starts[which])) * DIGEST
-        return bytes(self._all[which].digests[at : at + DIGEST]).hex()
+        return PackId(bytes(self._all[which].digests[at : at + DIGEST]).hex())
 
-    def add(self, digests: Iterable[str], directory: Path) -> None:
+    def add(self, digests: Iterable[PackId], directory: Path) -> None:
         """Add samples of new packs, whose fingerprints are in the cache. A file is made in `directory` meanwhile.
 
         A failure is ignored: these are a cache, and the next dump catches up.
@@ -154,10 +155,10 @@ class PageSamples:
     def _catch_up(self) -> _Part:
         """Take samples of packs that have none: of an older crckpt, or of one that was killed."""
         sampled = {digest for part in self._parts for digest in _split(part.digests)}
-        missing = (digest.hex() for digest in sorted(self._kept - sampled))
+        missing = (PackId(digest.hex()) for digest in sorted(self._kept - sampled))
         return self._take_samples(islice(missing, _MOST_CAUGHT_UP), _MOST_CAUGHT_UP_BYTES)
 
-    def _take_samples(self, digests: Iterable[str], most: float = float("inf")) -> _Part:
+    def _take_samples(self, digests: Iterable[PackId], most: float = float("inf")) -> _Part:
         """Take samples of packs until `most` bytes of fingerprints were read."""
         taken: list[bytes] = []
         entries, read = [np.empty(0, np.uint64)], 0

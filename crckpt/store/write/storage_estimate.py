@@ -59,7 +59,11 @@ class StorageTrial:
         # A dump does this while CRIU still writes: see `Preparation`, which needs a second core, too.
         examined = examine_written_image(pages, self._key) if len(os.sched_getaffinity(0)) > 1 else {}
         began = time.monotonic()
-        source = _source(pages)
+        size = pages.stat().st_size
+        # At addresses that the parent does not have: known pages are found by their content.
+        extents = np.zeros(1, EXTENT)
+        extents["count"] = size // PAGE_SIZE
+        source = Source(pages.name, PAGES, size, extents, (pages,), pagemap="pagemap-0.img")
         new_pages = FingerprintTable(max(1, source.size // PAGE_SIZE))
         with (
             TemporaryDirectory(dir=self._directory) as directory,
@@ -71,11 +75,3 @@ class StorageTrial:
             packed = time.monotonic()
             stored = sum(pack.size for pack in packs.finish())
         return TrialResult((time.monotonic() - began) * 1000, (packed - began) * 1000, stored)
-
-
-def _source(pages: Path) -> Source:
-    size = pages.stat().st_size
-    # At addresses that the parent does not have: known pages are found by their content.
-    extents = np.zeros(1, EXTENT)
-    extents["count"] = size // PAGE_SIZE
-    return Source(pages.name, PAGES, size, extents, (pages,), pagemap="pagemap-0.img")

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from recorded_moves import PEER, STATES, ended_root, live_root, record_move
 
 from crckpt.cli.completion import complete
+from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import move_name
 from crckpt.store.move_states import Side, State
@@ -82,7 +83,7 @@ def test_what_the_destination_keeps_of_an_aborted_move(typed: CommandLine, repos
 def test_records_that_cannot_be_read(typed: CommandLine, repository: Repository) -> None:
     assert typed.say("migrate", "--list") == "no job was moved to or from this store\n"
     record_move(repository, "source", "done")
-    path = repository.root / move_name("job")
+    path = repository.root / move_name(JobName("job"))
     path.chmod(0o600)
     path.write_bytes(b"damaged")
     text = typed.say("migrate", "--list")
@@ -144,7 +145,7 @@ def test_rm_keeps_what_an_unfinished_move_needs(
     typed.say("rm", first.id)
     typed.say("gc")
     typed.say("verify", second.id)
-    assert (repository.root / move_name("job")).exists()
+    assert (repository.root / move_name(JobName("job"))).exists()
 
 
 def test_rm_keeps_the_rounds_of_a_move(
@@ -166,7 +167,7 @@ def test_rm_with_a_damaged_record(
 ) -> None:
     other = store(repository, tmp_path, of_pages(7), described("other"))
     record_move(repository, "source", "done", checkpoints[1])
-    path = repository.root / move_name("job")
+    path = repository.root / move_name(JobName("job"))
     path.chmod(0o600)
     path.write_bytes(b"damaged")
     assert f"remove the file {path}" in typed.say("rm", "job", status=UNUSABLE)

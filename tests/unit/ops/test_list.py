@@ -9,7 +9,7 @@ import pytest
 from image_sets import manifest_path
 
 from crckpt.errors import NoSuchCheckpoint, StoreUnusable
-from crckpt.model import JobName
+from crckpt.model import JobName, RunId
 from crckpt.ops.context import Context
 from crckpt.ops.list import list_checkpoints
 from crckpt.store import Checkpoint, PendingCheckpoint, Repository, UnreadableCheckpoint
@@ -42,7 +42,7 @@ def test_what_was_stored_in_the_end_is_not_lost(
 ) -> None:
     """As where crckpt was killed just after it had stored a checkpoint."""
     stored = checkpoints[0].run_id
-    for run in (stored, "another"):
+    for run in (stored, RunId("another")):
         with pytest.raises(StoreUnusable), repository.announced(JobName("job"), NOW, run, alone=True):
             raise StoreUnusable("killed")
     lost = [pending.run_id for pending in list_checkpoints(context, None).pending]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from image_sets import described, of_pages, open_store, store
 
+from crckpt.model import PackId
 from crckpt.store.forget_fingerprints import forget_fingerprints
 
 
@@ -15,5 +16,5 @@ def test_only_those_that_are_named_go(tmp_path: Path) -> None:
     second = store(repository, tmp_path, of_pages(*range(200, 300)), described("two"))
     known = repository.root / "cache/fingerprints"
     assert {path.name for path in known.iterdir()} == {first.packs[0].digest, second.packs[0].digest}
-    forget_fingerprints(repository.backend, [first.packs[0].digest, "0" * 64])
+    forget_fingerprints(repository.backend, [first.packs[0].digest, PackId("0" * 64)])
     assert [path.name for path in known.iterdir()] == [second.packs[0].digest]

@@ -16,7 +16,7 @@ from crckpt.migrate.destination.recorded import read_state
 from crckpt.migrate.source.report_aborts import report_abort, settle_moves
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
-from crckpt.model import JobName
+from crckpt.model import JobName, MoveId
 from crckpt.store import collect_garbage
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.layout import move_name, unreported_name
@@ -40,7 +40,7 @@ def test_whatever_a_peer_calls_itself_its_record_can_be_read(tmp_path: Path, pee
     """A record that cannot be read prevents every restore of the job."""
     backend = Repository.open(tmp_path / "store", create=True).backend
     stored = store_move(backend, begin_move("destination", JobName("job"), peer))
-    assert read_move(backend, "job") == stored
+    assert read_move(backend, JobName("job")) == stored
     assert 1 <= len(stored.peer) <= 300
     assert "\x1b" not in stored.peer
 
@@ -49,7 +49,7 @@ def test_whatever_the_reason_its_record_can_be_read(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     move = begin_move("source", JobName("job"), "there")
     stored = store_move(backend, advance(move, "aborted", why="no file /tmp/\udcff\x1b[2J" + "x" * (1 << 20)))
-    assert read_move(backend, "job") == stored
+    assert read_move(backend, JobName("job")) == stored
     assert len(stored.why) == 4096
 
 
@@ -69,7 +69,7 @@ def test_a_move_whose_destination_is_in_doubt_is_never_forgotten(tmp_path: Path)
     assert read_last_moves(backend) == ((coming,), ())
     store_move(backend, advance(coming, "aborted"))
     old.append(aborted(backend, "fourth"))
-    remove_move(backend, "job")
+    remove_move(backend, JobName("job"))
     assert read_last_moves(backend) == ((), ())
     assert [move.id for move in read_all_moves(backend)[0]] == [move.id for move in old]
     for move in old:
@@ -155,7 +155,7 @@ def test_only_the_host_of_the_move_can_settle_it(
     if expected == "unknown":
         with pytest.raises(RemoteError, match=f"node2 does not know the move {move.id} of job to first") as raised:
             report()
-        assert f"remove the file {repository.root}/{move_name('job')}" in raised.value.hint
+        assert f"remove the file {repository.root}/{move_name(JobName('job'))}" in raised.value.hint
     elif expected == "runs-there":
         with pytest.raises(MoveInDoubt, match="it may run on both hosts"):
             report()
@@ -176,7 +176,7 @@ def test_a_host_that_claims_the_store_of_another_one_settles_nothing(tmp_path: P
     answer = messages.MoveState(move.id, "aborted")
     connection = SimpleNamespace(send=sent.append, receive=lambda *_kinds: answer)
     hello = SimpleNamespace(hostname="first", store="its store")
-    settle_moves(repository, cast(Connection, connection), cast(messages.Hello, hello), host, "job")
+    settle_moves(repository, cast(Connection, connection), cast(messages.Hello, hello), host, JobName("job"))
     assert bool(sent) == is_asked
     assert read_all_moves(repository.backend)[0][0].is_settled == is_asked
 
@@ -223,8 +223,8 @@ def test_a_tree_that_ended_there_hides_no_abort(tmp_path: Path, has_ended: bool)
     move = begin_move("destination", JobName("job"), "source")
     moved = replace(move, state="done", root=replace(live, start=live.start + 1) if has_ended else live)
     store_move(repository.backend, moved)
-    answer, _ = read_state(repository, messages.Resume("0" * 16, aborted_job=moved.job), "source")
+    answer, _ = read_state(repository, messages.Resume(MoveId("0" * 16), aborted_job=moved.job), "source")
     assert answer.state == ("aborted" if has_ended else None)
-    last = read_move(repository.backend, "job")
+    last = read_move(repository.backend, JobName("job"))
     assert last is not None
     assert last.id == ("0" * 16 if has_ended else moved.id)

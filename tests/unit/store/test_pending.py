@@ -12,7 +12,7 @@ import pytest
 from image_sets import open_store
 
 from crckpt.errors import StoreUnusable
-from crckpt.model import JobName
+from crckpt.model import JobName, RunId
 from crckpt.store import Repository
 
 CREATED = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -30,7 +30,7 @@ def record(repository: Repository) -> Path:
 
 
 def test_one_is_pending_for_as_long_as_it_is_stored(repository: Repository) -> None:
-    with repository.announced(JOB, CREATED, "run-1", alone=True):
+    with repository.announced(JOB, CREATED, RunId("run-1"), alone=True):
         (pending,) = repository.pending()
         assert (pending.job, pending.created, pending.run_id) == (JOB, CREATED, "run-1")
         assert (pending.pid, pending.lost) == (os.getpid(), None)

@@ -128,8 +128,8 @@ def _days(checkpoints: tuple[Checkpoint, ...]) -> list[int]:
 
 def test_listing_is_in_the_order_of_commits(repository: Repository) -> None:
     assert _days(repository.checkpoints()) == [3, 1, 2, 4]
-    assert _days(repository.checkpoints("one")) == [3, 1, 2]
-    assert repository.checkpoints("three") == ()
+    assert _days(repository.checkpoints(JobName("one"))) == [3, 1, 2]
+    assert repository.checkpoints(JobName("three")) == ()
     assert [_days((repository.get(repository.resolve(f"one~{back}")),)) for back in range(3)] == [[2], [1], [3]]
 
 
@@ -141,7 +141,7 @@ def test_a_tag_that_is_lost_or_just_removed_hides_no_other(repository: Repositor
                 raise OSError(number, os.strerror(number))
             return super().read(name, most)
 
-    first = repository.checkpoints("one")[0]
+    first = repository.checkpoints(JobName("one"))[0]
     for name in ("a", "b"):
         repository.tag(first.id, name)
     losing = Repository(Losing(repository.root), read_description(repository.backend))
@@ -162,11 +162,11 @@ def test_tags_are_kept_moved_and_removed(repository: Repository) -> None:
         Tag(JobName("one"), "v1.0", second.id),
         Tag(JobName("two"), "v1.0", other.id),
     )
-    repository.untag("one", "v1.0")
+    repository.untag(JobName("one"), "v1.0")
     with pytest.raises(NoSuchCheckpoint):
         repository.resolve("one:v1.0")
     with pytest.raises(NoSuchCheckpoint) as refusal:
-        repository.untag("one", "bset")
+        repository.untag(JobName("one"), "bset")
     assert "one:best" in refusal.value.hint
 
 
@@ -177,7 +177,7 @@ def test_names_that_cannot_be(name: str, repository: Repository, tmp_path: Path)
     with pytest.raises(UsageError, match="is not a valid job name"):
         store(repository, tmp_path, ImageSet(), described(name))
     with pytest.raises(NoSuchCheckpoint):
-        repository.untag("one", name)
+        repository.untag(JobName("one"), name)
 
 
 @pytest.mark.parametrize("name", ["a", "0", "redis-6.2_x", "x" * 100])

@@ -17,7 +17,7 @@ from image_sets import ImageSet, area, described, manifest_path, open_store, sto
 from places import SUPPORT
 
 from crckpt.errors import StoreUnusable
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, JobName
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.flock import turn_taken
 from crckpt.store.format.manifest import next_sequence
@@ -33,7 +33,7 @@ def _stored(repository: Repository, base: Path, created: datetime, job: str = "j
     return store(repository, base, ImageSet({"pagemap-1.img": [area(1, number)]}), described(job, created=created)).id
 
 
-def _order(repository: Repository, job: str | None = None) -> list[CheckpointId]:
+def _order(repository: Repository, job: JobName | None = None) -> list[CheckpointId]:
     return [checkpoint.id for checkpoint in repository.checkpoints(job)]
 
 
@@ -65,7 +65,7 @@ def test_a_clock_that_goes_back_all_the_time(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]
     assert _order(repository) == ids
-    assert _order(repository, "a") == ids[::2]
+    assert _order(repository, JobName("a")) == ids[::2]
 
 
 def test_the_order_outlives_what_is_removed(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from image_sets import open_store, restore_files
 from places import SUPPORT
 from stages import superfluous
 
+from crckpt.model import JobName
 from crckpt.store import collect_garbage, verify
 from crckpt.store.backend.flock import holders
 
@@ -121,7 +122,7 @@ def test_all_at_once(tmp_path: Path) -> None:
     assert all(re.search(r"is locked by PID \d+ \(.*since|is locked$", line) for line in refusals), refusals
     assert holders(repository.root) == ()
     for job, ids in made.items():
-        kept = repository.checkpoints(job)
+        kept = repository.checkpoints(JobName(job))
         assert [checkpoint.id for checkpoint in kept] == ids[-len(kept) :]
         assert len(kept) >= 2
         assert restore_files(repository, kept[-1], tmp_path)

@@ -10,8 +10,9 @@ import pytest
 
 from crckpt.helper.address_guard.client import guarded_addresses
 from crckpt.host import proc
+from crckpt.model import MoveId
 
-MOVE = "0123456789abcdef"
+MOVE = MoveId("0123456789abcdef")
 OPENS = "import sys, time\nfile = open(sys.argv[1], 'a')\nprint(flush=True)\ntime.sleep(1000)"
 
 

@@ -8,19 +8,20 @@ import pytest
 
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import run
+from crckpt.model import RunId
 
 
 def test_a_network_lock_is_found_and_lifted() -> None:
     if not network_locks.can_filter():
         pytest.skip("no nft, or the kernel does not let us look at its packet filter")
     run_id = f"test-{secrets.token_hex(8)}"
-    assert network_locks.lift_lock(run_id) is None
+    assert network_locks.lift_lock(RunId(run_id)) is None
     made = run.run([str(network_locks.find_nft()), "add", "table", "inet", f"CRIU-{run_id}"])
     if not made.ok:
         pytest.skip(f"no table can be made here: {made.output}")
     look = [str(network_locks.find_nft()), "list", "table", "inet", f"CRIU-{run_id}"]
     assert run.run(look).ok
-    assert network_locks.lift_lock(run_id) == f"CRIU-{run_id}"
+    assert network_locks.lift_lock(RunId(run_id)) == f"CRIU-{run_id}"
     assert not run.run(look).ok
 
 
@@ -28,4 +29,4 @@ def test_a_network_lock_is_found_and_lifted() -> None:
 def test_without_nft_there_is_no_lock_to_lift() -> None:
     if network_locks.find_nft() is not None:
         pytest.skip("the nft that came with CRIU is there")
-    assert (network_locks.can_filter(), network_locks.lift_lock("x")) == (False, None)
+    assert (network_locks.can_filter(), network_locks.lift_lock(RunId("x"))) == (False, None)

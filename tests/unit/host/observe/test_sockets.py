@@ -30,8 +30,12 @@ def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
     with socket.create_connection(("127.0.0.1", port)) as client, loopback.accept()[0] as server:
         theirs = client.getsockname()[1]
         assert set(sockets.tcp_connections([os.getpid()])) == {
-            sockets.Connection(os.getpid(), client.fileno(), f"127.0.0.1:{theirs}", f"127.0.0.1:{port}", "ESTABLISHED"),
-            sockets.Connection(os.getpid(), server.fileno(), f"127.0.0.1:{port}", f"127.0.0.1:{theirs}", "ESTABLISHED"),
+            sockets.TcpConnection(
+                os.getpid(), client.fileno(), f"127.0.0.1:{theirs}", f"127.0.0.1:{port}", "ESTABLISHED"
+            ),
+            sockets.TcpConnection(
+                os.getpid(), server.fileno(), f"127.0.0.1:{port}", f"127.0.0.1:{theirs}", "ESTABLISHED"
+            ),
         }
         server.close()
         (left,) = sockets.tcp_connections([os.getpid()])

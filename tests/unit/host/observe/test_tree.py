@@ -111,7 +111,7 @@ def test_a_connection_to_us_is_told_once() -> None:
 def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     with program(CONNECTS) as process:
 
-        def meanwhile(_pids: list[int]) -> tuple[sockets.Connection, ...]:
+        def meanwhile(_pids: list[int]) -> tuple[sockets.TcpConnection, ...]:
             assert process.stdin is not None
             process.stdin.write(b"\n")
             process.stdin.flush()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.proc.writers import Writer, find_writers
+from crckpt.host.proc.writers import FileWriter, find_writers
 
 OPENS = "import sys, time; file = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(60)"
 
@@ -43,7 +43,7 @@ def test_a_writer_is_found_by_whatever_name(file: Path, how: str) -> None:
     with opened(file.with_name("other"), how) as pid:
         found = find_writers([str(file), str(file.with_name("other")), str(file.parent / "none")])
     assert {path: writer.pid for path, writer in found.items()} == {str(file): pid, str(file.with_name("other")): pid}
-    assert isinstance(found[str(file)], Writer)
+    assert isinstance(found[str(file)], FileWriter)
     assert found[str(file)].comm.startswith("python")
 
 

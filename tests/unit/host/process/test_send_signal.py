@@ -9,7 +9,7 @@ import subprocess
 from msgspec.structs import replace
 
 from crckpt.host.proc import identify
-from crckpt.host.process.send_signal import send_signal, send_signal_if
+from crckpt.host.process.signals import send_signal, send_signal_if
 
 
 def test_another_process_with_the_number_gets_nothing() -> None:

@@ -14,6 +14,7 @@ from crckpt.errors import CrckptError, HostCannot, PreflightRefused, TargetNotRu
 from crckpt.host import proc
 from crckpt.host.target import resolve
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
+from crckpt.model import CheckpointId, JobName, StoreId
 
 
 @pytest.fixture
@@ -175,7 +176,9 @@ def record(root: int, helpers: Iterable[int]) -> None:
     process = proc.read_process(root)
     assert process is not None
     found = tuple(identity for pid in helpers if (identity := proc.identify(pid)) is not None)
-    record_restored(RestoredTree(proc.identify_live_root(process), "store", "job", "", found))
+    record_restored(
+        RestoredTree(proc.identify_live_root(process), StoreId("store"), JobName("job"), CheckpointId("0" * 64), found)
+    )
 
 
 def test_a_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:

@@ -14,13 +14,13 @@ from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.connection_errors import ConnectionLost
-from crckpt.model import JobName
+from crckpt.model import JobName, MoveId
 from crckpt.ops.context import Context
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.layout import manifest_name
 from crckpt.store.moves import read_move
 
-MOVE = "0123456789abcdef"
+MOVE = MoveId("0123456789abcdef")
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +58,7 @@ def test_it_removes_no_checkpoint_that_was_there(tmp_path: Path, ending: tuple[m
     (failed, *_) = serve(repository, prepare("job", checkpoint, b"not one"), *ending)
     assert isinstance(failed, messages.Failed)
     assert repository.get(checkpoint.id) == checkpoint
-    move = read_move(repository.backend, "job")
+    move = read_move(repository.backend, JobName("job"))
     assert move is not None
     assert move.state == "aborted"
 

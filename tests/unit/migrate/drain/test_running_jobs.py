@@ -15,10 +15,10 @@ from small_programs import WAITS, program, read
 
 from crckpt.host import proc
 from crckpt.host.proc import identify_live_root
-from crckpt.host.program.live import read_program
+from crckpt.host.program.program import read_program
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.migrate.drain.running_jobs import RunningJobs, find_running_jobs
-from crckpt.model import Task
+from crckpt.model import CheckpointId, JobName, StoreId, Task
 from crckpt.store import Checkpoint, Repository
 
 MANY_BYTES = 64 << 20
@@ -49,7 +49,9 @@ class Store:
 
     def restore(self, job: str, pid: int, store: str) -> None:
         """Record the process as a restore of the job would."""
-        record_restored(RestoredTree(identify_live_root(read(pid)), store, job, ""))
+        record_restored(
+            RestoredTree(identify_live_root(read(pid)), StoreId(store), JobName(job), CheckpointId("0" * 64))
+        )
 
     def find(self) -> RunningJobs:
         """Find what runs here."""

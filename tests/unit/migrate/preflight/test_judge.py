@@ -16,7 +16,7 @@ from crckpt.migrate.preflight.judge_files import JudgedFiles, judge_files
 from crckpt.migrate.preflight.live_tree import plan_restore
 from crckpt.migrate.preflight.local_file import LocalFile
 from crckpt.migrate.preflight.look import look_for_files
-from crckpt.migrate.preflight.questions import Questions
+from crckpt.migrate.preflight.questions import MoveQuestions
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.requirements import HostResources
 
@@ -26,7 +26,7 @@ _RESOURCES = HostResources("x86_64", frozenset(), (), 1 << 22, None, 0, 1, (), (
 
 
 @pytest.fixture
-def asked(target: Told, there: Path, tmp_path: Path) -> Questions:
+def asked(target: Told, there: Path, tmp_path: Path) -> MoveQuestions:
     """The questions about a program that reads and writes a file on a network file system."""
     path = tmp_path / "data"
     path.write_bytes(b"0123456789")
@@ -36,7 +36,7 @@ def asked(target: Told, there: Path, tmp_path: Path) -> Questions:
     return replace(questions, files=files)
 
 
-def _judge(questions: Questions, **changes: object) -> JudgedFiles:
+def _judge(questions: MoveQuestions, **changes: object) -> JudgedFiles:
     """The judgement of a host that has all files, and that with the name `data` with these changes."""
     found = look_for_files(questions.files)
     for file in questions.files:
@@ -52,7 +52,7 @@ def _keys(judged: JudgedFiles) -> list[str]:
     return [found.key for found in (*judged.blockers, *judged.warnings) if "/data " in found.what]
 
 
-def test_a_file_on_storage_that_both_have_is_the_same(asked: Questions) -> None:
+def test_a_file_on_storage_that_both_have_is_the_same(asked: MoveQuestions) -> None:
     """Whatever its size is by now: the program writes to it."""
     (data,) = (file for file in asked.files if file.shared_by)
     assert _keys(_judge(asked)) == ["file-in-use"]
@@ -64,7 +64,7 @@ def test_a_file_on_storage_that_both_have_is_the_same(asked: Questions) -> None:
     assert "storage that both hosts mount" in other.blockers[0].remedy
 
 
-def test_a_file_that_two_containers_share(asked: Questions) -> None:
+def test_a_file_that_two_containers_share(asked: MoveQuestions) -> None:
     """On one kernel the numbers of device and inode name a file."""
     (number,) = (file.id for file in asked.files if file.shared_by)
     assert not look_for_files(asked.files)[number].is_same
@@ -75,7 +75,7 @@ def test_a_file_that_two_containers_share(asked: Questions) -> None:
 
 
 @pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
-def test_a_lock_that_holds_on_all_hosts(target: Told, asked: Questions, there: Path, call: str, kind: str) -> None:
+def test_a_lock_that_holds_on_all_hosts(target: Told, asked: MoveQuestions, there: Path, call: str, kind: str) -> None:
     """The restore would wait for it, as long as the tree is frozen here."""
     target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
     locks = ask_about(target_at(target.pid, there)).locks
@@ -100,18 +100,18 @@ def test_many_files_in_use_are_counted(target: Told, there: Path, tmp_path: Path
     ("problem", "key", "is_blocker"),
     [("silent", "file-silent", True), ("refused", "file-refused", True), ("unmounted", "file-unmounted", False)],
 )
-def test_a_file_that_cannot_be_looked_at(asked: Questions, problem: str, key: str, *, is_blocker: bool) -> None:
+def test_a_file_that_cannot_be_looked_at(asked: MoveQuestions, problem: str, key: str, *, is_blocker: bool) -> None:
     judged = _judge(asked, problem=problem, state=None, why="Permission denied")
     assert key in [found.key for found in (judged.blockers if is_blocker else judged.warnings)]
 
 
-def test_files_that_were_not_looked_at_are_counted(asked: Questions) -> None:
+def test_files_that_were_not_looked_at_are_counted(asked: MoveQuestions) -> None:
     judged = _judge(asked, problem="unasked", state=None)
     said = [str(found) for found in judged.warnings]
     assert "crckpt did not look for 1 more files, because of that file system" in said
 
 
-def test_a_missing_answer_is_no_missing_file(asked: Questions) -> None:
+def test_a_missing_answer_is_no_missing_file(asked: MoveQuestions) -> None:
     host = HostState((), {}, {}, _RESOURCES)
     judged = judge_files(asked, plan_restore(asked, "4.2"), host, {})
     assert [found.key for found in (*judged.blockers, *judged.warnings)] == ["files-unasked"]

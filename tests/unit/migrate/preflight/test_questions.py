@@ -20,7 +20,7 @@ from crckpt.errors import HostCannot, IntegrityError
 from crckpt.migrate.preflight import questions as module
 from crckpt.migrate.preflight.answers import decode_answers
 from crckpt.migrate.preflight.look import look_for_files
-from crckpt.migrate.preflight.questions import Questions, decode_questions, encode_questions
+from crckpt.migrate.preflight.questions import MoveQuestions, decode_questions, encode_questions
 
 pytestmark = pytest.mark.usefixtures("is_root")
 
@@ -33,7 +33,7 @@ def asked(target: Told, there: Path) -> dict[str, Any]:
     return found
 
 
-def _decode(content: dict[str, Any]) -> Questions:
+def _decode(content: dict[str, Any]) -> MoveQuestions:
     return decode_questions(msgspec.msgpack.encode(content))
 
 
@@ -115,7 +115,7 @@ def test_the_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPa
     with pytest.raises(IntegrityError, match="at most"):
         decode_questions(content)
     with pytest.raises(HostCannot, match="more than a move can check"):
-        encode_questions(msgspec.msgpack.decode(content, type=Questions))
+        encode_questions(msgspec.msgpack.decode(content, type=MoveQuestions))
 
 
 @settings(max_examples=examples(200))

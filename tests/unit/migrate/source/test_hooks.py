@@ -16,12 +16,13 @@ from trees import wait_for
 from crckpt.errors import HostCannot
 from crckpt.migrate.source import hooks
 from crckpt.migrate.source.hooks import HookedMove, run_hook, run_late_hook
+from crckpt.model import MoveId
 
 NAMES = ("CRCKPT_MOVE_ID", "CRCKPT_MOVE_STEP", "CRCKPT_SOURCE", "CRCKPT_DESTINATION", "CRCKPT_JOB")
 
 
 def move(*, before_freeze: str = "", address_hook: str = "") -> HookedMove:
-    return HookedMove("0123456789abcdef", "here", "root@there", "app", before_freeze, address_hook)
+    return HookedMove(MoveId("0123456789abcdef"), "here", "root@there", "app", before_freeze, address_hook)
 
 
 @pytest.mark.parametrize("name", ["before-freeze", "prepare", "commit", "abort"])

@@ -12,13 +12,14 @@ from memory_backend import MemoryBackend
 from crckpt.migrate.transfer.late_packs import serve_reads
 from crckpt.migrate.wire.connection import ProtocolError
 from crckpt.migrate.wire.messages import MOST_READ, Read, Stored
+from crckpt.model import PackId
 from crckpt.store.layout import pack_name
 
 
 @pytest.mark.parametrize("size", [MOST_READ, 0])
 def test_one_that_reads_no_answers_takes_no_memory(tmp_path: Path, size: int) -> None:
     backend = MemoryBackend(tmp_path)
-    backend.put(pack_name(DIGEST), bytes(1 << 20), "pack")
+    backend.put(pack_name(PackId(DIGEST)), bytes(1 << 20), "pack")
     with half_connected() as (source, _, writes):
         serve_reads(source, backend, {DIGEST})
         wanted = message_frame(Read(1, DIGEST, 0, size))
@@ -42,7 +43,7 @@ def test_one_that_reads_no_answers_takes_no_memory(tmp_path: Path, size: int) ->
 
 def test_what_was_not_offered_is_not_read(tmp_path: Path) -> None:
     backend = MemoryBackend(tmp_path)
-    backend.put(pack_name(DIGEST), b"secret", "pack")
+    backend.put(pack_name(PackId(DIGEST)), b"secret", "pack")
     with half_connected() as (source, _, writes):
         serve_reads(source, backend, frozenset())
         writes.write(message_frame(Read(1, DIGEST, 0, 6)))

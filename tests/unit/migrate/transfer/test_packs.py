@@ -30,13 +30,13 @@ from crckpt.errors import CrckptError, IntegrityError, RemoteError, StoreUnusabl
 from crckpt.migrate.transfer.receive_packs import Receiver
 from crckpt.migrate.transfer.send_packs import send_packs
 from crckpt.migrate.wire.connection import AbortReceived, Connection, ProtocolError
-from crckpt.migrate.wire.messages import Aborted, Failed, Lacking, Offer, Pack, Sent, make_failed
-from crckpt.model import CheckpointId
+from crckpt.migrate.wire.messages import Aborted, Failed, Lacking, Offer, PackMessage, Sent, make_failed
+from crckpt.model import CheckpointId, PackId
 from crckpt.store import Checkpoint, Repository, collect_garbage, verify
 from crckpt.store.layout import fingerprints_name
 
 
-def digests(checkpoint: Checkpoint) -> tuple[str, ...]:
+def digests(checkpoint: Checkpoint) -> tuple[PackId, ...]:
     """The packs of a checkpoint."""
     return tuple(use.digest for use in checkpoint.packs)
 
@@ -119,9 +119,9 @@ def test_fingerprints_of_what_came(move: Move, tmp_path: Path) -> None:
     """A dump at the destination then finds pages, and nothing is read again by the next move."""
     made = store(move.source, tmp_path, of_pages(*range(1, 500)))
     move.receive_checkpoint(made)
-    assert not move.destination.backend.exists(fingerprints_name(digests(made)[0]))
+    assert not move.destination.backend.exists(fingerprints_name(PackId(digests(made)[0])))
     move.receiver.cache_fingerprints()
-    assert all(move.destination.backend.exists(fingerprints_name(digest)) for digest in digests(made))
+    assert all(move.destination.backend.exists(fingerprints_name(PackId(digest))) for digest in digests(made))
     (tmp_path / "again").mkdir()
     assert set(digests(store(move.destination, tmp_path / "again", of_pages(*range(1, 400))))) & set(digests(made))
     assert verify(move.destination).damages == ()
@@ -146,7 +146,7 @@ def test_an_abort_in_a_transfer_leaves_nothing(move: Move) -> None:
     thread = in_thread(answer)
     move.here.send(Offer((DIGEST,)))
     move.here.receive(Lacking)
-    move.here.send(Pack(0, DIGEST, 1000))
+    move.here.send(PackMessage(0, DIGEST, 1000))
     move.here.send_data(0, b"x" * 500)
     move.here.abort("interrupted", 60)
     thread.join()
@@ -182,10 +182,10 @@ def test_a_damaged_pack_of_the_destination_is_lacking_and_replaced(move: Move, t
 def test_damage_that_was_found_is_known_though_it_has_fingerprints(move: Move, tmp_path: Path) -> None:
     made = store(move.destination, tmp_path, of_pages(*range(1, 500)))
     (digest,) = digests(made)
-    assert move.destination.backend.exists(fingerprints_name(digest))
+    assert move.destination.backend.exists(fingerprints_name(PackId(digest)))
     flip(pack_path(move.destination, digest), 100)
     assert verify(move.destination).damages
-    assert not move.destination.backend.exists(fingerprints_name(digest))
+    assert not move.destination.backend.exists(fingerprints_name(PackId(digest)))
     same = store(move.source, tmp_path, of_pages(*range(1, 500)))
     assert digests(same) == (digest,)
     assert move.send(same) > 0
@@ -225,7 +225,7 @@ OTHER = hashlib.sha256(b"other").hexdigest()
 
 def announce_less(here: Connection) -> None:
     """Send more data than announced."""
-    here.send(Pack(0, DIGEST, 1000))
+    here.send(PackMessage(0, DIGEST, 1000))
     here.send_data(0, CONTENT)
 
 
@@ -236,37 +236,37 @@ def announce_nothing(here: Connection) -> None:
 
 def announce_more(here: Connection) -> None:
     """Send less data than announced."""
-    here.send(Pack(0, DIGEST, 1 << 30))
+    here.send(PackMessage(0, DIGEST, 1 << 30))
     here.send_data(0, CONTENT)
     here.send(Sent())
 
 
 def use_a_channel_twice(here: Connection) -> None:
     """Begin a pack where another one is."""
-    here.send(Pack(0, DIGEST, 1000))
-    here.send(Pack(0, OTHER, 1000))
+    here.send(PackMessage(0, DIGEST, 1000))
+    here.send(PackMessage(0, OTHER, 1000))
 
 
 def send_a_pack_twice(here: Connection) -> None:
     """Begin a pack again."""
-    here.send(Pack(0, DIGEST, len(CONTENT)))
-    here.send(Pack(1, DIGEST, len(CONTENT)))
+    here.send(PackMessage(0, DIGEST, len(CONTENT)))
+    here.send(PackMessage(1, DIGEST, len(CONTENT)))
 
 
 def send_another(here: Connection) -> None:
     """Begin a pack that was not asked for."""
-    here.send(Pack(0, "cd" * 32, len(CONTENT)))
+    here.send(PackMessage(0, "cd" * 32, len(CONTENT)))
 
 
 def send_an_endless_one(here: Connection) -> None:
     """Begin a pack that is larger than any."""
-    here.send(Pack(0, DIGEST, 1 << 50))
+    here.send(PackMessage(0, DIGEST, 1 << 50))
 
 
 def send_noise(here: Connection) -> None:
     """Send what is no pack."""
     for channel, digest in enumerate((DIGEST, OTHER)):
-        here.send(Pack(channel, digest, len(CONTENT)))
+        here.send(PackMessage(channel, digest, len(CONTENT)))
         here.send_data(channel, CONTENT)
     here.send(Sent())
 
@@ -307,7 +307,7 @@ def test_a_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> 
     with move.answering():
         move.here.send(Offer((DIGEST,)))
         assert move.here.receive(Lacking).digests == (DIGEST,)
-        move.here.send(Pack(0, DIGEST, len(content)))
+        move.here.send(PackMessage(0, DIGEST, len(content)))
         move.here.send_data(0, content)
         move.here.send(Sent())
         assert "its frame table is not its name" in move.here.receive(Failed).message
@@ -328,7 +328,7 @@ def test_the_end_of_the_connection_in_a_transfer_leaves_nothing(move: Move) -> N
     with move.answering():
         move.here.send(Offer((DIGEST,)))
         move.here.receive(Lacking)
-        move.here.send(Pack(0, DIGEST, 1000))
+        move.here.send(PackMessage(0, DIGEST, 1000))
         move.here.send_data(0, b"x" * 500)
         move.here.close()
     assert nothing_is_left(move.destination)

@@ -19,7 +19,7 @@ from crckpt.migrate.transfer.send_tails import SentLogs, receive_tails
 from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile
 from crckpt.migrate.transfer.sent_tails import SentTail, decode_tails, encode_tails
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.messages import Lacking, Pack, Sent, Tails, make_failed
+from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Tails, make_failed
 
 pytestmark = pytest.mark.usefixtures("is_root")
 
@@ -199,7 +199,7 @@ def test_what_is_not_as_announced_is_cut_off(logs: Logs, content: bytes) -> None
         source.send(Tails(encode_tails((tail,))))
         assert source.receive(Lacking).digests == (digest,)
         if content:
-            source.send(Pack(0, digest, len(b"gained")))
+            source.send(PackMessage(0, digest, len(b"gained")))
             source.send_data(0, content)
         source.send(Sent())
 

@@ -14,7 +14,7 @@ from msgspec import json
 from crckpt.migrate.wire.bandwidth import Bandwidth, shared_clock
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import BEAT, HEADER_BYTES, read_header
-from crckpt.migrate.wire.messages import Abort, Aborted, Pack, Sent
+from crckpt.migrate.wire.messages import Abort, Aborted, PackMessage, Sent
 
 SPEED = 1 << 20
 RESERVE = """
@@ -63,7 +63,7 @@ def test_an_abort_does_not_wait_for_data() -> None:
     """A mebibyte waits to be sent with 16 KiB per second: the abort overtakes it."""
     collected = Collected()
     with connected(bandwidth=16 << 10) as (source, destination), destination.receiving(collected):
-        source.send(Pack(3, DIGEST, 1 << 20))
+        source.send(PackMessage(3, DIGEST, 1 << 20))
         for _ in range(200):
             source.send_data(3, os.urandom(source.data_bytes))
         destination.send(Aborted())

@@ -10,7 +10,7 @@ from connected import Collected, connected, in_thread
 
 from crckpt.migrate.wire.compression import Compressor, unpack
 from crckpt.migrate.wire.frames import MOST_DATA, BadFrame
-from crckpt.migrate.wire.messages import Pack, Sent
+from crckpt.migrate.wire.messages import PackMessage, Sent
 
 SLOW, FAST = 2e6, 8e9  # bytes per second
 PIECE = 256 << 10
@@ -67,7 +67,7 @@ def test_a_slow_connection_carries_more_than_its_bytes() -> None:
     with connected(bandwidth=4 << 20) as (source, destination), destination.receiving(collected):
 
         def send() -> None:
-            source.send(Pack(3, "cd" * 32, len(content)))
+            source.send(PackMessage(3, "cd" * 32, len(content)))
             for at in range(0, len(content), source.data_bytes):
                 source.send_data(3, content[at : at + source.data_bytes])
             source.send(Sent())

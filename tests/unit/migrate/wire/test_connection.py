@@ -44,15 +44,16 @@ from crckpt.migrate.wire.messages import (
     Sent,
     Stored,
 )
+from crckpt.model import MoveId
 
 
 def test_messages_arrive_in_order_in_both_directions() -> None:
     with connected() as (source, destination):
         source.send(HELLO)
         destination.send(replace(HELLO, hostname="there"))
-        source.send(Ended(MOVE))
+        source.send(Ended(MoveId(MOVE)))
         assert destination.receive(Hello) == HELLO
-        assert destination.receive(Stored, Ended) == Ended(MOVE)
+        assert destination.receive(Stored, Ended) == Ended(MoveId(MOVE))
         assert source.receive(Hello).hostname == "there"
 
 

@@ -26,7 +26,7 @@ from crckpt.migrate.wire.connection import AbortReceived, Connection, Connection
 from crckpt.migrate.wire.connection_errors import ConnectionEnded
 from crckpt.migrate.wire.frames import HEADER_BYTES, MESSAGE, MOST_PAYLOAD, make_frame, read_header
 from crckpt.migrate.wire.messages import Abort, CheckRestore, Hello, Lacking, Offer, RestoreOptions
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, MoveId, PackId
 from crckpt.store import Repository
 
 FUZZ = settings(max_examples=examples(60))
@@ -47,7 +47,7 @@ class Conversation:
         kinds = [type(decode_frame(frame)) for frame in self.frames]
         self.until_offer = b"".join(self.frames[: kinds.index(Offer) + 1])
 
-    def _record(self, made: CheckpointId, digests: tuple[str, ...], manifest: bytes) -> Iterator[bytes]:
+    def _record(self, made: CheckpointId, digests: tuple[PackId, ...], manifest: bytes) -> Iterator[bytes]:
         recorded = bytearray()
         (to_destination, from_source), (to_source, from_destination) = os.pipe(), os.pipe()
         # Between the source and the destination: all that the source says.
@@ -66,7 +66,7 @@ class Conversation:
             source.send(HELLO)
             source.receive(Hello)
             send_packs(source, self.source.backend, digests)
-            source.send(CheckRestore("0123456789abcdef", made, manifest, RestoreOptions()))
+            source.send(CheckRestore(MoveId("0123456789abcdef"), made, manifest, RestoreOptions()))
             source.receive(messages.Verdict)
             source.send(Abort("the end"))
         serving.join()

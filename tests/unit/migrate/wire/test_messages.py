@@ -29,7 +29,7 @@ from crckpt.migrate.wire.messages import (
     MoveState,
     Offer,
     OtherProtocol,
-    Pack,
+    PackMessage,
     Prepare,
     Prepared,
     Questions,
@@ -45,10 +45,10 @@ from crckpt.migrate.wire.messages import (
     encode,
     make_failed,
 )
-from crckpt.model import CheckpointId, JobName
+from crckpt.model import CheckpointId, JobName, MoveId
 
 ID = CheckpointId("ab" * 32)
-MOVE = "0123456789abcdef"
+MOVE = MoveId("0123456789abcdef")
 FINDING = Finding("key", "it stands in the way", "remove it")
 OPTIONS = RestoreOptions("keep", "rewind", "null", allow_weaker=True, lazy="source")
 ADDRESSES = ("192.0.2.1/24@eth0", "fd00::1/64@br-lan.2")
@@ -63,7 +63,7 @@ EXAMPLES: tuple[AnyMessage, ...] = (
     Compared((1, 2)),
     Offer(("cd" * 32, "ef" * 32)),
     Lacking(()),
-    Pack(3, "cd" * 32, 1 << 40),
+    PackMessage(3, "cd" * 32, 1 << 40),
     Sent(),
     Stored(),
     CheckRestore(MOVE, ID, b"{}", OPTIONS),
@@ -95,11 +95,11 @@ def test_a_message_comes_out_as_it_went_in(message: AnyMessage) -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        Pack(messages.MOST_CHANNELS, "cd" * 32, 1),
-        Pack(1, "../../../etc/shadow", 1),
-        Pack(1, "cd" * 32, -1),
+        PackMessage(messages.MOST_CHANNELS, "cd" * 32, 1),
+        PackMessage(1, "../../../etc/shadow", 1),
+        PackMessage(1, "cd" * 32, -1),
         Offer(("CD" * 32,)),
-        Ended("0123456789abcdef\n"),
+        Ended(MoveId("0123456789abcdef\n")),
         Prepare(MOVE, JobName("-rf"), ID, b"", OPTIONS),
         Prepare(MOVE, JobName("job"), ID, b"", replace(OPTIONS, addresses=("192.0.2.1/24@eth0 up",))),
         MoveState(MOVE, "prepared; rm"),  # type: ignore[arg-type]

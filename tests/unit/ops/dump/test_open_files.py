@@ -14,7 +14,7 @@ from small_programs import WAITS, program, read
 
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import digest_head
-from crckpt.ops.dump.open_files import OpenFiles, record
+from crckpt.ops.dump.open_files import DumpedFiles, record
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
 OPENS = "os.chdir({0!r}); files = [os.open(name, flags) for name, flags in {1!r}]"
@@ -44,7 +44,7 @@ def recorded(root: proc.Process) -> dict[str, list[tuple[int, int, int]]]:
     return recorded_files(root).known
 
 
-def recorded_files(root: proc.Process) -> OpenFiles:
+def recorded_files(root: proc.Process) -> DumpedFiles:
     observed = observe_live(root)
     return record(observed.tree, observed.descriptors)
 
@@ -87,14 +87,14 @@ def test_what_may_be_of_another_file_or_process_is_not_recorded(root: proc.Proce
     observed = observe_live(root)
     unknown = tuple(replace(found, identity=(0, 0)) for found in observed.descriptors)
     other = replace(root, start=root.start + 1)  # another process has got its PID
-    assert record(proc.Tree(other, (other,)), unknown) == OpenFiles({}, {})
+    assert record(proc.Tree(other, (other,)), unknown) == DumpedFiles({}, {})
 
 
 def test_files_of_a_process_that_has_ended_are_not_read(root: proc.Process) -> None:
     observed = observe_live(root)
     os.kill(root.pid, 9)
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-    assert record(observed.tree, ()) == OpenFiles({}, {})
+    assert record(observed.tree, ()) == DumpedFiles({}, {})
 
 
 def test_a_map_that_writes_to_its_file(place: Path) -> None:

@@ -17,7 +17,7 @@ from crckpt.images.mm import ANON_PRIVATE, GUARD, AddressSpace, Vma
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.context import Context
 from crckpt.ops.inspect.core import core, segments_of
-from crckpt.ops.inspect.elf_core import Segment
+from crckpt.ops.inspect.elf_core import ElfSegment
 from crckpt.ops.inspect.memory import Memory, Region
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.format.extents import EXTENT
@@ -67,9 +67,9 @@ def test_a_long_hole_is_left_out() -> None:
     held = np.zeros(1, EXTENT)
     held["first"], held["count"] = middle // PAGE_SIZE, 1
     assert list(segments_of(Region(vma, "", held))) == [
-        Segment(start, middle - start, 3, False),
-        Segment(middle, PAGE_SIZE, 3, True),
-        Segment(middle + PAGE_SIZE, start + size - middle - PAGE_SIZE, 3, False),
+        ElfSegment(start, middle - start, 3, False),
+        ElfSegment(middle, PAGE_SIZE, 3, True),
+        ElfSegment(middle + PAGE_SIZE, start + size - middle - PAGE_SIZE, 3, False),
     ]
 
 

@@ -12,12 +12,16 @@ from core_files import notes, programs
 
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.inspect import elf_core
-from crckpt.ops.inspect.elf_core import Ids, MappedFile, Segment, layout, note
+from crckpt.ops.inspect.elf_core import ElfSegment, Ids, MappedFile, layout, note
 
 
 def test_layout() -> None:
     """A segment that is not in the file takes no space there; memory begins at page boundaries."""
-    segments = (Segment(0x1000, 0x2000, 5, True), Segment(0x5000, 0x1000, 0, False), Segment(0x8000, 0x1000, 3, True))
+    segments = (
+        ElfSegment(0x1000, 0x2000, 5, True),
+        ElfSegment(0x5000, 0x1000, 0, False),
+        ElfSegment(0x8000, 0x1000, 3, True),
+    )
     made = layout(segments, note(1, b"abcde"))
     assert made.head[:7] == b"\x7fELF\x02\x01\x01"
     assert struct.unpack_from("<HHI", made.head, 16) == (4, 62, 1)
@@ -38,7 +42,7 @@ def test_layout() -> None:
 def test_more_segments_than_16_bits_can_count(tmp_path: Path) -> None:
     """readelf finds them all."""
     many = 70_000
-    made = layout([Segment(at * 2 * PAGE_SIZE, PAGE_SIZE, 1, False) for at in range(1, many + 1)], note(1, b""))
+    made = layout([ElfSegment(at * 2 * PAGE_SIZE, PAGE_SIZE, 1, False) for at in range(1, many + 1)], note(1, b""))
     assert len(programs(made.head)) == many + 1
     if (readelf := shutil.which("readelf")) is None:
         pytest.skip("readelf is not installed")

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from crckpt.images.mm import Vma
 from crckpt.images.private_memory import MemoryRange
 from crckpt.images.tree import ImageTree
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.ops.lazy.plan import ProcessPlan, choose_hot_packs, make_plans
 from crckpt.store.format.manifest import PackUse
 
@@ -61,7 +61,9 @@ def test_little_is_filled_before_the_tree_runs(tree: ImageTree, pages: list[int]
 
 
 def test_new_packs_are_filled_before_as_far_as_there_is_time() -> None:
-    packs = tuple(PackUse(digit * 64, 1, pages) for digit, pages in (("1", 9), ("2", 1 << 14), ("3", 5), ("4", 7)))
+    packs = tuple(
+        PackUse(PackId(digit * 64), 1, pages) for digit, pages in (("1", 9), ("2", 1 << 14), ("3", 5), ("4", 7))
+    )
     checkpoint = WithPacks(packs)
     assert choose_hot_packs(checkpoint, ("3" * 64, "4" * 64)) == {"3" * 64, "4" * 64}  # type: ignore[arg-type]
     assert choose_hot_packs(checkpoint, ("1" * 64, "2" * 64, "4" * 64)) == {"1" * 64, "4" * 64}  # type: ignore[arg-type]

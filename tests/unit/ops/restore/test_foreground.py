@@ -14,10 +14,10 @@ from own_process import children
 from crckpt.host.process.job_control import Job
 from crckpt.ops.restore.foreground import ProgramEnd, wait_for_program
 from crckpt.ops.restore.result import RestoreResult
-from crckpt.preflight.restore.checks import Verdict
+from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.store import Checkpoint
 
-VERDICT = Verdict((), (), (), (), needs_terminal=False)
+VERDICT = RestoreVerdict((), (), (), (), needs_terminal=False)
 
 
 def of_child(pid: int) -> RestoreResult:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from recorded_moves import PEER, STATES, ended_root, live_root, record_move
 
 from crckpt.errors import PreflightRefused, StoreLocked, StoreUnusable
+from crckpt.model import JobName
 from crckpt.ops.restore.moved_jobs import forget_move, refuse_moved, restoring
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.store import Checkpoint, Repository
@@ -133,7 +134,7 @@ def test_the_moved_checkpoint_was_removed(
 def test_a_damaged_record(repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], content: bytes) -> None:
     """Nobody knows where the program runs: the user finds out."""
     record_move(repository, "source", "ended", checkpoints[1])
-    path = repository.root / move_name("job")
+    path = repository.root / move_name(JobName("job"))
     path.chmod(0o600)
     path.write_bytes(content)
     with pytest.raises(StoreUnusable, match="the record of the move of job cannot be read") as raised:
@@ -146,7 +147,7 @@ def test_a_restore_despite_the_move_ends_the_fence(
 ) -> None:
     record_move(repository, "source", "done", checkpoints[1])
     forget_move(repository, checkpoints[1])
-    assert read_move(repository.backend, "job") is None
+    assert read_move(repository.backend, JobName("job")) is None
     assert refusal(repository, checkpoints[1]) is None
     forget_move(repository, checkpoints[1])
 

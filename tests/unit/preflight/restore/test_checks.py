@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from restore_plans import LOG, PLAIN, only_blocker, with_changed
 
 from crckpt.host.proc import IdUser
-from crckpt.preflight.restore.checks import Verdict, judge_restore
+from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
@@ -38,7 +38,7 @@ def test_a_criu_that_is_not_known_to_be_older_may_restore(
 
 
 def test_an_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState) -> None:
-    assert judge_restore(planned, host) == Verdict((), (), (), (), needs_terminal=False)
+    assert judge_restore(planned, host) == RestoreVerdict((), (), (), (), needs_terminal=False)
 
 
 def test_all_blockers_are_reported_at_once(planned: PlannedRestore, host: HostState) -> None:

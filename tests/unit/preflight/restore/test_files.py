@@ -15,11 +15,11 @@ from restore_plans import CHANGED, CREATED, LOG, PLAIN, RUN, only_blocker, with_
 
 from crckpt.host.disk.checked_files import digest_head
 from crckpt.host.disk.packages import Package
-from crckpt.host.proc.writers import Writer
+from crckpt.host.proc.writers import FileWriter
 from crckpt.images.ids import KernelIds
 from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.checks import Verdict, judge_restore
+from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
 from crckpt.preflight.restore.files import Rewind, file_uses, find_changed_paths, find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -239,7 +239,9 @@ def test_what_a_program_that_still_runs_writes_is_no_reason(planned: PlannedRest
 def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: HostState) -> None:
     """It may be the program itself, whose PID is no blocker in a new PID namespace."""
     chosen = replace(planned, grown="rewind", new_pid_namespace=True)
-    verdict = judge_restore(chosen, replace(with_changed(host, PLAIN, size=500), writers={PLAIN: Writer(41, "nginx")}))
+    verdict = judge_restore(
+        chosen, replace(with_changed(host, PLAIN, size=500), writers={PLAIN: FileWriter(41, "nginx")})
+    )
     assert (verdict.rewinds, verdict.is_in_use) == ((), True)
     (finding,) = verdict.blockers
     assert "nginx (PID 41) has it open for writing" in finding.what
@@ -371,7 +373,7 @@ def test_time_is_in_proportion_to_the_number_of_grown_files(planned: PlannedRest
     assert as_it_was is not None
     grown = replace(as_it_was, size=5)
 
-    def prepare(count: int) -> Callable[[], Verdict]:
+    def prepare(count: int) -> Callable[[], RestoreVerdict]:
         many = [replace(first, id=1_000_000 + number, path=f"/many/{number}", size=0) for number in range(count)]
         logs = [
             replace(file, id=file.id + count, path=f"{file.path}.log", size=None, flags=os.O_WRONLY | os.O_APPEND)

@@ -15,7 +15,7 @@ from image_sets import HOST, TREE, ImageSet, area, described, manifest_path, ope
 from msgspec.structs import replace
 
 from crckpt.errors import StoreUnusable
-from crckpt.model import CheckpointId, DumpOptions, JobName, Statistics
+from crckpt.model import CheckpointId, DumpOptions, JobName, PackId, Statistics
 from crckpt.store import Checkpoint, IndexPlace, PackUse
 from crckpt.store.format.manifest import seal, unseal
 
@@ -71,7 +71,7 @@ def test_what_is_sealed_is_unsealed(
         note=note,
         run_id=None,
         stopped=True,
-        packs=(PackUse("a" * 64, 3, 4),),
+        packs=(PackUse(PackId("a" * 64), 3, 4),),
         index=IndexPlace(77, tuple(extents)),
         statistics=Statistics(number, 2.0, 3.0, 4, 5, 6, 7, 8, 9),
         config_digest=None,

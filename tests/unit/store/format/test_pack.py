@@ -9,7 +9,7 @@ import pytest
 import zstandard
 
 from crckpt.errors import IntegrityError
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.format.pack import FOOTER, FRAME_PAGES, Pack, open_pack
 from crckpt.store.format.pack_writer import FinishedPack, Frame, PackWriter
@@ -57,7 +57,7 @@ def test_the_digest_is_that_of_the_table(finished: FinishedPack) -> None:
     table_at = FOOTER.unpack(content[-FOOTER.size :])[0]
     assert hashlib.sha256(content[table_at : -FOOTER.size]).hexdigest() == finished.digest
     with pytest.raises(IntegrityError):
-        open_pack(LocalBackend(finished.path.parent), "0" * 64, finished.path.name)
+        open_pack(LocalBackend(finished.path.parent), PackId("0" * 64), finished.path.name)
 
 
 def test_a_frame_of_other_bytes_is_refused(finished: FinishedPack) -> None:

@@ -8,6 +8,7 @@ import pytest
 from image_sets import flip, pack_path
 
 from crckpt.errors import IntegrityError
+from crckpt.model import PackId
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.backend.local import LocalBackend
 from crckpt.store.layout import pack_name
@@ -28,7 +29,7 @@ def intact(whole: tuple[Repository, Checkpoint], digest: str) -> bytes:
 @pytest.fixture
 def copies(tmp_path: Path, digest: str, intact: bytes) -> list[Path]:
     """Two copies of the pack."""
-    paths = [tmp_path / name / pack_name(digest) for name in ("one", "other")]
+    paths = [tmp_path / name / pack_name(PackId(digest)) for name in ("one", "other")]
     for path in paths:
         path.parent.mkdir(parents=True)
         path.write_bytes(intact)
@@ -36,7 +37,7 @@ def copies(tmp_path: Path, digest: str, intact: bytes) -> list[Path]:
 
 
 def made_of(copies: list[Path], digest: str, into: Path) -> bytes:
-    reassemble(digest, [LocalBackend(path.parents[2]) for path in copies], into)
+    reassemble(PackId(digest), [LocalBackend(path.parents[2]) for path in copies], into)
     return into.read_bytes()
 
 

@@ -30,7 +30,7 @@ from image_sets import (
 )
 
 from crckpt.errors import IntegrityError, NoSuchCheckpoint, StoreUnusable, UsageError
-from crckpt.model import CheckpointId
+from crckpt.model import CheckpointId, JobName
 from crckpt.store import Repository, Unrepaired, collect_garbage, repair, verify
 
 FRAMES = ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]})
@@ -57,7 +57,7 @@ def _tree(root: Path) -> dict[str, bytes]:
 
 def _spoil_everything(root: Path) -> None:
     """Each pack in another way, and the manifest of the other job's checkpoint, the only one that names its pack."""
-    manifest = manifest_path(Repository.open(root), Repository.open(root).checkpoints("other")[0].id)
+    manifest = manifest_path(Repository.open(root), Repository.open(root).checkpoints(JobName("other"))[0].id)
     first, second, third = sorted((root / "packs").glob("*/*.pack"))
     flip(first, 100)
     second.unlink()

@@ -23,7 +23,7 @@ from image_sets import (
 )
 
 from crckpt.errors import IntegrityError
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, PackId
 from crckpt.store import Checkpoint, Repository, ingest, verify
 from crckpt.store.format.pack import open_pack
 
@@ -168,7 +168,7 @@ def test_nothing_new_depends_on_a_damaged_frame(
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
     (path,) = packs(repository)
-    flip(path, int(open_pack(repository.backend, path.stem).table["offset"][frame]))
+    flip(path, int(open_pack(repository.backend, PackId(path.stem)).table["offset"][frame]))
     finds(repository, first, tmp_path)
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     assert verify(repository).lost == (first.id,)

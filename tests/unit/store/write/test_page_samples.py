@@ -10,7 +10,7 @@ import numpy as np
 from image_sets import described, flip, of_pages, open_store, restore_files, store
 from memory_backend import MemoryBackend
 
-from crckpt.model import MEBIBYTE, PAGE_SIZE
+from crckpt.model import MEBIBYTE, PAGE_SIZE, JobName, PackId
 from crckpt.store import Repository, collect_garbage
 from crckpt.store.backend.protocol import Backend
 from crckpt.store.fingerprints import load_kept_fingerprints, read_key
@@ -30,7 +30,7 @@ def _suggested(samples: PageSamples, prints: Numbers) -> set[str]:
 
 
 def _prints(repository: Repository, digest: str) -> Numbers:
-    prints = load_kept_fingerprints(repository.backend, read_key(repository.backend), digest)
+    prints = load_kept_fingerprints(repository.backend, read_key(repository.backend), PackId(digest))
     assert prints is not None
     return prints
 
@@ -102,7 +102,7 @@ def test_samples_of_any_content_do_no_harm(tmp_path: Path) -> None:
         file.write_bytes(encode_samples(samples.key_id, bytes(samples.digests), entries.tobytes()))
         again = store(repository, tmp_path, of_pages(*PAGES[seed:], 5000 + seed), described(f"job-{seed}"))
         assert restore_files(repository, again, tmp_path)["pages-1.img"]
-    assert repository.checkpoints("one") == (first,)
+    assert repository.checkpoints(JobName("one")) == (first,)
 
 
 def test_samples_of_another_key_are_replaced(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def _store_of(scratch: Path, packs: int, entries: int) -> MemoryBackend:
     backend = MemoryBackend(scratch)
     digests = [hashlib.sha256(b"%d" % number).digest() for number in range(packs)]
     for digest in digests:
-        backend.put(fingerprints_name(digest.hex()), b"", FINGERPRINTS)
+        backend.put(fingerprints_name(PackId(digest.hex())), b"", FINGERPRINTS)
     _put_samples(backend, digests, entries)
     return backend
 

@@ -29,7 +29,7 @@ from places import SUPPORT
 from series import start_program
 
 from crckpt.errors import StoreLocked
-from crckpt.model import PAGE_SIZE
+from crckpt.model import PAGE_SIZE, JobName
 from crckpt.store import Checkpoint, Repository, collect_garbage, ingest, repair, verify
 from crckpt.store.layout import DESCRIPTION
 from crckpt.store.store_json import new_description, read_description
@@ -167,7 +167,7 @@ def test_gc_does_not_remove_what_a_dump_is_about_to_name(moment: str, tmp_path: 
     finally:
         dumping.send_signal(signal.SIGCONT)
         told, _ = dumping.communicate()
-    (second,) = repository.checkpoints("two")
+    (second,) = repository.checkpoints(JobName("two"))
     assert told.strip() == second.id
     assert _digests(first) & _digests(second)
     repository.remove([first.id])
@@ -269,7 +269,7 @@ def test_long_series_of_two_jobs(tmp_path: Path) -> None:
     for number in range(40):
         program.rewrite(0.02)
         ingest(repository, program.directory, described(("one", "two")[number % 2]))
-    last = repository.checkpoints("two")[-1]
+    last = repository.checkpoints(JobName("two"))[-1]
     repository.remove([checkpoint.id for checkpoint in repository.checkpoints() if checkpoint != last])
     collect_garbage(repository)
     assert _stored(repository) < 2 * program.pages * PAGE_SIZE
