@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import socket
+import struct
 from pathlib import Path
 from typing import Final
 
@@ -9,6 +12,8 @@ import pytest
 from command import Crckpt
 from stopped import JOB
 from trees import NOBODY, PYTHON, Case, Tree, started
+
+from crckpt.host.syscalls.pidfd_getfd import borrow
 
 pytestmark = pytest.mark.usefixtures("adopted")
 
@@ -58,3 +63,39 @@ def test_sockets_belong_to_the_programs_user(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
         assert owners(tree) == {"tcp": NOBODY, "udp": NOBODY}
         assert tree.facts()[""]["peer"] == [NOBODY, NOBODY]
+
+
+NETLINK: Final = """
+import os, socket, sys
+held = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)
+held.bind((0, 0))
+os.dup2(held.fileno(), 50)
+from counter import main
+main()
+"""
+
+
+def add_address(tree: Tree) -> int:
+    """Add an address to `lo` by the tree's socket, as a set-user-id program could whose output it is; the errno."""
+    address = bytes([127, 9, 9, 9])
+    # RTM_NEWADDR, NLM_F_REQUEST | ACK | EXCL | CREATE (rtnetlink(7)); IFA_ADDRESS and IFA_LOCAL
+    body = struct.pack("=BBBBi", socket.AF_INET, 8, 0, 254, 1) + b"".join(
+        struct.pack("=HH4s", 8, kind, address) for kind in (1, 2)
+    )
+    with socket.socket(fileno=borrow(tree.pid, 50)) as held:
+        held.settimeout(10)
+        held.send(struct.pack("=IHHII", 16 + len(body), 20, 0x605, 1, 0) + body)
+        return -int(struct.unpack_from("=i", held.recv(4096), 16)[0])
+
+
+def test_what_others_write_to_its_netlink_socket_is_judged_by_its_maker(crckpt: Crckpt) -> None:
+    """The kernel asks for the rights of both. The maker is the program's user, who may change no network."""
+    words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", NETLINK, "{workdir}")
+    with started(Case("netlink", (*AS_NOBODY, *words), user=NOBODY)) as tree:
+        assert add_address(tree) == errno.EPERM
+        before = tree.counters()
+        crckpt.run("dump", str(tree.pid), JOB, "--stop")
+        tree.wait_gone()
+        crckpt.run("restore", JOB, "--detach")
+        tree.wait_growth(before)
+        assert add_address(tree) == errno.EPERM

@@ -29,6 +29,7 @@
 
 #define VISIBLE __attribute__((visibility("default")))
 #define MOST_GROUPS 256
+#define OWN_NETWORK "/proc/thread-self/ns/net"
 
 struct rights {
     uid_t users[3];
@@ -38,6 +39,7 @@ struct rights {
 
 static const uint32_t *table, *table_end;
 static pid_t started_as;
+static struct stat started_in; /* the network namespace */
 /* Of this process: each is looked for once. */
 static struct {
     pid_t pid;
@@ -58,6 +60,7 @@ __attribute__((constructor)) static void map_table(void)
             table = (const uint32_t *)place;
             table_end = table + status.st_size / sizeof *table;
             started_as = syscall(SYS_getpid);
+            syscall(SYS_newfstatat, AT_FDCWD, OWN_NETWORK, &started_in, 0l);
         }
     }
     syscall(SYS_close, number);
@@ -146,8 +149,13 @@ void become_builder(void)
 
 VISIBLE int socket(int family, int type, int protocol)
 {
-    /* For netlink the kernel looks at both, who has made it and who uses it. CRIU uses it itself. */
-    if (family == AF_NETLINK)
+    /*
+     * The kernel allows what whoever has made it and whoever writes to it may do: that may be a set-user-id program, to
+     * which it was given as its output. In a network namespace that CRIU makes, CRIU itself needs netlink, as root.
+     */
+    struct stat now;
+    if (family == AF_NETLINK &&
+        (syscall(SYS_newfstatat, AT_FDCWD, OWN_NETWORK, &now, 0l) || now.st_ino != started_in.st_ino))
         return syscall(SYS_socket, family, type, protocol);
     MAKE(SYS_socket, family, type, protocol)
 }

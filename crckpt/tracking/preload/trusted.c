@@ -198,6 +198,13 @@ static int is_of_proc(int directory)
     return !syscall(SYS_fstatfs, directory, &there) && there.f_type == PROC_SUPER_MAGIC;
 }
 
+typedef long opener(int directory, const char *path, int flags, mode_t mode);
+
+static long open_plainly(int directory, const char *path, int flags, mode_t mode)
+{
+    return syscall(SYS_openat, directory, path, flags, mode);
+}
+
 static long open_without_symlinks(int directory, const char *path, int flags, mode_t mode)
 {
     struct open_how how = {.flags = (unsigned)flags, .resolve = RESOLVE_NO_SYMLINKS};
@@ -206,22 +213,30 @@ static long open_without_symlinks(int directory, const char *path, int flags, mo
     return syscall(SYS_openat2, directory, path, &how, sizeof how);
 }
 
+/* With the rights of the process that has it; as root, if these do not do. */
+static long open_as_holder(opener *how, int directory, const char *path, int flags, mode_t mode)
+{
+    if (!(flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) && become_holder()) {
+        long number = how(directory, path, flags, mode);
+        become_builder();
+        if (number >= 0)
+            return number;
+    }
+    return how(directory, path, flags, mode);
+}
+
 /* Mostly there is no symlink at all. Directories of /proc are CRIU's own, and not checked. */
 int open_trusted(int directory, const char *path, int flags, mode_t mode)
 {
     struct place place;
-    long number = -1;
-    if (!(flags & (O_CREAT | (O_TMPFILE & ~O_DIRECTORY))) && !is_of_proc(directory) && become_holder()) {
-        number = open_without_symlinks(directory, path, flags, mode);
-        become_builder();
-    }
-    if (number < 0)
-        number = open_without_symlinks(directory, path, flags, mode);
+    int is_criu = is_of_proc(directory);
+    opener *how = open_without_symlinks;
+    long number = is_criu ? how(directory, path, flags, mode) : open_as_holder(how, directory, path, flags, mode);
     if (number >= 0 || (errno != ELOOP && errno != ENOSYS && errno != EINVAL))
         return number;
-    if (is_of_proc(directory))
-        return syscall(SYS_openat, directory, path, flags, mode);
+    if (is_criu)
+        return open_plainly(directory, path, flags, mode);
     if (!find_place(directory, path, !(flags & O_NOFOLLOW), &place))
         return -1;
-    return close_and_return(place.directory, syscall(SYS_openat, place.directory, place.last, flags | O_NOFOLLOW, mode));
+    return close_and_return(place.directory, open_as_holder(open_plainly, place.directory, place.last, flags | O_NOFOLLOW, mode));
 }
