@@ -91,6 +91,23 @@ def test_a_file_of_roots_that_the_program_had_is(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_a_file_of_roots_that_only_the_old_one_was_given_to_it(crckpt: Crckpt, secret: Path, is_replaced: bool) -> None:
+    """A program that may not open the key gets it from root. When root has replaced it, it does not get the new one."""
+    opened = ("sh", "-c", f'exec "$@" 7<{secret}', "sh", *AS_NOBODY, *LOGS)
+    with stopped(crckpt, Case("log", opened, user=NOBODY)) as tree:
+        before = tree.counters()
+        if is_replaced:
+            new = secret.with_name("new")
+            new.write_bytes(b"root:!\n" * 10_000)
+            new.chmod(0o600)
+            os.utime(new, (0, 0))
+            new.rename(secret)
+            assert str(secret) in crckpt.run("restore", JOB, "--detach", status=FAILED).err
+        crckpt.run("restore", JOB, "--detach", *(("--allow-weaker",) if is_replaced else ()))
+        tree.wait_growth(before)
+
+
 def test_a_program_of_roots_gets_no_file_that_a_user_put_in_a_directory_of_theirs(crckpt: Crckpt, secret: Path) -> None:
     """Its log lies with a user, as web servers' do."""
     before = secret.read_bytes()

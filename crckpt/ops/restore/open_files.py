@@ -4,8 +4,8 @@ CRIU opens the files of a tree by their paths, with root's rights. A user who ca
 file there at any moment, or a file of their own. Each must be the file that the tree had, or one that the program and
 every user who can change the path could open too. It must belong to the owner that it had, to root, to the program's
 user, or to a user who has a directory of the path: another user could choose what the program reads, or executes.
-Where only root can change the path, root may have taken the file away from the program: so it must be one of the same
-owner, or one that the program may open.
+Where only root can change the path, root may have taken the file away from the program: so it must be the same file, or
+one that the program may open; a log to which it only writes, of the same owner.
 
 Of the kernel's own file systems a program keeps only what gives it no right (`crckpt.preflight.kernel_files`).
 """
@@ -13,6 +13,7 @@ Of the kernel's own file systems a program keeps only what gives it no right (`c
 from __future__ import annotations
 
 import os
+import stat
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -53,6 +54,7 @@ class RecordedFiles(Struct, frozen=True):
     Older checkpoints have only the paths that users other than root can change, or no `owners`, the owners that each
     file had. `by_inode`: compare inodes alone, because the restored tree has other file systems. `heads`: digests
     of the first bytes of files that it had open for writing; `times`: when these were written last.
+    `is_of_this_host`: a file that was not replaced has the inode that it had.
     """
 
     files: dict[str, list[tuple[int, int, int]]]
@@ -60,12 +62,16 @@ class RecordedFiles(Struct, frozen=True):
     by_inode: bool = False
     heads: dict[str, str] = {}
     times: dict[str, float] = {}
+    is_of_this_host: bool = False
 
     @classmethod
-    def of_details(cls, details: Mapping[str, Any], *, by_inode: bool = False) -> RecordedFiles:
+    def of_details(
+        cls, details: Mapping[str, Any], *, by_inode: bool = False, is_of_this_host: bool = False
+    ) -> RecordedFiles:
         """Return the files in the details of a checkpoint."""
         heads, times = details.get("file_heads", {}), details.get("file_times", {})
-        return cls(details.get("files", {}), details.get("file_owners", {}), by_inode, heads, times)
+        files, owners = details.get("files", {}), details.get("file_owners", {})
+        return cls(files, owners, by_inode, heads, times, is_of_this_host)
 
     @property
     def inodes(self) -> dict[str, frozenset[int]]:
@@ -173,10 +179,15 @@ class _Check:
             yield from self._refusals(process, used, theirs)
 
     def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse) -> bool:
-        """Return whether a file has another owner than the one that the tree had at this path of root's."""
+        """Return whether root may have put another file at this path of root's since the dump."""
         # The file system may give a new file the inode of the one that was there. CRIU compares the modes.
-        owners = self._known.owners.get(_find_recorded_path(used.file))
-        return owners is not None and (found is None or found.owner not in owners)
+        path = _find_recorded_path(used.file)
+        owners, inodes = self._known.owners.get(path), {inode for _, inode, _ in self._known.files.get(path, ())}
+        if owners is None or (found is not None and found.owner not in owners):
+            return owners is not None
+        # What is only written to, a log of a daemon of root, is replaced each night; a device at each boot.
+        is_kept = self._known.is_of_this_host and used.access != os.W_OK and stat.S_ISREG(used.file.mode or 0)
+        return found is None or (is_kept and found.inode not in inodes)
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
         """Find files of /proc, /sys and their like that only root may have open."""

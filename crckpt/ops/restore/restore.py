@@ -255,7 +255,8 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             criu = stack.enter_context(launched_criu(attempt, outside, tree, attributes.verdict.moves))
         else:
             write_holders(criu.holders, tree, attributes.verdict.moves)
-        recorded = RecordedFiles.of_details(details)
+        is_of_this_host = checkpoint.host.hostname == os.uname().nodename
+        recorded = RecordedFiles.of_details(details, is_of_this_host=is_of_this_host)
         for link in verdict.links:
             stack.enter_context(linked_again(Path(link.path), link.name, link.inode, link.owner))
         # Only until the tree runs: its files are its own then.
