@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from crckpt.causes import Finding, cause
-from crckpt.host.process.session_scope import leave_session
+from crckpt.helper.scope import leave_session
 from crckpt.model import JobName
 
 

@@ -20,6 +20,7 @@ from crckpt.errors import CrckptError, error_text
 from crckpt.helper.channel import Channel
 from crckpt.helper.kinds import KEEPER
 from crckpt.helper.records import record_path
+from crckpt.helper.scope import leave_unit
 from crckpt.helper.serve import Server, wake_on_signals
 from crckpt.helper.start import open_control
 from crckpt.host import proc
@@ -139,7 +140,10 @@ def main(number: str, pid: int, criu: Path) -> None:
     if root is None:
         first.send(Answer(refused=f"PID {pid} has ended"))
         return
+    # Meanwhile: the command that started us may be all of its unit, and end soon.
+    leaving = leave_unit("crckpt-tracker", f"crckpt's tracker of {root.comm} (PID {pid})")
     choice = choose_tracker(root, criu)
+    leaving.join()
     if choice.tracker is None:
         first.send(Answer(untracked=choice.why))
         return
