@@ -127,7 +127,10 @@ def test_a_log_that_was_rotated(crckpt: Crckpt, kind: str, rotate: Callable[[Pat
         said = crckpt.run("restore", JOB, "--detach", "--grown", "keep").out
         assert f"note: {log} is no longer the log of the checkpoint" in said
         tree.wait_growth(before)
-        assert log.read_bytes().startswith(content + f"line {before[''] + 1}\n".encode())
+        assert log.read_bytes().startswith(content)
+        first = log.read_bytes()[len(content) :].decode().splitlines()[0]
+        # The line of a tick that was not over yet may have been written before the dump.
+        assert first in {f"line {before[''] + more}" for more in (1, 2)}
 
 
 def test_a_file_that_is_only_written_gets_its_size_back(crckpt: Crckpt) -> None:

@@ -75,7 +75,7 @@ def test_a_write_after_the_check_is_not_lost(lab: TwoHosts, how: str) -> None:
     write_hook(lab, f"kill -USR1 {pid}; until grep -q NEW! {DATA}; do :; done")
     words = ("crckpt", "migrate", str(pid), "destination", JOB)
     refused = lab.run("source", *words, "--before-freeze", HOOK, status=REFUSED)
-    assert f"{DATA} was written to since the check; the program keeps running here" in refused.err
+    assert f"{DATA} was written to since the check; {JOB} keeps running here" in refused.err
     assert "keep it on storage that both hosts mount" in refused.err
     assert is_running(lab, WRITER)
     assert lab.run("destination", "head", "-c4", DATA).out == "0000"
