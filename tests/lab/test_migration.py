@@ -77,7 +77,7 @@ def test_a_tree_of_twenty_processes_moves_whole(lab: TwoHosts) -> None:
 def test_a_program_runs_before_its_memory_is_there(lab: TwoHosts) -> None:
     """With --local-lazy: its client goes on, and finds all memory as it was; it can be moved back at once."""
     try:
-        with served(lab, "--memory", "64", "--rewrite", "0.05", address=lab.service(4)) as pid:
+        with served(lab, "--memory", "32", "--rewrite", "0.05", address=lab.service(4)) as pid:
             with talking(lab, 4) as client:
                 client.wait_for_replies()
                 options = ("--tcp", "keep", "--move-ip", f"{lab.services[4]}@{lab.device}", "--local-lazy")
@@ -97,7 +97,7 @@ def test_a_program_runs_before_its_memory_is_there(lab: TwoHosts) -> None:
 def test_a_program_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
     """With --lazy: its client goes on, and finds all memory as it was; the checkpoint is in both stores in the end."""
     try:
-        with served(lab, "--memory", "64", "--rewrite", "0.05", address=lab.service(4)) as pid:
+        with served(lab, "--memory", "32", "--rewrite", "0.05", address=lab.service(4)) as pid:
             with talking(lab, 4) as client:
                 client.wait_for_replies()
                 options = ("--tcp", "keep", "--move-ip", f"{lab.services[4]}@{lab.device}", "--lazy")
