@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final, TypeAlias
 
 from crckpt.images import magics, memfd, other_files, pipes, regfile, sockets, tty
-from crckpt.images.framing import edit_image, read_messages
+from crckpt.images.framing import Image, edit_image, read_image, read_messages, write_image
 from crckpt.images.wire import BYTES, Message, encode, fields
 
 OpenFile: TypeAlias = (
@@ -58,6 +58,22 @@ def edit_files(data: bytes, paths: Mapping[int, str], unsized: Collection[int] =
     return edit_image(data, name, magics.FILES, edit)
 
 
+def put_listeners_first(data: bytes, name: str = "files.img") -> bytes:
+    """Put listening unix sockets before all other files; nothing else changes. Raises IntegrityError.
+
+    CRIU looks for the listener at which a connection waits to be accepted only among the files before the connection,
+    and fails if it is not there (criu/sk-unix.c, try_resolve_unix_peer).
+    """
+    image = read_image(data, name, magics.FILES)
+    records = tuple(sorted(image.records, key=lambda record: not _is_listener(Message(record.payload, name))))
+    return data if records == image.records else write_image(Image(image.magic, records))
+
+
+def _is_listener(message: Message) -> bool:
+    entry, _ = _PATHS[_UNIX]
+    return message.required(1) == _UNIX and sockets.decode_unix_socket(message.message(entry)).is_listening
+
+
 def _open_file(message: Message) -> OpenFile:
     kind, file_id = message.required(1), message.required(2)
     if kind in _DECODERS:
@@ -94,8 +110,9 @@ _DECODERS: Final[dict[int, tuple[int, Callable[[Message], OpenFile]]]] = {
     20: (22, other_files.decode_pidfd),
 }
 
+_UNIX: Final = 5
 # For each file type that has a path, the field with its entry and the field of the path or its directory.
-_PATHS: Final = {1: (3, 6), 5: (16, 14)}
+_PATHS: Final = {1: (3, 6), _UNIX: (16, 14)}
 # Of the entry of a regular file.
 _SIZE: Final = 8
 

@@ -71,6 +71,7 @@ KINDS: Final = {
     "tunnel": "tun",
     "unaccepted": "tcp-in-flight",
     "unix_client_gone": "unix-in-flight",
+    "unix_client_waits": "unix-in-flight",
     "unix_nameless": "unix-outside",
     "unread_credentials": "in-message-descriptors",
     "vfork": "freeze-timeout",

@@ -453,6 +453,16 @@ def unix_client_gone(workdir: Path) -> socket.socket:
     return listener
 
 
+def unix_client_waits(workdir: Path) -> tuple[socket.socket, ...]:
+    """A unix connection that nobody accepts, and whose client has sent a request."""
+    listener, client = socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)
+    listener.bind(str(workdir / "socket"))
+    listener.listen()
+    client.connect(str(workdir / "socket"))
+    client.sendall(b"request")
+    return listener, client
+
+
 def unread_credentials(_: Path) -> tuple[socket.socket, ...]:
     """A message that comes with the user of its sender."""
     one, other = socket.socketpair(socket.AF_UNIX)
@@ -540,7 +550,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
         *(alarm_timer, current_terminal, deep_file, full_addresses, full_descriptors, full_maps, long_groups),
         *(left_mounts, many_groups, nested_pids, own_dev, part_of_segment, shared_descriptors, shared_directories),
         *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch, watch_by_fanotify, watch_of_removed),
-        *(unix_client_gone, unread_credentials, watch_of_file_system),
+        *(unix_client_gone, unix_client_waits, unread_credentials, watch_of_file_system),
     )
 } | {
     "nested_cgroup": nested(CLONE_NEWCGROUP),

@@ -137,6 +137,7 @@ OPTIONS: Final = {
         IPV6_2292PKTINFO=2,
         IPV6_FLOWINFO=11,
     ),
+    "IPV6_CHECKSUM": Option(41, 7, (12,)),
     "IPV6_UNICAST_HOPS": Option(41, 16, (44,)),
     "IPV6_MULTICAST_IF": Option(41, 17, (LOOPBACK,)),
     "IPV6_MULTICAST_HOPS": Option(41, 18, (18,)),

@@ -25,6 +25,12 @@ class Server:
         self.letters.bind(str(workdir / "dgram.sock"))
         self.abstract = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.abstract.bind(f"\0crckpt-{os.getpid()}")
+        # CRIU must find a listener that comes after its client.
+        self.waiting = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        client, listener = self.waiting
+        listener.bind(f"\0crckpt-waiting-{os.getpid()}")
+        listener.listen(1)
+        client.connect(listener.getsockname())
         self.held: socket.socket | None = None
 
     def accept_held(self) -> None:
@@ -54,6 +60,10 @@ class Server:
         self.abstract.sendto(b"to myself", self.abstract.getsockname())
         program.expect(self.abstract.recv(100) == b"to myself", "the abstract name is lost")
         self.held.sendall(b"goes on")
+        client, listener = self.waiting
+        client.send(b"waited")
+        with listener.accept()[0] as accepted:
+            program.expect(accepted.recv(100) == b"waited", "the connection that waited is another one")
         return True
 
 

@@ -78,7 +78,9 @@ OPTIONS: Final = {
     "IP_MULTICAST_TTL": Option(_IP, 33, when="datagram"),
     "IP_UNICAST_IF": Option(_IP, 50, size=4, interface="network"),
     # linux/in6.h, linux/ipv6.h
-    **_numbers(_IPV6, IPV6_2292PKTINFO=2, IPV6_FLOWINFO=11, IPV6_UNICAST_HOPS=16, IPV6_MULTICAST_LOOP=19),
+    **_numbers(
+        _IPV6, IPV6_2292PKTINFO=2, IPV6_CHECKSUM=7, IPV6_FLOWINFO=11, IPV6_UNICAST_HOPS=16, IPV6_MULTICAST_LOOP=19
+    ),
     "IPV6_MULTICAST_IF": Option(_IPV6, 17, interface="host", when="datagram"),
     "IPV6_MULTICAST_HOPS": Option(_IPV6, 18, when="datagram"),
     **_numbers(_IPV6, IPV6_MTU_DISCOVER=23, IPV6_RECVERR=25, IPV6_MULTICAST_ALL=29, IPV6_RECVERR_RFC4884=31),

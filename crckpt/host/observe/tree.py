@@ -79,7 +79,8 @@ _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 class OutsideEnd(Struct, frozen=True):
     """One end of a unix connection whose other end is outside the tree. That is bound to `name`, if not empty.
 
-    `is_waiting`: it is a listener that has not accepted the connection; its client may have gone.
+    `is_waiting`: it is a listener that has not accepted the connection, and its client is outside, has gone, or has
+    sent something.
     """
 
     pid: int

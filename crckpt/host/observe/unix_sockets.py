@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 
@@ -19,7 +20,8 @@ from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 _NAME: Final = 0
 _PEER: Final = 2
 _ICONS: Final = 3
-_SHOWN: Final = 1 << 0 | 1 << 2 | 1 << 3  # UDIAG_SHOW_NAME, _PEER, _ICONS
+_QUEUES: Final = 4
+_SHOWN: Final = 1 << 0 | 1 << 2 | 1 << 3 | 1 << 4  # UDIAG_SHOW_NAME, _PEER, _ICONS, _RQLEN
 _ESTABLISHED: Final = 1  # include/net/tcp_states.h
 _SIOCUNIXFILE: Final = 0x89E0  # linux/un.h
 
@@ -35,13 +37,14 @@ _REQUEST: Final = struct.Struct("=BBHIIIII")
 _MESSAGE: Final = struct.Struct("=BBBxIII")
 _ATTRIBUTE: Final = struct.Struct("=HH")  # struct nlattr: length, type
 _INODE: Final = struct.Struct("=I")
+_QUEUE_LENGTHS: Final = struct.Struct("=II")  # struct unix_diag_rqlen: received, sent
 
 
 class LiveUnixSocket(Struct, frozen=True):
     """A socket by its inode. `peer` is the inode of the other end, 0 if there is none; `name` what it is bound to.
 
     Abstract names begin with `@`. `is_connected`: also if the other end is closed. `clients`: the other ends of
-    connections that it has not accepted, 0 for one that is closed.
+    connections that it has not accepted, 0 for one that is closed or has sent something.
     """
 
     inode: int
@@ -60,17 +63,26 @@ class LiveUnixSocket(Struct, frozen=True):
 def read_unix_sockets() -> dict[int, LiveUnixSocket]:
     """Read all unix sockets in our network namespace, by inode. Raises OSError if the kernel has no unix_diag."""
     request = _REQUEST.pack(socket.AF_UNIX, 0, 0, 0xFFFFFFFF, 0, _SHOWN, 0, 0)
-    return {found.inode: found for found in map(_socket, ask_for_sockets(request))}
+    read = [_read(message) for message in ask_for_sockets(request)]
+    sending = {found.inode for found, sent in read if sent}
+    return {
+        found.inode: replace(found, clients=tuple(0 if each in sending else each for each in found.clients))
+        if found.clients
+        else found
+        for found, _ in read
+    }
 
 
-def _socket(message: memoryview) -> LiveUnixSocket:
+def _read(message: memoryview) -> tuple[LiveUnixSocket, int]:
+    """Read a socket, and how much of what it has sent was not read by its peer."""
     _, kind, state, inode, *_ = _MESSAGE.unpack_from(message)
     attributes = dict(_attributes(message[_MESSAGE.size :]))
     # A path ends with a zero byte, an abstract name begins with one.
     name = bytes(attributes.get(_NAME, b"")).rstrip(b"\0").replace(b"\0", b"@", 1)
     peer = _INODE.unpack(attributes[_PEER])[0] if _PEER in attributes else 0
     clients = tuple(memoryview(bytes(attributes.get(_ICONS, b""))).cast("I"))
-    return LiveUnixSocket(inode, kind, peer, os.fsdecode(name), state == _ESTABLISHED, clients)
+    _, sent = _QUEUE_LENGTHS.unpack(attributes.get(_QUEUES, bytes(_QUEUE_LENGTHS.size)))
+    return LiveUnixSocket(inode, kind, peer, os.fsdecode(name), state == _ESTABLISHED, clients), sent
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from crckpt.images.files import put_listeners_first
 from crckpt.images.pipes import PipeContent, read_pipe_contents
 from crckpt.images.scheduling import drop_deadline
 from crckpt.images.timers import rearm_timers
@@ -46,7 +47,12 @@ def unpack_images(repository: Repository, checkpoint: Checkpoint, directory: Pat
 
 def repair_image(name: str) -> Callable[[bytes], bytes] | None:
     """Return what repairs the content of the image of that name; None for images that need no repair."""
-    # CRIU would restore timers that never expire, and fail at a task with the scheduling policy SCHED_DEADLINE.
+    # CRIU would restore timers that never expire, and fail at a task with the scheduling policy SCHED_DEADLINE or at a
+    # unix connection that waits at a listener.
     if name == _FILES:
-        return rearm_timers
+        return _repair_files
     return drop_deadline if name.startswith(_CORE) else None
+
+
+def _repair_files(content: bytes) -> bytes:
+    return put_listeners_first(rearm_timers(content))

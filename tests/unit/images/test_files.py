@@ -6,7 +6,8 @@ from image_trees import one
 from msgspec.structs import replace
 
 from crckpt.images import magics, regfile, wire
-from crckpt.images.files import edit_files, read_files
+from crckpt.images.files import edit_files, put_listeners_first, read_files
+from crckpt.images.framing import read_image, write_image
 from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
@@ -21,6 +22,19 @@ def test_no_file_is_of_an_unknown_kind(tree: ImageTree, images: dict[str, bytes]
 def test_an_unknown_type_of_file_is_kept() -> None:
     data = one(magics.FILES, (1, wire.VARINT, 99), (2, wire.VARINT, 7))
     assert read_files(data) == (OtherFile(7, "unknown", 0),)
+
+
+def test_listeners_come_before_the_connections_that_wait_for_them(images: dict[str, bytes]) -> None:
+    """Nothing else changes."""
+    data = images["files.img"]
+    image = read_image(data)
+    last = write_image(replace(image, records=image.records[::-1]))
+    files = read_files(put_listeners_first(last))
+    listening = [isinstance(file, UnixSocket) and file.is_listening for file in files]
+    assert listening == sorted(listening, reverse=True)
+    assert any(listening)
+    assert {*files} == {*read_files(data)}
+    assert put_listeners_first(put_listeners_first(last)) == put_listeners_first(last)
 
 
 def test_edited_files_differ_in_nothing_else(tree: ImageTree, images: dict[str, bytes]) -> None:
