@@ -176,16 +176,11 @@ class PreflightRefused(CrckptError):
         hint: str = "",
         causes: tuple[str, ...] = (),
         is_in_use: bool = False,
-        findings: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run.
-
-        `findings` are the causes in two parts: what prevents the operation, and the remedy.
-        """
+        """`is_in_use`: another process has something that is needed (a PID, a port, a lock); the program may run."""
         super().__init__(message, state=state, hint=hint, causes=causes)
         # `restore --or-older` then tries no older checkpoint: two of the same program could run.
         self.is_in_use = is_in_use
-        self.findings = findings
 
 
 class RehearsalFailed(CrckptError):

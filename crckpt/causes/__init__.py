@@ -9,7 +9,8 @@ A new cause is an entry of a table, and a line of a log in tests/data/logs/lines
 
 from __future__ import annotations
 
-from crckpt.causes.cause import Cause, Finding, mebibytes
+from crckpt.causes.cause import Cause, mebibytes
+from crckpt.causes.finding import Finding
 
 __all__ = ["Cause", "Finding", "cause", "mebibytes"]
 

@@ -17,6 +17,9 @@ def _causes_of(*sections: str) -> tuple[Cause, ...]:
     return tuple(cause for name in sections for cause in SECTIONS[name].causes if cause.pattern)
 
 
+OF_FILES: Final = frozenset(cause.key for cause in SECTIONS["changed-files"].causes)
+"""Keys of a restore's check of files, which a move has in other words."""
+
 OUTSIDE: Final = _causes_of("outside")
 BUGS: Final = _causes_of("bugs")
 EXHAUSTED: Final = _causes_of("exhausted")

@@ -19,7 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from crckpt.causes.cause import LIKELY, Cause
+from crckpt.causes.cause import Cause
+from crckpt.causes.finding import LIKELY
 
 _EXPRESSIONS: Final = frozenset({"pattern", "area", "wide_area", "step", "last_step"})
 
@@ -51,7 +52,7 @@ def parse(text: str) -> Iterator[Section]:
             shared[use] = words
         elif sections:
             filled = {name: _fill(value, shared) for name, value in fields.items()}
-            sections[-1][2].append(_make_cause(_fill(begin, shared), filled))
+            sections[-1][2].append(_make_cause(_fill(begin, shared), filled | {"section": sections[-1][0]}))
         else:
             raise ValueError(f"before the first section: {begin}")
     for name, title, causes in sections:

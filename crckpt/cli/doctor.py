@@ -89,10 +89,10 @@ def doctor(
 
 def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
     # Slow to load, and not needed to check the host.
+    from crckpt.causes.refusal import preflight_refusal
     from crckpt.ops.dump.cost import predict, read_tree_usage
     from crckpt.ops.dump.examine import examine
     from crckpt.ops.dump.request import DumpRequest
-    from crckpt.ops.failures import preflight_refusal
 
     if fix:
         raise UsageError("--fix fixes this host and takes no TARGET", hint="crckpt doctor --fix")
@@ -127,8 +127,7 @@ def _examination_lines(
     else:
         yield f"PID {result.pid} can be checkpointed{', but not without loss' if result.plan.losses else ''}\n"
     yield from _tree_line(processes)
-    blockers = ((finding.what, finding.remedy) for finding in result.plan.blockers)
-    yield from (f"{line}\n" for line in finding_lines(blockers, "blocker: "))
+    yield from (f"{line}\n" for line in finding_lines(result.plan.blockers, "blocker: "))
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
     yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)

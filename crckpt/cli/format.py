@@ -86,11 +86,11 @@ def note_lines(findings: Iterable[Finding | str]) -> Iterator[str]:
         yield f"note: {first}{f' (and {len(others)} more like this)' if others else ''}\n"
 
 
-def finding_lines(findings: Iterable[tuple[str, str]], mark: str = "  - ") -> Iterator[str]:
+def finding_lines(findings: Iterable[Finding], mark: str = "  - ") -> Iterator[str]:
     """Yield findings with their remedies as lines that begin with `mark`. A shared remedy stands once, after them."""
     by_remedy: dict[str, list[str]] = {}
-    for what, remedy in findings:
-        by_remedy.setdefault(remedy, []).append(what)
+    for finding in findings:
+        by_remedy.setdefault(finding.remedy, []).append(finding.what)
     for remedy, whats in by_remedy.items():
         if len(whats) == 1:
             yield f"{mark}{whats[0]}: {remedy}" if remedy else f"{mark}{whats[0]}"

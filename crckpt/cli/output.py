@@ -16,6 +16,8 @@ import typer
 from msgspec import Struct
 from msgspec.structs import asdict
 
+from crckpt.causes import Finding
+from crckpt.causes.refusal import Refusal
 from crckpt.cli.format import finding_lines, on_one_line
 from crckpt.errors import CommandFailure, CrckptError, PreflightRefused
 
@@ -107,7 +109,8 @@ def error_text(error: CommandFailure) -> str:
     """A failure as text: what happened, the causes that the message does not say, and what to type next."""
     if isinstance(error, PreflightRefused) and len(error.causes) > 1:
         # Each cause has its own remedy; the message and the hint are those of the first.
-        reasons = finding_lines(error.findings) if error.findings else (f"  - {cause}" for cause in error.causes)
+        found = error.findings if isinstance(error, Refusal) else ()
+        reasons = finding_lines(found) if found else (f"  - {cause}" for cause in error.causes)
         lines = [f"crckpt: refused for {len(error.causes)} reasons:", *reasons]
         return "".join(f"{on_one_line(line)}\n" for line in lines)
     # The message of a refusal says its only cause already.
@@ -183,6 +186,8 @@ def _encode(document: object) -> str:
 
 def _plain(value: object) -> object:
     """A value that the json module does not know, as one that it knows."""
+    if isinstance(value, Finding):
+        return {"key": value.key, "what": value.what, "remedy": value.remedy, "sure": value.sure}
     if isinstance(value, Struct):
         return asdict(value)
     if isinstance(value, datetime):

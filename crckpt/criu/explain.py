@@ -13,7 +13,6 @@ from crckpt.causes import Cause, Finding
 from crckpt.causes.catalogue import (
     AREAS,
     BUGS,
-    CAUSE_BY_KEY,
     EARLIER,
     ENGINES,
     EXHAUSTED,
@@ -105,7 +104,7 @@ def explain(log: str, *, by_criu: bool = False) -> Explanation:
         if silent and silent.finding and not finding.sure:
             break
         cause = _find_earlier_cause(log, line, finding)
-        cause = _advise_by_criu(cause) if by_criu else cause
+        cause = cause.word_for("criu") if by_criu else cause
         cause = cause if cause.sure else _advise_newer_criu(cause, release)
         location = find_failure_location(log, line)
         return Explanation(cause, shown, line.text, location, find_outside_end(log, line))
@@ -116,17 +115,11 @@ def explain(log: str, *, by_criu: bool = False) -> Explanation:
     return Explanation(None, shown)
 
 
-def _advise_by_criu(finding: Finding) -> Finding:
-    remedy = CAUSE_BY_KEY[finding.key].advise_by_criu(finding.remedy)
-    return msgspec.structs.replace(finding, remedy=remedy)
-
-
 def _advise_newer_criu(finding: Finding, release: tuple[int, ...] | None) -> Finding:
     """Add to an unsure finding the advice to take a newer CRIU, if this one is old."""
     if release is None or release >= OLD or "install-criu" in finding.remedy:
         return finding
-    remedy = f"{finding.remedy}; or use a newer CRIU than {_format_release(release)}: crckpt install-criu"
-    return msgspec.structs.replace(finding, remedy=remedy)
+    return finding.fill(newer_than=_format_release(release))
 
 
 def _format_release(release: tuple[int, ...]) -> str:
@@ -211,7 +204,7 @@ def _explain_silence(
     for cause in SILENT:
         if not _is_fixed(cause, release) and (found := re.search(cause.pattern, log)):
             finding = cause.finding(**found.groupdict())
-            finding = _advise_by_criu(finding) if by_criu else finding
+            finding = finding.word_for("criu") if by_criu else finding
             return Explanation(finding, shown, line_at(log, found.start(), 0).text)
     return Explanation(None, shown)
 

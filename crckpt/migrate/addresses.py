@@ -20,8 +20,9 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
+from crckpt.causes import Finding, cause
 from crckpt.helper.address_guard.client import GuardedAddresses, guarded_addresses
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal, lock_removed
@@ -43,7 +44,6 @@ from crckpt.host.steps import step
 from crckpt.model import RunId
 
 __all__ = [
-    "Findings",
     "GuardedAddresses",
     "HostAddress",
     "check_destination",
@@ -55,9 +55,6 @@ __all__ = [
     "list_source_addresses",
     "unlocked_source",
 ]
-
-Findings: TypeAlias = tuple[tuple[str, str], ...]
-"""What prevents the move, and the remedy, as in PreflightRefused."""
 
 
 _SSH_CONNECTION: Final = b"SSH_CONNECTION="
@@ -82,18 +79,18 @@ def _split(address: str) -> tuple[HostAddress, HostAddress]:
     return parse_address(f"{where}@{here}"), parse_address(f"{where}@{there}")
 
 
-def check_source(addresses: Sequence[HostAddress]) -> Findings:
+def check_source(addresses: Sequence[HostAddress]) -> tuple[Finding, ...]:
     """Find why this host cannot give the addresses away. Raises HostCannot."""
     if find_ip() is None:
-        return (("ip is not installed", "apt-get install iproute2"),)
+        return (cause("ip-missing").finding(),)
     return tuple(finding for address in addresses for finding in _check_here(address))
 
 
-def check_destination(addresses: Sequence[HostAddress]) -> Findings:
+def check_destination(addresses: Sequence[HostAddress]) -> tuple[Finding, ...]:
     """Find why this host cannot take the addresses over. Raises HostCannot."""
     probed = probe_in_child(move_ip)
     if probed.state == "missing":
-        return ((probed.found, probed.fix),)
+        return (cause("ip-unusable").finding(why=probed.found, fix=probed.fix),)
     devices = {device.name: device for device in read_devices()}
     return tuple(finding for address in addresses for finding in _check_there(address, devices))
 
@@ -124,85 +121,65 @@ def unlocked_source(run_id: RunId | None, removal: tuple[str, ...] | None = None
         yield
 
 
-def _check_here(address: HostAddress) -> Iterator[tuple[str, str]]:
+def _check_here(address: HostAddress) -> Iterator[Finding]:
     """Check an address that this host is to give away."""
     holder = find_holder(address.ip)
     if holder is None:
-        yield f"this host does not have the address {address.ip}", "list its addresses: ip address show"
+        yield cause("address-absent").finding(ip=address.ip)
         return
     device, held = holder
     if (device.name, held.length) != (address.device, address.length):
         where = f"{address.ip}/{held.length}@{device.name}"
-        yield f"{address.ip} is {where} here, not {address}", f"--move-ip {where}"
+        yield cause("address-other").finding(ip=address.ip, held=where, address=address)
         return
     if held.dynamic:
-        again = f"ip address change {address.interface} dev {device.name} valid_lft forever preferred_lft forever"
-        yield (
-            f"{address} comes from DHCP or a router, which would give it to this host again",
-            f"configure it as a static address, or: {again}",
-        )
+        named = {"interface": address.interface, "device": device.name}
+        yield cause("address-dynamic").finding(address=address, **named)
     if address.ip in _ends_of_ssh():
-        yield (
-            f"your ssh session uses {address.ip}, which moves: it would hang in the middle of the move",
-            "log in by another address of this host",
-        )
+        yield cause("address-of-session").finding(ip=address.ip)
     yield from _check_losses(address, device, held)
 
 
-def _check_losses(address: HostAddress, device: Device, held: DeviceAddress) -> Iterator[tuple[str, str]]:
+def _check_losses(address: HostAddress, device: Device, held: DeviceAddress) -> Iterator[Finding]:
     """Find what the kernel removes together with an address."""
     others = [other for other in device.addresses if other.ip != held.ip and other.scope != "link"]
     same_family = [other for other in others if (":" in other.ip) == (address.family == 6)]
     if address.family == 4 and not held.secondary and not _promotes(device.name):
         lost = [other.ip for other in same_family if other.secondary and _is_within(other, address)]
         if lost:
-            yield (
-                f"the kernel would remove {', '.join(lost)} of {device.name} together with {address.ip}",
-                f"sysctl -w net.ipv4.conf.{device.name}.promote_secondaries=1",
-            )
+            yield cause("address-secondary").finding(lost=", ".join(lost), device=device.name, ip=address.ip)
     routes = [route for route in read_routes(address) if route.protocol != "kernel"]
     gone = [route for route in routes if route.prefsrc == address.ip or (route.gateway and not same_family)]
     if gone and address.family == 4:
         names = ", ".join(route.dst for route in gone)
-        yield (
-            f"this host would lose its routes ({names}) together with {address.ip}",
-            f"give {device.name} an address that stays here, and let the routes use that one",
-        )
+        yield cause("address-routes").finding(routes=names, device=device.name, ip=address.ip)
 
 
-def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[tuple[str, str]]:
+def _check_there(address: HostAddress, devices: dict[str, Device]) -> Iterator[Finding]:
     """Check an address that this host is to take over."""
     device = devices.get(address.device)
     if device is None:
         route = find_route(address)
         there = route.dev if route is not None and not route.gateway else "DEV-THERE"
-        yield f"there is no network device {address.device}", _name_device(address, there)
+        yield cause("device-missing").finding(device=address.device, interface=address.interface, there=there)
         return
     if not device.is_up:
-        yield f"{device.name} is down", f"ip link set {device.name} up"
+        yield cause("device-down").finding(device=device.name)
     elif not device.has_link:
-        yield f"{device.name} has no link", "connect its cable"
+        yield cause("device-unlinked").finding(device=device.name)
     if device.is_port:
-        yield f"{device.name} is part of {device.master}, which has the addresses", _name_device(address, device.master)
+        named = {"master": device.master, "interface": address.interface, "there": device.master}
+        yield cause("device-port").finding(device=device.name, **named)
     holder = find_holder(address.ip)
     if holder is not None:
-        yield f"{address.ip} is already on {holder[0].name}", "remove it, if it is the source's address"
+        yield cause("address-there").finding(ip=address.ip, device=holder[0].name)
         return
     if address.ip in _ends_of_ssh():
-        yield (
-            f"the connection between the hosts uses {address.ip}, which moves",
-            "connect from another address: BindAddress in ssh_config(5)",
-        )
+        yield cause("address-of-connection").finding(ip=address.ip)
     route = find_route(address)
     if route is not None and not route.gateway and route.dev != device.name and not address.is_single:
-        yield (
-            f"this host reaches the network of {address.ip} through {route.dev}, not through {device.name}",
-            _name_device(address, route.dev),
-        )
-
-
-def _name_device(address: HostAddress, there: str) -> str:
-    return f"name the other host's device, too: --move-ip {address.interface}@DEV:{there}"
+        named = {"device": device.name, "interface": address.interface, "there": route.dev}
+        yield cause("network-elsewhere").finding(ip=address.ip, route=route.dev, **named)
 
 
 def _ends_of_ssh() -> tuple[str, ...]:

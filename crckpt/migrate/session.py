@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from crckpt import __version__
 from crckpt.causes import Finding, cause
-from crckpt.causes.moves import reword
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.hold import PATIENCE_S
 from crckpt.errors import CrckptError, HostCannot, Interrupted, MoveInDoubt
 from crckpt.host import machine, proc
@@ -42,7 +42,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import examined
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.request import DumpRequest
-from crckpt.ops.failures import preflight_refusal, to_crckpt_error
+from crckpt.ops.failures import to_crckpt_error
 from crckpt.store import Repository, is_blank
 from crckpt.store.moves import Move, read_move
 
@@ -86,12 +86,7 @@ def migrate(request: MigrateRequest, context: Context, report: MoveReport) -> Mi
 
 
 def _make_risk(job: str, host: str) -> Finding:
-    return Finding(
-        "lazy",
-        f"with --lazy, {job} ends if the connection is lost before all of its memory is on {host}; then it is restored "
-        "there as it was when it was frozen",
-        "to avoid that: --local-lazy",
-    )
+    return cause("lazy-risk").finding(job=job, host=host)
 
 
 def find_free_bytes(request: MigrateRequest, context: Context) -> int:
@@ -163,7 +158,7 @@ class _Gate:
         request = self._request
         refused = check_source(list_source_addresses(request.options.addresses))
         if refused:
-            raise preflight_refusal([Finding("move-ip", what, remedy) for what, remedy in refused])
+            raise preflight_refusal(refused)
         questions, found = self._ask()
         if request.send_files and found.lacking:
             files = plan_sending(questions, found)
@@ -184,7 +179,8 @@ class _Gate:
         found = make_report(target, questions, answers, Exchange(sent, time.time()), request.host)
         if self._hello.version != __version__:
             other = cause("other-version").finding(theirs=self._hello.version, ours=__version__)
-            found = replace(found, blockers=(reword(other, request.host), *found.blockers))
+            other = other.word_for("there", peer=request.host)
+            found = replace(found, blockers=(other, *found.blockers))
         return questions, judge_store_space(found, target, answers, request.host)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -18,7 +18,6 @@ from crckpt.errors import (
     CrckptError,
     DumpFailed,
     Interrupted,
-    PreflightRefused,
     StoreUnusable,
     UsageError,
 )
@@ -58,15 +57,6 @@ _NAMED_EXACTLY = {
 }
 
 Failure = TypeVar("Failure", bound=CrckptError)
-
-
-def preflight_refusal(blockers: Sequence[Finding], *, is_in_use: bool = False) -> PreflightRefused:
-    """The error for blockers: the message is that of the first one. `is_in_use` as in PreflightRefused."""
-    first, more = blockers[0], len(blockers) - 1
-    said = f"{first.what} (and {more} more)" if more else first.what
-    causes = tuple(str(finding) for finding in blockers)
-    findings = tuple((finding.what, finding.remedy) for finding in blockers)
-    return PreflightRefused(said, hint=first.remedy, causes=causes, is_in_use=is_in_use, findings=findings)
 
 
 def to_crckpt_error(error: CommandFailure | OSError, kind: type[CrckptError], what: str) -> CommandFailure:
@@ -172,11 +162,12 @@ def criu_failure(
     find_place: Callable[[Explanation], FailureLocation | None],
     state: str = "",
     known: Sequence[Finding] = (),
+    values: Mapping[str, str] = {},
 ) -> Failure:
     """The error for a CRIU that failed: `what` failed, in words, and `state` is how things stand now.
 
     `find_place` names where CRIU failed (`ops.failure_locations`). `known` are findings of crckpt: for some causes
-    they are more exact than the log.
+    they are more exact than the log. `values` are more of the finding's, as `Finding` has them.
     """
     # Rarely needed and slow to import: 34 ms for the patterns and the catalogue.
     from crckpt.criu.explain import explain
@@ -191,7 +182,7 @@ def criu_failure(
     if explanation.finding and not (is_guess and result.status < 0):
         keys = _NAMED_EXACTLY.get(explanation.finding.key, ())
         exact = next((found for found in known if found.key in keys), None)
-        finding = exact or explanation.finding
+        finding = (exact or explanation.finding).fill(**values)
         # Findings of crckpt name the place themselves.
         place = find_place(explanation) if exact is None else None
         where = f" ({place})" if place else ""

@@ -17,6 +17,14 @@ from crckpt.store.layout import KNOWN_DAMAGE
 _DECODER: Final = msgspec.json.Decoder(frozenset[str])
 _MOST_BYTES: Final = 4 << 20
 
+FIND_REPAIR: Final = "find what can be repaired: crckpt verify --repair"
+
+
+class DamagedCheckpoint(IntegrityError):
+    """A checkpoint is damaged; the message names it. `has_own_hint`: the damage has a remedy of its own."""
+
+    has_own_hint = False
+
 
 def read_known_damage(backend: Backend) -> frozenset[str]:
     """Read the ids of damaged checkpoints."""

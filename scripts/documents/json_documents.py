@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from crckpt.causes import Finding
 from crckpt.cli.config import Setting
 from crckpt.criu.failure_location import FailureLocation
 from crckpt.host.probes.outcome import Fact
@@ -476,6 +475,18 @@ class DoctorDocument(Struct, frozen=True, forbid_unknown_fields=True):
     able: Annotated[bool, Meta(description="Whether anything can be checkpointed on this host.")]
     facts: tuple[Fact, ...]
     fixes: tuple[Fix, ...]
+
+
+class Finding(Struct, frozen=True):
+    """A cause that was met: `what` is the message, `remedy` what to do.
+
+    It is not `sure` if CRIU writes the same for other causes; the message says so too.
+    """
+
+    key: str
+    what: str
+    remedy: str
+    sure: bool
 
 
 class ExaminedDocument(Struct, frozen=True, forbid_unknown_fields=True):

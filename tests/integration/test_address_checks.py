@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 from networks import DEVICE, Lan, Machine, lan
 
+from crckpt.causes import Finding
 from crckpt.errors import HostCannot
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.claim import claim, finish_release, give_up, release
 from crckpt.host.network.devices import remove
 from crckpt.host.network.fence import find_fences, lift_fence, raise_fence
 from crckpt.host.process import run
-from crckpt.migrate.addresses import Findings, check_destination, check_source
+from crckpt.migrate.addresses import check_destination, check_source
 from crckpt.model import MoveId
 
 MOVE = MoveId("0123456789abcdef")
@@ -54,9 +55,9 @@ def add(host: Machine, address: HostAddress, *more: str) -> None:
     host.run("ip", "address", "add", address.interface, "dev", address.device, *extra, *more)
 
 
-def only(findings: Findings) -> tuple[str, str]:
+def only(findings: tuple[Finding, ...]) -> tuple[str, str]:
     (finding,) = findings
-    return finding
+    return finding.what, finding.remedy
 
 
 @families

@@ -9,7 +9,8 @@ from typing import Final
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from crckpt.causes import Finding
+from crckpt.causes import cause
+from crckpt.causes.refusal import Refusal
 from crckpt.criu.hold import AfterCommit
 from crckpt.errors import (
     NOTHING_LEFT,
@@ -179,8 +180,8 @@ class Destination:
         late = find_refusal() if questions.lazy else ""
         blockers = (
             *answers.blockers,
-            *(Finding("move-ip", what, remedy) for what, remedy in refused),
-            *((Finding("lazy", late, "leave out --lazy and --local-lazy"),) if late else ()),
+            *refused,
+            *((cause("lazy-refused").finding(why=late),) if late else ()),
         )
         return messages.Answers(encode_answers(replace(answers, blockers=blockers)))
 
@@ -214,8 +215,8 @@ class Destination:
             request = replace(request, still_runs=True, shares_kernel=self._shares_kernel)
             found = check_restore(request, self._context, checkpoint, store)
         except PreflightRefused as refused:
-            blockers = tuple(Finding("refused", what, remedy) for what, remedy in refused.findings)
-            return messages.Verdict(blockers or (Finding("refused", refused.message, refused.hint),), ())
+            said = cause("restore-refused").finding(what=refused.message, advice=refused.hint)
+            return messages.Verdict(refused.findings if isinstance(refused, Refusal) else (said,), ())
         if self._unpacked is not None:
             # The restore of the last checkpoint then only reads what was written since.
             self._unpacked.begin(contents_of(self._repository, checkpoint))
@@ -263,7 +264,7 @@ class Destination:
         left = self._guard.keep() if self._guard is not None else ""
         if late is None:
             self._advance("done")
-        failed = tuple(Finding("move-ip", what, "") for what in (self._release_warning, left) if what)
+        failed = tuple(cause("address-left").finding(what=what) for what in (self._release_warning, left) if what)
         warnings = (*result.verdict.warnings, *failed, *self._session.warnings)
         assert result.pid is not None
         log = result.holder.log if result.holder is not None else ""

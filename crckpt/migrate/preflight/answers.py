@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import asdict, replace
 
-from crckpt.causes import Finding, cause
+from crckpt.causes import cause
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host import machine
 from crckpt.host.disk import space
@@ -94,8 +94,8 @@ def answer(
         machine.describe_host(version, digest),
         received,
         time.time(),
-        _to_answers(found.blockers),
-        _to_answers(found.warnings),
+        found.blockers[:_MOST_FINDINGS],
+        found.warnings[:_MOST_FINDINGS],
         found.lacking,
         found.logs,
         found.shared,
@@ -125,13 +125,6 @@ def decode_answers(content: bytes) -> MoveAnswers:
         return msgspec.msgpack.decode(content, type=MoveAnswers)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise IntegrityError(f"the answers of the other host cannot be read: {error}") from error
-
-
-def _to_answers(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
-    """Make the findings fit into a message: a name of a file may be no valid text, and there may be very many."""
-    return tuple(
-        replace(found, what=_to_text(found.what), remedy=_to_text(found.remedy)) for found in findings[:_MOST_FINDINGS]
-    )
 
 
 def _to_text(text: str) -> str:

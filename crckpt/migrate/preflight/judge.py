@@ -13,7 +13,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
-from crckpt.causes.moves import OF_FILES
+from crckpt.causes.catalogue import OF_FILES
+from crckpt.causes.finding import distinct
 from crckpt.migrate.preflight.judge_files import find_completed, is_shared, judge_files
 from crckpt.migrate.preflight.local_file import LocalFile
 from crckpt.migrate.preflight.questions import MoveQuestions
@@ -92,7 +93,7 @@ def judge(questions: MoveQuestions, planned: PlannedRestore, survey: Survey) -> 
         for file in questions.files
         if (here := survey.files.get(file.id)) is not None and (here.is_same or is_shared(file, here))
     )
-    return Judgement(tuple(dict.fromkeys(blockers)), tuple(dict.fromkeys(warnings)), lacking, logs, shared)
+    return Judgement(distinct(blockers), distinct(warnings), lacking, logs, shared)
 
 
 def _without_arriving(questions: MoveQuestions, planned: PlannedRestore, host: HostState) -> HostState:

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
 from crckpt.migrate.preflight.local_file import LocalFile
@@ -30,7 +29,6 @@ _PROBLEMS: Final = {"unmounted": "file-unmounted", "silent": "file-silent", "ref
 _OF_ANOTHER: Final = "file-of-another"
 _MOST_IN_USE: Final = 3
 _WARNINGS: Final = frozenset({"file-in-use", "file-size-only", "file-unmounted", "files-unasked", "owner-differs"})
-_SEND: Final = "send it: --send-files; or copy it there, with its time: rsync -t"
 _SHARE: Final = "keep it on storage that both hosts mount"
 _COMPLETE: Final = f"send it, and what the program adds to it: --send-files; or {_SHARE}"
 # shm_open(3). Its content is not in the images, because it has a name.
@@ -144,18 +142,14 @@ def is_shared(asked: AskedFile, here: LocalFile) -> bool:
 def _word(key: str, asked: AskedFile, here: FileState | None, values: dict[str, str]) -> Finding:
     """A finding of the restore's check in the words of a move."""
     if here is None:
-        return replace(
-            cause("file-missing").finding(**values), remedy=advise_to_keep(asked) if asked.is_written else _SEND
-        )
+        advice = {"advice": advise_to_keep(asked)} if asked.is_written else {}
+        return cause("file-missing").finding(**values, **advice)
     finding = cause("file-differs").finding(**{**values, "why": _difference(key, asked, here)})
-    remedy = finding.remedy
     if key == "file-mode":
-        remedy = f"change it there: chmod {asked.mode & 0o7777:04o} {shlex.quote(asked.name)}"
-    elif asked.is_written:
-        remedy = advise_to_keep(asked)
-    elif asked.is_executed:
-        remedy = "install the same version there"
-    return replace(finding, key=key, remedy=remedy)
+        return finding.fill(advice=f"change it there: chmod {asked.mode & 0o7777:04o} {shlex.quote(asked.name)}")
+    if asked.is_written:
+        return finding.fill(advice=advise_to_keep(asked))
+    return finding.fill(advice="install the same version there") if asked.is_executed else finding
 
 
 def advise_to_keep(asked: AskedFile) -> str:
@@ -184,10 +178,10 @@ def _compare(
         differs = () if is_log or asked.build_id else tuple(_compare_content(asked, here, values))
         yield from differs
         if asked.is_mapped and not asked.digest:
-            yield replace(cause("file-mapped").finding(**values), remedy=advise_to_keep(asked))
+            yield cause("file-mapped").finding(**values, advice=advise_to_keep(asked))
         elif asked.is_written and all(found.key in _WARNINGS for found in differs):
             same = "size" if is_log else "size and time" if differs else "content"
-            yield replace(cause("file-in-use").finding(**{**values, "same": same}), remedy=advise_to_keep(asked))
+            yield cause("file-in-use").finding(**values, same=same, advice=advise_to_keep(asked))
     if (asked.uid, asked.gid) != (state.owner, here.gid):
         owners = {"here": f"{asked.uid}:{asked.gid}", "there": f"{state.owner}:{here.gid}"}
         yield cause("owner-differs").finding(**values, **owners)

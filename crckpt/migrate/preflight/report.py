@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.causes.moves import reword, reword_dump
+from crckpt.causes.catalogue import CAUSE_BY_KEY
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host.network.devices import read_devices
 from crckpt.migrate.preflight.answers import MoveAnswers
@@ -18,7 +19,6 @@ from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 from crckpt.migrate.preflight.rights import Right
 from crckpt.migrate.preflight.sendable import find_sendable
 from crckpt.ops.dump.examine import DumpTarget
-from crckpt.ops.failures import preflight_refusal
 
 # Programs that exchange times within a second notice less than that; NTP keeps clocks within milliseconds.
 _MOST_CLOCK_DIFFERENCE_S: Final = 2.0
@@ -84,16 +84,16 @@ def make_report(
         raise IntegrityError("the answers of the other host name files that it was not asked about")
     plan = target.plan
     # Files that a reboot removes must be on the destination, too.
-    lost = (found for found in plan.warnings if found.key != "volatile-file")
-    there = tuple(_reword(found, questions, answers, host) for found in answers.warnings)
+    lost = (found.word_for("move") for found in plan.warnings if found.key != "volatile-file")
+    untested = () if target.request.force else plan.untested
+    versions = {"ours": questions.host.criu_version, "theirs": answers.host.criu_version}
     return GateReport(
         # A move ends the tree here: what no test has shown to come back must not be lost.
         blockers=(
-            *map(reword_dump, plan.blockers),
-            *(() if target.request.force else map(reword_dump, plan.untested)),
-            *(_reword(found, questions, answers, host) for found in answers.blockers),
+            *(found.word_for("move") for found in (*plan.blockers, *untested)),
+            *word_there(answers.blockers, host, **versions),
         ),
-        warnings=(*map(reword_dump, lost), *there, *_compare_clocks(answers, exchange, host)),
+        warnings=(*lost, *word_there(answers.warnings, host, **versions), *_compare_clocks(answers, exchange, host)),
         lacking=tuple(files[number] for number in answers.lacking),
         logs=tuple((files[number], size) for number, size in answers.logs),
         rights=frozenset((name.kind, name.number) for name in questions.names if name.gives_rights),
@@ -119,21 +119,26 @@ def _has_our_mounts(questions: MoveQuestions) -> bool:
     return dict(questions.namespaces).get("mnt") == dict(questions.processes[0].namespaces).get("mnt")
 
 
-def _reword(found: Finding, questions: MoveQuestions, answers: MoveAnswers, host: str) -> Finding:
-    values = {"ours": questions.host.criu_version, "theirs": answers.host.criu_version}
-    if found.key == "address-missing" and (address := _find_own_address(found.what)):
-        values["address"] = address
-    return reword(found, host, **values)
+def word_there(findings: Iterable[Finding], host: str, **versions: str) -> Iterator[Finding]:
+    """Put what the destination has found into words for the user of this host; `versions` are of both CRIUs.
+
+    Raises IntegrityError if the destination sends what is no finding.
+    """
+    for found in findings:
+        if found.key not in CAUSE_BY_KEY:
+            raise IntegrityError(f"the other host has found what this crckpt does not know: {found.key!r}")
+        own = _find_own_address(found.get("host")) if found.key == "address-missing" else {}
+        yield found.word_for("there", peer=host, **versions, **own)
 
 
-def _find_own_address(text: str) -> str:
-    """Find the address of this host that a text names, in the form of --move-ip; empty if there is none."""
+def _find_own_address(ip: str) -> dict[str, str]:
+    """Find an address of this host, in the form of --move-ip."""
     with suppress(HostCannot):
         for device in read_devices():
             for each in device.addresses:
-                if each.ip and re.search(rf"(?<![\w.:]){re.escape(each.ip)}(?![\w.])", text):
-                    return f"{each.ip}/{each.length}@{device.name}"
-    return ""
+                if each.ip and each.ip == ip:
+                    return {"own": f"{each.ip}/{each.length}@{device.name}"}
+    return {}
 
 
 def _compare_clocks(answers: MoveAnswers, exchange: Exchange, host: str) -> tuple[Finding, ...]:
@@ -144,4 +149,4 @@ def _compare_clocks(answers: MoveAnswers, exchange: Exchange, host: str) -> tupl
         return ()
     direction = "ahead of" if ahead > 0 else "behind"
     found = cause("clock-differs").finding(seconds=f"{abs(ahead):,.0f}", direction=direction)
-    return (reword(found, host),)
+    return (found.word_for("there", peer=host),)

@@ -7,7 +7,6 @@ from typing import Literal
 from msgspec.structs import replace
 
 from crckpt.causes import cause, mebibytes
-from crckpt.causes.moves import reword
 from crckpt.migrate.preflight.answers import MoveAnswers
 from crckpt.migrate.preflight.report import GateReport
 from crckpt.ops.dump.examine import DumpTarget
@@ -32,7 +31,8 @@ def judge_store_space(report: GateReport, target: DumpTarget, answers: MoveAnswe
     if judged == "tight":
         return report
     values = {"needed": mebibytes(growth.least), "free": mebibytes(free), "directory": answers.store}
-    refused = (reword(cause("move-full").finding(**values), host),) if judged == "full" else ()
+    full = cause("move-full").finding(**values).word_for("there", peer=host)
+    refused = (full,) if judged == "full" else ()
     others = tuple(found for found in report.warnings if found.key != "move-space")
     return replace(report, blockers=refused, warnings=others)
 

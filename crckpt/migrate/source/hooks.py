@@ -16,7 +16,7 @@ from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
-from crckpt.causes import Finding
+from crckpt.causes import Finding, cause
 from crckpt.errors import HostCannot
 from crckpt.host.process import run
 from crckpt.host.steps import step
@@ -75,7 +75,7 @@ def run_late_hook(move: HookedMove, name: Literal["commit", "abort"]) -> Finding
     try:
         run_hook(move, name)
     except HostCannot as error:
-        return Finding("address-hook", error.message, error.hint)
+        return cause("address-hook").finding(failure=error.message, advice=error.hint)
     return None
 
 

@@ -12,14 +12,15 @@ from msgspec import to_builtins
 from msgspec.structs import replace
 
 from crckpt.causes import Finding
-from crckpt.causes.moves import reword
+from crckpt.causes.finding import distinct
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.errors import CommandFailure, CrckptError, DumpFailed, Interrupted, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.network.late_packets import capturing
 from crckpt.host.process.signals import stops_deferred
 from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems
-from crckpt.migrate.preflight.report import GateReport
+from crckpt.migrate.preflight.report import GateReport, word_there
 from crckpt.migrate.request import MigrateRequest, MigrateResult, MoveReport, RoundSummary
 from crckpt.migrate.source.aborted import explain_abort, say_where_it_runs
 from crckpt.migrate.source.hand_over import LiveHandOver, SourceMove
@@ -48,7 +49,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.dump.dump import dump
 from crckpt.ops.dump.request import DumpRequest, PreCopy
 from crckpt.ops.dump.result import DumpResult
-from crckpt.ops.failures import preflight_refusal, to_crckpt_error
+from crckpt.ops.failures import to_crckpt_error
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.format.manifest import MOST_BYTES
 from crckpt.store.layout import manifest_name
@@ -133,7 +134,7 @@ def move_tree(
         downtime_ms,
         time.monotonic() - began,
         request.max_downtime_ms is not None and downtime_ms > request.max_downtime_ms,
-        warnings=tuple(dict.fromkeys((*found.warnings, *_reword(running.warnings, source, context), *late))),
+        warnings=distinct((*found.warnings, *_reword(running.warnings, source, context), *late)),
         terminal_log=running.terminal_log,
     )
 
@@ -260,7 +261,7 @@ def _write_back_shared(root: proc.Process) -> None:
 def _reword(found: tuple[Finding, ...], source: SourceMove, context: Context) -> tuple[Finding, ...]:
     """Return findings of the destination's restore in the words of a move."""
     ours, theirs = context.criu().version, source.hello.criu_version
-    return tuple(reword(finding, source.move.peer, ours=ours, theirs=theirs) for finding in found)
+    return tuple(word_there(found, source.move.peer, ours=ours, theirs=theirs))
 
 
 def _check_restore(request: MigrateRequest, context: Context, source: SourceMove, checkpoint: Checkpoint) -> None:

@@ -29,7 +29,7 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from crckpt.causes.cause import Finding
+from crckpt.causes import Finding
 from crckpt.errors import CommandFailure, PreflightRefused, RemoteError, error_text
 from crckpt.model import CheckpointId, Count, JobName, Milliseconds, MoveId, Pid
 from crckpt.store.move_states import State

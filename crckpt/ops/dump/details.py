@@ -8,6 +8,7 @@ from datetime import datetime
 from msgspec import Struct, to_builtins
 from msgspec.structs import asdict
 
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
 from crckpt.host.observe.pipes import find_closed_pipes
@@ -17,7 +18,6 @@ from crckpt.ops.dump import attributes, open_files
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.reported import Reported
-from crckpt.ops.failures import preflight_refusal
 from crckpt.preflight.attribute_record import AttributeRecord
 from crckpt.preflight.dump.sockets import loses
 from crckpt.store import NewCheckpoint

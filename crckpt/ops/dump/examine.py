@@ -10,6 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.find import Criu
 from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc
@@ -25,7 +26,6 @@ from crckpt.ops.dump.find_target import pinned_target
 from crckpt.ops.dump.forecast import is_in_memory
 from crckpt.ops.dump.lineage import predict_lineage
 from crckpt.ops.dump.request import DumpRequest
-from crckpt.ops.failures import preflight_refusal
 from crckpt.ops.lazy.marks import wait_until_complete
 from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
 from crckpt.preflight.dump.files import count_deleted_bytes

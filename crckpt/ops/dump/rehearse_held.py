@@ -25,15 +25,14 @@ def rehearse_held(target: DumpTarget, repository: Repository, checkpoint: Checkp
 
     Raises DumpFailed if the tree does not start in isolation or does not run on there, Interrupted.
     """
-    request = RehearsalRequest(checkpoint.id, _SECONDS)
+    # No checkpoint is made that could be named.
+    request = RehearsalRequest(checkpoint.id, _SECONDS, is_stored=False)
     try:
         result = rehearse_checkpoint(request, replace(target.context, progress=ignore_progress), repository, checkpoint)
     except (CrckptError, OSError) as error:
         ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
-        # No checkpoint is made that could be named.
-        hint = ours.hint if "REF" not in ours.hint else ""
         said = ours.message if isinstance(ours, RehearsalFailed) else f"{_FAILED}{ours.message}"
-        raise DumpFailed(said, hint=hint, causes=ours.causes, is_explained=ours.is_explained) from error
+        raise DumpFailed(said, hint=ours.hint, causes=ours.causes, is_explained=ours.is_explained) from error
     if result.failures:
         closed = "" if not result.closed else "; its TCP connections were closed, because the other side is not there"
         raise DumpFailed(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.causes import cause
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.command import Paths, pre_dump_command
 from crckpt.criu.find import Criu
 from crckpt.errors import HostCannot, PreflightRefused
@@ -29,7 +30,6 @@ from crckpt.ops.dump.lineage import Lineage
 from crckpt.ops.dump.parent_images import write_page_maps
 from crckpt.ops.dump.request import PreCopy
 from crckpt.ops.dump.result import PreCopyResult, RoundResult
-from crckpt.ops.failures import preflight_refusal
 from crckpt.store import STAGING, Preparation, Repository, handed_over, staged
 from crckpt.tracking.choose_tracker import count_untracked
 from crckpt.tracking.dump_basis import RoundBase

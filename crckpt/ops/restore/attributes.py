@@ -95,7 +95,7 @@ class AttributeRestore(Struct, frozen=True):
         if protections and not self.allow_weaker:
             raise RestoreFailed(protections[0].what, state=NOTHING_LEFT, hint=protections[0].remedy)
         # Report only the first loss of each kind: a tree may have thousands of threads.
-        return tuple({(loss.key, loss.what.partition(" of ")[0]): loss for loss in reversed(losses)}.values())
+        return tuple({(loss.key, loss.get("attribute")): loss for loss in reversed(losses)}.values())
 
 
 def plan_attributes(
@@ -235,8 +235,9 @@ def _listen(listening: list[tuple[RecordedSocket, Order]]) -> Iterator[Finding]:
 
 def _socket_lost(found: RecordedSocket, title: str, why: str, *, protects: bool) -> Finding:
     if protects:
-        return cause("protection-lost").finding(title=f"{title} of descriptor {found.fd}", pid=found.pid, why=why)
-    return cause("socket-option-lost").finding(title=title, fd=found.fd, pid=found.pid, why=why)
+        titles = {"title": f"{title} of descriptor {found.fd}", "attribute": title}
+        return cause("protection-lost").finding(**titles, pid=found.pid, why=why)
+    return cause("socket-option-lost").finding(title=title, attribute=title, fd=found.fd, pid=found.pid, why=why)
 
 
 def _by_process(wanted: tuple[ThreadAttributes, ...]) -> dict[int, list[ThreadAttributes]]:
@@ -279,4 +280,5 @@ def _enter(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
 def _report_lost(name: str, thread: ThreadAttributes, why: str) -> Finding:
     attribute = ATTRIBUTE_BY_NAME[name]
     key = "protection-lost" if attribute.protects else "attribute-lost"
-    return cause(key).finding(title=attribute.title, tid=thread.tid, pid=thread.pid, why=why)
+    named = {"title": attribute.title, "attribute": name, "tid": thread.tid, "pid": thread.pid}
+    return cause(key).finding(**named, why=why)

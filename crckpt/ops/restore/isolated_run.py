@@ -191,7 +191,8 @@ def _run_criu(
         # What explains more comes first: a damaged store, too little memory, and only then what CRIU says of it.
         streamer.check()
         _check_memory(isolated)
-        raise criu_failure(result, RehearsalFailed, "the rehearsal", name_place_in_images(isolated.tree), NOTHING_LEFT)
+        find_place, values = name_place_in_images(isolated.tree), isolated.request.values
+        raise criu_failure(result, RehearsalFailed, "the rehearsal", find_place, NOTHING_LEFT, values=values)
     return result
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.images.tree import ImageTree
-from crckpt.ops.failures import preflight_refusal
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.attributes import AttributeRestore
 from crckpt.ops.restore.open_files import RecordedFiles

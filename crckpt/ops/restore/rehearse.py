@@ -10,12 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause, mebibytes
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.find import Criu
-from crckpt.errors import NOTHING_LEFT, CrckptError, Interrupted, RehearsalFailed, RestoreFailed
+from crckpt.errors import NOTHING_LEFT, Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
-from crckpt.ops.failures import limited_waits_of_restore, preflight_refusal, to_crckpt_error
+from crckpt.ops.failures import limited_waits_of_restore, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.ops.restore.images import (
@@ -36,7 +37,6 @@ from crckpt.ops.restore.isolated_run import (
     run_isolated,
 )
 from crckpt.ops.restore.open_files import RecordedFiles
-from crckpt.ops.restore.remedies import name_ref
 from crckpt.ops.restore.request import RehearsalRequest
 from crckpt.ops.restore.survey import survey
 from crckpt.ops.restore.work_directory import find_work_place, opened_work_directory
@@ -90,15 +90,12 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
             return rehearse_checkpoint(request, context, repository, checkpoint)
         except RestoreFailed as error:
             # Checks in the hold, which a restore has too, raise it.
-            hint = name_ref(error.hint, request.ref)
             raise RehearsalFailed(
-                error.message, hint=hint, causes=error.causes, is_explained=error.is_explained
+                error.message, hint=error.hint, causes=error.causes, is_explained=error.is_explained
             ) from error
         except (Interrupted, OSError) as error:
             ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
             raise ours.reword(state=NOTHING_LEFT) from error
-        except CrckptError as error:
-            raise error.reword(error.message, hint=name_ref(error.hint, request.ref)) from error
 
 
 def rehearse_checkpoint(
@@ -126,7 +123,7 @@ def rehearse_checkpoint(
         # and writers.
         free = {"refused": {}, "locks": {}, "writers": {}, "terminals": frozenset[int]()}
         host = replace(survey(planned, reading.files, find_work_place(context, repository)), **free)
-        verdict = _judge(planned, host)
+        verdict = _judge(planned, host, request)
         limit = _memory_limit(tree, host)
         # The real path: it is bound at the same place in the new root directory.
         work = stack.enter_context(opened_work_directory(context, repository)).resolve()
@@ -193,11 +190,11 @@ def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: 
     )
 
 
-def _judge(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
+def _judge(planned: PlannedRestore, host: HostState, request: RehearsalRequest) -> RestoreVerdict:
     verdict = judge_restore(planned, host)
     blockers = (*find_rehearsal_blockers(planned.tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
     if blockers:
-        raise preflight_refusal(blockers)
+        raise preflight_refusal(tuple(blocker.fill(**request.values) for blocker in blockers))
     return replace(verdict, warnings=rehearsal_warnings(verdict))
 
 

@@ -43,8 +43,17 @@ class RestoreRequest(Struct, frozen=True):
 
 
 class RehearsalRequest(Struct, frozen=True):
-    """The user's request for a rehearsal: how many seconds the tree runs at most, and a command to run after that."""
+    """The user's request for a rehearsal: how many seconds the tree runs at most, and a command to run after that.
+
+    `is_stored`: the ref can be named in commands.
+    """
 
     ref: str
     seconds: float = 2.0
     probe: tuple[str, ...] = ()
+    is_stored: bool = True
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The values of its findings."""
+        return {"ref": self.ref if self.is_stored else ""}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from crckpt.causes import Finding, cause
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.command import Paths
 from crckpt.criu.engine import CriuResult
 from crckpt.criu.hold import AfterCommit
@@ -38,7 +39,7 @@ from crckpt.host.process.terminal_numbers import lower_numbers_held
 from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
-from crckpt.ops.failures import criu_failure, limited_waits_of_restore, preflight_refusal, to_crckpt_error
+from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.lazy.client import Filler
 from crckpt.ops.restore.attempt import Announce, BeforeRun, RestoreAttempt, ignore_announcement
@@ -53,7 +54,7 @@ from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, refuse
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds
-from crckpt.ops.restore.remedies import fill_in_failure, fill_in_warnings
+from crckpt.ops.restore.remedies import fill_in_failure, list_values, name_attempt
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
 from crckpt.ops.restore.rewound_files import files_rewound, name_kept_files
@@ -62,6 +63,7 @@ from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.tasks import find_needed_ids
 from crckpt.preflight.restore.terminals import find_needed_numbers, needs_terminal
 from crckpt.store import Checkpoint, Repository, open_reader
+from crckpt.store.known_damage import DamagedCheckpoint
 from crckpt.store.read.details import read_details
 
 if TYPE_CHECKING:
@@ -187,7 +189,7 @@ def _restore_newest(
 def _reasons(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
     for bad, error in failures:
         # The message of a damaged checkpoint names it already.
-        yield error.message if bad.id[:12] in error.message else f"{bad.id[:12]}: {error.message}"
+        yield error.message if isinstance(error, DamagedCheckpoint) else f"{bad.id[:12]}: {error.message}"
 
 
 def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
@@ -203,7 +205,7 @@ def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
 
 def _name_ref(result: RestoreResult, attempt: RestoreAttempt) -> RestoreResult:
     """Name the checkpoint in the remedies of the warnings."""
-    warnings = fill_in_warnings(result.verdict.warnings, attempt)
+    warnings = tuple(warning.fill(ref=name_attempt(attempt)) for warning in result.verdict.warnings)
     return replace(result, verdict=replace(result.verdict, warnings=warnings))
 
 
@@ -364,9 +366,9 @@ def _follow(
             if not result.ok:
                 with interrupts_allowed():
                     criu.streamer.check()
-                    raise _criu_failure(result, tree)
+                    raise _criu_failure(result, tree, attempt)
             # A root that fails at once is no restore; in the foreground its own status says so.
-            lost.extend(_check_root(root, criu.init, holder) if detach else ())
+            lost.extend(_check_root(root, criu.init, holder, attempt) if detach else ())
         # The tree runs: nothing that fails from here on may end it.
         _lift_network_lock(attempt.checkpoint)
         _mark_restored(attempt)
@@ -379,11 +381,12 @@ def _follow(
         return make_result(result.ended, start_job(tree, child, criu.init, terminal, modes))
 
 
-def _criu_failure(result: CriuResult, tree: ImageTree) -> CrckptError:
+def _criu_failure(result: CriuResult, tree: ImageTree, attempt: RestoreAttempt) -> CrckptError:
     # Only for failures, and slow to load.
     from crckpt.ops.failure_locations import name_place_in_images
 
-    return criu_failure(result, RestoreFailed, "the restore", name_place_in_images(tree), NOTHING_LEFT)
+    find_place, values = name_place_in_images(tree), list_values(attempt)
+    return criu_failure(result, RestoreFailed, "the restore", find_place, NOTHING_LEFT, values=values)
 
 
 def _record_place(attempt: RestoreAttempt, root: int, helpers: Iterable[int]) -> None:
@@ -420,7 +423,9 @@ def _mark_restored(attempt: RestoreAttempt) -> None:
             attempt.repository.mark_restored(attempt.checkpoint.id)
 
 
-def _check_root(root: int, init: int | None, holder: TerminalHolder | None) -> Iterator[Finding]:
+def _check_root(
+    root: int, init: int | None, holder: TerminalHolder | None, attempt: RestoreAttempt
+) -> Iterator[Finding]:
     """Yield a warning if the root has ended well already. Raises RestoreFailed if it failed."""
     is_of_holder = holder is not None and init is None
     ending = holder.find_ending(root) if holder and is_of_holder else orphans.find_ending(init or root)
@@ -432,5 +437,5 @@ def _check_root(root: int, init: int | None, holder: TerminalHolder | None) -> I
     raise RestoreFailed(
         f"the root of the restored tree, PID {root}, ended at once{ending.clause}",
         state=NOTHING_LEFT,
-        hint="run it without --detach to see its output: crckpt restore REF",
+        hint=f"run it without --detach to see its output: crckpt restore {name_attempt(attempt)}",
     )

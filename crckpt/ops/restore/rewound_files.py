@@ -6,9 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from msgspec.structs import replace
-
-from crckpt.causes import Finding, cause
+from crckpt.causes import Finding
 from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.preflight.restore.checks import RestoreVerdict
@@ -31,8 +29,5 @@ def files_rewound(checkpoint: Checkpoint, verdict: RestoreVerdict) -> Iterator[d
 def name_kept_files(warnings: tuple[Finding, ...], kept_files: dict[str, Path]) -> Iterator[Finding]:
     """Name in the warning of each file that was cut back the file with what was cut off."""
     for warning in warnings:
-        kept = next((kept for path, kept in kept_files.items() if warning.what.startswith(f"{path} ")), None)
-        if warning.key != "file-rewound" or kept is None:
-            yield warning
-        else:
-            yield replace(warning, remedy=cause("file-rewound").finding(kept=kept).remedy)
+        kept = kept_files.get(warning.get("path")) if warning.key == "file-rewound" else None
+        yield warning if kept is None else warning.fill(kept=kept)

@@ -8,6 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
+from crckpt.causes.finding import distinct
 from crckpt.host.observe.tree import Observed
 from crckpt.model import DumpOptions
 from crckpt.preflight.dump import descriptors, files, memory, namespaces, pipes, sockets, tasks, terminals
@@ -81,7 +82,7 @@ def plan_dump(
     return DumpPlan(
         options=options,
         reasons=reasons,
-        blockers=tuple(dict.fromkeys(blockers)),
+        blockers=distinct(blockers),
         warnings=(
             *_find_warnings(observed, stop=stop),
             *(sockets.find_skipped(observed) if skip_in_flight else ()),

@@ -19,6 +19,7 @@ from crckpt.store.format.extents import EXTENT, ZERO, Extents, Mask
 from crckpt.store.format.index import Index, StoredFile, decode_index
 from crckpt.store.format.manifest import Checkpoint
 from crckpt.store.format.pack import FRAME_PAGES, Pack, open_pack
+from crckpt.store.known_damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.store.repository import Repository
 
 # The largest size of a file that is read as a whole: a page map of 64 million entries.
@@ -81,12 +82,13 @@ class Contents:
         except IntegrityError as error:
             # So that a dump reads these packs whole before it relies on their pages.
             forget_fingerprints(self._backend, (use.digest for use in self.checkpoint.packs))
-            raise IntegrityError(
-                f"checkpoint {self.checkpoint.short_id} is damaged: {error.message}",
-                hint=error.hint
-                or "find what can be repaired: crckpt verify --repair; or restore an older checkpoint: "
-                f"crckpt restore {self.checkpoint.short_id} --or-older",
-            ) from error
+            short = self.checkpoint.short_id
+            damaged = DamagedCheckpoint(
+                f"checkpoint {short} is damaged: {error.message}",
+                hint=error.hint or f"{FIND_REPAIR}; or restore an older checkpoint: crckpt restore {short} --or-older",
+            )
+            damaged.has_own_hint = bool(error.hint)
+            raise damaged from error
 
     def _read(self, extents: Extents, size: int) -> bytes:
         content = bytearray(size)

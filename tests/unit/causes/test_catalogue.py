@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import crckpt
-from crckpt.causes import Cause, Finding, cause
+from crckpt.causes import Cause, cause
 from crckpt.causes.catalogue import CATALOGUE
 from crckpt.criu.explain import explain
 
@@ -71,8 +71,8 @@ def test_what_need_not_be_known_has_other_words() -> None:
 
 
 def test_a_finding_as_a_sentence() -> None:
-    assert str(Finding("key", "it broke", "mend it")) == "it broke: mend it"
-    assert str(Finding("key", "it broke", "")) == "it broke"
+    assert str(cause("no-tun").finding()).endswith("has a tun or tap device: modprobe tun")
+    assert str(cause("files-unasked").finding(count=3)).endswith("3 more files, because of that file system")
 
 
 def calls() -> list[tuple[str, str]]:
@@ -107,7 +107,7 @@ BY_CRCKPT_ALONE = {"unanswered", "unanswered-before", "unanswered-built"}
 @pytest.mark.parametrize("entry", [entry for entry in CATALOGUE if entry.pattern], ids=lambda entry: entry.key)
 def test_a_remedy_that_needs_crckpt_has_one_in_options_of_criu(entry: Cause) -> None:
     if entry.key not in BY_CRCKPT_ALONE:
-        assert not OF_CRCKPT.search(entry.advise_by_criu(entry.remedy)), entry.advise_by_criu(entry.remedy)
+        assert not OF_CRCKPT.search(entry.finding().word_for("criu").remedy), entry.finding().word_for("criu").remedy
     assert not set("{}") & set(entry.by_criu), "the names in the log are not known any more"
     assert entry.by_criu != entry.remedy, "say it once"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.causes.cause import LIKELY
+from crckpt.causes.finding import LIKELY
 from crckpt.causes.releases import LAST_LINES, find_release
 from crckpt.criu.explain import explain
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import crckpt
 from crckpt.causes import Cause
@@ -45,11 +46,13 @@ tape: the tape is torn
         "criu/image.c",
         sure=False,
         by_criu="df",
+        section="disks",
     )
-    slow = Cause("slow", "CRIU before 4.1.1 is slow", "use 4.1.1", fixed=(4, 1, 1), instead_of=("full", "tape"))
+    slow = Cause("slow", "CRIU before 4.1.1 is slow", "use 4.1.1", section="disks")
+    slow = replace(slow, fixed=(4, 1, 1), instead_of=("full", "tape"))
     assert list(parse(text)) == [
         Section("disks", "Disks and tapes", (full, slow)),
-        Section("tapes", "Tapes", (Cause("tape", "the tape is torn"),)),
+        Section("tapes", "Tapes", (Cause("tape", "the tape is torn", section="tapes"),)),
     ]
 
 

@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from crckpt.causes import Finding
+from crckpt.causes import cause
 from crckpt.cli.format import FoldedPath, align, draw_table, escape, fold, note_lines, on_one_line
 from crckpt.cli.output import Output, emit
 
@@ -66,9 +66,9 @@ def test_invisible_characters_are_written_as_their_number() -> None:
 
 def test_a_cause_that_was_met_often_is_one_note() -> None:
     """Those who want all of them ask for JSON."""
-    held = [Finding("held", f"file {number} is held", "close it") for number in range(3)]
-    assert list(note_lines([held[0], "other", *held[1:]])) == [
-        "note: file 0 is held: close it (and 2 more like this)\n",
+    down = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(3)]
+    assert list(note_lines([down[0], "other", *down[1:]])) == [
+        "note: eth0 has no link: connect its cable (and 2 more like this)\n",
         "note: other\n",
     ]
 

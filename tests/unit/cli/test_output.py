@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from crckpt.causes import cause
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.cli.output import Output, emit, error_text, is_quiet, print_progress, set_quiet
 from crckpt.errors import CrckptError, PreflightRefused
 
@@ -56,12 +58,11 @@ def test_several_reasons_are_listed_once_each() -> None:
 
 
 def test_a_remedy_of_several_reasons_is_said_once_below_them() -> None:
-    found = [(f"fd {number} is connected", "choose: --tcp") for number in range(10)]
-    findings = (("x is gone", "put it back"), *found)
-    causes = tuple(f"{what}: {remedy}" for what, remedy in findings)
-    lines = error_text(PreflightRefused("x is gone", hint="put it back", causes=causes, findings=findings)).splitlines()
-    assert lines[:3] == ["crckpt: refused for 11 reasons:", "  - x is gone: put it back", "  - fd 0 is connected"]
-    assert lines[-3:] == ["  - fd 7 is connected", "  - 2 more like these", "    hint: choose: --tcp"]
+    found = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(10)]
+    lines = error_text(preflight_refusal((cause("file-missing").finding(path="/x", use="fd 3"), *found))).splitlines()
+    missing = "  - /x is missing (fd 3): put it back"
+    assert lines[:3] == ["crckpt: refused for 11 reasons:", missing, "  - eth0 has no link"]
+    assert lines[-3:] == ["  - eth7 has no link", "  - 2 more like these", "    hint: connect its cable"]
 
 
 def test_the_lines_of_criu_are_shown_only_if_they_say_more() -> None:
@@ -82,11 +83,12 @@ def test_a_single_line_of_criu_is_shown_too() -> None:
 
 
 def test_a_failure_in_other_words_keeps_all_else() -> None:
-    refusal = PreflightRefused("a", hint="b", causes=("c",), is_in_use=True, findings=(("d", "e"),))
+    found = cause("ip-missing").finding()
+    refusal = preflight_refusal((found,), is_in_use=True)
     other = refusal.reword("f", hint="g")
     assert (str(other), other.message, other.hint) == ("f", "f", "g")
-    assert (other.causes, other.is_in_use, other.findings) == (("c",), True, (("d", "e"),))
-    assert (str(refusal), refusal.hint) == ("a", "b")
+    assert (other.causes, other.is_in_use, other.findings) == ((str(found),), True, (found,))
+    assert (str(refusal), refusal.hint) == (found.what, found.remedy)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from places import TESTS
 
 from crckpt.causes.catalogue import CAUSE_BY_KEY
-from crckpt.causes.cause import LIKELY
+from crckpt.causes.finding import LIKELY
 from crckpt.criu.explain import explain
 
 LOGS = TESTS / "data" / "logs"

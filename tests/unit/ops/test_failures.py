@@ -9,29 +9,26 @@ from typing import Any
 
 import pytest
 
-from crckpt.causes.cause import Finding
+from crckpt.causes import Finding, cause
+from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.engine import CriuResult
 from crckpt.errors import DumpFailed, Interrupted, NoSuchCheckpoint, StoreUnusable, UsageError
 from crckpt.ops.context import Context
-from crckpt.ops.failures import (
-    criu_failure,
-    full_disk_reported,
-    nothing_begun_reported,
-    preflight_refusal,
-    to_crckpt_error,
-)
+from crckpt.ops.failures import criu_failure, full_disk_reported, nothing_begun_reported, to_crckpt_error
 
 
 def finding(key: str) -> Finding:
-    return Finding(key, f"{key} is wrong", f"change {key}")
+    return cause(key).finding()
 
 
 def test_all_blockers_are_in_one_refusal() -> None:
-    alone = preflight_refusal([finding("a")])
-    assert (alone.message, alone.hint, alone.is_in_use) == ("a is wrong", "change a", False)
-    both = preflight_refusal([finding("a"), finding("b")], is_in_use=True)
-    assert (both.message, both.is_in_use) == ("a is wrong (and 1 more)", True)
-    assert both.causes == (str(finding("a")), str(finding("b")))
+    missing, tun = finding("ip-missing"), finding("no-tun")
+    alone = preflight_refusal([missing])
+    said = ("ip is not installed", "apt-get install iproute2", False)
+    assert (alone.message, alone.hint, alone.is_in_use) == said
+    both = preflight_refusal([missing, tun], is_in_use=True)
+    assert (both.message, both.is_in_use) == ("ip is not installed (and 1 more)", True)
+    assert both.causes == (str(missing), str(tun))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

@@ -9,9 +9,8 @@ from entering import Told
 from gates import ask_about, target_at
 from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause
-from crckpt.causes.catalogue import CAUSE_BY_KEY
-from crckpt.causes.moves import OF_FILES, REWORDED, reword, reword_dump
+from crckpt.causes import cause
+from crckpt.causes.catalogue import CATALOGUE
 from crckpt.migrate.preflight.judge_files import JudgedFiles, judge_files
 from crckpt.migrate.preflight.live_tree import plan_restore
 from crckpt.migrate.preflight.local_file import LocalFile
@@ -118,19 +117,14 @@ def test_a_missing_answer_is_no_missing_file(asked: MoveQuestions) -> None:
     assert not LocalFile(problem="unasked").is_missing
 
 
-def test_words_of_a_move_are_of_causes_that_there_are() -> None:
-    assert REWORDED.keys() <= CAUSE_BY_KEY.keys()
-    assert CAUSE_BY_KEY.keys() >= OF_FILES
-
-
-@pytest.mark.parametrize("key", sorted(REWORDED))
+@pytest.mark.parametrize("key", sorted(entry.key for entry in CATALOGUE if entry.move or entry.move_says))
 def test_words_of_a_move_name_no_restore(key: str) -> None:
-    told = reword(cause(key).finding(), "db2", ours="4.2", theirs="4.1")
+    worded = cause(key).finding().word_for("there", peer="db2", ours="4.2", theirs="4.1")
     # What only the source has is not said of the destination.
-    assert told.what.startswith("db2: ") == (key not in {"stopped-job", "terminal"})
-    assert "crckpt restore" not in told.remedy
-    assert "--new-pid-namespace" not in told.remedy
-    assert not set("{}") & set(str(told))
+    assert worded.what.startswith("db2: ") == (key not in {"stopped-job", "terminal"})
+    assert "crckpt restore" not in worded.remedy
+    assert "--new-pid-namespace" not in worded.remedy
+    assert not set("{}") & set(str(worded))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +133,7 @@ def test_words_of_a_move_name_no_restore(key: str) -> None:
 )
 def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> None:
     """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
-    found = reword_dump(cause(key).finding(fd=3, pid=7))
+    found = cause(key).finding(fd=3, pid=7).word_for("move")
     assert found.key == key
     for words in ("--stop", "--force", "--staging", "--detach", "crckpt restore", "after a restore"):
         assert words not in str(found)
@@ -148,13 +142,25 @@ def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("remedy", "expected"),
+    ("key", "remedy"),
     [
-        ("ip link set eth0 up", "on db2: ip link set eth0 up"),
-        ("--move-ip 10.0.0.5/24@DEV:ens3", "--move-ip 10.0.0.5/24@DEV:ens3"),
-        ("leave out --lazy", "leave out --lazy"),
-        ("connect from another address: BindAddress", "connect from another address: BindAddress"),
+        ("device-unlinked", "on db2: connect its cable"),
+        ("device-port", "name the other host's device, too: --move-ip 10.0.0.5/24@DEV:ens3"),
+        ("lazy-refused", "leave out --lazy and --local-lazy"),
+        ("address-of-connection", "connect from another address: BindAddress in ssh_config(5)"),
+        (
+            "address-missing",
+            "move the address with the program: --move-ip 10.0.0.5/24@eth0; or on db2: ip addr add ? dev INTERFACE",
+        ),
     ],
 )
-def test_a_remedy_says_on_which_host(remedy: str, expected: str) -> None:
-    assert reword(Finding("move-ip", "10.0.0.5 cannot move", remedy), "db2").remedy == expected
+def test_a_remedy_says_on_which_host(key: str, remedy: str) -> None:
+    found = cause(key).finding(interface="10.0.0.5/24", there="ens3", own="10.0.0.5/24@eth0")
+    assert found.word_for("there", peer="db2").remedy == remedy
+
+
+def test_this_host_is_the_other_one_for_the_user_of_a_move() -> None:
+    found = cause("cpus-missing").finding(missing=3, tid=7, left=1)
+    assert found.what.startswith("this host has no CPU 3")
+    assert found.word_for("there", peer="db2").what.startswith("db2: it has no CPU 3")
+    assert "db2: this kernel" in cause("clocks-jump").finding().word_for("there", peer="db2").what

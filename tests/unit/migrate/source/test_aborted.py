@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.causes import Finding
+from crckpt.causes import cause
 from crckpt.errors import (
     NOT_MADE,
     UNCHANGED,
@@ -43,7 +43,7 @@ _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
 def test_an_error_says_where_the_program_is(error: CommandFailure, said: str) -> None:
     told = say_where_it_runs(error, JobName("app"), 812, None)
     assert (type(told), told.message, told.exit_code) == (type(error), said, error.exit_code)
-    late = say_where_it_runs(error, JobName("app"), 812, Finding("hook", "--address-hook failed", ""))
+    late = say_where_it_runs(error, JobName("app"), 812, cause("address-hook").finding())
     assert late.message == f"{said}; --address-hook failed"
 
 

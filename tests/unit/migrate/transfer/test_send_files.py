@@ -16,6 +16,7 @@ from entering import Told
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
 from msgspec.structs import replace
 
+from crckpt.causes.refusal import Refusal
 from crckpt.errors import CrckptError, DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.migrate.preflight.questions import AskedFile
@@ -350,9 +351,9 @@ def test_nothing_is_sent_if_something_else_prevents_the_move(target: Told, there
     plan = target_at(target.pid, there)
     questions = ask_about(plan)
     path.unlink()
-    with pytest.raises(PreflightRefused) as refused:
+    with pytest.raises(Refusal) as refused:
         plan_sending(questions, report(plan, questions, answer_here(questions, there)))
-    assert [what for what, _ in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
+    assert [found.what for found in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
 
 
 def test_which_files_may_be_sent(target: Told, there: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from connected import HELLO
 from msgspec.structs import replace
 
-from crckpt.causes.cause import Finding
+from crckpt.causes import cause
 from crckpt.errors import HostCannot, PreflightRefused, RemoteError, RestoreFailed, StoreUnusable
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.messages import (
@@ -49,7 +49,7 @@ from crckpt.model import CheckpointId, JobName, MoveId
 
 ID = CheckpointId("ab" * 32)
 MOVE = MoveId("0123456789abcdef")
-FINDING = Finding("key", "it stands in the way", "remove it")
+FINDING = cause("file-missing").finding(path="/srv/x", use="fd 3")
 OPTIONS = RestoreOptions("keep", "rewind", "null", allow_weaker=True, lazy="source")
 ADDRESSES = ("192.0.2.1/24@eth0", "fd00::1/64@br-lan.2")
 
@@ -156,9 +156,9 @@ def test_a_damaged_hello_of_this_protocol_is_no_other_protocol() -> None:
 
 
 def test_text_that_is_no_unicode_can_be_sent() -> None:
-    received = decode(encode(Verdict((Finding("key", "/tmp/\udcff is open", "close it"),), ())))
+    received = decode(encode(Verdict((cause("file-missing").finding(path="/tmp/\udcff", use="fd 3"),), ())))
     assert isinstance(received, Verdict)
-    assert received.blockers[0].what == "/tmp/? is open"
+    assert received.blockers[0].what == "/tmp/? is missing (fd 3)"
     assert decode(encode(Prepare(MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS))) == Prepare(
         MOVE, JobName("job"), ID, b"\xff\x00", OPTIONS
     )

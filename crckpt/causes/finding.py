@@ -1,0 +1,116 @@
+"""A finding: a cause that was met. The one place where it is put into words, for those who read them. Pure."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+if TYPE_CHECKING:
+    from crckpt.causes import Cause
+
+LIKELY: Final = "most likely: "
+
+OWN_LINES: Final = "CRIU's own lines"
+"""In a remedy: they are shown with it."""
+
+Audience: TypeAlias = Literal["here", "criu", "move", "there"]
+"""The user of a dump or restore; of criu without crckpt; of a move, for what this host or the other one has."""
+
+_PATHS: Final = ("path", "log", "name", "directory")
+_OF_MOVES: Final = ("moves", "changed-files")
+"""Sections whose words are for users of a move anyway."""
+_THIS_HOST: Final = "{this_host|"
+_GAP: Final = re.compile(r"\{([^{}|]+)(?:\|([^{}]*))?\}")
+
+
+class Finding(Struct, frozen=True, omit_defaults=True):
+    """A cause that was met: its key, what is known of it, and for whom it is put into words.
+
+    It is not `sure` if CRIU writes the same for other causes; the message says so too. Values with a meaning of their
+    own: `ref` names the checkpoint in commands (empty: it has no name yet, and such remedies are left out), `older`
+    offers an older one, `newer_than` is an old release of CRIU, `peer` the other host of a move.
+    """
+
+    key: str
+    values: tuple[tuple[str, str], ...] = ()
+    sure: bool = True
+    audience: Audience = "here"
+
+    def __str__(self) -> str:
+        what, remedy = self.what, self.remedy
+        return f"{what}: {remedy}" if remedy else what
+
+    @property
+    def says_all(self) -> bool:
+        """Whether nobody needs CRIU's own lines, too."""
+        return self.sure and OWN_LINES not in self.remedy
+
+    @property
+    def what(self) -> str:
+        """What is wrong."""
+        cause, known = self._cause, dict(self.values)
+        template, peer = cause.says, ""
+        if self.audience in ("move", "there"):
+            template = cause.move_says or template
+            known |= {"restore": "the move", "output": "/dev/null"}
+        if self.audience == "there" and not cause.of_source:
+            known["this_host"] = "it" if template.startswith(_THIS_HOST) else "that host"
+            peer = f"{known['peer']}: "
+        return f"{peer}{'' if self.sure else LIKELY}{_fill_in(template, known)}"
+
+    @property
+    def remedy(self) -> str:
+        """What to do about it."""
+        cause, known = self._cause, dict(self.values)
+        # Programs choose paths, and people copy commands.
+        known |= {name: shlex.quote(path) for name, path in known.items() if name in _PATHS}
+        template = cause.remedy
+        if self.audience == "criu":
+            template = cause.by_criu or template
+            known["tool"] = "criu"
+        elif self.audience != "here":
+            template = cause.move or template
+        if ref := known.get("ref"):
+            known.setdefault("older", f"; or restore an older checkpoint: crckpt restore {ref} --or-older")
+        elif ref == "" and "{ref|" in template:
+            return ""
+        remedy = _fill_in(template, known)
+        if release := known.get("newer_than"):
+            remedy = f"{remedy}; or use a newer CRIU than {release}: crckpt install-criu"
+        is_typed_there = self.audience == "there" and not (cause.move or cause.section in _OF_MOVES)
+        return f"on {known['peer']}: {remedy}" if remedy and is_typed_there else remedy
+
+    @property
+    def _cause(self) -> Cause:
+        # Imported here: a healthy tree needs none of it.
+        from crckpt import causes
+
+        return causes.cause(self.key)
+
+    def get(self, name: str) -> str:
+        """Return a value, or an empty string."""
+        return dict(self.values).get(name, "")
+
+    def fill(self, **values: object) -> Finding:
+        """Return the finding with more values."""
+        known = dict(self.values) | {name: str(value) for name, value in values.items()}
+        return replace(self, values=tuple(known.items()))
+
+    def word_for(self, audience: Audience, **values: object) -> Finding:
+        """Return the finding for other readers, with more values."""
+        return replace(self.fill(**values), audience=audience)
+
+
+def distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Leave out findings in the words of an earlier one."""
+    return tuple({str(finding): finding for finding in reversed(tuple(findings))}.values())[::-1]
+
+
+def _fill_in(template: str, known: dict[str, str]) -> str:
+    """Fill in `{name}` and `{name|other words}`, which stand for a value that is not known."""
+    return _GAP.sub(lambda gap: known.get(gap[1], gap[2] or ("?" if gap[2] is None else "")), template)
