@@ -1,7 +1,7 @@
 """Run CRIU to its end, through a hold if there is one.
 
-A dump's CRIU limits how long it tries to freeze a tree (--timeout, 10 s), a hold ends by itself, and
-`crckpt.criu.dump_limit` limits how long CRIU waits for the tree. A restore that makes no progress is ended.
+A dump's CRIU limits how long it tries to freeze a tree (--timeout, 10 s), a hold ends by itself, and `DumpLimit` limits
+how long CRIU waits for the tree. A restore that makes no progress is ended.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from crckpt.criu.dump_limit import DumpLimit
-from crckpt.criu.hold import GaveUp, Hold, InHold
+from crckpt.criu.hold import PATIENCE_S, GaveUp, Hold, InHold
 from crckpt.errors import DumpFailed
+from crckpt.host.disk import fuse
 from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.process import run
 from crckpt.host.process.orphans import continue_with_descendants, end_with_descendants
-from crckpt.host.process.progress import Progress
+from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_program
 from crckpt.host.process.signals import (
     interrupt_is_waiting,
     interruption,
@@ -34,6 +34,8 @@ from crckpt.host.process.signals import (
 from crckpt.model import RunId
 
 _LOOK_S = 1.0
+_KILLED_WITHIN_S = 3
+_ABORTS = 3
 
 
 class CriuResult(Struct, frozen=True):
@@ -65,6 +67,48 @@ class Aside(Protocol):
 
     def end(self) -> None:
         """Let `run` return soon."""
+
+
+class DumpLimit:
+    """The end of a dump whose CRIU, process `pid`, makes no progress: first of what it awaits, then of CRIU itself.
+
+    The kernel then frees the tree, below `root`.
+
+    `waited_for` are mount points of FUSE file systems that did not answer and were disconnected. `is_killed`: CRIU was
+    killed. `is_lost`: it cannot even be killed.
+    """
+
+    def __init__(self, pid: int, root: int, log: Path) -> None:
+        self.waited_for: tuple[str, ...] = ()
+        self.is_killed = self.is_lost = False
+        self._pid = pid
+        self._root = root
+        self._log = log
+        self._quiet = self._aborts = 0
+        self._signs: object = None
+
+    def look(self, *, is_to_end: bool) -> None:
+        """Act if there is no progress. Call it every second; `is_to_end` after an interruption or a failure."""
+        criu, tree = fuse.tree_pids(self._pid), fuse.tree_pids(self._root)
+        signs = dump_signs(criu, tree, self._log)
+        # Once CRIU is killed the tree runs on, and its signs do not count.
+        self._quiet = self._quiet + 1 if self.is_killed or (signs is not None and signs == self._signs) else 0
+        self._signs = signs
+        if self._quiet <= (_KILLED_WITHIN_S if self.is_killed else PATIENCE_S if is_to_end else QUIET_S):
+            return
+        self._quiet = 0
+        if self._aborts < _ABORTS and waits_for_a_program((*criu, *tree)):
+            self._aborts += 1
+            # Without its connection the wait ends with an error, and CRIU undoes its work: better than to kill it.
+            if found := fuse.abort_connections(tree):
+                self.waited_for = tuple(dict.fromkeys((*self.waited_for, *found)))
+                return
+        if self.is_killed:
+            # It waits in the kernel, where not even SIGKILL reaches it.
+            self.is_lost = True
+            return
+        self.is_killed = True
+        end_with_descendants(self._pid)
 
 
 class CriuRun:

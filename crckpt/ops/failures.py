@@ -102,7 +102,7 @@ def _describe_disconnected(mount: str) -> tuple[str, str]:
 def limited_waits_of_dump(root: int) -> Iterator[None]:
     """During this block crckpt waits for no FUSE file system of the tree below `root` without limit.
 
-    If the block fails then, the error names the file system. CRIU has a limit of its own: `crckpt.criu.dump_limit`.
+    If the block fails then, the error names the file system. CRIU has a limit of its own: `crckpt.criu.engine`.
     """
     with _limited_waits(lambda: (os.getpid(),), lambda: fuse.abort_connections(fuse.tree_pids(root))):
         yield

@@ -73,15 +73,12 @@ class RestoreAttempt(Struct, frozen=True):
             self.filler.check()
         return after_commit
 
-    def images_without_signal(self, tree: ImageTree) -> frozenset[str]:
-        """Names of the images from which the parent-death signal must be removed, because CRIU is the root's parent."""
-        return frozenset() if self.is_sibling else images_with_parent_signal(tree)
-
     def find_edits(self, tree: ImageTree) -> ImageEdits:
-        """Find the changes to the images."""
+        """Find the changes to the images. A parent-death signal is removed if CRIU is the root's parent."""
+        without_signal = frozenset() if self.is_sibling else images_with_parent_signal(tree)
         terminals = self.find_replaced_terminals(tree)
         unsized = find_unsized(tree, self.request.grown)
-        return ImageEdits(self.images_without_signal(tree), terminals, find_new_paths(tree), unsized)
+        return ImageEdits(without_signal, terminals, find_new_paths(tree), unsized)
 
     def find_replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
         """Find the terminals that other files replace, if the user wants that and the tree has such terminals."""

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from small_programs import WAITS, program
 
-from crckpt.criu.dump_limit import PATIENCE_S, DumpLimit
+from crckpt.criu.engine import DumpLimit
+from crckpt.criu.hold import PATIENCE_S
 from crckpt.host import proc
 
 FAMILY = f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}"

@@ -48,9 +48,9 @@ def test_whose_child_the_root_is(
     assert attempt.is_sibling == is_sibling
     assert ("--restore-sibling" in attempt.command(PATHS, (), stream=True)) == is_sibling
     # CRIU ends at once: a root that is its child would get the signal.
-    images = attempt.images_without_signal(asking)
+    images = attempt.find_edits(asking).without_signal
     assert images == (frozenset() if is_sibling else {f"core-{RECORDED.root.pid}.img"})
-    assert attempt.images_without_signal(RECORDED) == frozenset()
+    assert attempt.find_edits(RECORDED).without_signal == frozenset()
 
 
 def test_connections_can_be_closed_that_were_kept(attempt: RestoreAttempt) -> None:
