@@ -111,13 +111,10 @@ def _disk_usage(directory: Path) -> DiskUsage:
     there = nearest_existing(directory.resolve())
     # The last of several mounts on one place hides the others.
     mounts = [mount for mount in psutil.disk_partitions(all=True) if there.is_relative_to(mount.mountpoint)]
-    place, kind = max(((mount.mountpoint, mount.fstype) for mount in reversed(mounts)), key=_length, default=("", ""))
+    found = ((mount.mountpoint, mount.fstype) for mount in reversed(mounts))
+    place, kind = max(found, key=lambda mount: len(mount[0]), default=("", ""))
     usage = psutil.disk_usage(str(there))
     return DiskUsage(str(directory), place, kind, usage.total, usage.free)
-
-
-def _length(mount: tuple[str, str]) -> int:
-    return len(mount[0])
 
 
 def _time(seconds: float) -> datetime:

@@ -40,7 +40,6 @@ def read_securebits(data: bytes, name: str = "core.img") -> int:
 
 
 def decode_rights(found: Message) -> Rights:
-    """Decode the message with the rights."""
     return Rights(
         uids=tuple(found.uint(number) for number in (1, 3, 5, 7)),
         gids=tuple(found.uint(number) for number in (2, 4, 6, 8)),

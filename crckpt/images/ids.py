@@ -38,7 +38,6 @@ def read_ids(data: bytes, name: str = "ids.img") -> KernelIds:
 
 
 def decode_ids(message: Message) -> KernelIds:
-    """Decode the ids of a message."""
     # In the order of task_kobj_ids_entry, in which all namespaces are optional. Fields 1, 3 and 4 (address space,
     # directories, signal handlers) are not needed.
     return KernelIds(message.uint(2), Namespaces(*(message.uint(number) for number in range(5, 13))))

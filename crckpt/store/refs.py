@@ -144,7 +144,8 @@ def _suggest(ref: str, targets: RefTargets) -> str:
     if not targets.jobs:
         return "the store is empty: crckpt dump PID makes a checkpoint"
     jobs = f"jobs in the store: {_enumerate(sorted(targets.jobs))}; all checkpoints: crckpt list"
-    if near := difflib.get_close_matches(ref, [*targets.jobs, *_tag_names(targets)], n=3, cutoff=0.54):
+    tags = (f"{tag.job}:{tag.name}" for tag in targets.tags if tag.id in targets.ids)
+    if near := difflib.get_close_matches(ref, [*targets.jobs, *tags], n=3, cutoff=0.54):
         jobs = "" if set(targets.jobs) <= set(near) else f" {jobs}"
         return f"did you mean {' or '.join(near)}?{jobs}"
     return jobs
@@ -153,7 +154,3 @@ def _suggest(ref: str, targets: RefTargets) -> str:
 def _enumerate(names: Sequence[str]) -> str:
     more = len(names) - _MOST_SHOWN
     return ", ".join((*names[:_MOST_SHOWN], *([f"and {more} more"] if more > 0 else [])))
-
-
-def _tag_names(targets: RefTargets) -> Iterator[str]:
-    return (f"{tag.job}:{tag.name}" for tag in targets.tags if tag.id in targets.ids)

@@ -9,8 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.disk.files import runtime_directory
-from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
 from crckpt.host.proc import Identity
 
 # The kernel's PID_MAX_LIMIT. The other bits of an offset hold centuries of clock ticks.
@@ -36,7 +35,6 @@ class Claims:
         return False
 
     def give_up(self, process: Identity) -> None:
-        """Give up the claim of a process."""
         self._set(fcntl.F_UNLCK, process)
 
     def close(self) -> None:

@@ -152,7 +152,6 @@ class SocketRecord(Struct, frozen=True):
 
     @property
     def is_tcp(self) -> bool:
-        """Whether it is a TCP socket."""
         return self.family in _INET and self.kind == socket.SOCK_STREAM
 
     @property

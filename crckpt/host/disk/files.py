@@ -49,13 +49,6 @@ def name_with_ending(name: str, ending: str) -> str:
     return name + ending
 
 
-def runtime_directory() -> Path:
-    """The directory for this user's files that are useless after the next boot. See `make_runtime_directory`."""
-    if os.geteuid() == 0:
-        return Path("/run/crckpt")
-    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}"  # noqa: S108
-
-
 def user_directory(variable: str, below: str) -> Path | None:
     """A directory of this user: the value of `variable` (XDG base directories), or `below` their home.
 

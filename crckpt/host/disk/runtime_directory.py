@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.disk.files import runtime_directory
 from crckpt.host.disk.own_files import is_own
 
 _PRIVATE: Final = 0o700
+
+
+def runtime_directory() -> Path:
+    """The directory for this user's files that are useless after the next boot. See `make_runtime_directory`."""
+    if os.geteuid() == 0:
+        return Path("/run/crckpt")
+    return Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp") / f"crckpt-{os.geteuid()}"  # noqa: S108
 
 
 def make_runtime_directory(path: Path) -> None:

@@ -29,7 +29,6 @@ _NEIGHBOURS: Final = "icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } @t
 
 
 def table_name(move_id: MoveId) -> str:
-    """The name of the tables of a move."""
     if not re.fullmatch("[0-9a-f]{16}", move_id):
         raise ValueError(f"{move_id!r} is not the id of a move")
     return f"{_PREFIX}{move_id}"

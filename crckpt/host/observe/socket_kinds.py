@@ -68,7 +68,6 @@ class SocketKind(Struct, frozen=True):
 
     @property
     def is_tcp(self) -> bool:
-        """Whether it is a TCP socket."""
         return self.family in (socket.AF_INET, socket.AF_INET6) and self.kind == socket.SOCK_STREAM
 
 

@@ -117,15 +117,10 @@ def _tcp_sockets(pids: Iterable[int]) -> Iterator[tuple[int, int, InetRow]]:
     tables: dict[int, dict[int, InetRow]] = {}
     for pid in pids:
         with suppress(OSError):
-            descriptors = _socket_descriptors(pid)
+            descriptors = {inode: fd for fd, target in read_targets(pid) if (inode := socket_inode(target))}
             space = proc.namespace(pid, "net") if descriptors else 0
             if descriptors and space not in tables:
                 tables[space] = {row.inode: row for table in _TCP for row in read_inet(pid, table)}
             for inode, fd in descriptors.items():
                 if row := tables[space].get(inode):
                     yield pid, fd, row
-
-
-def _socket_descriptors(pid: int) -> dict[int, int]:
-    """Inode of each socket -> a descriptor of the process that leads to it. Raises OSError if it has ended."""
-    return {inode: fd for fd, target in read_targets(pid) if (inode := socket_inode(target))}

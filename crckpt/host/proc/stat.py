@@ -58,7 +58,6 @@ class Stat(Struct, frozen=True):
 
     @property
     def is_kernel_thread(self) -> bool:
-        """Whether it is a thread of the kernel."""
         return bool(self.flags & _KERNEL_THREAD)
 
     @property

@@ -11,8 +11,8 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.disk.files import rename, runtime_directory, write_unsynced
-from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.disk.files import rename, write_unsynced
+from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
 from crckpt.model import CheckpointId, JobName, StoreId
 
 

@@ -49,7 +49,7 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
     A program is known by the root of its tree: the newest checkpoint of the job records it, or the restore that brought
     it here.
     """
-    found: dict[tuple[int, int], tuple[LastCheckpoint, proc.Process]] = {}
+    found: dict[proc.Identity, tuple[LastCheckpoint, proc.Process]] = {}
     excluded: list[ExcludedJob] = []
     # Of two jobs of one program, the one that was dumped last has it.
     for last in reversed(read_last_checkpoints(repository)):
@@ -59,12 +59,11 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
             if last.details is None:
                 excluded.append(_make_unknown(last))
             continue
-        key = (root.pid, root.start)
-        if key in found:
-            other = found[key][0].checkpoint.job
+        if root.identity in found:
+            other = found[root.identity][0].checkpoint.job
             excluded.append(ExcludedJob(job, root.pid, "included", f"it is the program of the job {other}"))
         else:
-            found[key] = last, root
+            found[root.identity] = last, root
     jobs = {root.pid: RunningJob(last.checkpoint.job, root, _measure(root)) for last, root in found.values()}
     kept, rest = _separate(jobs)
     kept.sort(key=lambda job: (-job.memory_bytes, job.job))

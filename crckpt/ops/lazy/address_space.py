@@ -29,7 +29,7 @@ _PAUSE_S: Final = 0.1
 _WIPED: Final = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*\n(?:[A-Z].*\n)*?VmFlags:.* wf\b", re.MULTILINE)
 
 
-class Family(Protocol):
+class FamilyOfSpaces(Protocol):
     """All processes whose pages are filled."""
 
     @property
@@ -54,7 +54,7 @@ class FilledSpace:
         pages: ProcessPages,
         missing: MissingPages,
         segments: Segments,
-        family: Family,
+        family: FamilyOfSpaces,
         batches: Batches | None = None,
         unpin: Callable[[], None] | None = None,
     ) -> None:

@@ -63,5 +63,5 @@ def _read(pid: int) -> Stat | None:
 
 def _find_user(task: Identity) -> Iterator[int]:
     process = proc.read_process(task.pid)
-    if process is not None and process.start == task.start:
+    if process is not None and process.identity == task:
         yield process.uids[0]

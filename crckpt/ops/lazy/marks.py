@@ -17,8 +17,7 @@ from typing import Final
 
 from crckpt.errors import HostCannot
 from crckpt.host import proc
-from crckpt.host.disk.files import runtime_directory
-from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
 from crckpt.host.proc import Identity, procfs
 
 _WAITS: Final = re.compile(r"^VmFlags:.* um\b", re.MULTILINE)

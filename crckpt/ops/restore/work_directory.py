@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from crckpt.host.disk.files import runtime_directory
-from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
 from crckpt.ops.context import Context, require_staging
 from crckpt.store import Repository, staged
 

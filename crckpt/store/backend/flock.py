@@ -17,8 +17,8 @@ from typing import Final
 from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_checked
-from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, runtime_directory, write
-from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, write
+from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
 from crckpt.model import JobName, utc_datetime
 from crckpt.store import layout
 from crckpt.store.owner import Owner, read_owner, write_owner
@@ -149,7 +149,9 @@ def _store_refusal(root: Path) -> StoreLocked:
         hint = f"find the process{' there' if elsewhere else ''}: lsof {quoted} (package lsof)"
         return StoreLocked(f"the store {root} is locked{perhaps}", hint=hint)
     names = tuple(
-        f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since {_clock(owner)}" for owner in owners
+        f"PID {owner.pid} ({textwrap.shorten(owner.command, _COMMAND)}) since "
+        f"{utc_datetime(owner.since):%Y-%m-%d %H:%M:%S} UTC"
+        for owner in owners
     )
     pids = " ".join(str(owner.pid) for owner in owners)
     return StoreLocked(
@@ -213,7 +215,3 @@ def _restore_refusal(path: Path, job: JobName) -> StoreLocked:
         hint=f"wait until it has ended, or end it: kill {pid}",
         holder=int(pid),
     )
-
-
-def _clock(owner: Owner) -> str:
-    return f"{utc_datetime(owner.since):%Y-%m-%d %H:%M:%S} UTC"

@@ -58,7 +58,6 @@ def extent_ends(extents: Extents) -> Positions:
 
 
 def page_count(extents: Extents) -> int:
-    """Count the pages of the extents."""
     return int(extents["count"].sum(dtype=np.int64))
 
 

@@ -138,5 +138,4 @@ def contents_of(repository: Repository, checkpoint: Checkpoint) -> Contents:
 
 
 def index_extents(checkpoint: Checkpoint) -> Extents:
-    """Return the extents of a checkpoint's index."""
     return np.array(list(checkpoint.index.extents), EXTENT)

@@ -107,7 +107,6 @@ class PageSamples:
         return np.concatenate(rows), np.concatenate(packs)
 
     def digest(self, number: int) -> PackId:
-        """Return the digest of a pack."""
         which = int(np.searchsorted(self._starts, number, side="right")) - 1
         at = (number - int(self._starts[which])) * DIGEST
         return PackId(bytes(self._all[which].digests[at : at + DIGEST]).hex())

@@ -67,7 +67,6 @@ class BeginAnswer(Struct, frozen=True):
 
     @property
     def basis(self) -> DumpBasis:
-        """The basis of the dump that begins."""
         return DumpBasis(_parse_base(self.base), self.why, self.tracks, self.whole)
 
 
