@@ -146,8 +146,7 @@ def run(arguments: Sequence[str]) -> int:
     command = find_command(arguments)
     # The command's own option may set it.
     set_quiet(False)
-    if command not in UNLISTED:
-        note_command(arguments)
+    note_command(arguments, is_remote=command in UNLISTED)
     try:
         # An import might swallow an interruption.
         with interrupts_deferred():

@@ -24,6 +24,7 @@ from typing import Final, Literal, TypeAlias
 from crckpt.errors import HostCannot
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.process.signals import start_thread
+from crckpt.host.process.typed_command import name_store
 from crckpt.host.steps import limit, step
 
 Step = Literal["pre-dump", "post-dump", "post-restore"]
@@ -168,8 +169,8 @@ def holds_at(
     if not can_hold(directory.parent, program):
         raise HostCannot(
             f"{directory} is mounted noexec, but CRIU must run a script there",
-            hint="install crckpt with a C compiler (gcc), or name a directory on another mount: --store DIR, or for a "
-            "restore from a store that cannot be written --staging DIR",
+            hint="install crckpt with a C compiler (gcc), or name a directory on another mount: "
+            f"{name_store()}, or for a restore from a store that cannot be written --staging DIR",
         )
     directory.mkdir(mode=0o700)
     # Relative to CRIU's work directory, so that no mount of the tree can hide it.

@@ -12,6 +12,7 @@ from msgspec import Struct
 from crckpt.errors import StoreUnusable, UsageError
 from crckpt.host.disk import space
 from crckpt.host.disk.path_trust import find_intruder_on
+from crckpt.host.process.typed_command import name_store
 
 if TYPE_CHECKING:
     from crckpt.criu.find import Criu
@@ -73,7 +74,7 @@ def require_writable_store(context: Context) -> None:
     if space.is_read_only(above):
         raise StoreUnusable(
             f"the store {context.store} cannot be made: {above} is on a read-only mount",
-            hint="name another store: --store DIR",
+            hint=f"name another store: {name_store()}",
         )
 
 

@@ -24,6 +24,7 @@ from crckpt.errors import (
 from crckpt.host.disk import fuse
 from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.progress import QUIET_S
+from crckpt.host.process.typed_command import advise_space
 
 if TYPE_CHECKING:
     from crckpt.criu.explain import Explanation
@@ -65,8 +66,7 @@ def to_crckpt_error(error: CommandFailure | OSError, kind: type[CrckptError], wh
         return error
     where = f" ({error.filename})" if error.filename else ""
     if error.errno in _FULL:
-        hint = "free space (crckpt rm, crckpt gc), or use a store on a larger disk: --store DIR"
-        return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=hint)
+        return StoreUnusable(f"{_FULL[error.errno]} for {what}{where}", hint=advise_space())
     return kind(f"{what} failed: {error.strerror or error}{where}", hint="check this host: crckpt doctor")
 
 

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.errors import IntegrityError, StoreUnusable
+from crckpt.host.process.typed_command import name_store
 from crckpt.model import StoreId
 from crckpt.store.backend.access import make_read_error
 from crckpt.store.backend.directory import prepare_directory
@@ -52,7 +53,7 @@ def open_directory(root: Path, *, create: bool) -> tuple[LocalBackend, Descripti
         if error.errno not in (errno.ENOTDIR, errno.EROFS):
             raise
         raise StoreUnusable(
-            f"the store {root} cannot be used: {error.strerror}", hint="name another store: --store DIR"
+            f"the store {root} cannot be used: {error.strerror}", hint=f"name another store: {name_store()}"
         ) from error
 
 

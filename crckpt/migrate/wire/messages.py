@@ -31,6 +31,7 @@ from msgspec import Meta, Struct
 
 from crckpt.causes import Finding
 from crckpt.errors import CommandFailure, PreflightRefused, RemoteError, error_text
+from crckpt.host.process.typed_command import REMOTE_STORE
 from crckpt.model import CheckpointId, Count, JobName, Milliseconds, MoveId, Pid
 from crckpt.store.move_states import State
 
@@ -286,9 +287,8 @@ class Failed(MoveMessage, frozen=True):
     def to_error(self, side: str) -> RemoteError | PreflightRefused:
         """Make the error of this side from it; `side` names the other one."""
         # Its store is named by an option of this side.
-        is_ours, hint = "--store DIR" in self.hint, self.hint.replace("--store DIR", "--remote-store DIR")
-        hint = hint.replace("free space (", "free space there (") if is_ours else hint
-        hint = f"on {side}: {hint}" if hint and not is_ours else hint
+        is_typed_there = self.hint and REMOTE_STORE not in self.hint
+        hint = f"on {side}: {self.hint}" if is_typed_there else self.hint
         # What is refused there has changed nothing, on either side.
         kind = PreflightRefused if self.code == PreflightRefused.exit_code else RemoteError
         return kind(f"{side}: {self.message}", hint=hint, causes=self.causes)

@@ -11,10 +11,8 @@ from pathlib import Path
 
 from crckpt.errors import StoreUnusable
 from crckpt.host.disk import space
-from crckpt.host.process.typed_command import advise_sudo
+from crckpt.host.process.typed_command import advise_sudo, name_store
 from crckpt.store.layout import DIRECTORIES
-
-_ANOTHER = "name another store: --store DIR"
 
 
 def find_write_refusal(root: Path) -> str:
@@ -32,20 +30,21 @@ def find_write_refusal(root: Path) -> str:
 def make_write_error(root: Path, refusal: str) -> StoreUnusable:
     """Make the error for a store to which this process cannot write; `refusal` is as of `find_write_refusal`."""
     may_sudo = os.geteuid() != 0 and not space.is_read_only(root)
-    hint = f"{advise_sudo()}; or {_ANOTHER}" if may_sudo else _ANOTHER
+    another = f"name another store: {name_store()}"
+    hint = f"{advise_sudo()}; or {another}" if may_sudo else another
     return StoreUnusable(f"the store {root} cannot be written: {refusal}", hint=hint)
 
 
 def make_read_error(root: Path) -> StoreUnusable:
     """Make the error for a store at `root` of which this process may not read something."""
     user = os.geteuid()
+    hint = advise_sudo() if user != 0 else f"name another store: {name_store()}"
     with suppress(OSError):
         status = root.stat()
         if not os.access(root, os.R_OK | os.X_OK, effective_ids=True) and status.st_uid != user:
-            hint = advise_sudo() if user != 0 else _ANOTHER
             return StoreUnusable(f"the store {root} can be read by {user_name(status.st_uid)} only", hint=hint)
     what = f"{user_name(user)} has no permission to read it"
-    return StoreUnusable(f"the store {root} cannot be used: {what}", hint=advise_sudo() if user != 0 else _ANOTHER)
+    return StoreUnusable(f"the store {root} cannot be used: {what}", hint=hint)
 
 
 def user_name(uid: int) -> str:

@@ -21,7 +21,7 @@ from crckpt.host.disk.files import (
     write_durably,
 )
 from crckpt.host.disk.path_trust import find_intruder, open_path
-from crckpt.host.process.typed_command import advise_sudo
+from crckpt.host.process.typed_command import advise_sudo, name_store
 from crckpt.store.backend.access import find_write_refusal
 from crckpt.store.layout import CHECKPOINTS, DESCRIPTION, DIRECTORIES, LOCK, PACKS, PENDING
 
@@ -129,15 +129,15 @@ def _complete(root: Path) -> None:
 def _check_is_store(root: Path) -> None:
     is_empty = root.is_dir() and os.access(root, os.R_OK) and not any(root.iterdir())
     if not root.exists() or is_empty:
-        hint = "crckpt dump makes one; if your store is elsewhere, name it: --store DIR"
+        hint = f"crckpt dump makes one; if your store is elsewhere, name it: {name_store()}"
         if os.geteuid() != 0:
-            hint = f"for root's store: {advise_sudo()}; or name another: --store DIR"
+            hint = f"for root's store: {advise_sudo()}; or name another: {name_store()}"
         empty = ": the directory is empty" if is_empty else ""
         raise StoreUnusable(f"there is no store at {root}{empty}", hint=hint)
     if not root.is_dir() or not (root / DESCRIPTION).exists():
         raise StoreUnusable(
             f"{root} is not a store of crckpt",
-            hint="name a store, or an empty directory for a new one: --store DIR",
+            hint=f"name a store, or an empty directory for a new one: {name_store()}",
         )
     _check_owner_and_mode(root)
 
@@ -145,7 +145,7 @@ def _check_is_store(root: Path) -> None:
 def _check_owner_and_mode(root: Path) -> None:
     status, quoted = root.stat(), shlex.quote(str(root))
     if status.st_uid not in (0, os.geteuid()):
-        name_another = "name a store of your own: --store DIR"
+        name_another = f"name a store of your own: {name_store()}"
         change = f"cp -R {quoted} DIR, and use that" if space.is_read_only(root) else f"chown -R root {quoted}"
         # Root may follow the hint, which does not change what is in the store.
         warning = "; a restore would run what this user has put there, as root" if os.geteuid() == 0 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import get_args
 
 import msgspec
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import cause
 from crckpt.errors import HostCannot, PreflightRefused, RemoteError, RestoreFailed, StoreUnusable
+from crckpt.host.process.typed_command import advise_sudo, note_command
 from crckpt.migrate.wire import messages
 from crckpt.migrate.wire.messages import (
     Abort,
@@ -46,6 +48,7 @@ from crckpt.migrate.wire.messages import (
     make_failed,
 )
 from crckpt.model import CheckpointId, JobName, MoveId
+from crckpt.ops.failures import to_crckpt_error
 
 ID = CheckpointId("ab" * 32)
 MOVE = MoveId("0123456789abcdef")
@@ -182,8 +185,15 @@ def test_only_a_refusal_has_changed_nothing() -> None:
 
 
 def test_the_hint_of_the_other_side_names_the_option_of_this_side() -> None:
-    unusable = StoreUnusable("/etc is not a store of crckpt", hint="name a store: --store DIR")
-    assert make_failed(unusable).to_error("there").hint == "name a store: --remote-store DIR"
+    note_command((), is_remote=True)
+    try:
+        full = to_crckpt_error(OSError(errno.ENOSPC, "full"), RestoreFailed, "the restore")
+        sudo = StoreUnusable("root alone can read it", hint=advise_sudo())
+    finally:
+        note_command((), is_remote=False)
+    hint = "free space there (crckpt rm, crckpt gc), or use a store on a larger disk: --remote-store DIR"
+    assert make_failed(full).to_error("there").hint == hint
+    assert make_failed(sudo).to_error("there").hint == "on there: run it again with sudo"
 
 
 def test_a_system_error_has_its_words() -> None:
