@@ -145,6 +145,11 @@ class Channel:
         return self.kind.remedy.format(pid=self.pid)
 
 
+def open_control(kind: HelperKind, number: str) -> Channel:
+    """In a helper: open the channel to the process that started it, whose number is the helper's first argument."""
+    return Channel(kind, socket.socket(fileno=int(number)))
+
+
 def close_all(descriptors: Sequence[int]) -> None:
     """Close descriptors that came with a message."""
     for descriptor in descriptors:

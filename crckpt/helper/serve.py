@@ -87,17 +87,18 @@ class Server(Generic[_Request]):
         self._take = take
         self._dropped = dropped
         self._refuse = refuse
-        self._silent: list[Channel] = []
-        self._others: list[Channel] = []
+        # Those that have asked something are never dropped to make room.
+        self._has_asked: dict[Channel, bool] = {}
 
     def add(self, peer: Channel) -> None:
         """Take this peer's requests. If there are too many peers, drop the oldest that has asked nothing."""
-        if len(self._silent) + len(self._others) >= _MOST_PEERS:
-            if not self._silent:
+        if len(self._has_asked) >= _MOST_PEERS:
+            silent = next((each for each, has_asked in self._has_asked.items() if not has_asked), None)
+            if silent is None:
                 peer.close()
                 return
-            self._drop(self._silent[0])
-        self._silent.append(peer)
+            self._drop(silent)
+        self._has_asked[peer] = False
         self.waiting.watch(peer, lambda _events: self._read(peer))
 
     def listen(self, path: Path) -> socket.socket:
@@ -115,7 +116,7 @@ class Server(Generic[_Request]):
 
     def close(self) -> None:
         """Close all connections."""
-        for peer in (*self._silent, *self._others):
+        for peer in self._has_asked:
             peer.close()
         self.waiting.close()
 
@@ -139,21 +140,17 @@ class Server(Generic[_Request]):
         except HelperEnded:
             self._drop(peer)
         else:
-            if peer in self._silent:
-                self._silent.remove(peer)
-                self._others.append(peer)
+            self._has_asked[peer] = True
             try:
                 self._take(peer, request, descriptors)
             finally:
                 close_all(descriptors)
 
     def _drop(self, peer: Channel) -> None:
-        for peers in (self._silent, self._others):
-            if peer in peers:
-                peers.remove(peer)
-                self.waiting.forget(peer)
-                peer.close()
-                self._dropped(peer)
+        if self._has_asked.pop(peer, None) is not None:
+            self.waiting.forget(peer)
+            peer.close()
+            self._dropped(peer)
 
 
 def wake_on_signals(numbers: Iterable[signal.Signals], handle: Callable[[int], object] = lambda _number: None) -> int:

@@ -85,11 +85,6 @@ def _start(kind: HelperKind, command: Sequence[str], words: Sequence[str], keep:
     return StartedHelper(kind, ours, child)
 
 
-def open_control(kind: HelperKind, number: str) -> Channel:
-    """In a helper: open the channel to the process that started it."""
-    return Channel(kind, socket.socket(fileno=int(number)))
-
-
 def carry_out(
     kind: HelperKind, orders: Struct, answer: type[_Answer], count: int, patience_s: float
 ) -> tuple[list[tuple[_Answer, list[int]]], str]:

@@ -16,9 +16,8 @@ from typing import Final
 
 from crckpt.errors import HostCannot, error_text
 from crckpt.helper.address_guard.protocol import GuardAnswer, GuardRequest
-from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent
+from crckpt.helper.channel import Channel, HelperEnded, HelperOutdated, HelperSilent, open_control
 from crckpt.helper.kinds import ADDRESS_GUARD
-from crckpt.helper.start import open_control
 from crckpt.host.network.address import HostAddress, parse_address
 from crckpt.host.network.announce import Announcer
 from crckpt.host.network.claim import claim, finish_release, give_up, release

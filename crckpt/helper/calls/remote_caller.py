@@ -24,9 +24,8 @@ from crckpt.helper.calls.remote_calls import (
     OrderResult,
     Orders,
 )
-from crckpt.helper.channel import HelperEnded
+from crckpt.helper.channel import HelperEnded, open_control
 from crckpt.helper.kinds import REMOTE_CALLER
-from crckpt.helper.start import open_control
 from crckpt.host.attributes import tasks
 from crckpt.host.attributes.landlock import has_landlock_domain
 from crckpt.host.attributes.segments import read_segments, set_segments

@@ -7,7 +7,6 @@ from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.helper import start
 from crckpt.helper.kinds import REMOTE_CALLER
 from crckpt.host.proc import Identity
 
@@ -54,6 +53,9 @@ def carry_out(orders: Sequence[Order]) -> tuple[OrderResult, ...]:
     """Carry out the orders in a helper process; return a result for each. Takes about 0.1 s, and 1 ms for each."""
     if not orders:
         return ()
+    # The helper does without it, and starts sooner.
+    from crckpt.helper import start
+
     answers, why = start.carry_out(REMOTE_CALLER, Orders(tuple(orders)), OrderResult, len(orders), _PATIENCE_S)
     # The helper answers in the order of the orders: the last ones have no answer.
     missing = OrderResult(why=f"{REMOTE_CALLER.title} {why}")

@@ -11,7 +11,6 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.helper import start
 from crckpt.helper.kinds import USERFAULTFD_TAKER
 from crckpt.host import proc
 
@@ -57,6 +56,9 @@ def close_descriptors(descriptors: Mapping[int, int]) -> tuple[TakeResult, ...]:
 def _enter_each(wanted: Mapping[int, int]) -> tuple[TakeResult, ...]:
     if not wanted:
         return ()
+    # The helper does without it, and starts sooner.
+    from crckpt.helper import start
+
     # Before the helper enters it, a process may have ended, and another one have its PID.
     orders = tuple(TakeOrder(_identify(pid), surplus) for pid, surplus in wanted.items())
     answers, why = start.carry_out(USERFAULTFD_TAKER, TakeOrders(orders), TakeResult, len(orders), _PATIENCE_S)

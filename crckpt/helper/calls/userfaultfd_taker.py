@@ -17,9 +17,8 @@ from typing import Final, NoReturn
 
 from crckpt.errors import HostCannot
 from crckpt.helper.calls.take_userfaultfd import TakeOrder, TakeOrders, TakeResult
-from crckpt.helper.channel import Channel, HelperEnded
+from crckpt.helper.channel import Channel, HelperEnded, open_control
 from crckpt.helper.kinds import USERFAULTFD_TAKER
-from crckpt.helper.start import open_control
 from crckpt.host.proc import Identity
 from crckpt.host.proc.fd import read_target
 from crckpt.host.syscalls import ptrace

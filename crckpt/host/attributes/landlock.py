@@ -22,7 +22,6 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import procfs
 from crckpt.host.proc.status import read_status
-from crckpt.host.process import run
 from crckpt.host.syscalls import keyctl
 from crckpt.host.syscalls.libc import syscall
 
@@ -66,6 +65,9 @@ def _may_be_known(pid: int) -> bool:
 @contextmanager
 def _other_process(pid: int) -> Iterator[int]:
     """Start a process of the same user and group, without capabilities, and wait until it runs."""
+    # Rarely needed, and slow to load: the helper that calls this starts sooner.
+    from crckpt.host.process import run
+
     status = read_status(pid)
     uid, gid = (int(status[name].split()[0]) for name in ("Uid", "Gid"))
     # When root executes a program it gets all capabilities of the bounding set.

@@ -12,12 +12,13 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Final
 
 from crckpt.errors import HostCannot
+from crckpt.helper.kinds import FILLER
+from crckpt.helper.records import HelperRecord, find_records, record_path
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
+from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.host.proc import Identity, procfs
 
 _WAITS: Final = re.compile(r"^VmFlags:.* um\b", re.MULTILINE)
@@ -25,7 +26,7 @@ _WAITS: Final = re.compile(r"^VmFlags:.* um\b", re.MULTILINE)
 
 def open_mark(root: Identity) -> int:
     """Make the mark of a tree, locked; return its descriptor. Raises OSError."""
-    path = _path(root)
+    path = record_path(FILLER, root)
     make_runtime_directory(path)
     _remove_dead_marks()
     while True:
@@ -40,13 +41,13 @@ def open_mark(root: Identity) -> int:
 
 def _remove_dead_marks() -> None:
     """Remove the marks of helpers that have ended, except for those that say why, and those of living trees."""
-    for path, descriptor in _open_marks():
+    for mark, descriptor in _open_marks():
         try:
             with suppress(OSError):
                 # Whoever waits for it holds a lock, too.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if not os.fstat(descriptor).st_size and not _is_of_living(path):
-                    path.unlink(missing_ok=True)
+                if not os.fstat(descriptor).st_size and not mark.root.keeps_pid:
+                    mark.path.unlink(missing_ok=True)
         finally:
             os.close(descriptor)
 
@@ -54,7 +55,7 @@ def _remove_dead_marks() -> None:
 def wait_until_released(root: Identity) -> None:
     """Wait while a helper fills the memory of this tree, or ends it."""
     with suppress(FileNotFoundError):
-        descriptor = os.open(_path(root), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = os.open(record_path(FILLER, root), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         finally:
@@ -63,12 +64,12 @@ def wait_until_released(root: Identity) -> None:
 
 def remove_mark(root: Identity) -> None:
     """Remove the mark of a tree whose memory is complete."""
-    _path(root).unlink(missing_ok=True)
+    record_path(FILLER, root).unlink(missing_ok=True)
 
 
 def is_unfilled(root: Identity) -> bool:
     """Return whether this tree lives, and nobody fills its memory any more. Call `wait_until_released` before."""
-    return _path(root).exists() and root.keeps_pid
+    return record_path(FILLER, root).exists() and root.keeps_pid
 
 
 def is_incomplete(pid: int) -> bool:
@@ -111,22 +112,8 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-def _open_marks() -> Iterator[tuple[Path, int]]:
-    """Open all marks; yield each with its path."""
-    with suppress(FileNotFoundError):
-        for path in sorted(_directory().iterdir()):
-            with suppress(OSError):
-                yield path, os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-
-
-def _is_of_living(mark: Path) -> bool:
-    root = proc.parse_identity(mark.name)
-    return root is not None and root.keeps_pid
-
-
-def _path(root: Identity) -> Path:
-    return _directory() / root.name
-
-
-def _directory() -> Path:
-    return runtime_directory() / "filling"
+def _open_marks() -> Iterator[tuple[HelperRecord, int]]:
+    """Open all marks; yield each with its descriptor."""
+    for mark in find_records(FILLER):
+        with suppress(OSError):
+            yield mark, os.open(mark.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)

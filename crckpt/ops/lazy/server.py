@@ -25,9 +25,8 @@ import numpy as np
 
 from crckpt.errors import HostCannot, IntegrityError, error_text
 from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
-from crckpt.helper.channel import Channel
+from crckpt.helper.channel import Channel, open_control
 from crckpt.helper.kinds import FILLER
-from crckpt.helper.start import open_control
 from crckpt.host.proc import Identity, procfs
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls.missing_pages import MissingPages

@@ -17,12 +17,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from crckpt.errors import CrckptError, error_text
-from crckpt.helper.channel import Channel
+from crckpt.helper.channel import Channel, open_control
 from crckpt.helper.kinds import KEEPER
 from crckpt.helper.records import record_path
 from crckpt.helper.scope import leave_unit
 from crckpt.helper.serve import Server, wake_on_signals
-from crckpt.helper.start import open_control
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.tracking.choose_tracker import choose_tracker
