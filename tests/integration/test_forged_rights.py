@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import select
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -135,6 +137,44 @@ def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path,
                 assert (rights.uids, rights.capabilities) == (now[tid].uids, now[tid].capabilities)
         if name == "nobody":
             assert now[tree.pid].uids == (NOBODY,) * 4
+
+
+THIEF: Final = """
+import ctypes, os, sys
+libc, descriptor = ctypes.CDLL(None), os.pidfd_open(int(sys.argv[1]))
+first = set(os.listdir(f"/proc/{sys.argv[1]}/fd"))
+while True:
+    for number in range(32):
+        if str(number) not in first and (taken := libc.syscall(438, descriptor, number, 0)) >= 0:
+            found = os.readlink(f"/proc/self/fd/{taken}")
+            if found.startswith(("/", "pipe:")):
+                print(found, flush=True)
+            os.close(taken)
+"""
+"""It takes the descriptors that come to be in a process of its user (pidfd_getfd)."""
+
+
+@pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
+def test_no_other_process_gets_the_log_of_criu(crckpt: Crckpt) -> None:
+    """CRIU's code in a process writes to it: who has it could fill root's disk. It has the end of a pipe instead."""
+    as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
+    with started(BY_NAME["nobody"]) as tree:
+        words = (PYTHON, "-c", THIEF, str(tree.pid))
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, cwd="/", **as_nobody) as thief:  # type: ignore[call-overload]
+            try:
+                wait_for(lambda: _takes_pipe(crckpt, tree.pid, thief), 60, "what CRIU gives the process to be taken")
+            finally:
+                thief.kill()
+            assert thief.stdout is not None
+            # The memory in which that code is belongs to the process.
+            found = {line.partition(":")[0] for line in thief.stdout}
+            assert found <= {"pipe", "/memfd"}, found
+
+
+def _takes_pipe(crckpt: Crckpt, pid: int, thief: subprocess.Popen[str]) -> bool:
+    crckpt.run("dump", str(pid), JOB)
+    assert thief.stdout is not None
+    return bool(select.select([thief.stdout], [], [], 0)[0])
 
 
 def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], bytes], hold: int = 2) -> str:

@@ -34,7 +34,7 @@ int is_name_of_criu(const struct sockaddr *address, socklen_t length, const char
     return !kind[at];
 }
 
-static int has_name(int socket, const char *kind)
+int has_name(int socket, const char *kind)
 {
     struct sockaddr_un named;
     socklen_t length = sizeof named;

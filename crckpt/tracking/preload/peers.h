@@ -12,3 +12,6 @@ int is_name_of_criu(const struct sockaddr *address, socklen_t length, const char
 
 /* Have the kernel say of each message to this socket who has sent it. */
 void ask_who_sends(int socket);
+
+/* Whether this socket has such a name. */
+int has_name(int socket, const char *kind);

@@ -37,6 +37,7 @@
 #include "enter.h"
 #include "frames.h"
 #include "links.h"
+#include "logs.h"
 #include "opens.h"
 #include "smaps.h"
 #include "terminals.h"
@@ -196,6 +197,7 @@ VISIBLE ssize_t __read_chk(int number, void *into, size_t length, size_t room __
 
 VISIBLE ssize_t write(int number, const void *from, size_t length)
 {
+    pass_log_on(number);
     struct file *file = find_file(number);
     const char *text = from;
     if (!file || file->kind == PAGEMAP || file->kind == PAGES)
