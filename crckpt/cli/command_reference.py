@@ -1,16 +1,47 @@
-"""The commands as values, for the man pages and the documents: their words, arguments and options."""
+"""What the man pages and the documents list: commands as values, variables, files and exit codes."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Any, Final
 
 from msgspec import Struct
 
 from crckpt.cli.app import COMMANDS, make_parser
 from crckpt.cli.help import COMMON, PANELS, default_text
+from crckpt.errors import CommandFailure
 
 _EXAMPLES: Final = re.compile(r"^For example:\n\n(?P<lines>(?: {4}.*\n?)+)", re.MULTILINE)
+
+VARIABLES: Final = (
+    ("CRCKPT_STORE", "The store, as `--store`. It wins over the configuration file."),
+    ("CRCKPT_CONFIG", "The configuration file, as `--config`."),
+    ("CRCKPT_CRIU", "The CRIU to try first, after `--criu` and before the configuration file."),
+    ("PATH", "Without a CRIU of these, crckpt looks for `criu` here, then in `/usr/local/lib/crckpt/criu`."),
+    ("XDG_DATA_HOME", "Other users than root: the store is `crckpt` in it. Default: `~/.local/share`."),
+    ("XDG_CONFIG_HOME", "Other users than root: the configuration is `crckpt.yaml` in it. Default: `~/.config`."),
+    ("XDG_CACHE_HOME", "Other users than root: which CRIU works is remembered in it. Default: `~/.cache`."),
+    ("XDG_RUNTIME_DIR", "Other users than root: sockets of trackers are in it. Default: `/tmp`."),
+    ("SSH_CONNECTION", "The ends of the ssh connection: neither can move with a program (`--move-ip`)."),
+    ("COLUMNS", "The width of help and of `crckpt list`, in place of the terminal's."),
+    ("NO_COLOR", "If it is set, output has no colours, and help no bold words. `TERM=dumb` does the same for help."),
+)
+"""Each with its meaning in Markdown."""
+
+FILES: Final = (
+    ("/etc/crckpt.yaml", "The configuration. For other users than root: `~/.config/crckpt.yaml`."),
+    ("/var/lib/crckpt", "The store. For other users than root: `~/.local/share/crckpt`."),
+    ("/usr/local/lib/crckpt/criu", "A CRIU for crckpt alone, where `PATH` has none that works."),
+    ("/var/cache/crckpt/criu.json", "Which CRIU works on this kernel. May be deleted."),
+    ("/run/crckpt", "Sockets of trackers and of new terminals, and which trees are tracked."),
+    ("/var/log/crckpt/JOB.log", "What a program writes to its new terminal. From 10 MiB on it becomes `JOB.log.1`."),
+)
+
+_OTHERS: Final = (
+    (0, "The command succeeded."),
+    (1, "A bug in crckpt; or the command succeeded, but its output could not be written."),
+)
 
 
 class Parameter(Struct, frozen=True):
@@ -101,3 +132,17 @@ def _read_parameter(parameter: Any) -> Parameter:
         panel=getattr(parameter, "rich_help_panel", None) or COMMON,
         is_required=parameter.required,
     )
+
+
+def exit_codes() -> tuple[tuple[int, str], ...]:
+    """List the codes in order; the meaning of most is the docstring of their error."""
+    # Other modules have errors of their own, with the codes of these.
+    errors = (error for error in _subclasses(CommandFailure) if error.__module__ == CommandFailure.__module__)
+    meanings = {error.exit_code: " ".join((error.__doc__ or "").split()) for error in errors}
+    return tuple(sorted({**meanings, **dict(_OTHERS)}.items()))
+
+
+def _subclasses(error: type[CommandFailure]) -> Iterator[type[CommandFailure]]:
+    for below in error.__subclasses__():
+        yield below
+        yield from _subclasses(below)

@@ -10,9 +10,7 @@ from typing import Final
 
 from crckpt import __version__
 from crckpt.cli.app import ALL_GROUPS
-from crckpt.cli.command_reference import Command, Parameter, read_commands
-from crckpt.cli.environment import FILES, VARIABLES
-from crckpt.cli.exit_codes import exit_codes
+from crckpt.cli.command_reference import FILES, VARIABLES, Command, Parameter, exit_codes, read_commands
 
 _DESCRIPTION: Final = (
     "crckpt stops a running Linux process tree and brings it back: later, on this host or on a similar one. It drives "

@@ -26,8 +26,7 @@ from crckpt.migrate.destination.receive import Destination
 from crckpt.migrate.preflight.answers import decode_answers
 from crckpt.migrate.preflight.ask import ask
 from crckpt.migrate.preflight.questions import MoveQuestions, encode_questions
-from crckpt.migrate.preflight.report import Exchange, GateReport, make_report, plan_sending
-from crckpt.migrate.preflight.store_space import judge_store_space
+from crckpt.migrate.preflight.report import Exchange, GateReport, judge_store_space, make_report, plan_sending
 from crckpt.migrate.request import FileToSend, MigrateRequest, MigrateResult, MoveReport
 from crckpt.migrate.resume import ResumeResult
 from crckpt.migrate.resume import resume as finish_move

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from crckpt.cli import exit_codes as codes
-from crckpt.cli.environment import FILES, VARIABLES
+from crckpt.cli import command_reference
+from crckpt.cli.command_reference import FILES, VARIABLES
 
 
 def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -17,7 +17,7 @@ def table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 def exit_codes() -> str:
     """Make the table of exit codes."""
-    return table(("code", "meaning"), ((str(code), meaning) for code, meaning in codes.exit_codes()))
+    return table(("code", "meaning"), ((str(code), meaning) for code, meaning in command_reference.exit_codes()))
 
 
 def environment() -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from crckpt.causes import Finding, cause
+from crckpt.causes import Finding, cause, mebibytes
 from crckpt.causes.catalogue import CAUSE_BY_KEY
 from crckpt.causes.refusal import preflight_refusal
 from crckpt.errors import HostCannot, IntegrityError
@@ -19,6 +20,7 @@ from crckpt.migrate.preflight.questions import AskedFile, MoveQuestions
 from crckpt.migrate.preflight.rights import Right
 from crckpt.migrate.preflight.sendable import find_sendable
 from crckpt.ops.dump.examine import DumpTarget
+from crckpt.preflight.dump.space import Growth
 
 # Programs that exchange times within a second notice less than that; NTP keeps clocks within milliseconds.
 _MOST_CLOCK_DIFFERENCE_S: Final = 2.0
@@ -112,6 +114,35 @@ def plan_sending(questions: MoveQuestions, report: GateReport) -> tuple[AskedFil
     if others or refused:
         raise preflight_refusal((*others, *refused))
     return sendable
+
+
+def judge_store_space(report: GateReport, target: DumpTarget, answers: MoveAnswers, host: str) -> GateReport:
+    """Refuse a move that surely does not fit into the store there, and keep the warning of one that may not fit.
+
+    Whatever the store here lacks, the one there lacks, too: those packs are made by the move.
+    """
+    memory, free = target.observed.memory, answers.store_free
+    if free is None or free >= memory or report.blockers:
+        return report
+    # Rarely needed and slow to import: a trial stores memory.
+    from crckpt.ops.dump.growth import try_growth
+
+    growth = try_growth(target.observed, target.job, target.context, memory)
+    if growth is None:
+        return report
+    judged = judge_growth(growth, free)
+    if judged == "tight":
+        return report
+    values = {"needed": mebibytes(growth.least), "free": mebibytes(free), "directory": answers.store}
+    full = cause("move-full").finding(**values).word_for("there", peer=host)
+    refused = (full,) if judged == "full" else ()
+    others = tuple(found for found in report.warnings if found.key != "move-space")
+    return replace(report, blockers=refused, warnings=others)
+
+
+def judge_growth(growth: Growth, free: int) -> Literal["full", "tight", ""]:
+    """Return whether a store with `free` bytes surely becomes full, or probably; empty if neither."""
+    return "full" if growth.least > free else "tight" if growth.likely > free else ""
 
 
 def _has_our_mounts(questions: MoveQuestions) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from msgspec import Struct
 
-from crckpt.causes import Finding
-from crckpt.preflight.restore import files, locks, namespaces, pipes, requirements, sockets, tasks, terminals, watches
+from crckpt.causes import Finding, cause
+from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore import files, locks, pipes, requirements, sockets, tasks, terminals, watches
 from crckpt.preflight.restore.files import Rewind
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.pipes import OutsidePipe
@@ -76,7 +78,7 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
             *sockets.find_blockers(planned, host),
             *watches.find_blockers(planned.tree, host),
             *locks.find_blockers(planned.tree, host),
-            *namespaces.find_blockers(planned.tree),
+            *_find_other_user_namespaces(planned.tree),
             *requirements.find_older_criu(*planned.crius),
             *requirements.find_blockers(
                 planned.tree, planned.cpu_features, max(tasks.find_needed_ids(planned.tree)), host.resources
@@ -100,3 +102,12 @@ def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
             if file and file.other_name
         ),
     )
+
+
+def _find_other_user_namespaces(tree: ImageTree) -> Iterator[Finding]:
+    """Find processes that were dumped in another user namespace than CRIU's."""
+    # These are CRIU's own numbers, not inodes, so they can be compared on any host. A zombie has none.
+    outside = tree.inventory.root_ids.namespaces.user
+    for process in tree.processes:
+        if process.ids is not None and process.ids.namespaces.user != outside:
+            yield cause("user-namespace-recorded").finding(pid=process.pid, comm=process.comm)

@@ -21,9 +21,7 @@ from places import PROJECT
 import crckpt
 from crckpt.causes.catalogue import CATALOGUE
 from crckpt.cli.app import COMMANDS, UNLISTED
-from crckpt.cli.command_reference import read_commands
-from crckpt.cli.environment import VARIABLES
-from crckpt.cli.exit_codes import exit_codes
+from crckpt.cli.command_reference import VARIABLES, exit_codes, read_commands
 from crckpt.cli.man_pages import write_man_pages
 from crckpt.config import Config, parse
 

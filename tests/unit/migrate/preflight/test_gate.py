@@ -23,7 +23,7 @@ from crckpt.host.observe.sockets import find_port_release
 from crckpt.images.sockets import InetSocket
 from crckpt.migrate.preflight.answers import answer
 from crckpt.migrate.preflight.questions import AskedName
-from crckpt.migrate.preflight.store_space import judge_growth, judge_store_space
+from crckpt.migrate.preflight.report import judge_growth, judge_store_space
 from crckpt.migrate.wire.messages import RestoreOptions
 from crckpt.ops.context import Context
 from crckpt.ops.dump.growth import try_growth
