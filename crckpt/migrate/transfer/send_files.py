@@ -24,7 +24,7 @@ from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.migrate.preflight.questions import AskedFile
-from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_files
+from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_sent
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import BadFrame
 from crckpt.migrate.wire.messages import Files, Lacking, PackMessage, Sent, Stored
@@ -109,7 +109,7 @@ def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable
     asked = [replace(file, size=0) if file.is_log else file for file in asked]
     files = [_describe(file) for file in asked]
     questions = {file.path: file for file in asked}
-    connection.send(Files(encode_files(tuple(files))))
+    connection.send(Files(encode_sent(tuple(files))))
     regular = [file for file in files if not file.is_directory]
     if connection.receive(Lacking).digests != tuple(file.digest for file in regular):
         raise connection.reject("Lacking with files that were not offered")

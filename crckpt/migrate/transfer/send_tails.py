@@ -18,8 +18,7 @@ from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions
 from crckpt.host.steps import step
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.transfer.send_files import opened
-from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile
-from crckpt.migrate.transfer.sent_tails import SentTail, decode_tails, encode_tails
+from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, SentTail, decode_tails, encode_sent
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.frames import BadFrame
 from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Stored, Tails
@@ -86,7 +85,7 @@ def _make_cut_error(file: AskedFile) -> DumpFailed:
 
 
 def _send(connection: Connection, tails: Sequence[tuple[_Log, SentTail]]) -> None:
-    connection.send(Tails(encode_tails(tuple(tail for _, tail in tails))))
+    connection.send(Tails(encode_sent(tuple(tail for _, tail in tails))))
     if connection.receive(Lacking).digests != tuple(tail.file.digest for _, tail in tails):
         raise connection.reject("Lacking with logs that were not offered")
     for log, tail in tails:

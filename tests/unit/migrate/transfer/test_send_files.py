@@ -24,7 +24,7 @@ from crckpt.migrate.preflight.report import plan_sending
 from crckpt.migrate.preflight.sendable import find_sendable
 from crckpt.migrate.transfer import send_files as module
 from crckpt.migrate.transfer.send_files import receive_files, send_files
-from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile, decode_files, encode_files
+from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile, decode_files, encode_sent
 from crckpt.migrate.wire.messages import Files, Lacking, Sent, make_failed
 
 pytestmark = pytest.mark.usefixtures("is_root")
@@ -316,9 +316,9 @@ def _sent(path: bytes, **more: object) -> SentFile:
 )
 def test_a_list_from_elsewhere_is_checked(file: SentFile) -> None:
     good = _sent(b"/etc/x")
-    assert decode_files(encode_files((good,))) == (good,)
+    assert decode_files(encode_sent((good,))) == (good,)
     with pytest.raises(IntegrityError):
-        decode_files(encode_files((good, file)))
+        decode_files(encode_sent((good, file)))
 
 
 def test_the_kernels_own_directories_are_refused() -> None:

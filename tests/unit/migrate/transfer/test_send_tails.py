@@ -16,8 +16,7 @@ from crckpt.host.disk.placed_files import read_owners
 from crckpt.migrate.preflight.questions import AskedFile
 from crckpt.migrate.transfer import send_files
 from crckpt.migrate.transfer.send_tails import SentLogs, receive_tails
-from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile
-from crckpt.migrate.transfer.sent_tails import SentTail, decode_tails, encode_tails
+from crckpt.migrate.transfer.sent_files import SentDirectory, SentFile, SentTail, decode_tails, encode_sent
 from crckpt.migrate.wire.connection import Connection
 from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Tails, make_failed
 
@@ -196,7 +195,7 @@ def test_what_is_not_as_announced_is_cut_off(logs: Logs, content: bytes) -> None
     )
 
     def work(source: Connection) -> None:
-        source.send(Tails(encode_tails((tail,))))
+        source.send(Tails(encode_sent((tail,))))
         assert source.receive(Lacking).digests == (digest,)
         if content:
             source.send(PackMessage(0, digest, len(b"gained")))
@@ -211,7 +210,7 @@ def test_what_is_not_as_announced_is_cut_off(logs: Logs, content: bytes) -> None
 
 def test_what_the_other_host_says_is_checked() -> None:
     path = SentFile(b"/srv/log", 0o100640, 0, 0, (SentDirectory(0o755, 0, 0),), 0, 1, "ab" * 32)
-    assert decode_tails(encode_tails((SentTail(path, 5),))) == (SentTail(path, 5),)
+    assert decode_tails(encode_sent((SentTail(path, 5),))) == (SentTail(path, 5),)
     for bad in (
         replace(path, path=b"/srv/../log", above=path.above * 2),
         replace(path, path=b"log"),
@@ -219,7 +218,7 @@ def test_what_the_other_host_says_is_checked() -> None:
         replace(path, mode=0o104755),
     ):
         with pytest.raises(IntegrityError):
-            decode_tails(encode_tails((SentTail(bad, 0),)))
-    for content in (b"", b"\xc1", encode_tails((SentTail(path, 5, "x"),)), bytes(17 << 20)):
+            decode_tails(encode_sent((SentTail(bad, 0),)))
+    for content in (b"", b"\xc1", encode_sent((SentTail(path, 5, "x"),)), bytes(17 << 20)):
         with pytest.raises(IntegrityError):
             decode_tails(content)
