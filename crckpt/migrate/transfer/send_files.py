@@ -24,13 +24,12 @@ from crckpt.host.disk.content_digest import read_digest
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.migrate.preflight.questions import AskedFile
+from crckpt.migrate.transfer.incoming_files import CHANNEL, IncomingFiles
 from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, decode_files, encode_sent
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.frames import BadFrame
 from crckpt.migrate.wire.messages import Files, Lacking, PackMessage, Sent, Stored
 from crckpt.ops.context import Progress, ignore_progress
 
-_CHANNEL: Final = 0
 _NOTHING: Final = hashlib.sha256().hexdigest()
 
 
@@ -61,14 +60,19 @@ def receive_files(connection: Connection, message: Files) -> None:
     regular = [file for file in files if not file.is_directory]
     with _placement() as placement:
         directories = [_open_above(placement, file) for file in files]
-        incoming = _Incoming(placement, [(file, above) for file, above in zip(files, directories, strict=True)])
+        asked = [(file, above) for file, above in zip(files, directories, strict=True) if not file.is_directory]
+        placed = _Placed(placement, asked)
+        incoming = IncomingFiles(regular, placed.open, "file")
         try:
             with connection.receiving(incoming):
                 connection.send(Lacking(tuple(file.digest for file in regular)))
                 connection.receive(Sent)
-            incoming.finish()
+            incoming.check_last()
+            if (missing := incoming.missing) is not None:
+                raise IntegrityError(f"{os.fsdecode(missing.path)} was not sent")
+            placed.finish()
         finally:
-            incoming.close()
+            placed.close()
         placement.remove_temporary_names()
         placement.sync_directories()
     connection.send(Stored())
@@ -114,7 +118,7 @@ def _send(connection: Connection, asked: Sequence[AskedFile], progress: Callable
     if connection.receive(Lacking).digests != tuple(file.digest for file in regular):
         raise connection.reject("Lacking with files that were not offered")
     for file in regular:
-        connection.send(PackMessage(_CHANNEL, file.digest, file.size))
+        connection.send(PackMessage(CHANNEL, file.digest, file.size))
         _send_content(connection, questions[file.path], progress)
     connection.send(Sent())
     connection.receive(Stored)
@@ -127,7 +131,7 @@ def _send_content(connection: Connection, file: AskedFile, progress: Callable[[i
             content = os.read(descriptor, min(left, connection.data_bytes))
             if not content:
                 raise _make_change_error(file)
-            connection.send_data(_CHANNEL, content)
+            connection.send_data(CHANNEL, content)
             left -= len(content)
             progress(len(content))
 
@@ -187,63 +191,35 @@ def _open_above(placement: Placement, file: SentFile) -> int:
     return placement.open_directory(path.parent, owners, file.uid)
 
 
-class _Incoming:
-    """Files that are being received. `begin` and `add` are called by the thread that reads the connection."""
+class _Placed:
+    """Files that are being received, without names yet."""
 
     def __init__(self, placement: Placement, files: list[tuple[SentFile, int]]) -> None:
         """`files` come with descriptors of their directories."""
         self._placement = placement
-        self._left = [(file, directory) for file, directory in reversed(files) if not file.is_directory]
-        self._begun: list[tuple[SentFile, int, int]] = []
-        self._current = hashlib.sha256()
-        self._received = 0
+        self._files = files
+        self._descriptors: list[int] = []
 
-    def begin(self, pack: PackMessage) -> None:
-        """See `PackReceiver`."""
-        self._check_last()
-        if not self._left or (pack.channel, pack.digest, pack.size) != (
-            _CHANNEL,
-            self._left[-1][0].digest,
-            self._left[-1][0].size,
-        ):
-            raise BadFrame(f"file {pack.digest[:12]}, which was not asked for now")
-        file, directory = self._left.pop()
+    def open(self, number: int) -> int:
+        """Open a file to write to. Raises HostCannot if its disk has no space for it."""
+        file, directory = self._files[number]
         if file.size > placed_files.free_bytes(directory):
             raise HostCannot(
                 f"{os.fsdecode(file.path)} has {mebibytes(file.size)}, more than its disk has free",
                 hint="free space there",
             )
-        self._begun.append((file, directory, self._placement.open_unnamed(directory)))
-        self._current, self._received = hashlib.sha256(), 0
-
-    def add(self, channel: int, content: memoryview) -> None:
-        """See `PackReceiver`."""
-        if channel != _CHANNEL or not self._begun:
-            raise BadFrame(f"data on channel {channel}, where no file has begun")
-        file, _, descriptor = self._begun[-1]
-        if self._received + len(content) > file.size:
-            raise BadFrame(f"more data of file {file.digest[:12]} than it has bytes")
-        placed_files.write_content(descriptor, content)
-        self._current.update(content)
-        self._received += len(content)
+        self._descriptors.append(self._placement.open_unnamed(directory))
+        return self._descriptors[-1]
 
     def finish(self) -> None:
-        """Give all files their names. Raises IntegrityError if one is not what was announced."""
-        self._check_last()
-        if self._left:
-            raise IntegrityError(f"{os.fsdecode(self._left[-1][0].path)} was not sent")
-        for file, _, descriptor in self._begun:
+        """Give all files their names."""
+        for (file, _), descriptor in zip(self._files, self._descriptors, strict=True):
             placed_files.finish(descriptor, Ownership(file.mode, file.uid, file.gid), file.modified)
-        for file, directory, descriptor in self._begun:
+        for (file, directory), descriptor in zip(self._files, self._descriptors, strict=True):
             self._placement.put(directory, os.fsdecode(file.path.rpartition(b"/")[2]), descriptor)
 
     def close(self) -> None:
         """Close all files: those without a name are gone."""
-        for _, _, descriptor in self._begun:
+        for descriptor in self._descriptors:
             os.close(descriptor)
-        self._begun.clear()
-
-    def _check_last(self) -> None:
-        """Raise IntegrityError if the last file did not come whole."""
-        if self._begun and self._current.hexdigest() != (file := self._begun[-1][0]).digest:
-            raise IntegrityError(f"{os.fsdecode(file.path)} was changed on the way, or while it was read")
+        self._descriptors.clear()

@@ -13,17 +13,15 @@ from typing import Final
 from msgspec.structs import asdict
 
 from crckpt.errors import KEEPS_RUNNING, DumpFailed, IntegrityError, PreflightRefused
-from crckpt.host.disk import placed_files
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.host.steps import step
 from crckpt.migrate.preflight.questions import AskedFile
+from crckpt.migrate.transfer.incoming_files import CHANNEL, IncomingFiles
 from crckpt.migrate.transfer.send_files import opened
 from crckpt.migrate.transfer.sent_files import AT_ONCE, SentDirectory, SentFile, SentTail, decode_tails, encode_sent
 from crckpt.migrate.wire.connection import Connection
-from crckpt.migrate.wire.frames import BadFrame
 from crckpt.migrate.wire.messages import Lacking, PackMessage, Sent, Stored, Tails
 
-_CHANNEL: Final = 0
 _WHAT: Final = "sent-tail"
 _AT_ONCE: Final = 1 << 20
 _OF_AN_END: Final = 256 << 10
@@ -89,10 +87,10 @@ def _send(connection: Connection, tails: Sequence[tuple[_Log, SentTail]]) -> Non
     if connection.receive(Lacking).digests != tuple(tail.file.digest for _, tail in tails):
         raise connection.reject("Lacking with logs that were not offered")
     for log, tail in tails:
-        connection.send(PackMessage(_CHANNEL, tail.file.digest, tail.file.size))
+        connection.send(PackMessage(CHANNEL, tail.file.digest, tail.file.size))
         with opened(log.file) as descriptor:
             for content in _read(descriptor, tail.start, tail.start + tail.file.size, connection.data_bytes):
-                connection.send_data(_CHANNEL, content)
+                connection.send_data(CHANNEL, content)
     connection.send(Sent())
     connection.receive(Stored)
     for log, tail in tails:
@@ -107,20 +105,23 @@ def receive_tails(connection: Connection, message: Tails) -> None:
     """
     tails = decode_tails(message.content)
     placement = Placement()
-    incoming = _Incoming()
+    logs: list[tuple[SentTail, int]] = []
+    incoming = IncomingFiles([tail.file for tail in tails], lambda number: logs[number][1], "log")
     try:
         for tail in tails:
-            incoming.add_log(tail, _open_log(placement, tail))
+            logs.append((tail, _open_log(placement, tail)))
         with connection.receiving(incoming):
             connection.send(Lacking(tuple(tail.file.digest for tail in tails)))
             connection.receive(Sent)
-        incoming.finish()
+        incoming.check_last()
+        _finish(logs, is_whole=incoming.missing is None)
     except BaseException:
-        incoming.cut_back()
+        _cut_back(logs)
         placement.undo()
         raise
     finally:
-        incoming.close()
+        for _, descriptor in logs:
+            os.close(descriptor)
         placement.close()
     connection.send(Stored())
 
@@ -153,67 +154,23 @@ def _differs(path: Path, why: str) -> PreflightRefused:
     )
 
 
-class _Incoming:
-    """Tails that are being received. `begin` and `add` are called by the thread that reads the connection."""
+def _finish(logs: Sequence[tuple[SentTail, int]], *, is_whole: bool) -> None:
+    """Make all durable. Raises IntegrityError if one is not what was announced."""
+    for tail, descriptor in logs:
+        if not is_whole or os.fstat(descriptor).st_size != tail.start + tail.file.size:
+            raise IntegrityError(f"{os.fsdecode(tail.file.path)} was changed while it was received")
+        # Else the restore would report that it was written after the checkpoint.
+        os.utime(descriptor, ns=(tail.file.modified, tail.file.modified))
+        step(f"{_WHAT}.sync", descriptor)
+        os.fsync(descriptor)
 
-    def __init__(self) -> None:
-        self._logs: list[tuple[SentTail, int]] = []
-        self._begun = 0
-        self._current = hashlib.sha256()
-        self._received = 0
 
-    def add_log(self, tail: SentTail, descriptor: int) -> None:
-        """Expect a tail for this log."""
-        self._logs.append((tail, descriptor))
-
-    def begin(self, pack: PackMessage) -> None:
-        """See `PackReceiver`."""
-        self._check_last()
-        file = self._logs[self._begun][0].file if self._begun < len(self._logs) else None
-        if file is None or (pack.channel, pack.digest, pack.size) != (_CHANNEL, file.digest, file.size):
-            raise BadFrame(f"log {pack.digest[:12]}, which was not asked for now")
-        self._begun += 1
-        self._current, self._received = hashlib.sha256(), 0
-
-    def add(self, channel: int, content: memoryview) -> None:
-        """See `PackReceiver`."""
-        if channel != _CHANNEL or not self._begun:
-            raise BadFrame(f"data on channel {channel}, where no log has begun")
-        tail, descriptor = self._logs[self._begun - 1]
-        if self._received + len(content) > tail.file.size:
-            raise BadFrame(f"more data of log {tail.file.digest[:12]} than it has bytes")
-        placed_files.write_content(descriptor, content)
-        self._current.update(content)
-        self._received += len(content)
-
-    def finish(self) -> None:
-        """Make all durable. Raises IntegrityError if one is not what was announced."""
-        self._check_last()
-        for tail, descriptor in self._logs:
-            if self._begun < len(self._logs) or os.fstat(descriptor).st_size != tail.start + tail.file.size:
-                raise IntegrityError(f"{os.fsdecode(tail.file.path)} was changed while it was received")
-            # Else the restore would report that it was written after the checkpoint.
-            os.utime(descriptor, ns=(tail.file.modified, tail.file.modified))
-            step(f"{_WHAT}.sync", descriptor)
-            os.fsync(descriptor)
-
-    def cut_back(self) -> None:
-        """Remove what was appended."""
-        for tail, descriptor in self._logs:
-            with suppress(OSError):
-                step(f"{_WHAT}.truncate", descriptor)
-                os.ftruncate(descriptor, tail.start)
-
-    def close(self) -> None:
-        """Close all logs."""
-        for _, descriptor in self._logs:
-            os.close(descriptor)
-        self._logs.clear()
-
-    def _check_last(self) -> None:
-        """Raise IntegrityError if the last tail did not come whole."""
-        if self._begun and self._current.hexdigest() != (file := self._logs[self._begun - 1][0].file).digest:
-            raise IntegrityError(f"{os.fsdecode(file.path)} was changed on the way, or while it was read")
+def _cut_back(logs: Sequence[tuple[SentTail, int]]) -> None:
+    """Remove what was appended."""
+    for tail, descriptor in logs:
+        with suppress(OSError):
+            step(f"{_WHAT}.truncate", descriptor)
+            os.ftruncate(descriptor, tail.start)
 
 
 def _read(descriptor: int, start: int, end: int, at_once: int = _AT_ONCE) -> Iterator[bytes]:
