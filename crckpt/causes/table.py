@@ -43,6 +43,7 @@ def parse(text: str) -> Iterator[Section]:
     """Parse a table; raise TypeError or ValueError if it is not valid."""
     shared: dict[str, str] = {}
     sections: list[tuple[str, str, list[Cause]]] = []
+    uses_words = "${" in text
     for begin, fields in _split(text):
         if begin.startswith("["):
             name, _, title = begin[1:].partition("] ")
@@ -51,8 +52,10 @@ def parse(text: str) -> Iterator[Section]:
             use, _, words = begin.partition(": ")
             shared[use] = words
         elif sections:
-            filled = {name: _fill(value, shared) for name, value in fields.items()}
-            sections[-1][2].append(_make_cause(_fill(begin, shared), filled | {"section": sections[-1][0]}))
+            if uses_words:
+                fields |= {name: _fill(value, shared) for name, value in fields.items()}
+            fields["section"] = sections[-1][0]
+            sections[-1][2].append(_make_cause(_fill(begin, shared), fields))
         else:
             raise ValueError(f"before the first section: {begin}")
     for name, title, causes in sections:
