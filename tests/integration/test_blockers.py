@@ -104,6 +104,7 @@ def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str
         "full_descriptors": "no-free-descriptor",
         "full_maps": "no-free-map",
         "part_of_segment": "sysv-shm-part",
+        "program_in_memory": "program-in-memory",
         "watch_of_file_system": "watch-file-system",
     }.items(),
 )

@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import threading
 import time
@@ -301,6 +302,13 @@ def pidfd_thread(_: Path) -> int:
     return called(PIDFD_OPEN, os.getpid(), os.O_EXCL)
 
 
+def program_in_memory(_: Path) -> subprocess.Popen[bytes]:
+    """A process that executes a memory file."""
+    program = os.memfd_create("program")
+    os.write(program, Path("/bin/sleep").read_bytes())
+    return subprocess.Popen(["sleep", "1000"], executable=f"/proc/self/fd/{program}", pass_fds=(program,))
+
+
 def sealed(_: Path) -> int:
     """Sealed memory."""
     address = mapped(-1, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -550,7 +558,7 @@ KINDS: Final[dict[str, Callable[[Path], object]]] = {
         *(alarm_timer, current_terminal, deep_file, full_addresses, full_descriptors, full_maps, long_groups),
         *(left_mounts, many_groups, nested_pids, own_dev, part_of_segment, shared_descriptors, shared_directories),
         *(tunnel, unaccepted, unix_nameless, unserved_memory, vfork, watch, watch_by_fanotify, watch_of_removed),
-        *(unix_client_gone, unix_client_waits, unread_credentials, watch_of_file_system),
+        *(program_in_memory, unix_client_gone, unix_client_waits, unread_credentials, watch_of_file_system),
     )
 } | {
     "nested_cgroup": nested(CLONE_NEWCGROUP),

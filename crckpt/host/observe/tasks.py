@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
@@ -118,6 +119,13 @@ def find_own_of_threads(pid: int, threads: Iterable[int]) -> Iterator[OwnOfThrea
             if kind in _NAMESPACES and ours.get(kind, inode) != inode:
                 first.setdefault(f"{_NAMESPACES[kind]} namespace", tid)
     return (OwnOfThread(pid, tid, what) for what, tid in first.items())
+
+
+def is_executed_from_memory(pid: int) -> bool:
+    """Return whether the program of a process is a memory file (memfd_create(2), fexecve(3))."""
+    with suppress(OSError):
+        return str(Path(f"/proc/{pid}/exe").readlink()).startswith("/memfd:")
+    return False
 
 
 def has_wall_clock_timer(pid: int) -> bool:

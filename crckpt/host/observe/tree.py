@@ -33,6 +33,7 @@ from crckpt.host.observe.tasks import (
     find_own_of_threads,
     find_waiting_threads,
     has_wall_clock_timer,
+    is_executed_from_memory,
 )
 from crckpt.host.observe.terminals import find_unsaved_current
 from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
@@ -153,7 +154,8 @@ class Observed(Struct, frozen=True):
     is how many bytes of the tree's memory are in no file, `strangers` are PIDs outside of it to which it has a pidfd,
     `frozen` are (PID, control group) of processes that are frozen by that. `foreign_namespaces` belong to another user
     namespace than ours. `closed_pipes` are inodes of pipes of which nobody has the other end. `waits` are threads in a
-    call that CRIU alone would interrupt. `wall_clock_timers` are PIDs of processes with such POSIX timers.
+    call that CRIU alone would interrupt. `wall_clock_timers` are PIDs of processes with such POSIX timers,
+    `executed_from_memory` of those whose program is a memory file.
     `weak_sockets` come back with less protection. `states` are read only if there are `kernel_files`. `volatile_files`
     are paths that a restore needs, and that a reboot removes. `unlinked` are files that lost their name, and have
     another one only in other directories.
@@ -193,6 +195,7 @@ class Observed(Struct, frozen=True):
     unsaved_current: tuple[proc.Descriptor, ...] = ()
     own_of_threads: tuple[OwnOfThread, ...] = ()
     wall_clock_timers: frozenset[int] = frozenset()
+    executed_from_memory: frozenset[int] = frozenset()
 
     @property
     def tracers(self) -> frozenset[int]:
@@ -294,6 +297,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
             if len(process.threads) > 1
             for found in find_own_of_threads(process.pid, process.threads)
         ),
+        executed_from_memory=frozenset(pid for pid in tree.pids if is_executed_from_memory(pid)),
         wall_clock_timers=frozenset(pid for pid in tree.pids if has_wall_clock_timer(pid)),
         weak_sockets=tuple(_find_weak_sockets(tree, descriptors, sockets)),
         kernel_files=kernel_files,

@@ -46,6 +46,8 @@ def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding
     for thread in observed.traced_threads:
         yield _report_tracer(processes[thread.pid], thread.tracer, observed, names)
     yield from _find_unreadable_limits(observed)
+    for pid in sorted(observed.executed_from_memory & processes.keys()):
+        yield cause("program-in-memory").finding(pid=pid, comm=processes[pid].comm)
     for own in observed.own_of_threads:
         yield cause("thread-apart").finding(tid=own.tid, pid=own.pid, comm=processes[own.pid].comm, what=own.what)
     for pid, parent in sorted(observed.transient.shared):
