@@ -41,23 +41,22 @@ def read_tables() -> Iterator[Section]:
 
 def parse(text: str) -> Iterator[Section]:
     """Parse a table; raise TypeError or ValueError if it is not valid."""
-    shared: dict[str, str] = {}
+    head, bracket, body = f"\n{text}".partition("\n[")
+    for begin, _ in _split(head):
+        use, _, words = begin.partition(": ")
+        if not use.startswith("${"):
+            raise ValueError(f"before the first section: {begin}")
+        body = body.replace(use, words)
+    if "${" in body:
+        raise ValueError("shared words are not defined before the first section")
     sections: list[tuple[str, str, list[Cause]]] = []
-    uses_words = "${" in text
-    for begin, fields in _split(text):
+    for begin, fields in _split(f"{bracket}{body}"):
         if begin.startswith("["):
             name, _, title = begin[1:].partition("] ")
             sections.append((name, title, []))
-        elif begin.startswith("${"):
-            use, _, words = begin.partition(": ")
-            shared[use] = words
-        elif sections:
-            if uses_words:
-                fields |= {name: _fill(value, shared) for name, value in fields.items()}
-            fields["section"] = sections[-1][0]
-            sections[-1][2].append(_make_cause(_fill(begin, shared), fields))
         else:
-            raise ValueError(f"before the first section: {begin}")
+            fields["section"] = sections[-1][0]
+            sections[-1][2].append(_make_cause(begin, fields))
     for name, title, causes in sections:
         yield Section(name, title, tuple(causes))
 
@@ -80,16 +79,8 @@ def _split(text: str) -> Iterator[tuple[str, dict[str, str]]]:
             if entry[""]:
                 yield entry.pop(""), entry
             name, entry = "", {"": line}
-    yield entry.pop(""), entry
-
-
-def _fill(text: str, shared: dict[str, str]) -> str:
-    if "${" in text:
-        for use, words in shared.items():
-            text = text.replace(use, words)
-        if "${" in text:
-            raise ValueError(f"not defined: {text}")
-    return text
+    if entry[""]:
+        yield entry.pop(""), entry
 
 
 def _make_cause(begin: str, fields: dict[str, str]) -> Cause:
