@@ -41,28 +41,29 @@ def linked_again(path: Path, name: str, inode: int, owner: int) -> Iterator[None
     Raises RestoreFailed if a symbolic link is in the way, or if the file is not that inode of this user any more.
     """
     try:
-        directory = open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)
-        try:
-            found = open_without_links(name, os.O_PATH, directory=directory)
-            try:
-                status = os.fstat(found)
-                if (status.st_ino, status.st_uid) != (inode, owner):
-                    raise FileNotFoundError(errno.ENOENT, "somebody has replaced the file")
-                step("other-name.link", path)
-                os.link(f"/proc/self/fd/{found}", path.name, dst_dir_fd=directory, follow_symlinks=True)
-            finally:
-                os.close(found)
-        except BaseException:
-            os.close(directory)
-            raise
+        with _opened(str(path.parent), os.O_DIRECTORY) as directory, _opened(name, 0, directory) as found:
+            status = os.fstat(found)
+            if (status.st_ino, status.st_uid) != (inode, owner):
+                raise FileNotFoundError(errno.ENOENT, "somebody has replaced the file")
+            step("other-name.link", path)
+            os.link(f"/proc/self/fd/{found}", path.name, dst_dir_fd=directory, follow_symlinks=True)
     except OSError as error:
         raise RestoreFailed(f"{path} cannot be linked to {name}: {error.strerror}", hint="try again") from error
     try:
         yield
     except BaseException:
         step("other-name.unlink", path)
-        with suppress(FileNotFoundError):
-            os.unlink(path.name, dir_fd=directory)
+        # A tree may have more such files than we may have descriptors: the directory was closed.
+        with suppress(OSError), _opened(str(path.parent), os.O_DIRECTORY) as directory:
+            if os.stat(path.name, dir_fd=directory, follow_symlinks=False).st_ino == inode:
+                os.unlink(path.name, dir_fd=directory)
         raise
+
+
+@contextmanager
+def _opened(name: str, flags: int, directory: int | None = None) -> Iterator[int]:
+    descriptor = open_without_links(name, os.O_PATH | flags, directory=directory)
+    try:
+        yield descriptor
     finally:
-        os.close(directory)
+        os.close(descriptor)

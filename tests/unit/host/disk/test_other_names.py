@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,22 @@ def test_no_symbolic_link_is_followed(tmp_path: Path) -> None:
         ):
             pass
     assert [path.name for path in (tmp_path / "roots").iterdir()] == ["secret"]
+
+
+def test_more_links_than_descriptors(tmp_path: Path) -> None:
+    """A program has as many removed files as it likes."""
+    (tmp_path / "file").touch()
+    inode, names = (tmp_path / "file").stat().st_ino, [tmp_path / f"link{number}" for number in range(100)]
+    had, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    open_now = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (open_now + 20, most))
+    try:
+        stack = ExitStack()
+        for name in names:
+            stack.enter_context(linked_again(name, "file", inode, os.getuid()))
+        assert all(name.exists() for name in names)
+        failure = RuntimeError()
+        assert not stack.__exit__(RuntimeError, failure, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (had, most))
+    assert not any(name.exists() for name in names)
