@@ -21,8 +21,7 @@ HUGE_PAGES: Final = "it has reserved huge pages (hugetlb), where a CRIU before 3
 NO_DESCRIPTOR: Final = "crckpt has no free descriptor for it (RLIMIT_NOFILE)"
 OWN_USERFAULTFD: Final = "memory is managed by the program's own userfaultfd"
 FOREIGN_USERFAULTFD: Final = (
-    "another process's userfaultfd manages its memory, perhaps that of a lost tracker: "
-    "pgrep -af crckpt.tracking.keeper.server"
+    "another process's userfaultfd manages its memory, perhaps that of a lost tracker: crckpt ps"
 )
 _NO_RESET: Final = (CLAIMED, OWN_USERFAULTFD, FOREIGN_USERFAULTFD)
 
