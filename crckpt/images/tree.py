@@ -149,6 +149,11 @@ class ImageTree(Struct, frozen=True):
         return tuple(socket for socket in self.inet_sockets if socket.is_listening)
 
     @property
+    def groups(self) -> frozenset[int]:
+        """The ids of the process groups in which its processes are."""
+        return frozenset(process.pgid for process in self.processes)
+
+    @property
     def established(self) -> tuple[InetSocket, ...]:
         """TCP connections: they need `--tcp-established` or `--tcp-close`."""
         return tuple(socket for socket in self.inet_sockets if socket.is_established_tcp)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar, Final
 
 from msgspec import Struct
 
 from crckpt.images import magics
-from crckpt.images.framing import read_messages
-from crckpt.images.wire import Message
+from crckpt.images.framing import edit_image, read_messages
+from crckpt.images.wire import VARINT, Message, encode
 
 # TtyType (images/tty.proto). CTTY is /dev/tty: the current terminal of a process.
 _TERMINAL_KINDS: Final = ("unknown", "pty", "console", "virtual console", "current", "external", "serial")
+# Of tty_info_entry.
+_SESSION, _GROUP = 6, 7
 
 
 class Terminal(Struct, frozen=True):
@@ -66,14 +69,31 @@ def read_terminals(data: bytes, name: str = "tty-info.img") -> tuple[TerminalInf
     return tuple(_terminal_info(message) for message in read_messages(data, name, magics.TTY_INFO))
 
 
+def replace_ended_groups(data: bytes, groups: Collection[int], name: str = "tty-info.img") -> bytes:
+    """Give each terminal whose foreground group is none of the tree's `groups` to its session's leader.
+
+    Only if that is in the tree. CRIU fails at a group without a process (criu/tty.c, tty_set_prgp). Raises
+    IntegrityError.
+    """
+
+    def edit(payload: bytes, name: str) -> bytes:
+        session, group = (Message(payload, name).uint(number) for number in (_SESSION, _GROUP))
+        if group in groups or session not in groups:
+            return payload
+        # The last of several fields with the same number counts.
+        return payload + encode(((_GROUP, VARINT, session),))
+
+    return edit_image(data, name, magics.TTY_INFO, edit)
+
+
 def _terminal_info(message: Message) -> TerminalInfo:
     kind = message.required(2)
     return TerminalInfo(
         id=message.required(1),
         kind=_TERMINAL_KINDS[kind] if kind < len(_TERMINAL_KINDS) else "unknown",
-        session=message.uint(6),
+        session=message.uint(_SESSION),
         index=message.message(12).optional(1),
         # CRIU could not read its settings (criu/tty.c, tty_is_hung).
         is_hung_up=not message.messages(9),
-        group=message.uint(7),
+        group=message.uint(_GROUP),
     )

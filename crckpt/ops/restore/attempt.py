@@ -78,7 +78,7 @@ class RestoreAttempt(Struct, frozen=True):
         without_signal = frozenset() if self.is_sibling else images_with_parent_signal(tree)
         terminals = self.find_replaced_terminals(tree)
         unsized = find_unsized(tree, self.request.grown)
-        return ImageEdits(without_signal, terminals, find_new_paths(tree), unsized)
+        return ImageEdits(without_signal, terminals, find_new_paths(tree), unsized, tree.groups)
 
     def find_replaced_terminals(self, tree: ImageTree) -> TerminalFiles | None:
         """Find the terminals that other files replace, if the user wants that and the tree has such terminals."""

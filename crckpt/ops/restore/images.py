@@ -24,6 +24,7 @@ from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
+from crckpt.images.tty import replace_ended_groups
 from crckpt.model import CheckpointId
 from crckpt.ops.context import Progress
 from crckpt.ops.inspect.images import repair_image, unpack_images
@@ -83,12 +84,14 @@ class ImageEdits(Struct, frozen=True):
     - `terminals`: these are replaced by other files
     - `paths`: other paths of files, or directories of sockets, by file id
     - `unsized`: files of which CRIU must not compare the size, by id
+    - `groups`: the process groups of the tree; terminals that had another one in the foreground lose it
     """
 
     without_signal: frozenset[str] = frozenset()
     terminals: TerminalFiles | None = None
     paths: Mapping[int, str] = {}
     unsized: frozenset[int] = frozenset()
+    groups: frozenset[int] = frozenset()
 
     def find(self, name: str) -> Iterator[Callable[[bytes], bytes]]:
         """Yield what changes the image of that name."""
@@ -98,6 +101,8 @@ class ImageEdits(Struct, frozen=True):
             yield edit
         if (self.paths or self.unsized) and name == "files.img":
             yield partial(edit_files, paths=self.paths, unsized=self.unsized)
+        if name == "tty-info.img":
+            yield partial(replace_ended_groups, groups=self.groups)
 
 
 def write_images(

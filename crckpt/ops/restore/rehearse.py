@@ -111,7 +111,10 @@ def rehearse_checkpoint(
         tree = read_image_tree(repository, checkpoint)
         stack.enter_context(limited_waits_of_restore(tree.users))
         edits = ImageEdits(
-            images_with_parent_signal(tree), paths=find_new_paths(tree), unsized=find_unsized(tree, "keep")
+            images_with_parent_signal(tree),
+            paths=find_new_paths(tree),
+            unsized=find_unsized(tree, "keep"),
+            groups=tree.groups,
         )
         streams = None
         if not tree.is_read_by_position:
