@@ -125,7 +125,7 @@ def examine_target(
     if blockers := tuple(found for found in target.plan.blockers if checks or found.key in UNCONDITIONAL):
         raise preflight_refusal(blockers)
     if request.rehearse and outside_terminals(target.observed):
-        raise preflight_refusal((replace(cause("terminal-rehearsed").finding(), remedy="leave out --rehearse"),))
+        raise preflight_refusal((cause("terminal-held").finding(),))
     # CRIU dumps some things that it cannot restore: the tree would be ended and lost.
     if request.stop and not request.force and target.plan.untested:
         raise preflight_refusal(target.plan.untested)
