@@ -217,7 +217,8 @@ def pages(records: list[Record]) -> tuple[int, tuple[Entry, ...]]:
 def ghost(records: list[Record]) -> Ghost:
     """A deleted file."""
     stored = sum(map(len, map(extra, records)))
-    return made(Ghost, records[0], "uid gid mode", size=records[0].get("size", stored), stored=stored)
+    sizes = {"size": records[0].get("size", stored), "stored": stored}
+    return made(Ghost, records[0], "uid gid mode", inode=records[0]["ino"], **sizes)
 
 
 def statistics(records: list[Record]) -> DumpStats:
@@ -315,6 +316,14 @@ def descriptor(record: Record) -> ImageDescriptor:
 
 TYPES: Final = {1: "stream", 2: "datagram"}
 STATES: Final = {1: "established", 7: "close", 10: "listen"}
+
+
+def inotify(record: Record) -> other_files.Watch:
+    """What CRIU cannot open by its handle, it saves with a path."""
+    paths = tuple(path for mark in record["wd"] if (path := mark["f_handle"].get("path")))
+    return other_files.Watch(record["id"], "inotify", record["flags"], len(record["wd"]), paths)
+
+
 FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
     "REG": ("reg", regular),
     "PIPE": ("pipe", lambda record: made(pipes.Pipe, record, "id pipe_id flags")),
@@ -326,7 +335,7 @@ FILES: Final[dict[str, tuple[str, Callable[[Record], object]]]] = {
     "NETLINKSK": ("nlsk", lambda record: made(sockets.NetlinkSocket, record, "id ino protocol portid flags")),
     "EVENTPOLL": ("epfd", epoll),
     "PIDFD": ("pidfd", lambda record: made(other_files.PidFd, record, "id flags nspid")),
-    "INOTIFY": ("ify", lambda record: other_files.Watch(record["id"], "inotify", record["flags"], len(record["wd"]))),
+    "INOTIFY": ("ify", inotify),
 }
 """Type of a file -> where its record is, and how it is read."""
 READ: Final[dict[str, tuple[Callable[[bytes], object], Callable[[list[Record]], object]]]] = {

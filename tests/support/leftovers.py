@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,7 +41,8 @@ class Found:
     """What there is at one moment."""
 
     processes: frozenset[int]
-    mounts: tuple[str, ...]
+    mounts: Mapping[int, str]
+    """By their ids: a mount that was there before may have another path now."""
     files: frozenset[Path]
     ipc: frozenset[tuple[str, str]]
     tables: frozenset[str]
@@ -54,7 +55,7 @@ def is_isolated() -> bool:
 
 def find() -> Found:
     """Look around."""
-    return Found(frozenset(_processes()), tuple(_mounts()), frozenset(_files()), frozenset(_ipc()), tables())
+    return Found(frozenset(_processes()), dict(_mounts()), frozenset(_files()), frozenset(_ipc()), tables())
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -99,7 +100,7 @@ def _left(before: Found, now: Found) -> str:
     return ", ".join(
         (
             *processes,
-            *(f"mount {mount}" for mount in sorted(set(now.mounts) - set(before.mounts))),
+            *(f"mount {now.mounts[number]}" for number in sorted(now.mounts.keys() - before.mounts.keys())),
             *(f"file {path}" for path in sorted(now.files - before.files)),
             *(f"SysV {kind} {number}" for kind, number in sorted(now.ipc - before.ipc)),
             *(f"firewall table {table}" for table in sorted(now.tables - before.tables)),
@@ -111,7 +112,7 @@ def _remove(before: Found, now: Found) -> None:
     for pid in now.processes - before.processes:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    for mount in reversed([mount for mount in now.mounts if mount not in before.mounts]):
+    for mount in reversed([mount for number, mount in now.mounts.items() if number not in before.mounts]):
         subprocess.run(["umount", "--lazy", mount.split()[0]], check=False)
     for path in now.files - before.files:
         path.unlink(missing_ok=True)
@@ -139,10 +140,10 @@ def _command(pid: int) -> str:
     return "ended meanwhile"
 
 
-def _mounts() -> Iterator[str]:
+def _mounts() -> Iterator[tuple[int, str]]:
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         words = line.split()
-        yield f"{words[4]} ({words[words.index('-') + 1]})"
+        yield int(words[0]), f"{words[4]} ({words[words.index('-') + 1]})"
 
 
 def _files() -> Iterator[Path]:
