@@ -49,12 +49,12 @@ SYNONYMS: Final = {
     "inspect": "show",
     "ls": "list",
     "prune": "gc",
-    "ps": "list",
     "remove": "rm",
     "repair": "verify --repair",
     "save": "dump",
     "snapshot": "dump",
     "snapshots": "list",
+    "trackers": "ps",  # its name in 0.4.0
     "untag": "tag --remove",
     "version": "--version",
 }

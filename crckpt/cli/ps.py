@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from msgspec.structs import asdict
 
@@ -11,6 +12,8 @@ from crckpt.cli.format import align, cut, duration, local_time, short_id, size, 
 from crckpt.cli.output import Output, emit
 from crckpt.ops.ps import KeeperUsage, Listing, end_trackers, list_processes
 from crckpt.tracking.dump_basis import Base, RoundBase
+
+_PROGRAM_WIDTH: Final = 40
 
 
 def ps(
@@ -54,15 +57,16 @@ def _list(result: Listing) -> Iterator[str]:
                 str(each.tree or ""),
                 each.user,
                 local_time(each.started),
+                each.ends,
                 duration(each.cpu_s * 1000),
                 size(each.memory_bytes),
-                each.program,
-                each.ends,
+                # The command line of CRIU would push what follows off the screen.
+                cut(each.program, _PROGRAM_WIDTH) if terminal_width() else each.program,
                 _describe(trackers[each.pid]) if each.pid in trackers else "",
             )
             for each in result.processes
         )
-        titles = ("pid", "kind", "tree", "user", "since", "cpu", "memory", "program", "ends with", "counts from")
+        titles = ("pid", "kind", "tree", "user", "since", "ends with", "cpu", "memory", "program", "counts from")
         yield from _cut(align(titles, rows, right=frozenset({"pid", "tree", "cpu", "memory"})))
     if result.locks:
         yield "\n"

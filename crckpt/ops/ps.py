@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
@@ -136,14 +136,20 @@ def _describe(running: tuple[CriuProcess, ...], trackers: tuple[KeeperUsage, ...
             yield _make_row(process.pid, helper.name, tree, program, process.usage, helper.ends)
         else:
             ends = _CRIU_ENDS if process.program == "criu" else _COMMAND_ENDS
-            words = " ".join(proc.command_line(process.pid))
-            yield _make_row(process.pid, process.program, None, words, process.usage, ends)
+            command = _shorten(proc.command_line(process.pid), process.program)
+            yield _make_row(process.pid, process.program, None, command, process.usage, ends)
     listed = {process.pid for process in running}
     for each in trackers:
         # It may have been started after we looked.
         if each.usage is not None and each.keeper.pid not in listed:
             keeper = each.keeper
             yield _make_row(keeper.pid, KEEPER.name, keeper.root, keeper.comm, each.usage, KEEPER.ends)
+
+
+def _shorten(words: Sequence[str], program: str) -> str:
+    """The command line as a user types it: without what runs `program` (Python, a loader), and without its path."""
+    start = next((at for at, word in enumerate(words) if Path(word).name == program), None)
+    return " ".join(words if start is None else (program, *words[start + 1 :]))
 
 
 def _make_row(pid: int, kind: str, tree: int | None, program: str, usage: ProcessUsage, ends: str) -> ListedProcess:

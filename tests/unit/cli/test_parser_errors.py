@@ -32,6 +32,7 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
             "there are too many arguments: more words",
             "name one process; its descendants are included: crckpt help dump",
         ),
+        ("trackers --end all", "there is no command trackers", "did you mean crckpt ps?"),
         ("dump 5 --tag", "--tag needs a value", "crckpt help dump"),
         ("dump 5 --stop=3", "--stop takes no value", "crckpt help dump"),
         ("dump 5 --max-rounds 0", "--max-rounds: 0 is less than 1", "crckpt help dump"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from keepers import KEEPER, answering, keeper_socket, leave_socket, listening, trackable
@@ -49,6 +51,20 @@ def test_a_helper_is_listed_with_what_ends_it() -> None:
         assert found.ends == REMOTE_CALLER.ends
     finally:
         helper.end()
+
+
+@pytest.mark.parametrize("program", ["criu", "crckpt"])
+def test_a_command_is_listed_as_it_is_typed(tmp_path: Path, program: str) -> None:
+    """Not with what runs it, a Python or a loader in a long path: nobody reads a command to its end."""
+    script = tmp_path / program
+    script.write_text("#!/bin/sh\necho\nread end\n")
+    script.chmod(0o755)
+    with subprocess.Popen([script, "dump", "4"], stdin=PIPE, stdout=PIPE, start_new_session=True) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        (found,) = (each for each in list_processes().processes if each.pid == started.pid)
+        started.communicate(b"\n")
+    assert (found.kind, found.program) == (program, f"{program} dump 4")
 
 
 def test_a_lock_is_listed_with_the_process_that_holds_it(tmp_path: Path) -> None:
