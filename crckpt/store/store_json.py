@@ -7,6 +7,7 @@ import json
 import uuid
 from datetime import UTC, datetime
 from pathlib import Path
+from shlex import quote
 from typing import Final
 
 import msgspec
@@ -76,7 +77,12 @@ def read_description(backend: Backend) -> Description:
         if found == FORMAT:
             return decode(content, _DESCRIPTION, name)
     except (IntegrityError, msgspec.ValidationError) as error:
-        raise StoreUnusable(f"{name} is damaged", hint="restore it from a backup") from error
+        # All else that a store holds describes itself.
+        anew = json.dumps({"format": FORMAT, "id": str(uuid.uuid4())})
+        raise StoreUnusable(
+            f"{name} is damaged",
+            hint=f"restore it from a backup; without one: echo '{anew}' > {quote(name)}; then: crckpt verify --all",
+        ) from error
     raise StoreUnusable(
         f"the store {backend.location} has format {found}; this crckpt knows format {FORMAT}",
         hint=f"use a crckpt that knows store format {found}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,5 +26,9 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_store_json_is_refused(content: bytes, tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     (root / "store.json").write_bytes(content)
-    with pytest.raises(StoreUnusable, match=re.escape("store.json is damaged")):
+    with pytest.raises(StoreUnusable, match=re.escape("store.json is damaged")) as refusal:
         open_store(tmp_path)
+    written = re.search(r"echo .* > \S+store\.json", refusal.value.hint)
+    assert written is not None
+    subprocess.run(["sh", "-c", written[0]], check=True)
+    assert open_store(tmp_path).root == root
