@@ -22,7 +22,7 @@ def ps(
     ),
     as_json: bool = options.AS_JSON,
 ) -> None:
-    """List crckpt's processes and locks on this host: whose they are, since when, and what ends them.
+    """List crckpt's processes and locks on this host, with their users, their start, and what ends them.
 
     Some processes outlive the command that started them: for example a tracker, which `crckpt dump --incremental`,
     `crckpt dump --pre-copy` and `crckpt pre-dump` start, and which ends with its tree. To end a tracker earlier does no

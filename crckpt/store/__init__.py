@@ -65,9 +65,9 @@ statistics, packs [{digest, frames, pages}] (the last two: how many of it this c
 ID is the SHA-256 of the manifest. So one chain of SHA-256 leads from ID to manifest, pack, frame and byte.
 
 Order. A manifest's `sequence` is one more than the highest in the store at its commit; commits take turns (flock(2) on
-`checkpoints`). One that holds its tree gives up its turn while it waits, for a rehearsal or another host: a checkpoint
-of another tree may then have the same number. If the tree moves to another store, it is higher than all numbers there,
-too: the manifest is written there as it is. A manifest without it has 0. Checkpoints are ordered by `sequence`, then
+`checkpoints`). A commit that waits for a rehearsal or another host gives up its turn: a checkpoint of another tree may
+then have the same number. If the tree moves to another store, it is higher than all numbers there, too: the manifest is
+written there as it is. A manifest without it has 0. Checkpoints are ordered by `sequence`, then
 `created`, then ID: a wrong clock makes no checkpoint the newest of its job.
 
 Fingerprints. AES-256-GMAC of each page of a pack, under the key in `cache/fingerprints.key` and a nonce of 12 zero
