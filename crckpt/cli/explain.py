@@ -10,6 +10,7 @@ from crckpt.cli import options
 from crckpt.cli.output import Output, emit
 from crckpt.criu.explain import Explanation
 from crckpt.errors import CauseUnknown
+from crckpt.ops.inspect.explain import describe
 from crckpt.ops.inspect.explain import explain as perform
 
 
@@ -27,16 +28,7 @@ def explain(
     """
     explanation = perform(log)
     finding = explanation.finding
-    document = {
-        "known": finding is not None,
-        "cause": finding.key if finding else None,
-        "what": finding.what if finding else None,
-        "remedy": finding.remedy if finding else None,
-        "sure": finding.sure if finding else None,
-        "place": explanation.place,
-        "line": explanation.line or None,
-        "lines": explanation.lines,
-    }
+    document = {"known": finding is not None, **describe(explanation)}
     failure = None
     if finding is None and explanation.lines:
         failure = CauseUnknown(

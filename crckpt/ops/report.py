@@ -29,6 +29,7 @@ from crckpt.host.usage import find_criu_processes, read_host_usage
 from crckpt.ops.context import Context
 from crckpt.ops.doctor import doctor
 from crckpt.ops.failures import full_disk_reported
+from crckpt.ops.inspect.explain import describe
 from crckpt.ops.inspect.show import show
 from crckpt.ops.list import list_checkpoints
 from crckpt.ops.version import version
@@ -268,7 +269,7 @@ def _command_lines(context: Context, ref: str) -> _Files:
 def _log(content: bytes) -> _Files:
     text = _text(content)
     yield "log/criu.log", text
-    yield "log/explained.json", msgspec.to_builtins(explain(text))
+    yield "log/explained.json", describe(explain(text))
 
 
 def _text(content: bytes) -> str:

@@ -149,7 +149,7 @@ def test_a_log(crckpt: Crckpt) -> None:
         assert list(members) == ["report.json", "log/criu.log", "log/explained.json", *ALWAYS[1:]]
         assert members["log/criu.log"].decode() == LOG.replace(HOST, "(host name)")
         explained = json.loads(members["log/explained.json"])
-        assert "session whose leader is outside" in explained["finding"]["what"]
+        assert "session whose leader is outside" in explained["what"]
         assert explained["lines"] == [CAUSE]
     crckpt.run("report", "./some.log", "--with-secrets", "--output", "secrets.tar.gz")
     assert _members(Path("secrets.tar.gz"))["log/criu.log"].decode() == LOG

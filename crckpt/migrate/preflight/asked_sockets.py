@@ -38,6 +38,8 @@ class SocketAsker:
     def __init__(self, ids: Iterator[int], known: Mapping[int, LiveUnixSocket], kinds: Iterable[SocketKind]) -> None:
         self._ids = ids
         self._known = known
+        # CRIU saves the listener as the peer of a client that was not accepted.
+        self._listeners = {client: each.inode for each in known.values() for client in each.clients}
         self._kinds = {(kind.pid, kind.fd): kind for kind in kinds}
         self._by_inode: dict[int, int] = {}
         self._asked: dict[int, sockets.Socket] = {}
@@ -71,7 +73,8 @@ class SocketAsker:
                 live = self._known.get(inode)
                 state = sockets.ESTABLISHED if live and (live.peer or live.is_connected) else sockets.CLOSE
                 name = os.fsencode(_find_name(kind, live)) if live else b""
-                return sockets.UnixSocket(number, inode, word, state, name, peer=live.peer if live else 0)
+                peer = live.peer if live and live.peer else self._listeners.get(inode, 0)
+                return sockets.UnixSocket(number, inode, word, state, name, peer=peer)
             case socket.AF_PACKET:
                 return sockets.PacketSocket(number, word)
             case socket.AF_NETLINK:

@@ -25,6 +25,20 @@ def explain(log: Path) -> Explanation:
     return explain_text(text, by_criu=True)
 
 
+def describe(explanation: Explanation) -> dict[str, object]:
+    """Put an explanation into words, for a JSON document."""
+    finding = explanation.finding
+    return {
+        "cause": finding.key if finding else None,
+        "what": finding.what if finding else None,
+        "remedy": finding.remedy if finding else None,
+        "sure": finding.sure if finding else None,
+        "place": explanation.place,
+        "line": explanation.line or None,
+        "lines": explanation.lines,
+    }
+
+
 def read_log(log: Path) -> bytes:
     """Read the start and the end of a file, or of stdin if it is `-`. Raises UsageError if it cannot be read."""
     try:

@@ -17,7 +17,7 @@ OTHERS: Final = {
     "migrate/wire/bandwidth.py shared_clock": "no file of the store: an unnamed one, which ends with crckpt",
     "migrate/wire/bandwidth.py reserve": "the same",
     "migrate/wire/writer.py _write": "messages: Connection.send has their steps",
-    "host/disk/fuse.py _write": "a file of FUSE's own",
+    "host/disk/fuse.py abort_connections": "a file of FUSE's own",
     "host/disk/runtime_directory.py make_runtime_directory": "of /run",
     "host/disk/own_files.py write_private": "of /run",
     "host/disk/own_files.py make_own_directories": "of /run",
