@@ -27,9 +27,10 @@ pytestmark = pytest.mark.skipif(len(OURS) < 2, reason="there is one core")
 @contextmanager
 def running(program: str, core: int, in_state: str) -> Iterator[int]:
     null, pipe = subprocess.DEVNULL, subprocess.PIPE
-    with subprocess.Popen([sys.executable, "-c", program], stdin=null, stdout=pipe, start_new_session=True) as process:
+    # It chooses its core itself: one that sleeps already would move only when it wakes.
+    code = f"import os; os.sched_setaffinity(0, [{core}])\n{program}"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=null, stdout=pipe, start_new_session=True) as process:
         try:
-            os.sched_setaffinity(process.pid, {core})
             assert process.stdout
             process.stdout.readline()  # it has started
             wait_for(lambda: state(process.pid) == in_state and on(process.pid) == core, "it to be there")
