@@ -24,6 +24,13 @@ from crckpt.host.observe.files import (
     find_volatile_files,
 )
 from crckpt.host.observe.limits import ReachedLimit, find_long_mount, find_reached_limits
+from crckpt.host.observe.outside_ends import (
+    OutsideEnd,
+    find_names,
+    find_outside_ends,
+    read_descriptors,
+    sockets_by_inode,
+)
 from crckpt.host.observe.pipes import find_closed_pipes
 from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
 from crckpt.host.observe.socket_losses import Loss
@@ -36,7 +43,6 @@ from crckpt.host.observe.tasks import (
     is_executed_from_memory,
 )
 from crckpt.host.observe.terminals import find_unsaved_current
-from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_lost_watches
 from crckpt.host.observe.weak_sockets import WeakSocket, find_weak_sockets
 from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
@@ -50,8 +56,6 @@ from crckpt.host.syscalls.kcmp import (
     is_sharing_memory,
 )
 
-# In the fdinfo of a unix socket (Linux 5.10): descriptors that were sent and wait there.
-_IN_FLIGHT: Final = re.compile(r"^scm_fds:\s*[1-9]", re.MULTILINE)
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
 # Fields of `Observed` whose entries have the PID by which they were read.
 _OF_ONE_PROCESS: Final = (
@@ -75,19 +79,6 @@ _OF_ONE_PROCESS: Final = (
     "own_of_threads",
 )
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
-
-
-class OutsideEnd(Struct, frozen=True):
-    """One end of a unix connection whose other end is outside the tree. That is bound to `name`, if not empty.
-
-    `is_waiting`: it is a listener that has not accepted the connection, and its client is outside, has gone, or has
-    sent something.
-    """
-
-    pid: int
-    fd: int
-    name: str
-    is_waiting: bool = False
 
 
 class Unread(Struct, frozen=True):
@@ -235,7 +226,7 @@ def leave_out_ended(observed: Observed) -> Observed:
 
 def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Observed:
     tree = proc.read_tree(root)
-    descriptors = _descriptors(tree)
+    descriptors = read_descriptors(tree)
     # Takes the kernel a millisecond for each 128 MiB.
     measured = _start_measuring(lambda: proc.memory(*tree.pids) if memory is None else memory)
     sockets = tuple(_read_socket_kinds(descriptors))
@@ -244,7 +235,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     transient = _read_transient(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
-    may_have_tcp = len(sockets) < len(_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
+    may_have_tcp = len(sockets) < len(sockets_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
     here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
     # In another mount namespace a name leads elsewhere, so such files are not checked.
     reached = tuple(found for found in descriptors if found.pid in here)
@@ -257,7 +248,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         own_namespaces=own.namespaces,
         own_capabilities=proc.effective_capabilities(),
         # sock_diag lists the sockets of our own network namespace.
-        outside_ends=_find_outside_ends(root, descriptors)
+        outside_ends=find_outside_ends(root, descriptors)
         if with_sockets and _is_same_namespace(root, own, "net")
         else (),
         sockets=sockets,
@@ -267,7 +258,7 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
             *find_unreachable_files(sorted(here), reached),
             *_find_unreachable_inside(tree, own, descriptors),
         ),
-        volatile_files=find_volatile_files(sorted(here), reached, _find_names(descriptors) if with_sockets else ()),
+        volatile_files=find_volatile_files(sorted(here), reached, find_names(descriptors) if with_sockets else ()),
         unlinked=find_unlinked_files(sorted(here), reached),
         lost_watches=find_lost_watches(reached),
         lost_epolls=epolls.lost,
@@ -425,56 +416,11 @@ def _find_unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[Socket
             yield Unread(found.pid, found.fd, "terminal")
 
 
-def _descriptors(tree: proc.Tree) -> tuple[proc.Descriptor, ...]:
-    return tuple(found for pid in tree.pids for found in proc.descriptors(pid))
-
-
 def _read_socket_kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:
-    for found in _by_inode(descriptors).values():
+    for found in sockets_by_inode(descriptors).values():
         yield from read_socket_kinds(found.pid, (found.fd,))
-
-
-def _by_inode(descriptors: tuple[proc.Descriptor, ...]) -> dict[int, proc.Descriptor]:
-    """Inode of each socket -> its first descriptor."""
-    return {found.socket_inode: found for found in reversed(descriptors) if found.socket_inode}
 
 
 def _is_same_namespace(one: proc.Process, other: proc.Process, kind: str) -> bool:
     """Return whether two processes are in the same namespace of a kind."""
     return dict(one.namespaces).get(kind) == dict(other.namespaces).get(kind)
-
-
-def _find_names(descriptors: tuple[proc.Descriptor, ...]) -> tuple[str, ...]:
-    """Find what the unix sockets of the tree are bound to, as far as they are in our network namespace."""
-    with suppress(OSError):
-        known = read_unix_sockets()
-        return tuple(known[inode].name for inode in _by_inode(descriptors) if inode in known)
-    return ()
-
-
-def _find_outside_ends(root: proc.Process, descriptors: tuple[proc.Descriptor, ...]) -> tuple[OutsideEnd, ...]:
-    """Find connections to the outside that existed before and after we read the descriptors: the tree still runs."""
-    try:
-        before = read_unix_sockets()
-        if not any(_ends(before, descriptors)):
-            return ()
-        descriptors = _descriptors(proc.read_tree(root))
-        stayed = dict(before.items() & read_unix_sockets().items())
-    except OSError:  # a kernel without unix_diag: CRIU needs it, too, and says so
-        return ()
-    # CRIU saves descriptors that wait in a socket of the tree: the other end may be there.
-    return () if any(_IN_FLIGHT.search(found.info) for found in descriptors) else tuple(_ends(stayed, descriptors))
-
-
-def _ends(known: dict[int, LiveUnixSocket], descriptors: tuple[proc.Descriptor, ...]) -> Iterator[OutsideEnd]:
-    """Find ends of connections, and of datagram sockets whose peer has no name: CRIU finds a named peer again."""
-    inside = _by_inode(descriptors)
-    for inode, found in reversed(inside.items()):
-        end = known.get(inode)
-        if end is not None and any(client not in inside for client in end.clients):
-            yield OutsideEnd(found.pid, found.fd, "", is_waiting=True)
-        if end is not None and end.peer and end.peer not in inside:
-            other = known.get(end.peer)
-            if end.kind == socket.SOCK_DGRAM and (other is None or other.name):
-                continue
-            yield OutsideEnd(found.pid, found.fd, other.name if other else "")
