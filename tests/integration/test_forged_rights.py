@@ -143,11 +143,13 @@ THIEF: Final = """
 import ctypes, os, sys
 libc, descriptor = ctypes.CDLL(None), os.pidfd_open(int(sys.argv[1]))
 first = set(os.listdir(f"/proc/{sys.argv[1]}/fd"))
+# CRIU's code opens these itself, by the rights of the process (criu/pie/parasite.c, parasite_dump_cgroup).
+own = ("/proc", f"/proc/{sys.argv[1]}/cgroup")
 while True:
     for number in range(32):
         if str(number) not in first and (taken := libc.syscall(438, descriptor, number, 0)) >= 0:
             found = os.readlink(f"/proc/self/fd/{taken}")
-            if found.startswith(("/", "pipe:")):
+            if found.startswith(("/", "pipe:")) and found not in own:
                 print(found, flush=True)
             os.close(taken)
 """
