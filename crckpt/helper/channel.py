@@ -64,7 +64,7 @@ class Channel:
         """Send a message, at once or once there is room. Raises HelperEnded, HelperSilent."""
         # Keepers of releases up to 0.4 speak lines.
         if self.connection.type != socket.SOCK_SEQPACKET:
-            raise self._outdated()
+            raise self._outdated_error()
         self.connection.settimeout(within_s)
         data = msgspec.json.encode(message)
         file = -1
@@ -74,9 +74,9 @@ class Channel:
                 data, descriptors = _IN_FILE, (file, *descriptors)
             socket.send_fds(self.connection, [data], descriptors)
         except (TimeoutError, BlockingIOError):
-            raise self._silent() from None
+            raise self._silent_error() from None
         except OSError:
-            raise self._ended() from None
+            raise self._ended_error() from None
         finally:
             if file >= 0:
                 os.close(file)
@@ -95,11 +95,11 @@ class Channel:
                 self.connection, _PACKET, MOST_DESCRIPTORS + 1, socket.MSG_CMSG_CLOEXEC
             )
         except (TimeoutError, BlockingIOError):
-            raise self._silent() from None
+            raise self._silent_error() from None
         except OSError:
-            raise self._ended() from None
+            raise self._ended_error() from None
         if not data:
-            raise self._ended()
+            raise self._ended_error()
         try:
             if data == _IN_FILE and descriptors:
                 file = descriptors.pop(0)
@@ -110,7 +110,7 @@ class Channel:
             return msgspec.json.decode(data, type=message), descriptors
         except (msgspec.MsgspecError, RecursionError, OSError):
             close_all(descriptors)
-            raise self._outdated() from None
+            raise self._outdated_error() from None
 
     def ask(self, request: Struct, answer: type[Message], within_s: float | None = None) -> Message:
         """Send a request and return its answer. Raises HelperEnded, HelperSilent."""
@@ -129,20 +129,20 @@ class Channel:
         """SIGTERM the process at the other end, unless it has closed that: then another one may have its PID."""
         send_signal_if(self.pid, signal.SIGTERM, lambda: not self.has_ended())
 
-    def _ended(self) -> HelperEnded:
+    def _ended_error(self) -> HelperEnded:
         return HelperEnded(f"{self.kind.title} has ended", hint=self.kind.killed)
 
-    def _silent(self) -> HelperSilent:
+    def _silent_error(self) -> HelperSilent:
         return HelperSilent(f"{self._name()} does not answer", hint=self._remedy())
 
-    def _outdated(self) -> HelperOutdated:
+    def _outdated_error(self) -> HelperOutdated:
         return HelperOutdated(f"{self._name()} belongs to another version of crckpt", hint=self._remedy())
 
     def _name(self) -> str:
         return f"{self.kind.title} (process {self.pid})"
 
     def _remedy(self) -> str:
-        return self.kind.remedy.format(pid=self.pid)
+        return self.kind.remedy.format(kill=f"kill -KILL {self.pid}")
 
 
 def open_control(kind: HelperKind, number: str) -> Channel:

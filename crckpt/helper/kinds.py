@@ -13,7 +13,7 @@ class HelperKind(Struct, frozen=True):
     - `name`: its name in `crckpt ps`; `module`: what Python runs: by it, it is found in /proc
     - `title`: how messages call it
     - `ends`: what ends it
-    - `remedy`: the hint if it does not answer; {pid} is its PID
+    - `remedy`: the hint if it does not answer; {kill} is the command that ends it
     - `killed`: the hint if it has ended before its time
     - `directory`: where its sockets or marks lie in the runtime directory; empty if it is not found again
     """
@@ -32,7 +32,7 @@ KEEPER: Final = HelperKind(
     module="crckpt.tracking.keeper.server",
     title="its tracker",
     ends="the end of its tree; crckpt ps --end PID",
-    remedy="end it: kill -KILL {pid}; this does no harm: the next dump is full",
+    remedy="end it: {kill}; this does no harm: the next dump is full",
     directory="keepers",
 )
 FILLER: Final = HelperKind(

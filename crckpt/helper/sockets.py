@@ -67,7 +67,7 @@ def _connect(kind: HelperKind, path: Path, within_s: float, form: socket.SocketK
     except OSError as error:
         connection.close()
         if isinstance(error, BlockingIOError):
-            hint = kind.remedy.replace("kill -KILL {pid}", f"fuser -k {path} (package psmisc)")
+            hint = kind.remedy.format(kill=f"fuser -k {path} (package psmisc)")
             root = path.name.partition("-")[0]
             raise HelperSilent(f"the {kind.name} of PID {root} does not answer", hint=hint) from None
         # Keepers of releases up to 0.4: `Channel` says so.
