@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 from msgspec import Struct
 
@@ -15,7 +15,6 @@ from crckpt.helper.channel import Channel, HelperSilent
 from crckpt.helper.kinds import FILLER, KEEPER, KINDS, TERMINAL
 from crckpt.helper.records import find_records, record_directory
 from crckpt.helper.sockets import find_helpers
-from crckpt.helper.terminal.protocol import HeldTerminal
 from crckpt.helper.terminal.relay import find_terminals
 from crckpt.host import proc
 from crckpt.host.disk.users import read_user, user_name
@@ -25,7 +24,6 @@ from crckpt.host.proc.fd import read_info, read_targets
 from crckpt.host.proc.locks import parse_locks
 from crckpt.host.target import resolve
 from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
-from crckpt.model import MoveId
 from crckpt.ops.lazy.marks import is_unfilled
 from crckpt.tracking.keeper.client import PATIENCE_TELL_S, forget_killed, keepers, mark_ended
 from crckpt.tracking.keeper.protocol import Keeper
@@ -34,6 +32,9 @@ _KINDS: Final = {kind.module: kind for kind in KINDS}
 _COMMAND_ENDS: Final = "the end of its work"
 _CRIU_ENDS: Final = "the crckpt that started it, or a time limit"
 _LOCK_ENDS: Final = "the end of its process"
+
+_Targets: TypeAlias = tuple[tuple[int, str], ...]
+"""The descriptors of a process, and what they lead to."""
 
 
 class KeeperUsage(Struct, frozen=True):
@@ -85,10 +86,11 @@ def list_processes() -> Listing:
     """List the processes and locks of crckpt."""
     found, late = _ask_keepers(None, is_end=False)
     running = tuple(find_criu_processes())
+    opened = {process.pid: _read_targets(process.pid) for process in running}
     return Listing(
         found,
-        tuple(sorted(_describe(running, found), key=lambda each: each.pid)),
-        tuple(_find_locks([process.pid for process in running])),
+        tuple(sorted(_describe(running, found, opened), key=lambda each: each.pid)),
+        tuple(_find_locks(opened)),
         unanswered=tuple(f"{one.message}; {one.hint}" for one in late),
     )
 
@@ -127,12 +129,21 @@ def _ask_keepers(root: int | None, *, is_end: bool) -> tuple[tuple[KeeperUsage, 
     return tuple(found), late
 
 
-def _describe(running: tuple[CriuProcess, ...], trackers: tuple[KeeperUsage, ...]) -> Iterator[ListedProcess]:
+def _read_targets(pid: int) -> _Targets:
+    with suppress(OSError):
+        return tuple(read_targets(pid))
+    return ()
+
+
+def _describe(
+    running: tuple[CriuProcess, ...], trackers: tuple[KeeperUsage, ...], opened: dict[int, _Targets]
+) -> Iterator[ListedProcess]:
     trees = {each.keeper.pid: (each.keeper.root, each.keeper.comm) for each in trackers}
-    trees |= {terminal.holder: (terminal.tree.root, terminal.tree.comm) for terminal in _terminals()}
+    terminals = (found.terminal for found in find_terminals())
+    trees |= {terminal.holder: (terminal.tree.root, terminal.tree.comm) for terminal in terminals}
     for process in running:
         if (helper := _KINDS.get(process.module)) is not None:
-            tree, program = trees.get(process.pid) or _find_filled(process.pid)
+            tree, program = trees.get(process.pid) or _find_filled(opened[process.pid])
             yield _make_row(process.pid, helper.name, tree, program, process.usage, helper.ends)
         else:
             ends = _CRIU_ENDS if process.program == "criu" else _COMMAND_ENDS
@@ -158,39 +169,35 @@ def _make_row(pid: int, kind: str, tree: int | None, program: str, usage: Proces
     return ListedProcess(pid, kind, tree, program, user, usage.started, usage.cpu_s, usage.memory_bytes, ends)
 
 
-def _terminals() -> Iterator[HeldTerminal]:
-    yield from (found.terminal for found in find_terminals())
-
-
-def _find_filled(pid: int) -> tuple[int | None, str]:
+def _find_filled(targets: _Targets) -> tuple[int | None, str]:
     """The root of the tree whose memory a process fills, and its program: it holds the tree's mark."""
-    with suppress(OSError):
-        for _, target in read_targets(pid):
-            path = Path(target)
-            root = proc.parse_identity(path.name) if path.parent == record_directory(FILLER) else None
-            if root is not None and (found := root.find()) is not None:
-                return root.pid, found.comm
+    for _, target in targets:
+        path = Path(target)
+        root = proc.parse_identity(path.name) if path.parent == record_directory(FILLER) else None
+        if root is not None and (found := root.find()) is not None:
+            return root.pid, found.comm
     return None, ""
 
 
-def _find_locks(pids: list[int]) -> Iterator[ListedLock]:
-    for pid in pids:
-        with suppress(OSError):
-            for fd, target in read_targets(pid):
+def _find_locks(opened: dict[int, _Targets]) -> Iterator[ListedLock]:
+    for pid, targets in opened.items():
+        for fd, target in targets:
+            # It may have been closed since.
+            with suppress(OSError):
                 if target.startswith("/") and parse_locks(read_info(pid, fd), pid, fd):
                     yield ListedLock(target, pid, _LOCK_ENDS)
-    yield from _find_leftovers(pids)
+    yield from _find_leftovers({target for targets in opened.values() for _, target in targets})
     with suppress(HostCannot, OSError):
         for move in sorted(find_fences()):
             yield ListedLock(
-                f"nft table {table_name(MoveId(move))}", None, f"the end of its move: crckpt migrate --resume {move}"
+                f"nft table {table_name(move)}", None, f"the end of its move: crckpt migrate --resume {move}"
             )
         for table in find_locks():
             yield ListedLock(f"nft table {table}", None, "the restore of its checkpoint, or crckpt rm")
 
 
-def _find_leftovers(pids: list[int]) -> Iterator[ListedLock]:
-    """Find what killed helpers of living trees have left."""
+def _find_leftovers(opened: set[str]) -> Iterator[ListedLock]:
+    """Find what killed helpers of living trees have left. `opened` are the files that our processes have open."""
     for kind, ends in ((KEEPER, "the next dump; crckpt ps --end {pid}"), (TERMINAL, "the end of its tree")):
         for record, channel in find_helpers(kind, PATIENCE_TELL_S):
             if isinstance(channel, Channel):
@@ -199,14 +206,5 @@ def _find_leftovers(pids: list[int]) -> Iterator[ListedLock]:
                 yield ListedLock(str(record.path), None, ends.format(pid=record.root.pid))
     for mark in find_records(FILLER):
         # Nobody fills its memory any more, and it waits for that.
-        if not _is_locked(mark.path, pids) and is_unfilled(mark.root):
+        if str(mark.path) not in opened and is_unfilled(mark.root):
             yield ListedLock(str(mark.path), None, f"the end of its tree: kill -9 {mark.root.pid}")
-
-
-def _is_locked(path: Path, pids: list[int]) -> bool:
-    """Return whether one of these processes has it open."""
-    for pid in pids:
-        with suppress(OSError):
-            if any(target == str(path) for _, target in read_targets(pid)):
-                return True
-    return False

@@ -55,10 +55,10 @@ def lift_fence(addresses: Sequence[HostAddress], move_id: MoveId) -> None:
     _nft("\n".join(_lifting(addresses, table_name(move_id))))
 
 
-def find_fences() -> frozenset[str]:
+def find_fences() -> frozenset[MoveId]:
     """The ids of moves whose fence is up in this network namespace. Raises HostCannot."""
     listed = (line.split()[-1] for line in _nft("list tables").output.splitlines() if line)
-    return frozenset(name.removeprefix(_PREFIX) for name in listed if name.startswith(_PREFIX))
+    return frozenset(MoveId(name.removeprefix(_PREFIX)) for name in listed if name.startswith(_PREFIX))
 
 
 def _raising(addresses: Sequence[HostAddress], table: str) -> Iterator[str]:
