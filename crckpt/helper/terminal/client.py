@@ -7,7 +7,7 @@ import select
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from crckpt.errors import HostCannot
 from crckpt.helper.kinds import TERMINAL
@@ -36,19 +36,9 @@ class TerminalHolder:
         """Wait until it holds the terminal. Raises HostCannot."""
         self.log = self._read_answer(_STARTS_S).log
 
-    def start_in_session(
-        self,
-        argv: Sequence[str | Path],
-        *,
-        output: Path,
-        own_session: bool = False,
-        stdin: int | None = None,
-        keep: Sequence[int] = (),
-        environment: Mapping[str, str] | None = None,
-        python_path: Path | None = None,
-    ) -> run.Child:
-        """Start a program in the session of the terminal, with the terminal as its stdin; otherwise as `run.start`."""
-        return self._start(argv, output, keep, environment, python_path, own_session=False)
+    def start_in_session(self, argv: Sequence[str | Path], *, own_session: bool = False, **rest: Any) -> run.Child:
+        """Start a program in the session of the terminal, whatever `own_session` is; otherwise as `start`."""
+        return self.start(argv, own_session=False, **rest)
 
     def start(
         self,
@@ -61,8 +51,16 @@ class TerminalHolder:
         environment: Mapping[str, str] | None = None,
         python_path: Path | None = None,
     ) -> run.Child:
-        """Start a program in its own session; otherwise as `start_in_session`."""
-        return self._start(argv, output, keep, environment, python_path, own_session=True)
+        """Start a program as `run.start`, but with the terminal as its stdin, whatever `stdin` is."""
+        words = tuple(str(word) for word in argv)
+        more = {**(environment or {})} | ({"PYTHONPATH": str(python_path)} if python_path else {})
+        request = HolderRequest("start", words, more, tuple(keep), own_session)
+        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._helper.send(request, (descriptor, *keep))
+        finally:
+            os.close(descriptor)
+        return _HeldChild(self, self._read_answer().started)
 
     def find_ending(self, pid: int) -> Ending | None:
         """Find how a program that the holder is the parent of has ended; None if it is alive."""
@@ -96,26 +94,6 @@ class TerminalHolder:
         with suppress(HostCannot):
             self._helper.send(HolderRequest("abort"))
         self._helper.end()
-
-    def _start(
-        self,
-        argv: Sequence[str | Path],
-        output: Path,
-        keep: Sequence[int],
-        environment: Mapping[str, str] | None,
-        python_path: Path | None,
-        *,
-        own_session: bool,
-    ) -> run.Child:
-        words = tuple(str(word) for word in argv)
-        more = {**(environment or {})} | ({"PYTHONPATH": str(python_path)} if python_path else {})
-        request = HolderRequest("start", words, more, tuple(keep), own_session)
-        descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        try:
-            self._helper.send(request, (descriptor, *keep))
-        finally:
-            os.close(descriptor)
-        return _HeldChild(self, self._read_answer().started)
 
     def _read_answer(self, within_s: float | None = None) -> HolderAnswer:
         """Read the answer to a request. Raises HostCannot if that was refused."""
