@@ -58,7 +58,7 @@ class CommandFailure(BaseException):
 
     @property
     def message(self) -> str:
-        """What happened, and the state after it."""
+        """The fact, and the state after it."""
         return f"{self.what}; {self.state}" if self.state else self.what
 
     def __str__(self) -> str:

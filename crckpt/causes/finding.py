@@ -52,7 +52,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
 
     @property
     def what(self) -> str:
-        """What is wrong."""
+        """The fact, in words."""
         cause, known = self._cause, dict(self.values)
         template, peer = cause.says, ""
         if self.audience in ("move", "there"):
@@ -65,7 +65,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
 
     @property
     def remedy(self) -> str:
-        """What to do about it."""
+        """The remedy, in words; empty if there is none."""
         cause, known = self._cause, dict(self.values)
         # Programs choose paths, and people copy commands.
         known |= {name: shlex.quote(path) for name, path in known.items() if name in _PATHS}

@@ -103,7 +103,7 @@ class Process(Struct, frozen=True):
 
     @property
     def identity(self) -> Identity:
-        """What tells it from every other process, also of later ones."""
+        """Its identity, which no other process has, also no later one."""
         return Identity(procfs.boot_id(), self.pid, self.start)
 
 

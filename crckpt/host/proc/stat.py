@@ -77,7 +77,7 @@ class Stat(Struct, frozen=True):
 
     @property
     def layout(self) -> tuple[int, int, int]:
-        """Where its code begins and ends, and its stack begins; zeros if we may not trace it."""
+        """The addresses of the start and end of its code and the start of its stack; zeros if we may not trace it."""
         return int(self.fields[23]), int(self.fields[24]), int(self.fields[25])
 
     @property

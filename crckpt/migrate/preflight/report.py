@@ -145,11 +145,6 @@ def judge_growth(growth: Growth, free: int) -> Literal["full", "tight", ""]:
     return "full" if growth.least > free else "tight" if growth.likely > free else ""
 
 
-def _has_our_mounts(questions: MoveQuestions) -> bool:
-    """Return whether the tree has our mounts. If not, it brings its own: no file was compared."""
-    return dict(questions.namespaces).get("mnt") == dict(questions.processes[0].namespaces).get("mnt")
-
-
 def word_there(findings: Iterable[Finding], host: str, **versions: str) -> Iterator[Finding]:
     """Put what the destination has found into words for the user of this host; `versions` are of both CRIUs.
 
@@ -160,6 +155,11 @@ def word_there(findings: Iterable[Finding], host: str, **versions: str) -> Itera
             raise IntegrityError(f"the other host has found what this crckpt does not know: {found.key!r}")
         own = _find_own_address(found.get("host")) if found.key == "address-missing" else {}
         yield found.word_for("there", peer=host, **versions, **own)
+
+
+def _has_our_mounts(questions: MoveQuestions) -> bool:
+    """Return whether the tree has our mounts. If not, it brings its own: no file was compared."""
+    return dict(questions.namespaces).get("mnt") == dict(questions.processes[0].namespaces).get("mnt")
 
 
 def _find_own_address(ip: str) -> dict[str, str]:

@@ -122,11 +122,11 @@ def _check_files(images: Path, processes: Mapping[int, ProcessState]) -> None:
         path, remap, fd = paths.get(entry), removed.get(entry), descriptor.fd
         if path is None or pid not in links:
             continue
-        link = links[pid].get(fd, "")
-        if link not in _find_links(path, remap) or _is_other_ghost(images, remap, processes[pid].removed.get(fd)):
+        link, expected = links[pid].get(fd, ""), _find_links(path, remap)
+        if link not in expected or _is_other_ghost(images, remap, processes[pid].removed.get(fd)):
             raise DumpFailed(
                 f"the dump failed: process {pid} told CRIU that its descriptor {fd} is {path}, but it is "
-                f"{link or 'no file'}{' with another inode' if link in _find_links(path, remap) else ''}: another "
+                f"{link or 'no file'}{' with another inode' if link in expected else ''}: another "
                 "process changed its memory, or removed the file, during the dump",
                 hint=_FIND,
             )
