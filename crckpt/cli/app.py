@@ -13,16 +13,9 @@ from typing import Any, Final
 import typer
 
 from crckpt.cli import find_command
-from crckpt.cli.help import HelpfulCommand, HelpfulGroup
-from crckpt.cli.output import discard, error_document, error_text, set_quiet
-from crckpt.errors import (
-    CommandFailure,
-    CrckptError,
-    HostCannot,
-    Interrupted,
-    StoreUnusable,
-    UsageError,
-)
+from crckpt.cli.help import UNLISTED, HelpfulCommand, HelpfulGroup
+from crckpt.cli.output import discard, error_document, error_text, form
+from crckpt.errors import CommandFailure, CrckptError, HostCannot, Interrupted, StoreUnusable, UsageError
 from crckpt.host import cold_start
 from crckpt.host.process.address_space import is_out_of_memory
 from crckpt.host.process.signals import interrupts_deferred
@@ -54,9 +47,6 @@ COMMANDS: Final = {
     "report": ("report:report", "Make an archive for a bug report."),
 }
 """Where each command is (module:function), and what the list of commands says of it."""
-
-UNLISTED: Final = frozenset({"receive"})
-"""Commands that only crckpt itself starts: they have a help, and are not listed or completed."""
 
 
 class Commands(HelpfulGroup):
@@ -141,11 +131,9 @@ def run(arguments: Sequence[str]) -> int:
     if arguments[0] == "help":
         # With the name of a command its help, else that of all; `help help`, too, is the help of all.
         arguments = [*(word for word in arguments if word != "help"), "--help"]
-    # Not from the parser: an invalid command line is reported as JSON, too.
-    as_json = "--json" in arguments
-    command = find_command(arguments)
-    # The command's own option may set it.
-    set_quiet(False)
+    # Not from the parser: an invalid command line is reported as JSON, too. The parser sets `is_quiet`.
+    form.command = command = find_command(arguments)
+    form.as_json, form.is_quiet = "--json" in arguments, False
     note_command(arguments, is_remote=command in UNLISTED)
     try:
         # An import might swallow an interruption.
@@ -159,59 +147,46 @@ def run(arguments: Sequence[str]) -> int:
             # Only now is all loaded that the command needs.
             cold_start.note(command)
     except (CrckptError, Interrupted) as error:
-        return _report(command, error, as_json=as_json)
+        return _report(error)
     except _InvalidCommandLine as error:
         message = error.format_message() if hasattr(error, "format_message") else str(error)
         # Rare, and it compiles patterns.
         from crckpt.cli.parser_errors import invalid_command_line
 
-        failure = invalid_command_line(message, command if command in COMMANDS else "")
-        return _report(command, failure, as_json=as_json)
+        return _report(invalid_command_line(message, command if command in COMMANDS else ""))
     except (BrokenPipeError, SystemExit):  # while typer wrote a help text
         discard(sys.stdout)
         return 0
     except Exception as error:
-        return _report_unexpected(command, error, as_json=as_json)
+        return _report_unexpected(error)
     return code if isinstance(code, int) else 0
 
 
-def _report_unexpected(command: str, error: Exception, *, as_json: bool) -> int:
+def _report_unexpected(error: Exception) -> int:
     # First: a lack of memory may be an OSError, too.
     if is_out_of_memory(error):
-        return _report(command, _no_memory(command), as_json=as_json)
+        hint = "free memory, or raise the limit: ulimit -v unlimited; systemd: MemoryMax=infinity"
+        return _report(HostCannot(f"the host has too little memory for crckpt {form.command}", hint=hint))
     if isinstance(error, OSError):
         # Rare, and it loads what runs CRIU, which most commands do without.
         from crckpt.ops.failures import to_crckpt_error
 
-        return _report(command, to_crckpt_error(error, StoreUnusable, f"crckpt {command}"), as_json=as_json)
-    return _report_bug(command, as_json=as_json)
+        return _report(to_crckpt_error(error, StoreUnusable, f"crckpt {form.command}"))
+    trace = traceback.format_exc()
+    # On stderr with --json, too: stdout has the document and nothing else.
+    sys.stderr.write(trace)
+    said = f"this is a bug in crckpt: {trace.strip().splitlines()[-1]}"
+    return _report(CrckptError(said, hint="report it with the lines above and an archive: crckpt report"))
 
 
-def _report(command: str, error: CommandFailure, *, as_json: bool) -> int:
+def _report(error: CommandFailure) -> int:
     # If stdout takes nothing, the message goes to stderr.
-    if as_json:
+    if form.as_json:
         with suppress(OSError):
-            sys.stdout.write(json.dumps(error_document(command, error), indent=2) + "\n")
+            sys.stdout.write(json.dumps(error_document(error), indent=2) + "\n")
             sys.stdout.flush()
             return error.exit_code
     # Nobody can be told if stderr takes nothing; the exit code still tells.
     with suppress(OSError):
         sys.stderr.write(error_text(error))
     return error.exit_code
-
-
-def _no_memory(command: str) -> HostCannot:
-    hint = "free memory, or raise the limit: ulimit -v unlimited; systemd: MemoryMax=infinity"
-    return HostCannot(f"the host has too little memory for crckpt {command}", hint=hint)
-
-
-def _report_bug(command: str, *, as_json: bool) -> int:
-    trace = traceback.format_exc()
-    last = trace.strip().splitlines()[-1]
-    error = CrckptError(
-        f"this is a bug in crckpt: {last}",
-        hint="report it with the lines above and an archive: crckpt report",
-    )
-    # On stderr with --json, too: stdout has the document and nothing else.
-    sys.stderr.write(trace)
-    return _report(command, error, as_json=as_json)

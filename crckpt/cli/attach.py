@@ -12,7 +12,7 @@ import typer
 
 from crckpt.cli import options
 from crckpt.cli.format import align, short_id
-from crckpt.cli.output import Output, emit, print_progress
+from crckpt.cli.output import emit, form, pick, print_progress
 from crckpt.errors import UsageError
 from crckpt.helper.terminal.protocol import HeldTerminal
 from crckpt.ops.attach import attach as perform
@@ -32,7 +32,6 @@ def attach(
         "--detach-key KEY", "The key that detaches: ^ and a letter or ], or `none`.", default="^]"
     ),
     list_them: bool = options.flag("--list", "List the programs with such a terminal; attach to none."),
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Connect your terminal to that of a program that was restored with `crckpt restore --tty new`.
 
@@ -48,10 +47,18 @@ def attach(
     options.require_root("to attach to a program")
     if list_them:
         found = list_terminals()
-        document = {"terminals": [_document(each) for each in found]}
-        emit("attach", Output(document, _lines(found), is_answer=True), as_json=as_json)
+        documents = [
+            {
+                **pick(each.tree, "comm", "job", "checkpoint", "log"),
+                "pid": each.tree.root,
+                "holder": each.holder,
+                "attached": each.attached or None,
+            }
+            for each in found
+        ]
+        emit({"terminals": documents}, _lines(found), is_answer=True)
         return
-    if as_json:
+    if form.as_json:
         raise UsageError("--json needs --list: the terminal shows what the program writes", hint="crckpt attach --list")
     if sys.stdin is None or not sys.stdin.isatty():
         raise UsageError("crckpt attach needs a terminal", hint="run it in one; or read the log: crckpt attach --list")
@@ -83,28 +90,19 @@ def _parse_key(text: str) -> int | None:
     return ord(text[1].upper()) & 0x1F
 
 
-def _document(terminal: HeldTerminal) -> dict[str, object]:
-    tree = terminal.tree
-    return {
-        "pid": tree.root,
-        "comm": tree.comm,
-        "job": tree.job,
-        "checkpoint": tree.checkpoint,
-        "log": tree.log,
-        "holder": terminal.holder,
-        "attached": terminal.attached or None,
-    }
-
-
 def _lines(terminals: tuple[HeldTerminal, ...]) -> Iterator[str]:
     if not terminals:
         yield "no restored program has a new terminal; to restore one onto it: crckpt restore JOB --tty new\n"
         return
-    titles = ("job", "pid", "program", "from", "attached", "log")
-    yield from align(titles, map(_row, terminals), right=frozenset({"pid"}))
-
-
-def _row(terminal: HeldTerminal) -> tuple[str, ...]:
-    tree = terminal.tree
-    attached = f"PID {terminal.attached}" if terminal.attached else "no"
-    return (tree.job, str(tree.root), tree.comm, short_id(tree.checkpoint), attached, tree.log)
+    rows = (
+        (
+            each.tree.job,
+            str(each.tree.root),
+            each.tree.comm,
+            short_id(each.tree.checkpoint),
+            f"PID {each.attached}" if each.attached else "no",
+            each.tree.log,
+        )
+        for each in terminals
+    )
+    yield from align(("job", "pid", "program", "from", "attached", "log"), rows, right=frozenset({"pid"}))

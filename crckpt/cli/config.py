@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from crckpt.cli import options
 from crckpt.cli.format import align
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.config import KEYS, Config
 
 _CRIU_VARIABLE: Final = "CRCKPT_CRIU"
@@ -44,7 +44,6 @@ def config(
     staging: Path | None = options.STAGING,
     compress: int | None = options.COMPRESS,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Show the settings that are in force, and where each comes from.
 
@@ -54,15 +53,16 @@ def config(
     """
     path, configured = options.find_configuration(config), options.read_configuration(config)
     is_there = configured.digest is not None
-    given = {
+    given: dict[str, _Given | None] = {
         "store": _find_given(context, "store", store, "CRCKPT_STORE"),
-        "criu": _find_given(context, "criu", criu, _CRIU_VARIABLE) or _read_variable(_CRIU_VARIABLE),
+        "criu": _find_given(context, "criu", criu)
+        or (("environment", _CRIU_VARIABLE, variable) if (variable := os.environ.get(_CRIU_VARIABLE)) else None),
         "staging": _find_given(context, "staging", staging),
         "compress": _find_given(context, "compress", compress),
     }
     settings = tuple(_make_setting(key, given[key], configured, path) for key in KEYS)
     document = {"file": path, "file_exists": is_there, "settings": settings}
-    emit("config", Output(document, _lines(path, settings, is_there=is_there), is_answer=True), as_json=as_json)
+    emit(document, _lines(path, settings, is_there=is_there), is_answer=True)
 
 
 _Given: TypeAlias = tuple[Literal["option", "environment"], str, str | int]
@@ -77,11 +77,6 @@ def _find_given(context: typer.Context, key: str, value: Path | int | None, vari
     if source is not None and source.name == "ENVIRONMENT":
         return "environment", variable, shown
     return "option", f"--{key}", shown
-
-
-def _read_variable(name: str) -> _Given | None:
-    value = os.environ.get(name)
-    return ("environment", name, value) if value else None
 
 
 def _make_setting(key: str, given: _Given | None, configured: Config, path: Path) -> Setting:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.cli.progress import progress_bar
-
-if TYPE_CHECKING:
-    from crckpt.ops.inspect.core import CoreFile
 
 
 def core(
@@ -23,7 +18,6 @@ def core(
     force: bool = options.flag("--force", "Replace the file if it exists."),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Write a process of a checkpoint as an ELF core file, which gdb opens. Nothing is restored.
 
@@ -32,15 +26,12 @@ def core(
     # Slow to load, and needed neither for the help nor to complete a command line.
     from crckpt.ops.inspect.core import core as perform
 
-    with progress_bar("writing", as_json=as_json) as progress:
+    with progress_bar("writing") as progress:
         context = options.make_context(store, config=config, progress=progress)
         result = perform(context, ref, pid, output, force=force)
-    emit("core", Output(result, _lines(result)), as_json=as_json)
-
-
-def _lines(result: CoreFile) -> Iterator[str]:
-    yield (
+    lines = (
         f"wrote {result.path}: process {result.pid} ({result.comm}) of {short_id(result.id)}, "
-        f"{count(result.threads, 'thread')}, {size(result.held)} of memory\n"
+        f"{count(result.threads, 'thread')}, {size(result.held)} of memory\n",
+        f"open it with: gdb {shlex.join((result.executable, str(result.path)))}\n",
     )
-    yield f"open it with: gdb {shlex.join((result.executable, str(result.path)))}\n"
+    emit(result, lines)

@@ -6,14 +6,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import asdict
+
 from crckpt.cli import options
 from crckpt.cli.format import align, count, size, title
-from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.output import checkpoint_document, emit
 from crckpt.model import PAGE_SIZE
 
 if TYPE_CHECKING:
     from crckpt.ops.inspect.diff import CheckpointDiff, DescriptorChange, ProcessChange
-    from crckpt.ops.inspect.page_changes import MapChange, PageChanges
+    from crckpt.ops.inspect.page_changes import PageChanges
 
 _COUNTS = ("changed", "new", "gone")
 
@@ -23,7 +25,6 @@ def diff(
     second: str = options.argument("B", "The second one: JOB, or any other REF."),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Show what differs between two checkpoints: processes, threads, files, sockets, and pages of each memory map.
 
@@ -34,15 +35,8 @@ def diff(
     from crckpt.ops.inspect.diff import diff as perform
 
     result = perform(options.make_context(store, config=config), first, second)
-    document = {
-        "first": checkpoint_document(result.first),
-        "second": checkpoint_document(result.second),
-        "come": result.come,
-        "gone": result.gone,
-        "changed": result.changed,
-        "pages": result.pages,
-    }
-    emit("diff", Output(document, _lines(result), is_answer=True), as_json=as_json)
+    both = {"first": checkpoint_document(result.first), "second": checkpoint_document(result.second)}
+    emit({**asdict(result), **both}, _lines(result), is_answer=True)
 
 
 def _lines(result: CheckpointDiff) -> Iterator[str]:
@@ -68,7 +62,16 @@ def _process(change: ProcessChange) -> Iterator[str]:
     yield from _descriptors("-", change.closed)
     yield from _descriptors("+", change.opened)
     if change.maps:
-        rows = tuple(map(_row, change.maps))
+        rows = (
+            (
+                f"{one.start:x}-{one.end:x}",
+                one.permissions,
+                *(str(number) if number else "" for number in (one.pages.changed, one.pages.new, one.pages.gone)),
+                one.state and f"{one.state} map",
+                one.map,
+            )
+            for one in change.maps
+        )
         yield from (f"  {line}" for line in align(("map", "", *_COUNTS, "", ""), rows, right=frozenset(_COUNTS)))
     if change.pages:
         yield f"  memory: {_counts(change.pages)}\n"
@@ -81,13 +84,6 @@ def _descriptors(sign: str, found: DescriptorChange) -> Iterator[str]:
         words = (socket.family, socket.type, socket.protocol, socket.state, socket.local, socket.remote)
         fds = ", ".join(f"fd {holder.fd}" for holder in socket.holders)
         yield f"  {sign} {fds} socket {' '.join(word for word in words if word)}\n"
-
-
-def _row(change: MapChange) -> tuple[str, ...]:
-    pages = change.pages
-    numbers = (str(number) if number else "" for number in (pages.changed, pages.new, pages.gone))
-    where = f"{change.start:x}-{change.end:x}"
-    return (where, change.permissions, *numbers, change.state and f"{change.state} map", change.map)
 
 
 def _counts(pages: PageChanges) -> str:

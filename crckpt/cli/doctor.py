@@ -23,7 +23,7 @@ from crckpt.cli.format import (
     on_one_line,
     size,
 )
-from crckpt.cli.output import Output, discard, emit
+from crckpt.cli.output import criu_document, discard, emit, pick
 from crckpt.errors import HostCannot, UsageError
 from crckpt.ops.doctor import Diagnosis, Fix, fix_host
 from crckpt.ops.doctor import doctor as perform
@@ -57,7 +57,6 @@ def doctor(
     fix: bool = options.flag("--fix", "Fix what can be fixed safely, after asking."),
     yes: bool = options.flag("--yes", "With --fix: do not ask."),
     everything: bool = options.flag("--all", "Also show what is fine."),
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Check whether this host can make checkpoints, what limits it, and which command fixes that.
 
@@ -73,21 +72,24 @@ def doctor(
         options.require_root("to examine a process")
     context = options.make_context(store, criu=criu, config=config)
     if target is not None:
-        _examine(target, context, fix=fix, as_json=as_json)
+        _examine(target, context, fix=fix)
         return
     result = perform(context)
     if fix and _is_agreed(result.fixes, yes=yes):
         result = fix_host(context, result, lambda line: _print_error((line,)))
-        _print_error(f"{'done' if tried.done else 'failed'}: {tried.command}{_reason(tried)}" for tried in result.fixes)
-    document = {"able": result.able, "facts": result.facts, "fixes": result.fixes}
+        _print_error(
+            f"{'done' if tried.done else 'failed'}: {tried.command}"
+            + (f" ({on_one_line(tried.said)})" if tried.said else "")
+            for tried in result.fixes
+        )
     failure = None
     if not result.able:
         failure = HostCannot("nothing can be checkpointed on this host", hint="fix it: crckpt doctor --fix")
-    output = Output(document, lambda console: _draw(console, result, everything), is_answer=True, failure=failure)
-    emit("doctor", output, as_json=as_json)
+    document = pick(result, "able", "facts", "fixes")
+    emit(document, lambda console: _draw(console, result, everything), is_answer=True, failure=failure)
 
 
-def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None:
+def _examine(target: str, context: Context, *, fix: bool) -> None:
     # Slow to load, and not needed to check the host.
     from crckpt.causes.refusal import preflight_refusal
     from crckpt.ops.dump.cost import predict, read_tree_usage
@@ -104,11 +106,8 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
         "pid": result.pid,
         "able": not result.plan.blockers,
         "processes": processes,
-        "criu": result.criu.path,
-        "criu_passed_over": result.criu.passed_over,
-        "blockers": result.plan.blockers,
-        "warnings": result.plan.warnings,
-        "reasons": result.plan.reasons,
+        **criu_document(result.criu),
+        **pick(result.plan, "blockers", "warnings", "reasons"),
         "prediction": prediction.prediction,
         "prediction_assumes": prediction.assumes or None,
         "prediction_missing": prediction.why_not or None,
@@ -116,7 +115,7 @@ def _examine(target: str, context: Context, *, fix: bool, as_json: bool) -> None
     against = result.plan.blockers or result.plan.losses
     failure = preflight_refusal(against) if against else None
     lines = _examination_lines(result, processes, prediction)
-    emit("doctor", Output(document, lines, is_answer=True, failure=failure), as_json=as_json)
+    emit(document, lines, is_answer=True, failure=failure)
 
 
 def _examination_lines(
@@ -126,26 +125,17 @@ def _examination_lines(
         yield f"PID {result.pid} cannot be checkpointed: {count(len(result.plan.blockers), 'blocker')}\n"
     else:
         yield f"PID {result.pid} can be checkpointed{', but not without loss' if result.plan.losses else ''}\n"
-    yield from _tree_line(processes)
+    if processes:
+        root, usages = processes[0], [process.usage for process in processes]
+        memory, cpu_s = sum(usage.memory_bytes for usage in usages), sum(usage.cpu_s for usage in usages)
+        yield (
+            f"PID {root.pid} {on_one_line(root.comm)}, started {local_time(root.usage.started)}: "
+            f"{count(len(processes), 'process')}, {size(memory)} in memory, {duration(cpu_s * 1000)} of CPU\n"
+        )
     yield from (f"{line}\n" for line in finding_lines(result.plan.blockers, "blocker: "))
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.plan.warnings)
     yield from (f"{reason.option}: {reason.why}\n" for reason in result.plan.reasons)
-    yield from _estimate_lines(prediction)
-
-
-def _tree_line(processes: Sequence[UsingProcess]) -> Iterator[str]:
-    if not processes:
-        return
-    root, usages = processes[0], [process.usage for process in processes]
-    memory, cpu_s = sum(usage.memory_bytes for usage in usages), sum(usage.cpu_s for usage in usages)
-    yield (
-        f"PID {root.pid} {on_one_line(root.comm)}, started {local_time(root.usage.started)}: "
-        f"{count(len(processes), 'process')}, {size(memory)} in memory, {duration(cpu_s * 1000)} of CPU\n"
-    )
-
-
-def _estimate_lines(prediction: DumpPrediction) -> Iterator[str]:
     cost = prediction.prediction
     if cost is None:
         yield f"no estimate of what a dump would cost: {prediction.why_not}\n"
@@ -158,13 +148,10 @@ def _estimate_lines(prediction: DumpPrediction) -> Iterator[str]:
 
 def _draw(console: Console, result: Diagnosis, everything: bool) -> None:
     verdict = "this host can checkpoint and restore programs"
-    if not result.able:
-        is_root = os.geteuid() == 0
-        verdict = (
-            "this host cannot checkpoint"
-            if is_root
-            else "only root can checkpoint; ask again as root: sudo crckpt doctor"
-        )
+    if not result.able and os.geteuid() == 0:
+        verdict = "this host cannot checkpoint"
+    elif not result.able:
+        verdict = "only root can checkpoint; ask again as root: sudo crckpt doctor"
     console.print(f"[bold]{verdict}[/]")
     for fact in result.facts:
         if (fact.key, fact.state) == ("criu", "ok"):
@@ -206,10 +193,6 @@ def _is_agreed(fixes: tuple[Fix, ...], *, yes: bool) -> bool:
         return True
     _print_error(("nothing was changed",))
     return False
-
-
-def _reason(fix: Fix) -> str:
-    return f" ({on_one_line(fix.said)})" if fix.said else ""
 
 
 def _print_error(lines: Iterable[str]) -> None:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from crckpt.cli import options
 from crckpt.cli.format import count, duration, note_lines, round_line, short_id, size
 from crckpt.cli.help import ADVANCED, INCREMENTAL
-from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.output import checkpoint_document, criu_document, emit, pick
 from crckpt.cli.progress import progress_bars
 from crckpt.errors import CrckptError, UsageError
 from crckpt.host.process.background import continue_in_background
@@ -99,7 +99,6 @@ def dump(
     criu: Path | None = options.CRIU_PATH,
     config: Path | None = options.CONFIG_PATH,
     verbose: bool = options.VERBOSE,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Checkpoint a running process and all its descendants.
 
@@ -136,7 +135,7 @@ def dump(
     )
 
     def print_result(result: DumpResult) -> None:
-        emit("dump", Output(_document(result), _lines(result, verbose=verbose), is_answer=dry_run), as_json=as_json)
+        emit(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)
 
     options.require_root("to checkpoint a process")
     context = options.make_context(store, criu=criu, config=config, staging=staging)
@@ -153,7 +152,7 @@ def dump(
 
         perform(request, context, on_running)
         return
-    with progress_bars("copying" if pre_copy else "dumping", "storing", as_json=as_json) as (copying, storing):
+    with progress_bars("copying" if pre_copy else "dumping", "storing") as (copying, storing):
         result = perform(request, replace(context, copy_progress=copying, progress=storing))
     print_result(result)
 
@@ -181,19 +180,14 @@ def _rounds(pre_copy: bool, max_rounds: int | None, max_freeze: str | None, abor
 def _document(result: DumpResult) -> dict[str, object]:
     checkpoint = result.checkpoint
     return {
-        "job": result.job,
-        "pid": result.pid,
+        **pick(result, "job", "pid", "root_ended", "command", "unreaped"),
+        **criu_document(result.criu),
         "dry_run": _is_dry_run(result),
         "committing": result.pending,
         "stopped": result.stop and checkpoint is not None,
         "rehearsed": result.rehearsal is not None,
-        "root_ended": result.root_ended,
-        "criu": result.criu.path,
-        "criu_passed_over": result.criu.passed_over,
-        "command": result.command,
         "reasons": result.plan.reasons,
-        "warnings": [str(finding) for finding in result.plan.warnings],
-        "unreaped": result.unreaped,
+        "warnings": list(map(str, result.plan.warnings)),
         "tracked": result.lineage,
         "copying": result.pre_copy,
         "checkpoint": None if checkpoint is None else checkpoint_document(checkpoint),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from crckpt.cli import options
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.criu.explain import Explanation
 from crckpt.errors import CauseUnknown
 from crckpt.ops.inspect.explain import describe
@@ -17,7 +17,6 @@ from crckpt.ops.inspect.explain import explain as perform
 def explain(
     log: Path = options.argument("LOG", "A log of criu dump or criu restore, or - for stdin."),
     verbose: bool = options.flag("--verbose -v", "Show CRIU's own lines too."),
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Explain from CRIU's log why it failed, and what to do about it. Exits with 4 if crckpt does not know the failure.
 
@@ -28,14 +27,13 @@ def explain(
     """
     explanation = perform(log)
     finding = explanation.finding
-    document = {"known": finding is not None, **describe(explanation)}
     failure = None
     if finding is None and explanation.lines:
         failure = CauseUnknown(
             "crckpt does not know this failure", hint=f"report it: crckpt report {shlex.quote(str(log))}"
         )
-    output = Output(document, _lines(explanation, verbose=verbose), is_answer=True, failure=failure)
-    emit("explain", output, as_json=as_json)
+    document = {"known": finding is not None, **describe(explanation)}
+    emit(document, _lines(explanation, verbose=verbose), is_answer=True, failure=failure)
 
 
 def _lines(explanation: Explanation, *, verbose: bool) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.cli.format import short_id
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import UsageError
 from crckpt.host.process.run import quote
@@ -18,7 +18,6 @@ def export(
     directory: Path = options.argument("DIR", "Where to write; must be empty or not exist."),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Write a checkpoint as plain CRIU images, which `criu restore -D DIR` restores. For a stream, run tar on DIR."""
     if str(directory) == "-":
@@ -26,7 +25,7 @@ def export(
             "crckpt export writes a directory and cannot write to stdout (-)",
             hint=f"crckpt export {quote([ref])} DIR && tar -C DIR -c .",
         )
-    with progress_bar("unpacking", as_json=as_json) as progress:
+    with progress_bar("unpacking") as progress:
         result = perform(options.make_context(store, config=config, progress=progress), ref, directory)
     text = (f"{short_id(result.id)} is in {result.directory}; restore it without crckpt:\n", f"{result.command}\n")
-    emit("export", Output(result, iter(text)), as_json=as_json)
+    emit(result, iter(text))

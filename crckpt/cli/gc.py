@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from crckpt.cli import options
 from crckpt.cli.format import count, size
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.ops.gc import gc as perform
 
 _CACHE: Final = "cache/"
@@ -19,7 +19,6 @@ def gc(
     dry_run: bool = options.flag("--dry-run", "Show how much would be removed; remove nothing."),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Free space: remove data that no checkpoint uses, and leftovers of interrupted dumps."""
     result = perform(options.make_context(store, config=config), dry_run=dry_run)
@@ -31,4 +30,4 @@ def gc(
     if not (result.packs or result.leftovers):
         # Checkpoints share data: after `rm` this is not obvious.
         line = "nothing to free: checkpoints use all data"
-    emit("gc", Output({**asdict(result), "dry_run": dry_run}, iter([f"{line}\n"]), is_answer=dry_run), as_json=as_json)
+    emit({**asdict(result), "dry_run": dry_run}, f"{line}\n", is_answer=dry_run)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Final
 
 from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
-from crckpt.cli.output import set_quiet
+from crckpt.cli.output import form
 
 COMMON: Final = "Common"
 INCREMENTAL: Final = "Incremental"
@@ -22,6 +22,9 @@ WHERE: Final = "Where"
 ADVANCED: Final = "Advanced"
 PANELS: Final = (COMMON, INCREMENTAL, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE, ADVANCED)
 """The panels in their order. An option that names none is in the first."""
+
+UNLISTED: Final = frozenset({"receive"})
+"""Commands that only crckpt itself starts: they have a help, and are not listed or completed."""
 
 _WIDTH: Final = 80
 _WIDEST: Final = 100
@@ -39,12 +42,16 @@ Row = tuple[str, str]
 class HelpfulCommand(TyperCommand):
     """A command whose help is laid out here. typer's own takes rich, which is slow to load, and 19 columns of text.
 
-    Every command has the option --quiet, whatever its function takes.
+    Every command has the option --quiet, and all but those that only crckpt itself starts --json.
     """
 
     def __init__(self, *arguments: Any, params: Sequence[Any], **settings: Any) -> None:
-        """As the base, which gets these parameters and --quiet."""
-        super().__init__(*arguments, params=[*params, _make_quiet_option()], **settings)
+        """As the base, which gets these parameters and the two options."""
+        # `app.run` looks for --json itself: an invalid command line is reported as JSON, too.
+        own = [_make_flag("--quiet", "-q", help="Print only errors and what you asked for.", callback=_set_quiet)]
+        if settings.get("name") not in UNLISTED:
+            own.insert(0, _make_flag("--json", help="Print one JSON document instead of text."))
+        super().__init__(*arguments, params=[*params, *own], **settings)
 
     def get_help(self, ctx: Any) -> str:
         """Return the whole help text."""
@@ -84,18 +91,12 @@ def default_text(parameter: TyperOption | TyperArgument) -> str:
     return f"{default:g}" if isinstance(default, float) else str(getattr(default, "value", default))
 
 
-def _make_quiet_option() -> TyperOption:
-    def set_verbosity(_context: Any, _option: Any, wanted: bool) -> None:
-        set_quiet(wanted)
+def _make_flag(*names: str, **settings: Any) -> TyperOption:
+    return TyperOption(param_decls=[*names], is_flag=True, default=False, expose_value=False, **settings)
 
-    return TyperOption(
-        param_decls=["--quiet", "-q"],
-        is_flag=True,
-        default=False,
-        expose_value=False,
-        callback=set_verbosity,
-        help="Print only errors and what you asked for.",
-    )
+
+def _set_quiet(_context: Any, _option: Any, wanted: bool) -> None:
+    form.is_quiet = wanted
 
 
 def _page(usage: str, description: str, panels: Mapping[str, list[Row]], epilog: str = "") -> str:

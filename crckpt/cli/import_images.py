@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
-from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.output import checkpoint_document, emit
 from crckpt.cli.progress import progress_bar
 from crckpt.ops.import_images import import_images as perform
 
@@ -17,14 +17,13 @@ def import_images(
     note: str | None = options.option("--note TEXT", "A line of text to remember it by."),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Store images that `criu dump` wrote, as the newest checkpoint of JOB. DIR is not changed."""
-    with progress_bar("storing", as_json=as_json) as progress:
+    with progress_bar("storing") as progress:
         context = options.make_context(store, config=config, progress=progress)
         checkpoint = perform(context, directory, job, note)
     text = (
         f"{short_id(checkpoint.id)}  {checkpoint.job}: {count(len(checkpoint.tree), 'process')}, "
         f"{size(checkpoint.statistics.stored_bytes)} stored\n"
     )
-    emit("import", Output(checkpoint_document(checkpoint), iter([text])), as_json=as_json)
+    emit(checkpoint_document(checkpoint), text)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.cli.help import ADVANCED, WHERE
-from crckpt.cli.output import Output, emit, print_progress
+from crckpt.cli.output import emit, print_progress
 from crckpt.criu.install.install import InstallRequest, parse_candidates
 from crckpt.criu.install.install import install_criu as perform
 from crckpt.criu.install.prefix import default_prefix
@@ -29,7 +29,6 @@ def install_criu(
         ADVANCED,
         shown="all but build",
     ),
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Find a CRIU that works on this kernel, or download one from Debian.
 
@@ -41,4 +40,4 @@ def install_criu(
     request = InstallRequest((prefix or default_prefix()).absolute(), mirror, names)
     criu = perform(request, print_progress)
     document = {**criu._asdict(), "rejected": [{"candidate": name, "why": why} for name, why in criu.rejected]}
-    emit("install-criu", Output(document, iter([f"CRIU {criu.version} works: {criu.path}\n"])), as_json=as_json)
+    emit(document, f"CRIU {criu.version} works: {criu.path}\n")

@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 from crckpt.cli import options
 from crckpt.cli.format import align, cut, duration, local_time, on_one_line, short_id, size, terminal_width
 from crckpt.cli.move_marks import describe_move, move_document
-from crckpt.cli.output import Output, checkpoint_document, emit, utc_seconds
+from crckpt.cli.output import checkpoint_document, emit, pick, utc_seconds
 from crckpt.ops.list import ListedCheckpoint, Listing
 from crckpt.ops.list import list_checkpoints as perform
 from crckpt.store import PendingCheckpoint
@@ -31,7 +31,6 @@ def list_checkpoints(
     job: str | None = options.argument("JOB", "List this job only.", default=None, shown="all"),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """List checkpoints, oldest first: when each was made, how long its tree was frozen, how many bytes it added.
 
@@ -47,9 +46,8 @@ def list_checkpoints(
         "checkpoints": (
             {
                 **checkpoint_document(entry.checkpoint),
-                "tags": entry.tags,
+                **pick(entry, "tags", "damaged"),
                 "move": entry.move and move_document(entry.move),
-                "damaged": entry.damaged,
             }
             for entry in listing.entries
         ),
@@ -63,7 +61,7 @@ def list_checkpoints(
         ),
         "unreadable": listing.unreadable,
     }
-    emit("list", Output(document, _lines(listing), is_answer=True), as_json=as_json)
+    emit(document, _lines(listing), is_answer=True)
 
 
 def _lines(listing: Listing) -> Iterator[str]:

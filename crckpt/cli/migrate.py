@@ -9,7 +9,7 @@ from typing import Final, Literal
 from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
 from crckpt.cli.move_marks import move_document
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.cli.progress import progress_bars
 from crckpt.errors import UsageError
 from crckpt.model import MoveId
@@ -127,7 +127,6 @@ def migrate(
     ),
     no_preflight: bool = options.NO_PREFLIGHT,
     other_program: bool = options.OTHER_PROGRAM,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Move a running process and all its descendants to another host, over ssh.
 
@@ -157,14 +156,14 @@ def migrate(
         moves = tuple(map(find_status, records))
         document: dict[str, object] = {"moves": tuple(map(move_document, moves)), "unreadable": unreadable}
         lines = migrate_output.move_lines(moves, unreadable)
-        emit("migrate", Output(document, lines, is_answer=True), as_json=as_json)
+        emit(document, lines, is_answer=True)
         return
     if resume is not None:
         from crckpt.migrate.session import resume as perform_resume
 
         ended = perform_resume(MoveId(resume), context, source_is_gone=source_is_gone)
         document = migrate_output.resume_document(ended)
-        emit("migrate", Output(document, migrate_output.resume_lines(ended)), as_json=as_json)
+        emit(document, migrate_output.resume_lines(ended))
         return
     if source_is_gone:
         raise UsageError("--source-is-gone needs --resume", hint="list moves: crckpt migrate --list")
@@ -208,13 +207,13 @@ def migrate(
         remote_store=remote_store,
     )
     if everything:
-        migrate_all.migrate_all(request, context, config, at_once, as_json=as_json)
+        migrate_all.migrate_all(request, context, config, at_once)
         return
     # ssh may ask for a password first.
-    with progress_bars("copying", "storing", "sending", as_json=as_json, waits=True) as bars:
+    with progress_bars("copying", "storing", "sending", waits=True) as bars:
         result = perform(request, context, migrate_output.ProgressLines(*bars))
     document, lines = migrate_output.result_document(result), migrate_output.result_lines(result, remote_crckpt)
-    emit("migrate", Output(document, lines, is_answer=check), as_json=as_json)
+    emit(document, lines, is_answer=check)
 
 
 def _choose_lazy(*, lazy: bool, local_lazy: bool) -> Literal["source", "local"] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from crckpt.cli.format import count, duration, size
 from crckpt.cli.options import LEAST_BANDWIDTH
-from crckpt.cli.output import Output, emit, is_quiet, print_progress
+from crckpt.cli.output import emit, form, pick, print_progress
 from crckpt.errors import CommandFailure, Interrupted, MoveInDoubt, PartlyDone, UsageError
 
 if TYPE_CHECKING:
@@ -39,9 +39,7 @@ def check_words(target: str | None, host: str | None, refused: Iterable[tuple[st
     return target
 
 
-def migrate_all(
-    request: MigrateRequest, context: Context, config: Path | None, at_once: int | None, *, as_json: bool
-) -> None:
+def migrate_all(request: MigrateRequest, context: Context, config: Path | None, at_once: int | None) -> None:
     """Move all programs, print what moved and what stayed, and exit.
 
     Raises UsageError, StoreUnusable, RemoteError if the other host cannot be reached.
@@ -74,12 +72,18 @@ def migrate_all(
     result = DrainResult((*done.outcomes, *others), done.interrupted, free_bytes)
     failure = find_failure(result)
     is_answer = request.check or failure is not None
-    output = Output(_document(result, request), summary_lines(result, request), is_answer=is_answer, failure=failure)
-    emit("migrate", output, as_json=as_json)
+    document = {**pick(request, "host", "check"), "interrupted": result.interrupted, "jobs": result.outcomes}
+    emit(document, summary_lines(result, request), is_answer=is_answer, failure=failure)
 
 
 def make_options(request: MigrateRequest, context: Context, config: Path | None, together: int) -> tuple[str, ...]:
     """Build the options of each move. Raises UsageError if the bandwidth is too low for this many moves."""
+    bandwidth = request.bandwidth
+    if bandwidth is not None and bandwidth // together < LEAST_BANDWIDTH:
+        raise UsageError(
+            f"--bandwidth is too low for {count(together, 'move')} at the same time: each needs 16K bytes per second",
+            hint="raise it, or move one program after the other: --at-once 1",
+        )
     values: dict[str, object] = {
         "--store": context.store,
         "--criu": context.criu_option,
@@ -90,8 +94,8 @@ def make_options(request: MigrateRequest, context: Context, config: Path | None,
         "--address-hook": request.address_hook,
         "--max-downtime": f"{request.max_downtime_ms:.3f}ms" if request.max_downtime_ms is not None else None,
         "--max-rounds": request.max_rounds,
-        "--bandwidth": _check_share(request.bandwidth, together),
-        "--bandwidth-clock": request.bandwidth_clock if request.bandwidth is not None else None,
+        "--bandwidth": f"{bandwidth >> 10}K" if bandwidth is not None else None,
+        "--bandwidth-clock": request.bandwidth_clock if bandwidth is not None else None,
         "--remote-crckpt": request.remote_crckpt,
         "--remote-store": request.remote_store,
     }
@@ -104,24 +108,12 @@ def make_options(request: MigrateRequest, context: Context, config: Path | None,
         "--allow-weaker": request.options.allow_weaker,
         "--no-preflight": not request.preflight,
         "--job-of-another-program": request.other_program,
-        "--quiet": is_quiet(),
+        "--quiet": form.is_quiet,
     }
     return (
         *(f"{name}={value}" for name, value in values.items() if value not in (None, "")),
         *(name for name, is_given in flags.items() if is_given),
     )
-
-
-def _check_share(bandwidth: int | None, together: int) -> str | None:
-    """Return the bandwidth that all moves share, as an option has it."""
-    if bandwidth is None:
-        return None
-    if bandwidth // together < LEAST_BANDWIDTH:
-        raise UsageError(
-            f"--bandwidth is too low for {count(together, 'move')} at the same time: each needs 16K bytes per second",
-            hint="raise it, or move one program after the other: --at-once 1",
-        )
-    return f"{bandwidth >> 10}K"
 
 
 class _Progress:
@@ -142,15 +134,6 @@ class _Progress:
         """Print that a move has ended."""
         what = {"movable": "can be moved", "in-doubt": "unfinished", "stayed": "stays here"}
         print_progress(f"{outcome.job}: {what.get(outcome.outcome, outcome.outcome)}")
-
-
-def _document(result: DrainResult, request: MigrateRequest) -> dict[str, object]:
-    return {
-        "host": request.host,
-        "check": request.check,
-        "interrupted": result.interrupted,
-        "jobs": result.outcomes,
-    }
 
 
 def find_failure(result: DrainResult) -> CommandFailure | None:
@@ -219,10 +202,12 @@ def _describe(outcome: MoveOutcome) -> str:
     )
 
 
-def _reason_lines(outcome: MoveOutcome) -> Sequence[str]:
+def _reason_lines(outcome: MoveOutcome) -> Iterator[str]:
     """A program that stayed, all reasons, and what to type."""
     if len(outcome.causes) > 1:
-        reasons = [f"    - {cause}\n" for cause in outcome.causes]
-        return (f"  {_name(outcome)}: {len(outcome.causes)} reasons\n", *reasons)
-    hint = [f"    hint: {outcome.hint}\n"] if outcome.hint else []
-    return (f"  {_name(outcome)}: {outcome.why}\n", *hint)
+        yield f"  {_name(outcome)}: {len(outcome.causes)} reasons\n"
+        yield from (f"    - {cause}\n" for cause in outcome.causes)
+        return
+    yield f"  {_name(outcome)}: {outcome.why}\n"
+    if outcome.hint:
+        yield f"    hint: {outcome.hint}\n"

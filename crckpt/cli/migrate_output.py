@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from crckpt.cli.format import count, duration, local_time, note_lines, short_id, size
 from crckpt.cli.move_marks import move_document
-from crckpt.cli.output import print_progress
+from crckpt.cli.output import pick, print_progress
 from crckpt.store.move_status import MoveStatus, find_status
 from crckpt.store.moves import UnreadableMove
 
@@ -49,23 +49,11 @@ class ProgressLines:
 def result_document(result: MigrateResult) -> dict[str, object]:
     """The document of a move, or of a check."""
     return {
-        "job": result.job,
-        "host": result.host,
+        **pick(result, "job", "host", "move", "pid", "checkpoint", "rounds", "why_stopped", "sent_bytes", "raw_bytes"),
+        **pick(result, "downtime_ms", "seconds", "over_budget", "memory_bytes", "to_send"),
         "check": result.is_check,
         "runs_on": "source" if result.is_check else "destination",
-        "move": result.move,
-        "pid": result.pid,
-        "checkpoint": result.checkpoint,
-        "rounds": result.rounds,
-        "why_stopped": result.why_stopped,
-        "sent_bytes": result.sent_bytes,
-        "raw_bytes": result.raw_bytes,
-        "downtime_ms": result.downtime_ms,
-        "seconds": result.seconds,
-        "over_budget": result.over_budget,
-        "memory_bytes": result.memory_bytes,
-        "to_send": [{"path": file.path, "bytes": file.bytes} for file in result.to_send],
-        "warnings": [str(finding) for finding in result.warnings],
+        "warnings": list(map(str, result.warnings)),
         "terminal": {"log": result.terminal_log} if result.terminal_log else None,
     }
 
@@ -74,7 +62,12 @@ def result_lines(result: MigrateResult, remote_crckpt: str = "crckpt") -> Iterat
     """The text of a move, or of a check. `remote_crckpt`: crckpt on the other host."""
     yield from note_lines(result.warnings)
     if result.is_check:
-        yield from _check_lines(result)
+        for file in result.to_send[:_MOST_FILES_SHOWN]:
+            yield f"would send {file.path} ({size(file.bytes)})\n"
+        if (more := len(result.to_send) - _MOST_FILES_SHOWN) > 0:
+            yield f"would send {count(more, 'more file')}\n"
+        memory = f"{size(result.memory_bytes)} of memory to send, before compression"
+        yield f"{result.job} can be moved to {result.host}: it has {memory}\n"
         return
     pid = f" as PID {result.pid}" if result.pid is not None else ""
     if result.downtime_ms is None:
@@ -99,18 +92,6 @@ def _terminal_lines(job: str, log: str, host: str, remote_crckpt: str = "crckpt"
     if log:
         attach = f"ssh -t {shlex.quote(host)} {remote_crckpt} attach {shlex.quote(job)}"
         yield f"connect to its terminal: {attach}; its output there: {log}\n"
-
-
-def _check_lines(result: MigrateResult) -> Iterator[str]:
-    for file in result.to_send[:_MOST_FILES_SHOWN]:
-        yield f"would send {file.path} ({size(file.bytes)})\n"
-    more = len(result.to_send) - _MOST_FILES_SHOWN
-    if more > 0:
-        yield f"would send {count(more, 'more file')}\n"
-    yield (
-        f"{result.job} can be moved to {result.host}: it has {size(result.memory_bytes)} of memory to send, before "
-        "compression\n"
-    )
 
 
 def move_lines(moves: tuple[MoveStatus, ...], unreadable: tuple[UnreadableMove, ...]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from crckpt.cli.output import pick
 from crckpt.store.move_status import MoveStatus
 
 
@@ -16,20 +17,7 @@ def describe_move(status: MoveStatus) -> str:
 
 def move_document(status: MoveStatus) -> dict[str, object]:
     """The document of a recorded move."""
-    move = status.move
     return {
-        "id": move.id,
-        "job": move.job,
-        "side": move.side,
-        "peer": move.peer,
-        "state": move.state,
-        "is_over": move.is_over,
-        "runs_on": status.runs_on,
-        "crckpt_pid": status.crckpt_pid,
-        "next_on": status.next_on,
-        "next_command": status.next_command,
-        "checkpoint": move.checkpoint,
-        "began": move.began,
-        "changed": move.changed,
-        "why": move.why,
+        **pick(status.move, "id", "job", "side", "peer", "state", "is_over", "checkpoint", "began", "changed", "why"),
+        **pick(status, "runs_on", "crckpt_pid", "next_on", "next_command"),
     }

@@ -51,7 +51,6 @@ STORE: Final = option(
     readable=False,
     shown="/var/lib/crckpt; unless you are root, ~/.local/share/crckpt",
 )
-AS_JSON: Final = flag("--json", "Print one JSON document instead of text.")
 CRIU_PATH: Final = option(
     # Without `envvar`: if that CRIU does not work, crckpt says whether the option or the variable named it.
     "--criu FILE",

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Final, TextIO, TypeAlias
 
 import msgspec
 import typer
@@ -24,48 +24,36 @@ from crckpt.errors import CommandFailure, CrckptError, PreflightRefused
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from crckpt.criu.find import Criu
     from crckpt.store import Checkpoint
 
 SCHEMA: Final = 1
 """The version of the JSON documents."""
 
+Text: TypeAlias = "str | Iterable[str] | Callable[[Console], None]"
+"""One line, or several; or a function that draws on a console."""
+
 # Columns of a file or a pipe: nothing is folded there.
 _WIDTH_WITHOUT_TERMINAL: Final = 200
 
 
-class Output(Struct, frozen=True):
-    """A result in both forms: `document` for JSON, and `text` as lines or as a function that draws on a console.
+class Form:
+    """How this process prints: `app.run` sets it for each command line, and the parser the option --quiet.
 
-    Lines may contain text of others as it is; what is drawn must be escaped. `is_answer`: the text is what the user
-    asked for, not a message about what was done; it is printed with --quiet, too. `failure`: the result is bad
-    news, and the command ends with its exit code.
+    `is_quiet`: print nothing but errors, JSON documents and answers.
     """
 
-    document: object
-    text: Iterator[str] | Callable[[Console], None]
-    is_answer: bool = False
-    failure: CommandFailure | None = None
-
-
-class _Verbosity:
-    """How much is printed. The parser of the command line sets it: each command has the option --quiet."""
-
+    command = ""
+    as_json = False
     is_quiet = False
 
 
-def set_quiet(wanted: bool) -> None:
-    """From now on, print nothing but errors, JSON documents and answers."""
-    _Verbosity.is_quiet = wanted
-
-
-def is_quiet() -> bool:
-    """Return whether messages and progress bars are left out."""
-    return _Verbosity.is_quiet
+form: Final = Form()
 
 
 def print_progress(line: str) -> None:
     """Print a line on stderr about what is done, unless --quiet was given: it is not the result."""
-    if not is_quiet():
+    if not form.is_quiet:
         # A terminal that has gone does not stop the work.
         with suppress(OSError):
             # It may quote another host, or a name of others.
@@ -73,22 +61,37 @@ def print_progress(line: str) -> None:
             sys.stderr.flush()
 
 
-def emit(command: str, output: Output, *, as_json: bool, to_stderr: bool = False) -> None:
-    """Print a result. Raises typer.Exit if it has a failure, CrckptError if it cannot be written.
+def emit(
+    document: object,
+    text: Text,
+    *,
+    is_answer: bool = False,
+    failure: CommandFailure | None = None,
+    to_stderr: bool = False,
+) -> None:
+    """Print a result in one of its forms: `document` as JSON, or `text`.
 
-    A reader that has gone (head, less) is not a failure: the rest is discarded.
+    Lines may contain text of others as it is; what is drawn must be escaped. `is_answer`: the text is what the user
+    asked for, not a message about what was done; it is printed with --quiet, too. `failure`: the result is bad news,
+    and the command ends with its exit code (typer.Exit).
+
+    A reader that has gone (head, less) is not a failure: the rest is discarded. Raises CrckptError if the result cannot
+    be written for another reason.
     """
     try:
-        _print(command, output, as_json=as_json, to_stderr=to_stderr)
+        if form.as_json:
+            _print_document(document, failure)
+        elif is_answer or not form.is_quiet:
+            _print_text(text, to_stderr=to_stderr)
     except (BrokenPipeError, SystemExit):  # rich turns a broken pipe into SystemExit
         discard(sys.stderr if to_stderr else sys.stdout)
     except OSError as error:
         raise CrckptError(
-            f"crckpt {command} succeeded, but its output could not be written: {error.strerror}",
+            f"crckpt {form.command} succeeded, but its output could not be written: {error.strerror}",
             hint="do not run it again for the output; list the checkpoints: crckpt list",
         ) from error
-    if output.failure is not None:
-        raise typer.Exit(output.failure.exit_code)
+    if failure is not None:
+        raise typer.Exit(failure.exit_code)
 
 
 def discard(stream: TextIO) -> None:
@@ -99,10 +102,10 @@ def discard(stream: TextIO) -> None:
     os.close(nowhere)
 
 
-def error_document(command: str, error: CommandFailure) -> dict[str, object]:
+def error_document(error: CommandFailure) -> dict[str, object]:
     """A failure as JSON."""
     content = {"code": error.exit_code, "message": error.message, "hint": error.hint, "causes": list(error.causes)}
-    return {"schema": SCHEMA, "command": command, "status": "error", "error": content}
+    return {"schema": SCHEMA, "command": form.command, "status": "error", "error": content}
 
 
 def error_text(error: CommandFailure) -> str:
@@ -122,6 +125,11 @@ def error_text(error: CommandFailure) -> str:
     return "".join(f"{on_one_line(line)}\n" for line in lines)
 
 
+def pick(value: object, *names: str) -> dict[str, object]:
+    """Return these attributes of a value, which are keys of a JSON document."""
+    return {name: getattr(value, name) for name in names}
+
+
 def utc_seconds(moment: datetime) -> str:
     """A time as programs read it (`fromdate` of jq): in whole seconds, UTC."""
     return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
@@ -130,32 +138,37 @@ def utc_seconds(moment: datetime) -> str:
 def checkpoint_document(checkpoint: Checkpoint) -> dict[str, object]:
     """The keys that each JSON document has for a checkpoint."""
     return {
-        "id": checkpoint.id,
-        "job": checkpoint.job,
-        "created": checkpoint.created,
+        **pick(checkpoint, "id", "job", "created", "parent", "stopped", "note", "statistics"),
         "created_utc": utc_seconds(checkpoint.created),
         "in_future": checkpoint.is_in_future(datetime.now(UTC)),
-        "parent": checkpoint.parent,
-        "stopped": checkpoint.stopped,
-        "note": checkpoint.note,
         "processes": len(checkpoint.tree),
-        "statistics": checkpoint.statistics,
     }
 
 
-def _print(command: str, output: Output, *, as_json: bool, to_stderr: bool) -> None:
-    if as_json:
-        failed = error_document(command, output.failure) if output.failure is not None else {}
-        document = {"schema": SCHEMA, "command": command, "status": "ok", **failed, "result": output.document}
-        # On stdout also with `to_stderr`: a program reads it there.
-        sys.stdout.write(_encode(document) + "\n")
-        sys.stdout.flush()
-        return
-    if is_quiet() and not output.is_answer:
-        return
-    if isinstance(output.text, Iterator):
+def criu_document(criu: Criu) -> dict[str, object]:
+    """The keys that a document has for the CRIU that was used."""
+    return {"criu": criu.path, "criu_passed_over": criu.passed_over}
+
+
+def _print_document(result: object, failure: CommandFailure | None) -> None:
+    failed = error_document(failure) if failure is not None else {}
+    document = {"schema": SCHEMA, "command": form.command, "status": "ok", **failed, "result": result}
+    text = json.dumps(document, default=_plain)
+    try:
+        # As json.dumps(indent=2), which takes three times as long for thousands of checkpoints.
+        text = msgspec.json.format(text)
+    except msgspec.DecodeError:  # a lone surrogate: a name or a note in no encoding
+        text = json.dumps(json.loads(text), indent=2)
+    # On stdout also with `to_stderr`: a program reads it there.
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _print_text(text: Text, *, to_stderr: bool) -> None:
+    if not callable(text):
         stream = sys.stderr if to_stderr else sys.stdout
-        stream.writelines(on_one_line(line.removesuffix("\n")) + "\n" for line in output.text)
+        lines = (text,) if isinstance(text, str) else text
+        stream.writelines(on_one_line(line.removesuffix("\n")) + "\n" for line in lines)
         # Here, where a failure is still one of this command.
         stream.flush()
         return
@@ -165,29 +178,20 @@ def _print(command: str, output: Output, *, as_json: bool, to_stderr: bool) -> N
     # path can still be copied in one piece.
     console = Console(stderr=to_stderr, highlight=False, soft_wrap=True)
     if console.is_terminal:
-        output.text(console)
+        text(console)
         return
     console.width = _WIDTH_WITHOUT_TERMINAL
     with console.capture() as drawn:
-        output.text(console)
+        text(console)
     # rich fills each cell of a table with blanks: of no use in a file.
     console.file.writelines(f"{line.rstrip()}\n" for line in drawn.get().removesuffix("\n").split("\n"))
     console.file.flush()
 
 
-def _encode(document: object) -> str:
-    """As json.dumps(indent=2), which takes three times as long for thousands of checkpoints."""
-    text = json.dumps(document, default=_plain)
-    try:
-        return msgspec.json.format(text)
-    except msgspec.DecodeError:  # a lone surrogate: a name or a note in no encoding
-        return json.dumps(json.loads(text), indent=2)
-
-
 def _plain(value: object) -> object:
     """A value that the json module does not know, as one that it knows."""
     if isinstance(value, Finding):
-        return {"key": value.key, "what": value.what, "remedy": value.remedy, "sure": value.sure}
+        return pick(value, "key", "what", "remedy", "sure")
     if isinstance(value, Struct):
         return asdict(value)
     if isinstance(value, datetime):

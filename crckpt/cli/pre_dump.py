@@ -9,7 +9,7 @@ from msgspec.structs import asdict, replace
 
 from crckpt.cli import options
 from crckpt.cli.format import note_lines, round_line
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import criu_document, emit, pick
 from crckpt.cli.progress import progress_bar
 from crckpt.ops.dump.pre_dump import pre_dump as perform
 from crckpt.ops.dump.request import DumpRequest
@@ -25,7 +25,6 @@ def pre_dump(
     store: Path | None = options.STORE,
     criu: Path | None = options.CRIU_PATH,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Copy a tree's memory while it runs, so that the next dump freezes it for less time.
 
@@ -49,22 +48,17 @@ def pre_dump(
         other_program=other_program,
     )
     context = options.make_context(store, criu=criu, config=config, staging=staging)
-    with progress_bar("copying", as_json=as_json) as copying:
+    with progress_bar("copying") as copying:
         result = perform(request, replace(context, copy_progress=copying))
-    emit("pre-dump", Output(_document(result), _lines(result)), as_json=as_json)
-
-
-def _document(result: PreDumpResult) -> dict[str, object]:
     lineage = asdict(result.lineage)
-    return {
-        "job": result.job,
-        "pid": result.pid,
-        "criu": result.criu.path,
+    document = {
+        **pick(result, "job", "pid"),
+        **criu_document(result.criu),
         # The counts of pages are known for a dump only.
         "tracked": {name: value for name, value in lineage.items() if not name.endswith("_pages")},
         "copied": asdict(result.round),
-        "criu_passed_over": result.criu.passed_over,
     }
+    emit(document, _lines(result))
 
 
 def _lines(result: PreDumpResult) -> Iterator[str]:

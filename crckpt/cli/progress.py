@@ -6,28 +6,26 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from crckpt.cli.output import is_quiet
+from crckpt.cli.output import form
 from crckpt.ops.context import Progress, ignore_progress
 
 
 @contextmanager
-def progress_bar(doing: str, *, as_json: bool, program_follows: bool = False) -> Iterator[Progress]:
+def progress_bar(doing: str, *, program_follows: bool = False) -> Iterator[Progress]:
     """Give a callback that draws a bar; see `progress_bars`."""
-    with progress_bars(doing, as_json=as_json, program_follows=program_follows) as (progress,):
+    with progress_bars(doing, program_follows=program_follows) as (progress,):
         yield progress
 
 
 @contextmanager
-def progress_bars(
-    *steps: str, as_json: bool, program_follows: bool = False, waits: bool = False
-) -> Iterator[tuple[Progress, ...]]:
+def progress_bars(*steps: str, program_follows: bool = False, waits: bool = False) -> Iterator[tuple[Progress, ...]]:
     """Give a callback for each step: it draws the bar, labelled with the step that reports; at first with the first.
 
     They do nothing if stderr is no terminal, with --json and with --quiet. With `program_follows` the bar is removed as
     soon as everything is done, else at the end of the block. With `waits` it appears with the first report: until
     then another program may ask the user something.
     """
-    if as_json or is_quiet() or not sys.stderr.isatty():
+    if form.as_json or form.is_quiet or not sys.stderr.isatty():
         yield (ignore_progress,) * len(steps)
         return
     # Slow to load, and needed only where a person watches.

@@ -9,9 +9,9 @@ from msgspec.structs import asdict
 
 from crckpt.cli import options
 from crckpt.cli.format import align, cut, duration, local_time, short_id, size, terminal_width
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.ops.ps import KeeperUsage, Listing, end_trackers, list_processes
-from crckpt.tracking.dump_basis import Base, RoundBase
+from crckpt.tracking.dump_basis import RoundBase
 
 _PROGRAM_WIDTH: Final = 40
 
@@ -20,7 +20,6 @@ def ps(
     end: str | None = options.option(
         "--end TARGET", "End the tracker of this tree: PID, pidfile:PATH, unit:NAME, cgroup:PATH, or `all`."
     ),
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """List crckpt's processes and locks on this host, with their users, their start, and what ends them.
 
@@ -31,17 +30,9 @@ def ps(
     # Only root can dump and restore, so all are root's.
     options.require_root("to list crckpt's processes")
     result = list_processes() if end is None else end_trackers(end)
-    document = {
-        "processes": result.processes,
-        "locks": result.locks,
-        "trackers": [
-            {**asdict(each.keeper), "why": each.keeper.sentence, "usage": each.usage} for each in result.trackers
-        ],
-        "ended": result.ended,
-        "unanswered": result.unanswered,
-    }
+    trackers = [{**asdict(each.keeper), "why": each.keeper.sentence, "usage": each.usage} for each in result.trackers]
     lines = _list(result) if end is None else _list_ended(result)
-    emit("ps", Output(document, lines, is_answer=end is None), as_json=as_json)
+    emit({**asdict(result), "trackers": trackers}, lines, is_answer=end is None)
 
 
 def _list(result: Listing) -> Iterator[str]:
@@ -90,10 +81,9 @@ def _cut(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _describe(tracker: KeeperUsage) -> str:
-    return f"{_base(tracker.keeper.counts_from)}; {tracker.keeper.sentence}"
-
-
-def _base(base: Base | None) -> str:
+    base = tracker.keeper.counts_from
     if isinstance(base, RoundBase):
-        return f"round {base.number}"
-    return "none: the next dump is full" if base is None else short_id(base.id)
+        counted = f"round {base.number}"
+    else:
+        counted = "none: the next dump is full" if base is None else short_id(base.id)
+    return f"{counted}; {tracker.keeper.sentence}"

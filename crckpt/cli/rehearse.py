@@ -9,10 +9,9 @@ from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.cli.format import count, duration, note_lines, title
-from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.output import checkpoint_document, criu_document, emit, pick
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import RehearsalFailed, UsageError
-from crckpt.ops.restore.isolated_run import EndedProcess
 from crckpt.ops.restore.rehearse import RehearsalResult
 from crckpt.ops.restore.rehearse import rehearse as perform
 from crckpt.ops.restore.request import RehearsalRequest
@@ -33,7 +32,6 @@ def rehearse(
     store: Path | None = options.STORE,
     criu: Path | None = options.CRIU_PATH,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Try out a restore: restore a checkpoint in isolation, let it run for a while, end it, and report.
 
@@ -52,56 +50,44 @@ def rehearse(
         raise UsageError(
             f"--seconds must be between 0 and {_LONGEST_S}, not {seconds:g}", hint="for example: --seconds 5"
         )
-    request = RehearsalRequest(ref, seconds, _split(probe))
+    try:
+        # Words are split as a shell does it, but no shell runs them.
+        words = tuple(shlex.split(probe))
+    except ValueError as error:
+        raise UsageError(f"--probe {probe}: {error}", hint="quote it as in a shell") from error
     options.require_root("to rehearse a restore")
-    with progress_bar("rehearsing", as_json=as_json) as progress:
-        result = perform(
-            request, options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
-        )
+    with progress_bar("rehearsing") as progress:
+        context = options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
+        result = perform(RehearsalRequest(ref, seconds, words), context)
     failure = None
     if result.failures:
         failure = RehearsalFailed(f"{title(result.checkpoint)} failed its rehearsal", causes=result.failures)
-    emit(
-        "rehearse",
-        Output(_document(result), _lines(result), is_answer=failure is not None, failure=failure),
-        as_json=as_json,
-    )
-
-
-def _split(probe: str) -> tuple[str, ...]:
-    try:
-        # Words are split as a shell does it, but no shell runs them.
-        return tuple(shlex.split(probe))
-    except ValueError as error:
-        raise UsageError(f"--probe {probe}: {error}", hint="quote it as in a shell") from error
-
-
-def _document(result: RehearsalResult) -> dict[str, object]:
-    return {
+    document = {
+        **pick(result, "failures", "restore_ms", "ran_s", "ended", "probe", "memory_limit", "unwritable"),
+        **criu_document(result.criu),
         "checkpoint": checkpoint_document(result.checkpoint),
         "passed": not result.failures,
-        "failures": result.failures,
         # If the tree does not start, that is an error, which has no such document.
         "came_up": True,
-        "criu": result.criu.path,
-        "criu_passed_over": result.criu.passed_over,
-        "restore_ms": result.restore_ms,
-        "ran_s": result.ran_s,
-        "ended": result.ended,
-        "probe": result.probe,
-        "memory_limit": result.memory_limit,
         "closed_connections": result.closed,
-        "warnings": [str(finding) for finding in result.warnings],
-        "unwritable": result.unwritable,
+        "warnings": list(map(str, result.warnings)),
         "not_isolated": {"devices": True, "sockets": result.sockets},
     }
+    emit(document, _lines(result), is_answer=failure is not None, failure=failure)
 
 
 def _lines(result: RehearsalResult) -> Iterator[str]:
     yield from note_lines(result.criu.passed_over)
     yield from note_lines(result.warnings)
-    yield from note_lines(_limits(result))
-    yield from (f"process {each.pid} ({each.comm}) ended early {_ending(each)}\n" for each in result.ended)
+    if result.closed:
+        yield f"note: {count(result.closed, 'TCP connection')} closed: the other side is not there\n"
+    if result.memory_limit is None:
+        yield "note: its memory was not limited, because crckpt cannot make a control group on this host\n"
+    if result.unwritable:
+        yield f"note: read-only in a rehearsal, but not in a restore: {', '.join(result.unwritable)}\n"
+    reached = f", and the sockets {', '.join(result.sockets)}" if result.sockets else ""
+    yield f"note: not isolated: devices{reached}\n"
+    yield from (f"process {each.pid} ({each.comm}) ended early {_ending(each.status)}\n" for each in result.ended)
     yield from (f"failed: {failure}\n" for failure in result.failures)
     if result.probe is not None and result.probe.output:
         yield "the probe printed:\n"
@@ -114,25 +100,12 @@ def _lines(result: RehearsalResult) -> Iterator[str]:
     )
 
 
-def _limits(result: RehearsalResult) -> Iterator[str]:
-    if result.closed:
-        yield f"{count(result.closed, 'TCP connection')} closed: the other side is not there"
-    if result.memory_limit is None:
-        yield "its memory was not limited, because crckpt cannot make a control group on this host"
-    if result.unwritable:
-        yield f"read-only in a rehearsal, but not in a restore: {', '.join(result.unwritable)}"
-    reached = f", and the sockets {', '.join(result.sockets)}" if result.sockets else ""
-    yield f"not isolated: devices{reached}"
-
-
-def _ending(each: EndedProcess) -> str:
-    if each.status is None:
+def _ending(status: int | None) -> str:
+    if status is None:
         return "(only its parent knows its status)"
-    return f"with status {each.status}" if each.status >= 0 else f"by {_signal(-each.status)}"
-
-
-def _signal(number: int) -> str:
+    if status >= 0:
+        return f"with status {status}"
     try:
-        return signal.Signals(number).name
+        return f"by {signal.Signals(-status).name}"
     except ValueError:
-        return f"signal {number}"
+        return f"by signal {-status}"

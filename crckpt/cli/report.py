@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from crckpt.cli import options
 from crckpt.cli.format import size
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.errors import NoSuchCheckpoint
 
 if TYPE_CHECKING:
@@ -30,7 +30,6 @@ def report(
     store: Path | None = options.STORE,
     criu: Path | None = options.CRIU_PATH,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Make an archive for a bug report: versions, facts about this host, and the data of a checkpoint or a log.
 
@@ -41,7 +40,12 @@ def report(
     from crckpt.ops.report import ReportRequest
     from crckpt.ops.report import report as perform
 
-    read = _log_reader(subject)
+    read = None
+    # By its name alone: the meaning must not depend on what lies in the current directory.
+    if subject is not None and (subject == "-" or "/" in subject or subject.endswith(".log")):
+        from crckpt.ops.inspect.explain import read_log
+
+        read = partial(read_log, Path(subject))
     target = output or Path(f"crckpt-report-{datetime.now().astimezone():%Y%m%d-%H%M%S}.tar.gz")
     request = ReportRequest(target.absolute(), None if read else subject, read, with_secrets)
     try:
@@ -49,22 +53,11 @@ def report(
     except NoSuchCheckpoint as error:
         hint = f"{error.hint} (for a log: crckpt report {shlex.quote(f'./{subject}')})"
         raise NoSuchCheckpoint(error.message, hint=hint) from error
-    emit("report", Output(result, _lines(result), is_answer=output is None), as_json=as_json)
-
-
-def _log_reader(subject: str | None) -> Callable[[], bytes] | None:
-    """A function that reads the log; None if `subject` does not name a log."""
-    # By its name alone: the meaning must not depend on what lies in the current directory.
-    if subject is not None and (subject == "-" or "/" in subject or subject.endswith(".log")):
-        from crckpt.ops.inspect.explain import read_log
-
-        return partial(read_log, Path(subject))
-    return None
+    emit(result, _lines(result), is_answer=output is None)
 
 
 def _lines(result: Report) -> Iterator[str]:
-    for failed in result.failed:
-        yield f"skipped: {failed.part}: {failed.why}\n"
+    yield from (f"skipped: {failed.part}: {failed.why}\n" for failed in result.failed)
     yield f"{result.archive} ({size(result.bytes)})\n"
     files = ", ".join(member.name for member in result.members)
     secrets = (

@@ -14,7 +14,7 @@ import typer
 from crckpt.cli import options
 from crckpt.cli.format import duration, note_lines, short_id, title
 from crckpt.cli.help import ADVANCED
-from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.output import checkpoint_document, criu_document, emit, form, pick
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import CrckptError, UsageError
 from crckpt.host.process.end_by_signal import end_by_signal
@@ -92,7 +92,6 @@ def restore(
     criu: Path | None = options.CRIU_PATH,
     config: Path | None = options.CONFIG_PATH,
     verbose: bool = options.VERBOSE,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Bring a checkpointed tree back to life.
 
@@ -123,32 +122,31 @@ def restore(
         allow_weaker=allow_weaker,
         # Python has no sys.stdin if descriptor 0 was closed.
         terminal=0 if sys.stdin is not None and sys.stdin.isatty() else None,
-        output=2 if as_json else 1,  # with --json, stdout has the document and nothing else
+        output=2 if form.as_json else 1,  # with --json, stdout has the document and nothing else
         tty="ours" if tty is None else "new" if tty == "new" else "null" if tty == "null" else "file",
         tty_file=Path(tty) if tty not in (None, "new", "null") else None,
     )
     if tty == "":
         raise UsageError("--tty needs new, null or the path of a file", hint="for example: --tty new")
     options.require_root("to restore a checkpoint")
-    with progress_bar("restoring", as_json=as_json, program_follows=True) as progress:
+    with progress_bar("restoring", program_follows=True) as progress:
 
         def announce(restored: RestoreResult) -> None:
             # As after the last byte: removes the bar.
             progress(1, 1)
             # stdout is the program's. The program needs us as its parent even if this cannot be printed.
             with suppress(CrckptError):
-                emit("restore", Output(None, _lines(restored, verbose=verbose)), as_json=False, to_stderr=True)
+                emit(None, _lines(restored, verbose=verbose), to_stderr=True)
 
         context = options.make_context(store, criu=criu, config=config, staging=staging, progress=progress)
-        result = perform(request, context) if as_json else perform(request, context, announce)
+        result = perform(request, context) if form.as_json else perform(request, context, announce)
     if detach or dry_run:
-        output = Output(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)
-        emit("restore", output, as_json=as_json)
+        emit(_document(result), _lines(result, verbose=verbose), is_answer=dry_run)
         return
     # With --json the only document comes after this, because it has the program's status.
     end = wait_for_program(result)
-    if as_json:
-        emit("restore", Output(_document(result, program_status=end.status), iter(())), as_json=True)
+    if form.as_json:
+        emit(_document(result, program_status=end.status), "")
     elif end.signal and request.terminal is not None:
         end_by_signal(end.signal)
     raise typer.Exit(end.status)
@@ -156,14 +154,11 @@ def restore(
 
 def _document(result: RestoreResult, *, program_status: int | None = None) -> dict[str, object]:
     return {
+        **pick(result, "pid", "restore_ms", "command"),
+        **criu_document(result.criu),
         "checkpoint": checkpoint_document(result.checkpoint),
         "dry_run": result.pid is None,
-        "pid": result.pid,
-        "restore_ms": result.restore_ms,
-        "criu": result.criu.path,
-        "criu_passed_over": result.criu.passed_over,
-        "command": result.command,
-        "warnings": [str(finding) for finding in result.verdict.warnings],
+        "warnings": list(map(str, result.verdict.warnings)),
         # An old name, which programs read.
         "passed_over": [{"id": bad, "reason": reason} for bad, reason in result.skipped],
         "program_status": program_status,

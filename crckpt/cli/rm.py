@@ -13,9 +13,9 @@ from msgspec.structs import asdict
 from crckpt.cli import options
 from crckpt.cli.confirm import ask, can_ask
 from crckpt.cli.format import on_one_line, short_id, size, title
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit, form
 from crckpt.errors import PreflightRefused
-from crckpt.ops.rm import PlannedRemoval, RemovalResult, estimate_freed_bytes, plan_removal
+from crckpt.ops.rm import PlannedRemoval, estimate_freed_bytes, plan_removal
 from crckpt.ops.rm import rm as perform
 
 
@@ -30,7 +30,6 @@ def rm(
     ),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Remove checkpoints. Other checkpoints keep all their data; `crckpt gc` then frees the space.
 
@@ -51,18 +50,23 @@ def rm(
     if dry_run:
         freed = estimate_freed_bytes(context, plan.ids)
         document = {"removed": plan.ids, "lifted_locks": (), "dry_run": True, "bytes": freed}
-        emit("rm", Output(document, _plan_lines(plan, freed), is_answer=True), as_json=as_json)
+        emit(document, _plan_lines(plan, freed), is_answer=True)
         return
     if plan.irreplaceable and not yes:
-        _confirm(plan, refs, everything=everything, as_json=as_json)
+        _confirm(plan, refs, everything=everything)
     result = perform(context, plan.ids)
-    emit("rm", Output({**asdict(result), "dry_run": False, "bytes": None}, _lines(result)), as_json=as_json)
+    lines = (
+        *(f"removed {short_id(identity)}\n" for identity in result.removed),
+        *(f"removed the network lock of the stopped tree (nftables: table inet {it})\n" for it in result.lifted_locks),
+        "free the space with: crckpt gc\n",
+    )
+    emit({**asdict(result), "dry_run": False, "bytes": None}, lines)
 
 
-def _confirm(plan: PlannedRemoval, refs: list[str], *, everything: bool, as_json: bool) -> None:
+def _confirm(plan: PlannedRemoval, refs: list[str], *, everything: bool) -> None:
     """Ask whether to remove what nothing else can bring back. Raises PreflightRefused unless the user says yes."""
     lines = tuple(_irreplaceable_lines(plan))
-    if as_json or not can_ask():
+    if form.as_json or not can_ask():
         command = shlex.join(("crckpt", "rm", *refs, *(["--all"] if everything else []), "--yes"))
         raise PreflightRefused(f"nothing was removed: {'; '.join(lines)}", hint=f"to remove all the same: {command}")
     with suppress(OSError):
@@ -78,18 +82,9 @@ def _irreplaceable_lines(plan: PlannedRemoval) -> Iterator[str]:
 
 
 def _plan_lines(plan: PlannedRemoval, freed: int | None) -> Iterator[str]:
-    for identity in plan.ids:
-        yield f"would remove {short_id(identity)}\n"
+    yield from (f"would remove {short_id(identity)}\n" for identity in plan.ids)
     yield from (f"note: {line}\n" for line in _irreplaceable_lines(plan))
     if freed is None:
         yield "how much space that frees is unknown, because another checkpoint cannot be read: crckpt list\n"
     else:
         yield f"that would free {size(freed)}, once crckpt gc has run\n"
-
-
-def _lines(result: RemovalResult) -> Iterator[str]:
-    for identity in result.removed:
-        yield f"removed {short_id(identity)}\n"
-    for table in result.lifted_locks:
-        yield f"removed the network lock of the stopped tree (nftables: table inet {table})\n"
-    yield "free the space with: crckpt gc\n"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from crckpt.cli import options
 from crckpt.cli.format import FoldedPath, creation_time, draw_table, duration, escape, size
 from crckpt.cli.move_marks import describe_move, move_document
-from crckpt.cli.output import Output, checkpoint_document, emit
+from crckpt.cli.output import checkpoint_document, emit, pick
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,7 +34,6 @@ def show(
     ),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Show what a checkpoint contains: the process tree, memory, files, sockets, options, host, sizes and times.
 
@@ -45,24 +44,21 @@ def show(
 
     if ps or files or sockets or maps or env or strings is not None:
         wanted = {"ps": ps, "files": files, "sockets": sockets, "maps": maps, "env": env}
-        _sections(options.make_context(store, config=config), ref, wanted, strings, as_json=as_json)
+        _sections(options.make_context(store, config=config), ref, wanted, strings)
         return
     detail = perform(options.make_context(store, config=config), ref)
     checkpoint = detail.checkpoint
     document = {
         **checkpoint_document(checkpoint),
-        "tags": detail.tags,
+        **pick(checkpoint, "options", "host"),
+        **pick(detail, "tags", "files", "sockets"),
         "move": detail.move and move_document(detail.move),
-        "options": checkpoint.options,
-        "host": checkpoint.host,
         "tree": detail.processes,
-        "files": detail.files,
-        "sockets": detail.sockets,
     }
-    emit("show", Output(document, lambda console: _draw(console, detail), is_answer=True), as_json=as_json)
+    emit(document, lambda console: _draw(console, detail), is_answer=True)
 
 
-def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None, *, as_json: bool) -> None:
+def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str | None) -> None:
     # Rarely needed and slow to import.
     from crckpt.cli.show_sections import lines
     from crckpt.ops.inspect.sections import sections
@@ -72,22 +68,25 @@ def _sections(context: Context, ref: str, wanted: dict[str, bool], pattern: str 
     matches = None if pattern is None else strings(context, found.checkpoint.id, pattern)
     document = {
         **checkpoint_document(found.checkpoint),
-        **{name: getattr(found, name) for name in wanted if wanted[name]},
+        **pick(found, *(name for name in wanted if wanted[name])),
     }
     if matches is not None:
         document["strings"] = matches
-    emit("show", Output(document, lines(found, matches), is_answer=True), as_json=as_json)
+    emit(document, lines(found, matches), is_answer=True)
 
 
 def _draw(console: Console, detail: CheckpointDetail) -> None:
     checkpoint, numbers = detail.checkpoint, detail.checkpoint.statistics
+    move = "" if detail.move is None else describe_move(detail.move)
+    if detail.move is not None and detail.move.next_command:
+        move += "; see crckpt migrate --list"
     facts = (
         ("id", checkpoint.id),
         ("job", checkpoint.job + "".join(f"  :{tag}" for tag in detail.tags)),
         ("created", creation_time(checkpoint) + ("  (the tree was stopped)" if checkpoint.stopped else "")),
         ("parent", checkpoint.parent or "none"),
         ("note", checkpoint.note or ""),
-        ("move", _describe_move(detail)),
+        ("move", move),
         ("host", f"{checkpoint.host.hostname}, kernel {checkpoint.host.kernel}, {checkpoint.host.arch}"),
         ("CRIU", f"{checkpoint.host.criu_version} {' '.join(detail.criu_options)}"),
         (
@@ -111,13 +110,6 @@ def _draw(console: Console, detail: CheckpointDetail) -> None:
         console.print(draw_table(("file", "", "size", "used by"), rows, right=frozenset({"size"})))
     if detail.sockets:
         console.print(draw_table(("socket",), ((FoldedPath(title),) for title in detail.sockets)))
-
-
-def _describe_move(detail: CheckpointDetail) -> str:
-    if detail.move is None:
-        return ""
-    command = detail.move.next_command
-    return describe_move(detail.move) + ("; see crckpt migrate --list" if command else "")
 
 
 def _tree(processes: tuple[ProcessDetail, ...]) -> Tree:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from crckpt.cli import options
 from crckpt.cli.format import short_id
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.ops.tag import tag as perform
 
 
@@ -16,10 +16,9 @@ def tag(
     remove: bool = options.flag("--remove", "Remove the tag from REF instead."),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Give a checkpoint a tag: JOB:TAG then names it. If another checkpoint of the job has the tag, the tag moves."""
     result = perform(options.make_context(store, config=config), ref, name, remove=remove)
     name = f"{result.job}:{result.tag}"
     text = f"removed {name}\n" if remove else f"{name} now names {short_id(result.id)}\n"
-    emit("tag", Output(result, iter([text])), as_json=as_json)
+    emit(result, text)

@@ -10,7 +10,7 @@ from msgspec.structs import asdict
 
 from crckpt.cli import options
 from crckpt.cli.format import count, short_id, size
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import IntegrityError, UsageError
 from crckpt.ops.repair import repair as perform_repair
@@ -29,7 +29,6 @@ def verify(
     ),
     store: Path | None = options.STORE,
     config: Path | None = options.CONFIG_PATH,
-    as_json: bool = options.AS_JSON,
 ) -> None:
     """Check every byte of a checkpoint, or of the whole store, against its digest.
 
@@ -43,40 +42,26 @@ def verify(
         )
     if source is not None and not repair:
         raise UsageError("--from needs --repair", hint=f"crckpt verify --repair --from {shlex.quote(str(source))}")
-    repaired = None
-    with progress_bar("verifying", as_json=as_json) as progress:
+    with progress_bar("verifying") as progress:
         context = options.make_context(store, config=config, progress=progress)
-        if repair:
-            repaired = perform_repair(context, ref, source)
+        repaired = perform_repair(context, ref, source) if repair else None
         found = repaired.now if repaired else perform(context, ref)
-    output = Output(
-        _document(found, repaired),
-        _lines(found, repaired),
-        # An empty store is no good news for whoever expects checkpoints there.
-        is_answer=bool(found.damages) or not found.checkpoints,
-        failure=_find_failure(found),
-    )
-    emit("verify", output, as_json=as_json)
-
-
-def _find_failure(found: VerifyResult) -> IntegrityError | None:
-    if not found.damages:
-        return None
-    affected = f"; it affects {count(len(found.lost), 'checkpoint')}" if found.lost else ""
-    return IntegrityError(
-        f"the store is damaged in {count(len(found.damages), 'place')}{affected}",
-        hint="find what can be restored or repaired: crckpt verify --repair",
-        causes=tuple(map(_damage, found.damages)),
-    )
-
-
-def _document(found: VerifyResult, repaired: RepairResult | None) -> dict[str, object]:
+    failure = None
+    if found.damages:
+        affected = f"; it affects {count(len(found.lost), 'checkpoint')}" if found.lost else ""
+        failure = IntegrityError(
+            f"the store is damaged in {count(len(found.damages), 'place')}{affected}",
+            hint="find what can be restored or repaired: crckpt verify --repair",
+            causes=tuple(map(_damage, found.damages)),
+        )
     document: dict[str, object] = {**asdict(found), "intact": not found.damages}
     if repaired is not None:
         # Old names, which programs read.
         document |= {"mended": repaired.repaired, "unmended": repaired.unrepaired}
         document |= {"restorable": repaired.restorable, "lost": found.lost}
-    return document
+    # An empty store is no good news for whoever expects checkpoints there.
+    is_answer = bool(found.damages) or not found.checkpoints
+    emit(document, _lines(found, repaired), is_answer=is_answer, failure=failure)
 
 
 def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
@@ -94,21 +79,15 @@ def _lines(found: VerifyResult, repaired: RepairResult | None) -> Iterator[str]:
             yield f"{count(rest, 'other checkpoint')} OK\n"
         yield "find what can be restored or repaired: crckpt verify --repair\n"
     else:
-        yield from _remaining(repaired)
+        yield f"can be restored: {', '.join(map(short_id, repaired.restorable)) or 'no checkpoint'}\n"
+        if found.lost:
+            lost = " ".join(map(short_id, found.lost))
+            yield f"cannot be restored: {lost}\n"
+            yield "if another store has a copy, repair the damage: crckpt verify --repair --from STORE\n"
+            yield f"if not, remove these checkpoints: crckpt rm {lost}\n"
 
 
 def _damage(damage: Damage) -> str:
     affected = ", ".join(short_id(identity) for identity in damage.checkpoints)
     kind = "" if " is damaged" in damage.what or " is missing" in damage.what else "damaged: "
     return f"{kind}{damage.what}; affects {affected or 'no checkpoint'}"
-
-
-def _remaining(repaired: RepairResult) -> Iterator[str]:
-    """Say what can be done about the damage that is left."""
-    restorable = ", ".join(short_id(identity) for identity in repaired.restorable)
-    yield f"can be restored: {restorable or 'no checkpoint'}\n"
-    if repaired.now.lost:
-        lost = " ".join(short_id(identity) for identity in repaired.now.lost)
-        yield f"cannot be restored: {lost}\n"
-        yield "if another store has a copy, repair the damage: crckpt verify --repair --from STORE\n"
-        yield f"if not, remove these checkpoints: crckpt rm {lost}\n"

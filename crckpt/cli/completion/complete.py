@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
-from crckpt.cli.app import COMMANDS, UNLISTED, make_parser
+from crckpt.cli.app import COMMANDS, make_parser
 from crckpt.cli.completion.checkpoints import StoredNames
 from crckpt.cli.completion.hosts import find_hosts
 from crckpt.cli.completion.targets import find_targets
 from crckpt.cli.format import on_one_line
+from crckpt.cli.help import UNLISTED
 from crckpt.cli.options import make_context
 from crckpt.ops.attach import list_terminals
 

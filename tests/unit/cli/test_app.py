@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from crckpt.cli.app import COMMANDS, UNLISTED, run
+from crckpt.cli.app import COMMANDS, run
+from crckpt.cli.help import UNLISTED
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -11,9 +11,10 @@ import pytest
 from image_sets import ImageSet, area, described, store
 from msgspec.structs import replace
 
-from crckpt.cli.app import COMMANDS, UNLISTED
+from crckpt.cli.app import COMMANDS
 from crckpt.cli.completion import complete
 from crckpt.cli.completion.complete import CommandLine
+from crckpt.cli.help import UNLISTED
 from crckpt.model import Task
 from crckpt.store import Repository
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from crckpt.causes import cause
 from crckpt.cli.format import FoldedPath, align, draw_table, escape, fold, note_lines, on_one_line
-from crckpt.cli.output import Output, emit
+from crckpt.cli.output import emit, form
 
 
 def test_columns_are_as_wide_as_their_widest_cell() -> None:
@@ -84,9 +84,12 @@ def test_no_character_of_such_a_kind_is_left(category: str) -> None:
     assert escape(all_of_it).replace("\\\\", "\\").isprintable()
 
 
-def test_a_line_of_a_result_stays_one_line_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_of_a_result_stays_one_line_and_moves_no_cursor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Whatever the names of files and programs are."""
-    emit("doctor", Output({}, iter(("--file-locks: a lock on /tmp/\x1b[2J\n", "\n", "a\nb\n"))), as_json=False)
+    monkeypatch.setattr(form, "as_json", False)
+    emit({}, iter(("--file-locks: a lock on /tmp/\x1b[2J\n", "\n", "a\nb\n")))
     sign = "\N{REPLACEMENT CHARACTER}"
     assert capsys.readouterr().out == f"--file-locks: a lock on /tmp/{sign}[2J\n\na{sign}b\n"
 

@@ -9,8 +9,8 @@ import pytest
 from typer.core import TyperOption
 from typer.main import get_command
 
-from crckpt.cli.app import COMMANDS, UNLISTED, Commands, make_app, run
-from crckpt.cli.help import PANELS
+from crckpt.cli.app import COMMANDS, Commands, make_app, run
+from crckpt.cli.help import PANELS, UNLISTED
 
 COLUMNS = 80
 LABELS = 24

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,26 +11,41 @@ import pytest
 
 from crckpt.causes import cause
 from crckpt.causes.refusal import preflight_refusal
-from crckpt.cli.output import Output, emit, error_text, is_quiet, print_progress, set_quiet
+from crckpt.cli.output import emit, error_text, form, print_progress
 from crckpt.errors import CrckptError, PreflightRefused
+from crckpt.ops.doctor import Fix
 
 PLAIN = {"a": [], "b": {}, "c": [[], [1, {"d": None}]], "e": 'x": [{,}', "f": "é\x7f\n", "g": 1e22, "h": True}
 
 
+@pytest.fixture(autouse=True)
+def plain_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Command lines of other tests have set the form of theirs."""
+    for name, value in (("command", "list"), ("as_json", False), ("is_quiet", False)):
+        monkeypatch.setattr(form, name, value)
+
+
+@pytest.fixture
+def as_json(monkeypatch: pytest.MonkeyPatch, plain_form: None) -> None:
+    monkeypatch.setattr(form, "as_json", True)
+
+
 @pytest.mark.parametrize("note", ["nightly", "é", os.fsdecode(b"caf\xe9"), "\N{GRINNING FACE}"], ids=ascii)
+@pytest.mark.usefixtures("as_json")
 def test_a_document_is_indented_like_json_dumps(note: str, capsys: pytest.CaptureFixture[str]) -> None:
-    emit("list", Output({**PLAIN, "note": note}, iter(())), as_json=True)
+    emit({**PLAIN, "note": note}, iter(()))
     document = {"schema": 1, "command": "list", "status": "ok", "result": {**PLAIN, "note": note}}
     assert capsys.readouterr().out == json.dumps(document, indent=2) + "\n"
 
 
+@pytest.mark.usefixtures("as_json")
 def test_structs_paths_times_and_iterators_become_json(capsys: pytest.CaptureFixture[str]) -> None:
-    values = (Path("/a"), datetime(2026, 1, 2, tzinfo=UTC), Output(1, iter("x")), (part for part in "yz"))
-    emit("list", Output(values, iter(())), as_json=True)
+    values = (Path("/a"), datetime(2026, 1, 2, tzinfo=UTC), Fix("criu", "true", said="é"), (part for part in "yz"))
+    emit(values, iter(()))
     assert json.loads(capsys.readouterr().out)["result"] == [
         "/a",
         "2026-01-02T00:00:00+00:00",
-        {"document": 1, "text": ["x"], "is_answer": False, "failure": None},
+        {"key": "criu", "command": "true", "done": False, "said": "é"},
         ["y", "z"],
     ]
 
@@ -91,23 +105,19 @@ def test_a_failure_in_other_words_keeps_all_else() -> None:
     assert (str(refusal), refusal.hint) == (found.what, found.remedy)
 
 
-@pytest.fixture
-def quiet() -> Iterator[None]:
-    set_quiet(True)
-    yield
-    set_quiet(False)
-
-
-@pytest.mark.usefixtures("quiet")
-def test_quiet_prints_answers_and_documents_only(capsys: pytest.CaptureFixture[str]) -> None:
-    emit("dump", Output({}, iter(["a message\n"])), as_json=False)
-    emit("restore", Output({}, iter(["a message\n"])), as_json=False, to_stderr=True)
-    emit("doctor", Output({}, lambda console: console.print("a message")), as_json=False)
+def test_quiet_prints_answers_and_documents_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(form, "is_quiet", True)
+    emit({}, iter(["a message\n"]))
+    emit({}, iter(["a message\n"]), to_stderr=True)
+    emit({}, lambda console: console.print("a message"))
     print_progress("a message")
     assert capsys.readouterr() == ("", "")
-    emit("list", Output({}, iter(["an answer\n"]), is_answer=True), as_json=False)
+    emit({}, iter(["an answer\n"]), is_answer=True)
     assert capsys.readouterr() == ("an answer\n", "")
-    emit("dump", Output({"a": 1}, iter(())), as_json=True)
+    monkeypatch.setattr(form, "as_json", True)
+    emit({"a": 1}, iter(()))
     assert json.loads(capsys.readouterr().out)["result"] == {"a": 1}
 
 
@@ -118,7 +128,7 @@ def test_progress_may_quote_another_host(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_otherwise_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert not is_quiet()
-    emit("dump", Output({}, iter(["a message\n"])), as_json=False)
+    assert not form.is_quiet
+    emit({}, iter(["a message\n"]))
     print_progress("progress")
     assert capsys.readouterr() == ("a message\n", "progress\n")

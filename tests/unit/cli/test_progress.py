@@ -10,13 +10,17 @@ from contextlib import suppress
 
 import pytest
 
+from crckpt.cli.output import form
 from crckpt.cli.progress import progress_bar
 from crckpt.ops.context import ignore_progress
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
-    with progress_bar("verifying", as_json=as_json) as progress:
+def test_nothing_is_drawn_where_nobody_watches(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    monkeypatch.setattr(form, "as_json", as_json)
+    with progress_bar("verifying") as progress:
         assert progress is ignore_progress
         progress(1, 2)
     assert capsys.readouterr().err == ""
@@ -24,10 +28,10 @@ def test_nothing_is_drawn_where_nobody_watches(capsys: pytest.CaptureFixture[str
 
 DRAWS = """
 import sys
-from crckpt.cli.output import set_quiet
+from crckpt.cli.output import form
 from crckpt.cli.progress import progress_bars
-set_quiet(sys.argv[1] == "quiet")
-with progress_bars("copying", "verifying", as_json=sys.argv[1] == "json") as (_, progress):
+form.is_quiet, form.as_json = sys.argv[1] == "quiet", sys.argv[1] == "json"
+with progress_bars("copying", "verifying") as (_, progress):
     progress(1 << 20, 4 << 20)
     progress(4 << 20, 4 << 20)
 """
@@ -51,7 +55,7 @@ def test_on_a_terminal_it_shows_what_is_done(word: str, is_drawn: bool) -> None:
 
 WAITS = """
 from crckpt.cli.progress import progress_bars
-with progress_bars("copying", "sending", as_json=False, waits=True) as (_, progress):
+with progress_bars("copying", "sending", waits=True) as (_, progress):
     input("password: ")
     progress(1 << 20, 4 << 20)
     progress(4 << 20, 4 << 20)

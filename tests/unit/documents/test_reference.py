@@ -20,8 +20,9 @@ from places import PROJECT
 
 import crckpt
 from crckpt.causes.catalogue import CATALOGUE
-from crckpt.cli.app import COMMANDS, UNLISTED
+from crckpt.cli.app import COMMANDS
 from crckpt.cli.command_reference import VARIABLES, exit_codes, read_commands
+from crckpt.cli.help import UNLISTED
 from crckpt.cli.man_pages import write_man_pages
 from crckpt.config import Config, parse
 
