@@ -72,7 +72,7 @@ def _finished(backend: Backend, content: bytes) -> Path:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_what_is_put_is_read(backend: Backend, name: str) -> None:
+def test_put_file_reads_back(backend: Backend, name: str) -> None:
     assert not backend.exists(name)
     for content in (b"first", b"another", b""):
         backend.put(name, content, WHAT)
@@ -82,7 +82,7 @@ def test_what_is_put_is_read(backend: Backend, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_what_is_not_there_is_missing(backend: Backend, name: str) -> None:
+def test_missing_names_raise_file_not_found(backend: Backend, name: str) -> None:
     with pytest.raises(FileNotFoundError):
         backend.read(name, 100)
     with pytest.raises(FileNotFoundError), backend.open(name):
@@ -95,14 +95,14 @@ def test_what_is_not_there_is_missing(backend: Backend, name: str) -> None:
         backend.remove_tree(name, WHAT)
 
 
-def test_a_file_that_is_too_large_is_refused(backend: Backend) -> None:
+def test_read_refuses_a_file_above_the_size_limit(backend: Backend) -> None:
     backend.put(TAG, b"12345", WHAT)
     assert backend.read(TAG, 5) == b"12345"
     with pytest.raises(IntegrityError, match="5 bytes"):
         backend.read(TAG, 4)
 
 
-def test_ranges_are_read(backend: Backend) -> None:
+def test_byte_ranges_are_read(backend: Backend) -> None:
     content = bytes(range(256)) * 40
     backend.put_files({pack_name(PackId(ONE)): _finished(backend, content)}, WHAT)
     with backend.open(pack_name(PackId(ONE))) as file:
@@ -117,7 +117,7 @@ def test_ranges_are_read(backend: Backend) -> None:
         file.read_ahead(0, len(content))
 
 
-def test_who_has_a_file_open_goes_on_reading_it(backend: Backend) -> None:
+def test_open_file_stays_readable_after_replace_and_remove(backend: Backend) -> None:
     backend.put(TAG, b"old", WHAT)
     with backend.open(TAG) as file:
         backend.put(TAG, b"new", WHAT)
@@ -126,7 +126,7 @@ def test_who_has_a_file_open_goes_on_reading_it(backend: Backend) -> None:
         assert file.read(3, 0) == b"old"
 
 
-def test_a_file_is_mapped(backend: Backend) -> None:
+def test_file_is_mapped(backend: Backend) -> None:
     backend.put(fingerprints_name(PackId(ONE)), b"0123456789", WHAT)
     content = backend.map(fingerprints_name(PackId(ONE)))
     backend.remove(fingerprints_name(PackId(ONE)), WHAT)
@@ -147,20 +147,20 @@ def test_names_are_listed_in_order(backend: Backend) -> None:
     assert {"packs", "refs"} <= set(backend.names_in(""))
 
 
-def test_a_directory_exists_with_what_is_in_it(backend: Backend) -> None:
+def test_directory_exists_once_a_file_is_in_it(backend: Backend) -> None:
     backend.put_if_absent(manifest_name(ONE), b"x", "", WHAT)
     assert backend.exists(checkpoint_directory(ONE))
     assert not backend.exists(checkpoint_directory(TWO))
 
 
-def test_a_label_lies_next_to_it(backend: Backend) -> None:
+def test_label_is_stored_beside_the_file(backend: Backend) -> None:
     backend.put_if_absent(manifest_name(ONE), b"x", "job-one", WHAT)
     assert backend.names_in(checkpoint_directory(ONE)) == ["job-one", "manifest.json"]
     backend.remove_at_once([checkpoint_directory(ONE)], WHAT)
     assert backend.names_in(CHECKPOINTS) == []
 
 
-def test_what_is_put_if_absent_stays(backend: Backend) -> None:
+def test_put_if_absent_keeps_the_existing_file(backend: Backend) -> None:
     backend.put_if_absent(manifest_name(ONE), b"first", "", WHAT)
     with pytest.raises(FileExistsError):
         backend.put_if_absent(manifest_name(ONE), b"second", "", WHAT)
@@ -168,7 +168,7 @@ def test_what_is_put_if_absent_stays(backend: Backend) -> None:
     assert list(backend.scratch.iterdir()) == []
 
 
-def test_of_several_at_once_one_succeeds(backend: Backend) -> None:
+def test_concurrent_put_if_absent_succeeds_once(backend: Backend) -> None:
     start, won = threading.Barrier(8), list[int]()
 
     def race(number: int) -> None:
@@ -187,7 +187,7 @@ def test_of_several_at_once_one_succeeds(backend: Backend) -> None:
     assert [b"%d" % number for number in won] == [backend.read(manifest_name(ONE), 100)]
 
 
-def test_finished_files_move_in(backend: Backend) -> None:
+def test_put_files_moves_finished_files_in(backend: Backend) -> None:
     files = {pack_name(PackId(digest)): _finished(backend, digest.encode()) for digest in (ONE, TWO)}
     backend.put_files(files, WHAT)
     assert [backend.read(name, 100) for name in files] == [ONE.encode(), TWO.encode()]
@@ -200,7 +200,7 @@ def test_finished_files_move_in(backend: Backend) -> None:
     assert list(backend.scratch.iterdir()) == []
 
 
-def test_a_file_is_removed(backend: Backend) -> None:
+def test_file_is_removed(backend: Backend) -> None:
     for name in PLACES:
         backend.put(name, b"x", WHAT)
     backend.remove(TAG, WHAT)
@@ -209,7 +209,7 @@ def test_a_file_is_removed(backend: Backend) -> None:
     assert all(backend.exists(name) for name in PLACES if name != TAG)
 
 
-def test_all_below_a_name_is_removed(backend: Backend) -> None:
+def test_remove_tree_removes_everything_below_a_name(backend: Backend) -> None:
     for name in PLACES:
         backend.put(name, bytes(5000), WHAT)
     assert backend.disk_usage(pack_name(PackId(ONE))) >= 5000
@@ -221,7 +221,7 @@ def test_all_below_a_name_is_removed(backend: Backend) -> None:
     assert backend.exists(RECORD)
 
 
-def test_directories_are_removed_at_once(backend: Backend) -> None:
+def test_several_directories_are_removed_at_once(backend: Backend) -> None:
     for checkpoint_id in (ONE, TWO):
         backend.put_if_absent(manifest_name(CheckpointId(checkpoint_id)), b"x", "", WHAT)
     backend.put(f"{checkpoint_directory(ONE)}/manifest.sig", b"x", WHAT)
@@ -230,14 +230,14 @@ def test_directories_are_removed_at_once(backend: Backend) -> None:
     assert list(backend.scratch.iterdir()) == []
 
 
-def test_no_leftovers_without_a_crash(backend: Backend) -> None:
+def test_no_leftovers_are_reported_without_a_crash(backend: Backend) -> None:
     for name in PLACES:
         backend.put(name, b"x", WHAT)
     with backend.locked(alone=True, timeout=0):
         assert set(backend.find_leftovers()) == set()
 
 
-def test_a_place_is_the_same_as_itself_alone(make: Maker, tmp_path: Path) -> None:
+def test_backend_is_the_same_only_as_itself(make: Maker, tmp_path: Path) -> None:
     one, other = make(tmp_path, "one"), make(tmp_path, "other")
     assert one.is_same(one)
     assert not one.is_same(other)
@@ -251,14 +251,14 @@ RESTORE: Lock = lambda backend, timeout: backend.restores_locked(JobName("job"),
 
 
 @pytest.mark.parametrize(("first", "second"), [(SHARED, ALONE), (ALONE, SHARED), (ALONE, ALONE), (RESTORE, RESTORE)])
-def test_a_lock_keeps_others_out(backend: Backend, first: Lock, second: Lock) -> None:
+def test_exclusive_lock_excludes_others(backend: Backend, first: Lock, second: Lock) -> None:
     with first(backend, 0), pytest.raises(StoreLocked), second(backend, 0.05):
         pass
     with second(backend, 0):
         pass
 
 
-def test_readers_share(backend: Backend) -> None:
+def test_shared_locks_exclude_an_exclusive_lock(backend: Backend) -> None:
     with SHARED(backend, 0), SHARED(backend, 0), pytest.raises(StoreLocked), ALONE(backend, 0):
         pass
     with ALONE(backend, 0):
@@ -277,13 +277,13 @@ def test_restores_can_share(backend: Backend) -> None:
         pass
 
 
-def test_restores_of_other_jobs_are_let_in(backend: Backend) -> None:
+def test_restores_of_different_jobs_do_not_block_each_other(backend: Backend) -> None:
     job, other = (backend.restores_locked(JobName(name), 0) for name in ("job", "other"))
     with job, other, backend.locked(alone=False, timeout=0):
         pass
 
 
-def test_turns_are_taken_one_after_the_other(backend: Backend) -> None:
+def test_only_one_holder_has_the_turn_at_a_time(backend: Backend) -> None:
     inside, most = 0, 0
 
     def work() -> Iterator[None]:

@@ -62,7 +62,7 @@ def _names(checkpoints: tuple[Checkpoint, ...]) -> set[str]:
     }
 
 
-def test_a_series_comes_back(tmp_path: Path) -> None:
+def test_stored_series_can_be_materialized(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
     assert second.parent == first.id
@@ -76,7 +76,7 @@ def test_a_series_comes_back(tmp_path: Path) -> None:
     assert list(backend.scratch.iterdir()) == []
 
 
-def test_an_incremental_set_is_made_complete(tmp_path: Path) -> None:
+def test_incremental_images_are_completed_from_the_parent(tmp_path: Path) -> None:
     repository, _ = _in_memory(tmp_path)
     first = store(repository, tmp_path, FIRST)
     base = tmp_path / "base"
@@ -90,7 +90,7 @@ def test_an_incremental_set_is_made_complete(tmp_path: Path) -> None:
     assert verify(repository).damages == ()
 
 
-def test_tags_and_pending_checkpoints(tmp_path: Path) -> None:
+def test_tags_and_pending_checkpoints_are_kept(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     first = store(repository, tmp_path, FIRST)
     repository.tag(first.id, "good")
@@ -103,7 +103,7 @@ def test_tags_and_pending_checkpoints(tmp_path: Path) -> None:
     assert _stored(backend) == _names((first,))
 
 
-def test_what_nothing_names_is_removed(tmp_path: Path) -> None:
+def test_gc_removes_unreferenced_files(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
     repository.tag(first.id, "good")
@@ -124,7 +124,7 @@ def _damage(backend: MemoryBackend, name: str) -> None:
 
 
 @pytest.mark.parametrize("in_directory", [False, True])
-def test_damage_is_found_and_repaired_from_another_place(in_directory: bool, tmp_path: Path) -> None:
+def test_damage_is_found_and_repaired_from_another_store(in_directory: bool, tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     first, second = (store(repository, tmp_path, images) for images in (FIRST, SECOND))
     source = open_store(tmp_path) if in_directory else _in_memory(tmp_path, "other")[0]
@@ -148,7 +148,7 @@ def _copy(here: MemoryBackend, there: Backend) -> None:
         there.put(name, content, "copy")
 
 
-def test_who_is_in_the_way_is_waited_for(tmp_path: Path) -> None:
+def test_exclusive_lock_waits_for_the_shared_one(tmp_path: Path) -> None:
     repository, backend = _in_memory(tmp_path)
     other = Repository(backend, read_description(backend))
     with repository.shared(), pytest.raises(StoreLocked), other.exclusive(timeout=0):

@@ -61,13 +61,13 @@ def only(findings: tuple[Finding, ...]) -> tuple[str, str]:
 
 
 @families
-def test_a_source_that_has_the_address(host: Machine, address: HostAddress) -> None:
+def test_source_with_the_address_is_accepted(host: Machine, address: HostAddress) -> None:
     add(host, address)
     assert check_source([address]) == ()
 
 
 @families
-def test_a_source_that_does_not_have_it(host: Machine, address: HostAddress) -> None:
+def test_source_without_the_address_is_refused(host: Machine, address: HostAddress) -> None:
     assert only(check_source([address])) == (
         f"this host does not have the address {address.ip}",
         "list its addresses: ip address show",
@@ -75,7 +75,7 @@ def test_a_source_that_does_not_have_it(host: Machine, address: HostAddress) -> 
 
 
 @families
-def test_a_source_that_has_it_elsewhere(host: Machine, address: HostAddress) -> None:
+def test_source_with_the_address_on_another_interface_is_refused(host: Machine, address: HostAddress) -> None:
     """The remedy is the option to type."""
     add(host, address)
     other = HostAddress(address.ip, address.length - 1, address.device)
@@ -84,7 +84,7 @@ def test_a_source_that_has_it_elsewhere(host: Machine, address: HostAddress) -> 
 
 
 @families
-def test_a_leased_address_stays(host: Machine, address: HostAddress) -> None:
+def test_leased_address_is_refused(host: Machine, address: HostAddress) -> None:
     """Its remedy works."""
     add(host, address, "valid_lft", "1000", "preferred_lft", "1000")
     found, remedy = only(check_source([address]))
@@ -93,7 +93,7 @@ def test_a_leased_address_stays(host: Machine, address: HostAddress) -> None:
     assert check_source([address]) == ()
 
 
-def test_an_address_that_others_would_go_with(host: Machine) -> None:
+def test_address_whose_removal_removes_others_is_refused(host: Machine) -> None:
     """The first address of a network, unless the kernel promotes the others. The remedy works."""
     network = parse_address(f"10.78.0.1/24@{DEVICE}")
     add(host, network)
@@ -108,7 +108,7 @@ def test_an_address_that_others_would_go_with(host: Machine) -> None:
     assert "10.78.0.2/24" in host.addresses()
 
 
-def test_an_address_that_routes_would_go_with(host: Machine) -> None:
+def test_address_that_routes_depend_on_is_refused(host: Machine) -> None:
     add(host, IPV4)
     host.run("ip", "route", "add", "10.99.0.0/16", "via", "10.77.0.3", "src", IPV4.ip)
     found, _ = only(check_source([IPV4]))
@@ -118,12 +118,12 @@ def test_an_address_that_routes_would_go_with(host: Machine) -> None:
 
 
 @families
-def test_a_destination_that_can_take_it(host: Machine, address: HostAddress) -> None:
+def test_suitable_destination_is_accepted(host: Machine, address: HostAddress) -> None:
     assert check_destination([address]) == ()
 
 
 @families
-def test_a_destination_without_the_device(host: Machine, address: HostAddress) -> None:
+def test_destination_without_the_device_is_refused(host: Machine, address: HostAddress) -> None:
     found, remedy = only(check_destination([HostAddress(address.ip, address.length, "eth9")]))
     assert found == "there is no network device eth9"
     assert remedy == f"name the other host's device, too: --move-ip {address.interface}@DEV:{DEVICE}"
@@ -131,7 +131,7 @@ def test_a_destination_without_the_device(host: Machine, address: HostAddress) -
     assert only(check_destination([elsewhere]))[1].endswith(" --move-ip 192.0.2.1/24@DEV:DEV-THERE")
 
 
-def test_a_destination_whose_device_cannot(host: Machine) -> None:
+def test_destination_with_an_unusable_device_is_refused(host: Machine) -> None:
     """It is down, has no link, or belongs to a bridge."""
     host.run("ip", "link", "add", "dev7", "type", "veth", "peer", "name", "dev8")
     try:
@@ -152,20 +152,20 @@ def test_a_destination_whose_device_cannot(host: Machine) -> None:
 
 
 @families
-def test_a_destination_that_has_it(host: Machine, address: HostAddress) -> None:
+def test_destination_that_already_has_the_address_is_refused(host: Machine, address: HostAddress) -> None:
     add(host, address)
     assert "is already on" in only(check_destination([address]))[0]
 
 
 @families
-def test_a_destination_with_the_network_elsewhere(host: Machine, address: HostAddress) -> None:
+def test_destination_with_the_network_on_another_device_is_refused(host: Machine, address: HostAddress) -> None:
     found, remedy = only(check_destination([HostAddress(address.ip, address.length, "lo")]))
     assert remedy.endswith(f" --move-ip {address.interface}@DEV:{DEVICE}")
     assert f"reaches the network of {address.ip} through {DEVICE}" in found
 
 
 @families
-def test_the_connection_of_the_move_does_not_use_it(
+def test_address_of_the_moves_own_connection_is_refused(
     host: Machine, address: HostAddress, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SSH_CONNECTION", f"{address.ip} 40000 10.77.0.2 22")
@@ -175,13 +175,15 @@ def test_the_connection_of_the_move_does_not_use_it(
     assert "your ssh session uses" in only(check_source([address]))[0]
 
 
-def test_a_missing_ip_is_named(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ip_program_is_reported(host: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", "/nowhere")
     for check in (check_source, check_destination):
         assert only(check([IPV4])) == ("ip is not installed", "apt-get install iproute2")
 
 
-def test_a_packet_filter_that_refuses_is_named(host: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packet_filter_without_permission_is_reported(
+    host: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put_refusing_nft(tmp_path)
     (tmp_path / "ip").symlink_to(shutil.which("ip") or "/usr/sbin/ip")
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
@@ -196,7 +198,7 @@ def put_refusing_nft(directory: Path) -> None:
 
 
 @families
-def test_a_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
+def test_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
     """Neither while it is fenced off nor later, where the network is known. An address of IPv6 is chosen by nobody."""
     before = routes(host)
     assert claim([address], MOVE) == ()
@@ -218,7 +220,7 @@ def test_a_claim_changes_no_route(host: Machine, address: HostAddress) -> None:
 @pytest.mark.parametrize(
     ("text", "gateway"), [(f"10.80.0.5/24@{DEVICE}", "10.77.0.99"), (f"fd80::5/64@{DEVICE}", "fd77::99")]
 )
-def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str, gateway: str) -> None:
+def test_new_network_gets_its_route_at_release(host: Machine, text: str, gateway: str) -> None:
     """Before that, other programs of the host reach it on the route that there is. It goes with the address."""
     address = parse_address(text)
     host.run("ip", f"-{address.family}", "route", "add", "default", "via", gateway)
@@ -235,14 +237,14 @@ def test_a_new_network_gets_its_route_at_the_release(host: Machine, text: str, g
 
 
 @pytest.mark.parametrize("text", [f"10.80.0.5/32@{DEVICE}", f"fd80::5/128@{DEVICE}"])
-def test_a_single_address_gets_no_route(host: Machine, text: str) -> None:
+def test_single_address_gets_no_route(host: Machine, text: str) -> None:
     address = parse_address(text)
     assert claim([address], MOVE) == ()
     give_up([address], MOVE)
 
 
 @families
-def test_what_undoes_may_be_done_again(host: Machine, address: HostAddress) -> None:
+def test_cleanup_can_be_repeated(host: Machine, address: HostAddress) -> None:
     for _ in range(2):
         raise_fence([address], MOVE)
     assert find_fences() == {MOVE}
@@ -252,7 +254,7 @@ def test_what_undoes_may_be_done_again(host: Machine, address: HostAddress) -> N
         remove(HostAddress(address.ip, address.length, "eth9"))
 
 
-def test_a_fence_that_is_refused_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_fence_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put_refusing_nft(tmp_path)
     monkeypatch.setitem(run.ENVIRONMENT, "PATH", str(tmp_path))
     with pytest.raises(HostCannot, match=r"the moved address cannot be fenced off .* Operation not permitted"):

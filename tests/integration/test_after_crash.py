@@ -34,7 +34,7 @@ REDIS: Final = Case(
 )
 
 
-def test_a_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
+def test_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
     """The program goes on as if nothing had been written since, and what was is kept beside the log."""
     with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
@@ -52,7 +52,7 @@ def test_a_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("seconds", [253402300900, 2**40, -(2**35)])
-def test_a_file_from_another_age(crckpt: Crckpt, seconds: int) -> None:
+def test_file_with_an_extreme_timestamp_is_restored(crckpt: Crckpt, seconds: int) -> None:
     """Every user can give a file such a time, where the file system keeps it."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         words = ("/usr/bin/python3", "-c", f"import time; file = open({file.name!r}); time.sleep(600)")
@@ -75,7 +75,7 @@ def test_a_file_from_another_age(crckpt: Crckpt, seconds: int) -> None:
             process.wait()
 
 
-def test_a_log_opened_for_appending_is_kept(crckpt: Crckpt) -> None:
+def test_log_opened_for_appending_can_be_kept(crckpt: Crckpt) -> None:
     """The program goes on after the new lines: it writes again those that it had written since."""
     with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
@@ -114,7 +114,7 @@ def _rotate_in_place(log: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["append", "read"])
 @pytest.mark.parametrize("rotate", [_truncate, _rotate, _rotate_to_longer, _rotate_in_place])
-def test_a_log_that_was_rotated(crckpt: Crckpt, kind: str, rotate: Callable[[Path], None]) -> None:
+def test_rotated_log_is_left_alone(crckpt: Crckpt, kind: str, rotate: Callable[[Path], None]) -> None:
     """The program appends to the log that is there, whatever its size; another log is not cut."""
     with stopped(crckpt, program("journal", kind)) as tree:
         log = tree.workdir / "journal.log"
@@ -133,7 +133,7 @@ def test_a_log_that_was_rotated(crckpt: Crckpt, kind: str, rotate: Callable[[Pat
         assert first in {f"line {before[''] + more}" for more in (1, 2)}
 
 
-def test_a_file_that_is_only_written_gets_its_size_back(crckpt: Crckpt) -> None:
+def test_write_only_file_is_cut_back_to_its_size(crckpt: Crckpt) -> None:
     """As of `program >log`: the program would write on behind the end, as it does when a log is truncated under it."""
     with stopped(crckpt, program("journal", "plain")) as tree:
         log, before = tree.workdir / "journal.log", tree.counters()
@@ -146,7 +146,7 @@ def test_a_file_that_is_only_written_gets_its_size_back(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
+def test_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
     """CRIU would not take it as it is, and there is no way to keep it: the program would overwrite it."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
@@ -162,7 +162,7 @@ def test_a_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
         assert _is_consecutive(log, "line")
 
 
-def test_two_who_append_to_one_log(crckpt: Crckpt) -> None:
+def test_log_with_two_appending_writers_is_cut_back(crckpt: Crckpt) -> None:
     """It is cut back to what both of them had written."""
     with _crashed(crckpt, program("journal", "twins"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
@@ -172,7 +172,7 @@ def test_two_who_append_to_one_log(crckpt: Crckpt) -> None:
         assert _is_consecutive(log, "twin")
 
 
-def test_a_log_that_was_truncated_under_one_of_two_who_append(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_log_truncated_under_one_of_two_writers(crckpt: Crckpt, tmp_path: Path) -> None:
     """The one that has written nothing since stands behind the end: its position tells nothing of the size."""
     log = tmp_path / "log"
     os.mkfifo(tmp_path / "fifo")
@@ -186,7 +186,7 @@ def test_a_log_that_was_truncated_under_one_of_two_who_append(crckpt: Crckpt, tm
     os.waitpid(shell.pid, 0)
 
 
-def test_a_tree_of_five(crckpt: Crckpt) -> None:
+def test_five_logs_of_one_tree_are_reported_and_cut_back(crckpt: Crckpt) -> None:
     """All five logs are told, each with the ways out that it has, and all five are cut back."""
     with _crashed(crckpt, program("family", "--logs"), *(f"{name}.log" for name in FAMILY)) as tree:
         said = _refused(crckpt)
@@ -206,7 +206,7 @@ def test_a_tree_of_five(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.skipif(bool(REDIS.missing()), reason=f"not installed: {REDIS.missing()}")
-def test_a_redis_with_an_append_only_file(crckpt: Crckpt) -> None:
+def test_redis_agrees_with_its_append_only_file(crckpt: Crckpt) -> None:
     """Its memory and its file agree after the restore: another redis that reads the file finds the same."""
     with started(REDIS) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
@@ -226,7 +226,7 @@ def test_a_redis_with_an_append_only_file(crckpt: Crckpt) -> None:
             assert _counter(other.workdir) == counted + 1 + 100
 
 
-def test_no_file_is_cut_back_under_the_program_that_writes_it(crckpt: Crckpt) -> None:
+def test_file_in_use_by_the_running_original_is_not_cut_back(crckpt: Crckpt) -> None:
     """The one that was checkpointed runs on; a second one, in PIDs of its own, would share its files."""
     with started(program("journal", "plain")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
@@ -241,7 +241,7 @@ def test_no_file_is_cut_back_under_the_program_that_writes_it(crckpt: Crckpt) ->
         assert [path.name for path in tree.workdir.glob("journal.log*")] == ["journal.log"]
 
 
-def test_a_failed_restore_puts_back_what_it_cut(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_failed_restore_puts_the_cut_off_part_back(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """The file is as it was, and nothing lies beside it."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
@@ -257,7 +257,7 @@ def test_a_failed_restore_puts_back_what_it_cut(crckpt: Crckpt, obstructed: Obst
         assert _agrees(tree)
 
 
-def test_what_was_cut_off_outlives_a_killed_crckpt(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_cut_off_part_survives_a_killed_crckpt(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """kill -9 in mid-restore: nobody puts it back, but nothing is lost, and a second restore works."""
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"

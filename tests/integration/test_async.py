@@ -49,7 +49,7 @@ def _stored_later(crckpt: Crckpt, tree: Tree) -> Iterator[int]:
             wait_for(lambda: not runs(pid), WITHIN_S, "it to end")
 
 
-def test_it_is_committing_until_it_is_durable(crckpt: Crckpt, tree: Tree) -> None:
+def test_checkpoint_is_listed_as_committing_until_durable(crckpt: Crckpt, tree: Tree) -> None:
     first = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["checkpoint"]["id"]
     with _stored_later(crckpt, tree) as pid:
         tree.wait_growth(tree.counters())
@@ -65,7 +65,7 @@ def test_it_is_committing_until_it_is_durable(crckpt: Crckpt, tree: Tree) -> Non
     crckpt.run("verify", "--all")
 
 
-def test_what_was_stored_is_restored(crckpt: Crckpt) -> None:
+def test_stored_checkpoint_can_be_restored(crckpt: Crckpt) -> None:
     with started(program("counter")) as tree:
         before = tree.counters()
         with _stored_later(crckpt, tree) as pid:
@@ -80,7 +80,9 @@ def test_what_was_stored_is_restored(crckpt: Crckpt) -> None:
     ("number", "why"),
     [(signal.SIGKILL, "ended before the checkpoint was stored"), (signal.SIGTERM, "interrupted by SIGTERM")],
 )
-def test_a_crash_loses_only_that_one_and_says_so(crckpt: Crckpt, tree: Tree, number: signal.Signals, why: str) -> None:
+def test_crash_loses_only_the_pending_checkpoint_and_reports_it(
+    crckpt: Crckpt, tree: Tree, number: signal.Signals, why: str
+) -> None:
     crckpt.run("dump", str(tree.pid), JOB)
     with _stored_later(crckpt, tree) as pid:
         os.kill(pid, number)
@@ -96,14 +98,14 @@ def test_a_crash_loses_only_that_one_and_says_so(crckpt: Crckpt, tree: Tree, num
     assert staging(crckpt) == ()
 
 
-def test_one_that_was_safe_when_the_crash_came_is_not_called_lost(crckpt: Crckpt, tree: Tree) -> None:
+def test_checkpoint_committed_before_a_crash_is_not_reported_lost(crckpt: Crckpt, tree: Tree) -> None:
     crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_KILL_AT="pending.unlink")
     wait_for(lambda: len(_listed(crckpt)["checkpoints"]) == 1, WITHIN_S, "it to be stored")
     wait_for(lambda: _state(crckpt) == [], WITHIN_S, "the crash")
     crckpt.run("gc")
 
 
-def test_what_fails_before_the_tree_runs_on_is_said(crckpt: Crckpt, tree: Tree) -> None:
+def test_failure_before_the_tree_runs_is_reported(crckpt: Crckpt, tree: Tree) -> None:
     assert "no process" in crckpt.run("dump", "999999", JOB, "--async", status=ENDED).err
     said = crckpt.run("dump", str(os.getpid()), JOB, "--async", "--json", status=REFUSED)
     assert said.document["error"]["code"] == REFUSED
@@ -111,7 +113,7 @@ def test_what_fails_before_the_tree_runs_on_is_said(crckpt: Crckpt, tree: Tree) 
     assert not crckpt.store.exists()
 
 
-def test_nobody_needs_to_listen(crckpt: Crckpt, tree: Tree) -> None:
+def test_checkpoint_is_stored_without_a_reader_of_the_output(crckpt: Crckpt, tree: Tree) -> None:
     """Output that cannot be written does not cost the checkpoint."""
     with Path("/dev/full").open("w") as full:
         words = [str(PROGRAM), "dump", str(tree.pid), JOB, "--async"]
@@ -119,7 +121,7 @@ def test_nobody_needs_to_listen(crckpt: Crckpt, tree: Tree) -> None:
     wait_for(lambda: len(_listed(crckpt)["checkpoints"]) == 1 and not _state(crckpt), WITHIN_S, "it to be stored")
 
 
-def test_the_document_says_that_it_is_committing(crckpt: Crckpt, tree: Tree) -> None:
+def test_json_output_reports_committing(crckpt: Crckpt, tree: Tree) -> None:
     said = crckpt.run("dump", str(tree.pid), JOB, "--async", "--json").document["result"]
     assert said["committing"]
     assert said["checkpoint"] is None

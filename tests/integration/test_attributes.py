@@ -74,7 +74,7 @@ def _of(tree: Tree) -> Mapping[str, Any]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_attribute_is_what_it_was(asked: dict[str, Asked], name: str) -> None:
+def test_attribute_is_restored(asked: dict[str, Asked], name: str) -> None:
     """Of the first thread and of the second one, which had another value where each has its own."""
     said = asked[name]
     assert said.after["process"][name] == said.before["process"][name]
@@ -82,11 +82,11 @@ def test_an_attribute_is_what_it_was(asked: dict[str, Asked], name: str) -> None
     assert said.warnings == []
 
 
-def test_each_attribute_of_the_list_that_comes_back_is_asked_for() -> None:
+def test_each_restorable_attribute_has_a_test() -> None:
     assert {attribute.test for attribute in ATTRIBUTES if attribute.back != "not" and attribute.test} <= {*NAMES}
 
 
-def test_a_landlock_domain_is_never_lost_silently(crckpt: Crckpt) -> None:
+def test_loss_of_a_landlock_domain_is_reported(crckpt: Crckpt) -> None:
     """It is said at the dump; the restore is refused, and done with less protection where that is allowed."""
     with started(program("attributes", "landlock")) as tree:
         dumped = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]
@@ -104,7 +104,7 @@ def test_a_landlock_domain_is_never_lost_silently(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_dump_that_leaves_the_tree_running_asks_where_there_is_a_hint(crckpt: Crckpt) -> None:
+def test_running_dump_queries_attributes_where_there_is_a_hint(crckpt: Crckpt) -> None:
     """A program with no_new_privs that refuses to execute what was written does so after a restore, too."""
     with started(program("attributes", "no_new_privs", "mdwe", "landlock")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
@@ -118,7 +118,7 @@ def test_a_dump_that_leaves_the_tree_running_asks_where_there_is_a_hint(crckpt: 
         assert _of(tree)["process"]["mdwe"] == before["process"]["mdwe"] == [1, False]
 
 
-def test_a_program_that_cannot_be_asked_is_named(crckpt: Crckpt) -> None:
+def test_program_that_cannot_be_queried_is_reported(crckpt: Crckpt) -> None:
     """It would catch our system call. What it may lose by that is said before it ends."""
     with started(program("attributes", "dispatch")) as tree:
         said = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
@@ -127,7 +127,7 @@ def test_a_program_that_cannot_be_asked_is_named(crckpt: Crckpt) -> None:
         tree.wait_gone()
 
 
-def test_a_program_that_may_be_confined_and_cannot_be_asked_is_not_restored_as_free(crckpt: Crckpt) -> None:
+def test_possibly_confined_program_is_not_restored_unconfined(crckpt: Crckpt) -> None:
     """It may have seen to that itself."""
     with started(program("attributes", "no_new_privs", "landlock", "dispatch")) as tree:
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
@@ -155,7 +155,7 @@ while True:
 """
 
 
-def test_a_program_that_is_always_another_process_is_not_restored_as_free(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_program_that_keeps_changing_pid_is_not_restored_unconfined(crckpt: Crckpt, tmp_path: Path) -> None:
     """Whoever is asked has ended by the freeze, and a process that adopts is the parent of what it has made."""
     null = subprocess.DEVNULL
     words, options = ("/usr/bin/python3", "-c", ORPHANS), {"cwd": tmp_path, "start_new_session": True}
@@ -170,7 +170,7 @@ def test_a_program_that_is_always_another_process_is_not_restored_as_free(crckpt
     assert "may be confined by Landlock" in said.err
 
 
-def test_a_rehearsal_puts_them_back_too(crckpt: Crckpt) -> None:
+def test_rehearsal_restores_attributes(crckpt: Crckpt) -> None:
     with started(program("attributes", "affinity", "mdwe", "mlock_future", "personality")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         probe = f"grep -x 00040000 /proc/{tree.pid}/personality && taskset -pc {tree.pid} | grep -q ': 0$'"
@@ -184,7 +184,7 @@ def _quoted(words: str) -> str:
     return "'" + words.replace("'", "'\"'\"'") + "'"
 
 
-def test_an_affinity_that_was_none_is_none_again(crckpt: Crckpt) -> None:
+def test_unrestricted_affinity_stays_unrestricted(crckpt: Crckpt) -> None:
     """Whatever that of crckpt is, which CRIU's tasks inherit."""
     with stopped(crckpt, program("attributes", "ioprio")) as tree:
         before = tree.counters()
@@ -214,7 +214,7 @@ def _session_after(crckpt: Crckpt, tree: Tree) -> str:
     return str(_of(tree)["process"]["session_keyring"])
 
 
-def test_a_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt) -> None:
+def test_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt) -> None:
     """It could read our keys with it."""
     ordinary = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     case = program("attributes", "session_keyring")
@@ -224,7 +224,7 @@ def test_a_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crck
         assert said.endswith(";_ses")
 
 
-def test_a_program_of_our_user_is_in_our_session(crckpt: Crckpt) -> None:
+def test_program_of_our_user_joins_our_session_keyring(crckpt: Crckpt) -> None:
     """As whatever is started there."""
     with stopped(crckpt, program("attributes", "session_keyring")) as tree:
         assert "crckpt-restores" in _session_after(crckpt, tree)
@@ -270,7 +270,7 @@ def _is_in(pid: int, group: Path) -> bool:
     return f"/{group.name}\n" in Path(f"/proc/{pid}/cgroup").read_text()
 
 
-def test_a_tree_is_again_in_the_group_that_limits_it(crckpt: Crckpt) -> None:
+def test_tree_returns_to_its_limiting_cgroup(crckpt: Crckpt) -> None:
     with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
@@ -279,7 +279,7 @@ def test_a_tree_is_again_in_the_group_that_limits_it(crckpt: Crckpt) -> None:
         assert _is_in(tree.pid, group)
 
 
-def test_its_memory_counts_for_its_group(crckpt: Crckpt) -> None:
+def test_restored_memory_is_charged_to_the_cgroup(crckpt: Crckpt) -> None:
     """Whatever CRIU fills before the tree runs: the kernel does not count it again when a process changes its group."""
     limit = {"memory__limit_in_bytes": str(1 << 30)}
     with _group("memory", **limit) as group, _stopped_in(crckpt, group) as tree:
@@ -291,7 +291,7 @@ def test_its_memory_counts_for_its_group(crckpt: Crckpt) -> None:
         assert int((group / "memory.usage_in_bytes").read_text()) > memory.uss * 0.8
 
 
-def test_its_sockets_are_of_its_group(crckpt: Crckpt) -> None:
+def test_restored_sockets_belong_to_the_cgroup(crckpt: Crckpt) -> None:
     """The kernel asks the rules of the group in which a socket was made."""
     with _group("unified") as group:
         rule_packets(group)
@@ -305,7 +305,7 @@ def test_its_sockets_are_of_its_group(crckpt: Crckpt) -> None:
             assert all(line.rstrip().endswith(f"cgroup:/{group.name}") for line in own), own
 
 
-def test_a_tree_is_again_in_the_group_that_the_packet_filter_knows(crckpt: Crckpt) -> None:
+def test_tree_returns_to_the_cgroup_that_the_packet_filter_matches(crckpt: Crckpt) -> None:
     """Without limits, and without rules of the group itself. Once it is gone, nothing can judge the packets so."""
     with _group("unified") as group, _filtered(group), _stopped_in(crckpt, group) as tree:
         before = tree.counters()
@@ -332,7 +332,7 @@ def _filtered(group: Path) -> Iterator[None]:
         subprocess.run(("nft", "delete", "table", "inet", "groups"), check=True)
 
 
-def test_a_frozen_group_is_named(crckpt: Crckpt) -> None:
+def test_frozen_cgroup_is_reported(crckpt: Crckpt) -> None:
     """In it CRIU would wait for ever."""
     with _group("unified") as group:
         rule_packets(group)
@@ -346,7 +346,7 @@ def test_a_frozen_group_is_named(crckpt: Crckpt) -> None:
             tree.wait_growth(before)
 
 
-def test_a_limit_that_is_gone_is_said(crckpt: Crckpt) -> None:
+def test_missing_cgroup_limit_is_a_warning(crckpt: Crckpt) -> None:
     """The tree runs without it: no service is to be refused for a limit of tasks."""
     with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
@@ -358,7 +358,7 @@ def test_a_limit_that_is_gone_is_said(crckpt: Crckpt) -> None:
         )
 
 
-def test_rules_on_devices_that_are_gone_are_refused(crckpt: Crckpt) -> None:
+def test_missing_device_rules_are_refused(crckpt: Crckpt) -> None:
     with _group("devices", devices__deny="a *:* rwm") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
         before = tree.counters()
@@ -369,7 +369,7 @@ def test_rules_on_devices_that_are_gone_are_refused(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_group_that_restricts_nothing_is_not_missed(crckpt: Crckpt) -> None:
+def test_missing_cgroup_without_limits_is_ignored(crckpt: Crckpt) -> None:
     with _group("pids") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
         said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
@@ -378,7 +378,7 @@ def test_a_group_that_restricts_nothing_is_not_missed(crckpt: Crckpt) -> None:
         assert not _is_in(tree.pid, group)
 
 
-def test_a_cgroup_namespace_is_never_lost_silently(crckpt: Crckpt) -> None:
+def test_loss_of_a_cgroup_namespace_is_reported(crckpt: Crckpt) -> None:
     case = program("counter")
     apart = type(case)(case.name, ("unshare", "--cgroup", *case.argv))
     with stopped(crckpt, apart) as tree:

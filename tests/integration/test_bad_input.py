@@ -24,7 +24,7 @@ NOBODY: Final = 65534
 NO_PID: Final = 2**22 - 1
 
 
-def test_no_such_process(crckpt: Crckpt) -> None:
+def test_unknown_pid_is_refused(crckpt: Crckpt) -> None:
     """Also a number that no process can have, and what is no number."""
     _refused(crckpt, ENDED, "dump", str(NO_PID), names=(f"no process {NO_PID}",))
     _refused(crckpt, ENDED, "pre-dump", str(NO_PID), names=(f"no process {NO_PID}",))
@@ -35,12 +35,12 @@ def test_no_such_process(crckpt: Crckpt) -> None:
     _refused(crckpt, USAGE, "dump", "pid:12", names=("'pid:12' is not a valid target",), both=False)
 
 
-def test_negative_pid_is_no_option(crckpt: Crckpt) -> None:
+def test_negative_pid_is_not_an_option(crckpt: Crckpt) -> None:
     """The shell's way to name a group is refused too."""
     _refused(crckpt, USAGE, "dump", "--", "-5", names=("'-5' is not a PID",))
 
 
-def test_a_program_does_not_choose_into_whose_series_it_comes(crckpt: Crckpt) -> None:
+def test_program_cannot_choose_its_job(crckpt: Crckpt) -> None:
     """It calls itself as it likes; the job's next restore would be of it."""
     as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     with _sleeping() as ours, _sleeping(*as_nobody) as theirs:
@@ -69,7 +69,7 @@ def _sleeping(*words: str) -> Iterator[int]:
         process.wait()
 
 
-def test_processes_that_cannot_be_frozen(crckpt: Crckpt) -> None:
+def test_processes_that_cannot_be_frozen_are_refused(crckpt: Crckpt) -> None:
     """Ancestors of crckpt, the system's init and the kernel's own."""
     _refused(crckpt, REFUSED, "dump", str(os.getpid()), names=(f"process {os.getpid()} ", "freeze itself"))
     _refused(
@@ -81,7 +81,7 @@ def test_processes_that_cannot_be_frozen(crckpt: Crckpt) -> None:
     _refused(crckpt, REFUSED, "dump", str(threads[0]), names=(f"process {threads[0]} ", "is a kernel thread"))
 
 
-def test_a_zombie(crckpt: Crckpt) -> None:
+def test_zombie_is_refused(crckpt: Crckpt) -> None:
     """It names the parent, who alone can do something."""
     ended = subprocess.Popen(["true"])
     try:
@@ -92,7 +92,7 @@ def test_a_zombie(crckpt: Crckpt) -> None:
         ended.wait()
 
 
-def test_a_traced_process(crckpt: Crckpt) -> None:
+def test_traced_process_is_refused(crckpt: Crckpt) -> None:
     """Only one can trace: the tracer is named, and the tree runs on under it."""
     with started(COUNTER) as tree, _traced(tree.pid) as tracer:
         names = (f"process {tree.pid} (python3)", f"traced by process {tracer} (python")
@@ -101,7 +101,7 @@ def test_a_traced_process(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_established_connections_need_a_decision(crckpt: Crckpt) -> None:
+def test_established_connections_need_a_tcp_option(crckpt: Crckpt) -> None:
     """Every connection is listed, both ends of it being in the tree."""
     with started(TCP_PAIR) as tree:
         causes = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=("connected over TCP",), both=False)["causes"]
@@ -119,7 +119,7 @@ def test_established_connections_need_a_decision(crckpt: Crckpt) -> None:
         assert not crckpt.store.exists(), "a refused dump has made a store"
 
 
-def test_pidfiles(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_unusable_pidfiles_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
     """Missing, a directory, garbage, stale."""
     contents = {"garbage": b"12a\n", "empty": b"", "binary": b"\xff\x00\n", "stale": f"{NO_PID}\n".encode()}
     for name, content in contents.items():
@@ -133,7 +133,7 @@ def test_pidfiles(crckpt: Crckpt, tmp_path: Path) -> None:
     _refused(crckpt, ENDED, "dump", f"pidfile:{tmp_path}/stale", names=(f"no process {NO_PID}",), both=False)
 
 
-def test_cgroups_and_units_that_are_not_there(crckpt: Crckpt) -> None:
+def test_missing_cgroups_and_units_are_refused(crckpt: Crckpt) -> None:
     """Wherever systemd runs or not."""
     _refused(crckpt, ENDED, "dump", "cgroup:/no/such", names=("no cgroup /no/such",), both=False)
     said = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document
@@ -142,14 +142,14 @@ def test_cgroups_and_units_that_are_not_there(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("note", ["two\nlines", "\x1b[31mred"])
-def test_a_note_is_one_line_of_text(crckpt: Crckpt, tmp_path: Path, note: str) -> None:
+def test_note_must_be_one_line_of_text(crckpt: Crckpt, tmp_path: Path, note: str) -> None:
     with _sleeping() as pid:
         _refused(crckpt, USAGE, "dump", str(pid), "--note", note, names=(f"{note!r} is not one line of text",))
         _refused(crckpt, USAGE, "import", str(tmp_path), "job", "--note", note, names=("is not one line of text",))
         assert not crckpt.store.exists()
 
 
-def test_names_that_no_job_or_tag_can_have(crckpt: Crckpt) -> None:
+def test_invalid_job_and_tag_names_are_refused(crckpt: Crckpt) -> None:
     """They would be paths, options or refs."""
     with started(COUNTER) as tree:
         for name in ("../up", ".hidden", "", "x" * 101, "a~1"):
@@ -175,7 +175,7 @@ def test_names_that_no_job_or_tag_can_have(crckpt: Crckpt) -> None:
     ],
     ids=lambda value: " ".join(value) if "dump" in value else None,
 )
-def test_what_was_typed_wrongly(crckpt: Crckpt, words: tuple[str, ...], names: tuple[str, ...]) -> None:
+def test_invalid_command_lines_are_usage_errors(crckpt: Crckpt, words: tuple[str, ...], names: tuple[str, ...]) -> None:
     """In the same form as every other failure."""
     _refused(crckpt, USAGE, *words, names=names)
 
@@ -190,14 +190,14 @@ def test_what_was_typed_wrongly(crckpt: Crckpt, words: tuple[str, ...], names: t
         ("compress: fast\n", ("compress must be a whole number", "'fast'")),
     ],
 )
-def test_configurations(crckpt: Crckpt, tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
+def test_invalid_configuration_is_refused(crckpt: Crckpt, tmp_path: Path, text: str, names: tuple[str, ...]) -> None:
     """The file and the key are named."""
     path = tmp_path / "crckpt.yaml"
     path.write_text(text)
     _refused(crckpt, USAGE, "list", "--config", str(path), names=(str(path), *names), both=False)
 
 
-def test_configurations_that_cannot_be_read(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_unreadable_configuration_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
     """Missing, a directory, not text."""
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     for name in ("missing", "binary", "."):
@@ -205,7 +205,7 @@ def test_configurations_that_cannot_be_read(crckpt: Crckpt, tmp_path: Path) -> N
         _refused(crckpt, USAGE, "list", "--config", path, names=("configuration", path.removesuffix("/.")), both=False)
 
 
-def test_directories_that_are_no_store(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_directory_that_is_not_a_store_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
     """Neither read as one nor made one."""
     other, file = tmp_path / "other", tmp_path / "file"
     other.mkdir()
@@ -223,7 +223,7 @@ def test_directories_that_are_no_store(crckpt: Crckpt, tmp_path: Path) -> None:
     assert not crckpt.store.exists()
 
 
-def test_a_store_that_others_could_read(crckpt: Crckpt) -> None:
+def test_store_readable_by_others_is_refused(crckpt: Crckpt) -> None:
     """Wrong mode, wrong owner: the fix is one line that works."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "job")
@@ -240,7 +240,7 @@ def test_a_store_that_others_could_read(crckpt: Crckpt) -> None:
         assert manifests(crckpt.store) == 2
 
 
-def test_a_store_of_a_newer_format(crckpt: Crckpt) -> None:
+def test_store_of_a_newer_format_is_refused(crckpt: Crckpt) -> None:
     """Refused with both numbers; nothing of it is touched."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "job")
@@ -256,7 +256,7 @@ def test_a_store_of_a_newer_format(crckpt: Crckpt) -> None:
         assert manifests(crckpt.store) == 1
 
 
-def test_unknown_refs_name_what_is_near(crckpt: Crckpt) -> None:
+def test_unknown_refs_are_answered_with_similar_names(crckpt: Crckpt) -> None:
     """For every command that takes one."""
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
@@ -274,7 +274,7 @@ def test_unknown_refs_name_what_is_near(crckpt: Crckpt) -> None:
         _refused(crckpt, UNKNOWN, "show", ref, names=("there is no ",), both=False)
 
 
-def test_who_is_not_root(crckpt: Crckpt) -> None:
+def test_commands_without_root(crckpt: Crckpt) -> None:
     """Dump and restore need root and say so; the store is then the user's own, and reading it needs no root."""
     # A user namespace makes us nobody without taking away what the owner may read: the checkout may lie in /root.
     nobody = ("unshare", "--user", f"--map-user={NOBODY}", f"--map-group={NOBODY}", str(PROGRAM))
@@ -295,7 +295,7 @@ def test_who_is_not_root(crckpt: Crckpt) -> None:
     assert f"no store at {home}/crckpt" in _one_failure(own, as_json=True)["message"]
 
 
-def test_no_criu_that_works(crckpt: Crckpt) -> None:
+def test_no_working_criu_is_refused(crckpt: Crckpt) -> None:
     """Every one that was tried is listed with what is wrong with it; the tree is never touched."""
     # What is remembered or lies in the private prefix is hidden from this one command.
     hide = 'for d in /usr/local/lib/crckpt /var/cache/crckpt; do [ ! -d $d ] || mount -t tmpfs none $d; done; exec "$@"'
@@ -314,7 +314,7 @@ def test_no_criu_that_works(crckpt: Crckpt) -> None:
         assert not crckpt.store.exists()
 
 
-def test_a_broken_criu_option_is_passed_over(crckpt: Crckpt) -> None:
+def test_broken_criu_option_is_skipped(crckpt: Crckpt) -> None:
     """The first that works is taken, and the document names it, and those before it."""
     with started(COUNTER) as tree:
         words = ("dump", str(tree.pid), "--criu", "/bin/false", "--dry-run")
@@ -327,7 +327,7 @@ def test_a_broken_criu_option_is_passed_over(crckpt: Crckpt) -> None:
         assert crckpt.run("doctor", *words[1:-1], "--json").document["result"]["criu_passed_over"] == [why]
 
 
-def test_a_dry_run_looks_at_the_store_and_at_all_else(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_dry_run_checks_the_store_and_everything_else(crckpt: Crckpt, tmp_path: Path) -> None:
     """What it approves works: --no-preflight is of the real one."""
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken/file").touch()
@@ -341,12 +341,12 @@ def test_a_dry_run_looks_at_the_store_and_at_all_else(crckpt: Crckpt, tmp_path: 
         _refused(crckpt, 24, *against_advice, names=("connected over TCP",))
 
 
-def test_older_ones_are_not_tried_against_all_advice(crckpt: Crckpt) -> None:
+def test_or_older_cannot_be_combined_with_no_preflight(crckpt: Crckpt) -> None:
     names = ("--or-older cannot be combined with --no-preflight",)
     _refused(crckpt, 2, "restore", "job", "--or-older", "--no-preflight", names=names)
 
 
-def test_all_and_one_checkpoint_are_not_both_verified(crckpt: Crckpt) -> None:
+def test_verify_all_cannot_be_combined_with_a_checkpoint(crckpt: Crckpt) -> None:
     _refused(crckpt, 2, "verify", "job", "--all", names=("--all and job cannot be combined",))
 
 

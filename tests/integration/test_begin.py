@@ -55,7 +55,7 @@ def store(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("words", [(), ("--stop",)], ids=("goes on", "stop"))
-def test_crckpt_is_killed_while_criu_waits(crckpt: Crckpt, counter: Tree, words: tuple[str, ...]) -> None:
+def test_killed_crckpt_ends_the_waiting_criu(crckpt: Crckpt, counter: Tree, words: tuple[str, ...]) -> None:
     """CRIU ends, and has touched nothing."""
     dump = crckpt.start("dump", str(counter.pid), "job", *words, CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: _waits(dump.pid), ENDS_WITHIN_S, "CRIU to wait")
@@ -70,7 +70,7 @@ def test_crckpt_is_killed_while_criu_waits(crckpt: Crckpt, counter: Tree, words:
     assert checkpoints(crckpt) == ()
 
 
-def test_a_tree_that_is_refused_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
+def test_refused_tree_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
     """It has a connection, and nobody said what is to become of it."""
     dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
     assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected, dump)
@@ -81,7 +81,7 @@ def test_a_tree_that_is_refused_was_not_touched(crckpt: Crckpt, connected: Tree)
     assert_runs_on(connected, frozenset())
 
 
-def test_what_criu_was_not_told_is_seen_in_time(crckpt: Crckpt, locking: Tree) -> None:
+def test_criu_is_restarted_when_an_option_is_missing(crckpt: Crckpt, locking: Tree) -> None:
     """Another CRIU is started with the option; the first one leaves nothing, and the tree is frozen once."""
     said = crckpt.run("dump", str(locking.pid), "job", "--verbose").out
     assert "--file-locks" in said
@@ -92,7 +92,7 @@ def test_what_criu_was_not_told_is_seen_in_time(crckpt: Crckpt, locking: Tree) -
     locking.case.probe(locking.workdir)
 
 
-def test_an_unexpected_end_before_the_freeze_is_explained(crckpt: Crckpt, counter: Tree) -> None:
+def test_unexpected_end_of_criu_before_the_freeze_is_explained(crckpt: Crckpt, counter: Tree) -> None:
     """CRIU is ended while it waits."""
     dump = crckpt.start("dump", str(counter.pid), "job", CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: _waits(dump.pid), ENDS_WITHIN_S, "CRIU to wait")

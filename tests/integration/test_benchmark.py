@@ -28,7 +28,7 @@ def bench(work: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_exit_code_says_whether_all_bounds_hold(tmp_path: Path) -> None:
+def test_exit_code_tells_whether_all_bounds_hold(tmp_path: Path) -> None:
     done = bench(tmp_path, "startup", "--runs", "1", "--json")
     document = json.loads(done.stdout)
     assert done.returncode == (0 if document["all_met"] else 1), done.stderr
@@ -38,7 +38,7 @@ def test_the_exit_code_says_whether_all_bounds_hold(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_downtime_of_a_bare_move_is_its_steps_and_more(tmp_path: Path) -> None:
+def test_downtime_of_a_bare_move_exceeds_its_steps(tmp_path: Path) -> None:
     """The client waits for the dump, the copy and the restore. Whether the bounds hold depends on the machine."""
     done = bench(tmp_path, "migration", "--sizes", "4", "--runs", "1", "--json")
     assert done.returncode in (0, 1), done.stderr
@@ -50,7 +50,7 @@ def test_downtime_of_a_bare_move_is_its_steps_and_more(tmp_path: Path) -> None:
     assert {"downtime", "downtime with --local-lazy", "downtime with --lazy", "total with --lazy"} <= set(ours)
 
 
-def test_a_command_that_fails_is_told_and_gives_no_verdict(tmp_path: Path) -> None:
+def test_failed_command_is_reported_without_a_verdict(tmp_path: Path) -> None:
     done = bench(tmp_path, "startup", "--runs", "1", "--command", "/bin/false")
     assert (done.returncode, done.stdout) == (2, "")
     assert "/bin/false dump" in done.stderr
@@ -58,7 +58,7 @@ def test_a_command_that_fails_is_told_and_gives_no_verdict(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("words", [("stratup",), ("--targets", "redsi"), ("--sizes", "big")])
-def test_what_is_unknown_is_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
+def test_unknown_arguments_are_refused(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = bench(tmp_path, *words)
     assert (done.returncode, done.stdout) == (2, "")
     assert words[-1] in done.stderr

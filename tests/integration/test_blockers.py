@@ -82,7 +82,7 @@ KINDS: Final = {
 
 
 @pytest.mark.parametrize(("kind", "key"), KINDS.items(), ids=KINDS)
-def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str, key: str, tmp_path: Path) -> None:
+def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: str, key: str, tmp_path: Path) -> None:
     """CRIU may name less: then its words are those for what is not known."""
     environment = {"CRCKPT_CRIU": str(impatient(tmp_path / "criu"))} if key == "freeze-timeout" else {}
     with held(kind) as tree:
@@ -108,7 +108,7 @@ def test_a_blocker_is_named_before_and_explained_after(crckpt: Crckpt, kind: str
         "watch_of_file_system": "watch-file-system",
     }.items(),
 )
-def test_what_criu_does_not_name_is_named_before(crckpt: Crckpt, kind: str, key: str) -> None:
+def test_blocker_that_criu_does_not_report_is_reported_before(crckpt: Crckpt, kind: str, key: str) -> None:
     """At a limit CRIU's code may end the process, and CRIU's log says only that something failed.
 
     CRIU saves a part of a segment, and its restore fails.
@@ -124,7 +124,7 @@ def test_what_criu_does_not_name_is_named_before(crckpt: Crckpt, kind: str, key:
 
 
 @pytest.mark.parametrize(("kind", "key"), [("own_dev", "mount-lookup"), ("left_mounts", "mount-lookup-mapped")])
-def test_files_outside_the_programs_own_mounts_are_named_before(crckpt: Crckpt, kind: str, key: str) -> None:
+def test_files_outside_the_programs_mounts_are_reported_before(crckpt: Crckpt, kind: str, key: str) -> None:
     with held(kind) as tree:
         before = tree.counters()
         blockers = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]["blockers"]
@@ -146,7 +146,7 @@ def impatient(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["nested_mount", "nested_network"])
-def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, kind: str) -> None:
+def test_object_that_dumps_but_does_not_restore_is_reported_before(crckpt: Crckpt, kind: str) -> None:
     with held(kind) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
         (told,) = result["blockers"]
@@ -163,7 +163,7 @@ def test_what_can_be_saved_but_not_made_again_is_named_before(crckpt: Crckpt, ki
         assert error["hint"] == told["remedy"]
 
 
-def test_a_socket_that_would_come_back_in_another_network_is_named_before(crckpt: Crckpt) -> None:
+def test_socket_of_another_network_namespace_is_reported_before(crckpt: Crckpt) -> None:
     """CRIU saves it without a word, and opens one where the program runs."""
     with held("foreign_datagrams") as tree:
         (told,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
@@ -171,14 +171,14 @@ def test_a_socket_that_would_come_back_in_another_network_is_named_before(crckpt
         crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
 
 
-def test_a_bpf_map_may_take_another_criu(crckpt: Crckpt) -> None:
+def test_bpf_map_is_a_warning(crckpt: Crckpt) -> None:
     with held("bpf_array") as tree:
         seen = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
         assert seen.plan.blockers == ()
         assert [told.key for told in seen.plan.warnings] == ["bpf-map-support", "untested-kind"]
 
 
-def test_what_only_looks_like_a_blocker_is_none(crckpt: Crckpt) -> None:
+def test_harmless_lookalikes_are_not_blockers(crckpt: Crckpt) -> None:
     with held("harmless") as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
         assert result["blockers"] == []
@@ -187,7 +187,7 @@ def test_what_only_looks_like_a_blocker_is_none(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_traced_thread_is_as_good_as_a_traced_process(crckpt: Crckpt) -> None:
+def test_traced_thread_is_refused_like_a_traced_process(crckpt: Crckpt) -> None:
     with held("thread_traced") as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
         (told,) = result["blockers"]
@@ -198,7 +198,7 @@ def test_a_traced_thread_is_as_good_as_a_traced_process(crckpt: Crckpt) -> None:
         assert error["hint"] == told["remedy"]
 
 
-def test_a_seal_is_lost_and_said_to_be(crckpt: Crckpt) -> None:
+def test_lost_memory_seal_is_a_warning(crckpt: Crckpt) -> None:
     with held("sealed") as tree:
         assert tree.facts()[""]["sealed"]
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
@@ -213,7 +213,7 @@ def test_a_seal_is_lost_and_said_to_be(crckpt: Crckpt) -> None:
         assert not tree.facts()[""]["sealed"]
 
 
-def test_a_lock_shared_with_the_outside_prevents_a_restore_and_is_said_to(crckpt: Crckpt) -> None:
+def test_lock_shared_with_an_outside_process_is_reported(crckpt: Crckpt) -> None:
     with held("shared_lock") as tree:
         other = int((tree.workdir / "outside").read_text())
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]

@@ -81,7 +81,7 @@ def family() -> Iterator[Tree]:
         yield tree
 
 
-def test_the_documents_have_the_keys_that_scripts_rely_on(crckpt: Crckpt, family: Tree, tmp_path: Path) -> None:
+def test_json_documents_have_the_documented_keys(crckpt: Crckpt, family: Tree, tmp_path: Path) -> None:
     """One document per command, with a schema; renaming a key breaks somebody's script."""
     images = str(tmp_path / "images")
     pid = str(family.pid)
@@ -128,7 +128,7 @@ def test_show_names_processes_files_and_sizes(crckpt: Crckpt, family: Tree) -> N
     assert all(process["memory_bytes"] > 0 for process in document["tree"])
 
 
-def test_a_second_checkpoint_costs_only_what_changed(crckpt: Crckpt, family: Tree) -> None:
+def test_second_checkpoint_stores_only_changed_pages(crckpt: Crckpt, family: Tree) -> None:
     """Pages that the one before has cost nothing."""
     first, second = (
         crckpt.run("dump", str(family.pid), "job", "--json").document["result"]["checkpoint"]["statistics"]
@@ -137,7 +137,7 @@ def test_a_second_checkpoint_costs_only_what_changed(crckpt: Crckpt, family: Tre
     assert second["stored_bytes"] < first["stored_bytes"] / 3
 
 
-def test_rm_leaves_the_others_whole_and_gc_gives_space_back(crckpt: Crckpt, family: Tree) -> None:
+def test_rm_keeps_other_checkpoints_and_gc_frees_space(crckpt: Crckpt, family: Tree) -> None:
     """An older checkpoint can go although the newer one shares its pages."""
     for _ in range(2):
         crckpt.run("dump", str(family.pid), "job")
@@ -155,14 +155,14 @@ def test_rm_leaves_the_others_whole_and_gc_gives_space_back(crckpt: Crckpt, fami
     assert family.facts() == facts
 
 
-def test_dry_run_touches_nothing(crckpt: Crckpt, family: Tree) -> None:
+def test_dry_run_changes_nothing(crckpt: Crckpt, family: Tree) -> None:
     """No store is made, and the tree is not stopped."""
     said = crckpt.run("dump", str(family.pid), "job", "--dry-run").out
     assert "--leave-running" in said
     assert not crckpt.store.exists()
 
 
-def test_a_flipped_bit_is_found_and_named(crckpt: Crckpt, family: Tree) -> None:
+def test_flipped_bit_is_found_and_reported(crckpt: Crckpt, family: Tree) -> None:
     """`verify` ends with 13 and says which checkpoint; `restore` refuses."""
     crckpt.run("dump", str(family.pid), "job")
     pack = next((crckpt.store / "packs").glob("*/*.pack"))
@@ -199,7 +199,7 @@ def test_imported_images_restore_with_crckpt(crckpt: Crckpt, family: Tree, tmp_p
     family.wait_growth(before)
 
 
-def test_tags_move_and_go(crckpt: Crckpt, family: Tree) -> None:
+def test_tags_can_be_moved_and_removed(crckpt: Crckpt, family: Tree) -> None:
     """JOB:TAG means what it was given to last."""
     ids = [
         crckpt.run("dump", str(family.pid), "job", "--tag", "here", "--json").document["result"]["checkpoint"]["id"]
@@ -212,7 +212,7 @@ def test_tags_move_and_go(crckpt: Crckpt, family: Tree) -> None:
     assert "job 'job' has no tag 'here'" in crckpt.run("show", "job:here", status=12).err
 
 
-def test_the_store_is_private(crckpt: Crckpt, family: Tree) -> None:
+def test_store_is_private(crckpt: Crckpt, family: Tree) -> None:
     """A checkpoint is a process's memory: nobody else may read it, whatever the umask."""
     before = os.umask(0)
     try:
@@ -244,14 +244,14 @@ def test_command_lines_stay_out_of_the_manifest(crckpt: Crckpt, tmp_path: Path) 
         target.wait()
 
 
-def test_version_names_both(crckpt: Crckpt) -> None:
+def test_version_prints_crckpt_and_criu(crckpt: Crckpt) -> None:
     """crckpt's and CRIU's."""
     lines = crckpt.run("--version").out.splitlines()
     assert lines[0].startswith("crckpt ")
     assert lines[1].startswith("CRIU 4.")
 
 
-def test_every_command_has_a_help(crckpt: Crckpt) -> None:
+def test_every_command_has_help(crckpt: Crckpt) -> None:
     """`--help` ends with 0 and names the command."""
     for name in (*KEYS, "list"):
         assert name in crckpt.run(name, "--help").out

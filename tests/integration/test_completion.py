@@ -113,7 +113,7 @@ def typist(request: pytest.FixtureRequest, crckpt: Crckpt, tmp_path: Path) -> It
         yield typist
 
 
-def test_one_match_is_inserted(typist: Typist) -> None:
+def test_single_match_is_inserted(typist: Typist) -> None:
     for typed, line in (
         ("crckpt rehe", "crckpt rehearse"),
         ("crckpt dump --no-i", "crckpt dump --no-incremental"),
@@ -127,7 +127,7 @@ def test_one_match_is_inserted(typist: Typist) -> None:
         assert typist.completed(typed).removesuffix("/") == line
 
 
-def test_processes_are_listed_with_their_programs(typist: Typist) -> None:
+def test_pids_are_completed_with_program_names(typist: Typist) -> None:
     with two_sleeping() as pid:
         # Not all: a shell may ask first whether to list hundreds. bash lists only what it could not lengthen.
         typist.type(f"crckpt dump {pid // 100}\t\t\t")
@@ -146,7 +146,7 @@ def two_sleeping() -> Iterator[int]:
         yield pids[-1]
 
 
-def test_a_name_is_no_command(typist: Typist, tmp_path: Path) -> None:
+def test_file_names_are_not_executed(typist: Typist, tmp_path: Path) -> None:
     """Anybody can give a file any name, and what a shell inserts it runs."""
     names = tmp_path / "home/names"
     names.mkdir()

@@ -171,7 +171,7 @@ def _core_of_python(python: str, crckpt: Crckpt, directory: Path) -> tuple[Path,
     return Path(result["executable"]), directory / "core"
 
 
-def test_what_it_says(waited: Waited, tmp_path: Path) -> None:
+def test_core_output_names_the_file_and_gdb_command(waited: Waited, tmp_path: Path) -> None:
     """The numbers, the sentence with gdb's command, and a file for its owner alone."""
     core = tmp_path / "mine"
     result = waited.crckpt.run("core", "job", str(waited.pid), "-o", str(core), "--json").document["result"]
@@ -183,7 +183,7 @@ def test_what_it_says(waited: Waited, tmp_path: Path) -> None:
     assert said.endswith(f"open it with: gdb {waited.executable} {core}\n")
 
 
-def test_a_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:
+def test_existing_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:
     """Unless `--force` says so; nothing else is left beside it."""
     core = tmp_path / ("core" + "\U0001f600" * 62)  # of the 255 bytes that a name may have, it has 252
     core.write_text("mine")
@@ -195,11 +195,11 @@ def test_a_file_is_not_replaced(waited: Waited, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["-", "/dev/null", "/proc/none/core"])
-def test_places_that_do_not_do(waited: Waited, place: str) -> None:
+def test_unusable_output_paths_are_refused(waited: Waited, place: str) -> None:
     """A pipe, a device, a directory that there is not."""
     assert "--output FILE" in waited.crckpt.run("core", "job", "-o", place, "--force", status=2).err
 
 
-def test_a_process_that_is_not_there(waited: Waited) -> None:
+def test_unknown_process_is_refused(waited: Waited) -> None:
     """The error names those that are."""
     assert str(waited.pid) in waited.crckpt.run("core", "job", "1", status=2).err

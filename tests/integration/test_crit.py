@@ -76,7 +76,7 @@ def images(tmp_path_factory: pytest.TempPathFactory, criu: Path, crit: Path) -> 
     return directory / "tree"
 
 
-def test_every_image(images: Path, crit: Path) -> None:
+def test_every_image_reads_as_crit_reads_it(images: Path, crit: Path) -> None:
     """Records and the raw bytes behind them, and every value that crckpt reads."""
     kinds = set()
     paths = tuple(images.iterdir())

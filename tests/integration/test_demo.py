@@ -12,7 +12,7 @@ from trees import wait_for
 ROOT = PROJECT
 
 
-def test_the_demo_shows_a_program_that_goes_on_from_its_checkpoint() -> None:
+def test_demo_continues_a_program_from_its_checkpoint() -> None:
     """Its counter goes back to the checkpoint's and on from there; memory and PID are the same; nothing is left."""
     before = set(Path("/tmp").glob("crckpt-demo.*"))
     done = subprocess.run(

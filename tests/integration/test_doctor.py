@@ -55,7 +55,7 @@ def facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {fact["key"]: fact for fact in document["result"]["facts"]}
 
 
-def test_scripts_can_rely_on_the_keys(opened: Crckpt) -> None:
+def test_json_output_has_the_documented_keys(opened: Crckpt) -> None:
     told = opened.run("doctor", "--json").document
     assert len(told["result"]["facts"]) == len(KEYS)
     assert facts(told).keys() == KEYS
@@ -65,14 +65,14 @@ def test_scripts_can_rely_on_the_keys(opened: Crckpt) -> None:
     assert told["result"]["fixes"][-1] == {"key": "store", "command": store["fix"], "done": False, "said": ""}
 
 
-def test_a_store_that_is_not_made_yet_is_no_complaint(crckpt: Crckpt) -> None:
+def test_missing_store_is_no_problem(crckpt: Crckpt) -> None:
     """The first dump makes it: there is nothing to mend, and nothing is made."""
     store = facts(crckpt.run("doctor", "--json").document)["store"]
     assert (store["state"], store["fix"], store["safe"]) == ("ok", "", False)
     assert not crckpt.store.exists()
 
 
-def test_people_read_each_fact_with_what_follows_and_what_to_type(opened: Crckpt) -> None:
+def test_all_checks_are_printed_with_consequence_and_fix(opened: Crckpt) -> None:
     told = facts(opened.run("doctor", "--json").document)
     shown = opened.run("doctor", "--all")
     words = " ".join(shown.out.split())
@@ -81,7 +81,7 @@ def test_people_read_each_fact_with_what_follows_and_what_to_type(opened: Crckpt
     assert shown.out.startswith("this host can checkpoint and restore programs\n")
 
 
-def test_people_read_the_verdict_first_and_then_what_needs_attention(opened: Crckpt) -> None:
+def test_verdict_comes_first_then_the_problems(opened: Crckpt) -> None:
     told = facts(opened.run("doctor", "--json").document)
     verdict, *lines = opened.run("doctor").out.splitlines()
     assert verdict == "this host can checkpoint and restore programs"
@@ -93,13 +93,13 @@ def test_people_read_the_verdict_first_and_then_what_needs_attention(opened: Crc
     assert lines[-1] == f"the other {known - len(rows)} of {known} checks are fine: crckpt doctor --all shows them"
 
 
-def test_a_criu_that_was_named_and_does_not_work_is_named(opened: Crckpt) -> None:
+def test_broken_criu_option_is_reported(opened: Crckpt) -> None:
     _, criu, *_ = opened.run("doctor", "--criu", "/bin/false").out.splitlines()
     assert criu.startswith("CRIU ")
     assert "; /bin/false (--criu): it is not CRIU: its --version says 'false (GNU coreutils)" in criu
 
 
-def test_no_fix_is_offered_for_what_has_no_effect(opened: Crckpt) -> None:
+def test_no_fix_is_offered_for_checks_without_effect(opened: Crckpt) -> None:
     told = facts(opened.run("doctor", "--json").document)
     shown = " ".join(opened.run("doctor", "--all").out.split())
     for key in UNUSED | OF_TRACKER:
@@ -107,7 +107,7 @@ def test_no_fix_is_offered_for_what_has_no_effect(opened: Crckpt) -> None:
             assert f"fix: {' '.join(told[key]['fix'].split())}" not in shown
 
 
-def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: Crckpt) -> None:
+def test_unsuitable_host_reports_all_checks_and_exits_20(crckpt: Crckpt) -> None:
     words = (*WITHOUT_CRIU, str(PROGRAM), "doctor", "--criu", "/bin/false", "--json")
     done = subprocess.run(words, capture_output=True, text=True, env=crckpt.environment, check=False)
     assert done.returncode == HOST, done.stderr
@@ -119,7 +119,7 @@ def test_a_host_that_cannot_checkpoint_tells_all_facts_and_ends_with_20(crckpt: 
     assert "/bin/false (--criu): " in criu["found"]
 
 
-def test_without_root_all_facts_are_told(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_all_checks_are_reported_without_root(crckpt: Crckpt, tmp_path: Path) -> None:
     nobody = (*AS_NOBODY, str(PROGRAM), "doctor", "--json")
     environment = crckpt.environment | {"HOME": str(tmp_path)}
     done = subprocess.run(nobody, capture_output=True, text=True, env=environment, check=False)
@@ -130,14 +130,14 @@ def test_without_root_all_facts_are_told(crckpt: Crckpt, tmp_path: Path) -> None
     assert "checkpoint_restore" in told["rootless"]["fix"]
 
 
-def test_the_fix_asks_first_and_changes_nothing_where_nobody_answers(opened: Crckpt) -> None:
+def test_fix_without_an_answer_changes_nothing(opened: Crckpt) -> None:
     said = opened.run("doctor", "--fix")
     assert f"would run: chmod 700 {opened.store}\n" in said.err
     assert "--yes" in said.err
     assert stat.S_IMODE(opened.store.stat().st_mode) == 0o755
 
 
-def test_the_fix_mends_the_store_for_who_agrees_and_then_has_nothing_to_do(opened: Crckpt) -> None:
+def test_fix_repairs_the_store_after_consent(opened: Crckpt) -> None:
     if (run := opened.run("doctor", "--fix", "--yes", "--json")).document["result"]["fixes"][:-1]:
         pytest.skip("this host has more to fix")
     assert run.err == f"done: chmod 700 {opened.store}\n"
@@ -149,7 +149,7 @@ def test_the_fix_mends_the_store_for_who_agrees_and_then_has_nothing_to_do(opene
 
 
 @pytest.mark.parametrize(("answer", "mode"), [(b"n\n", 0o755), (b"\x04", 0o755), (b"y\n", 0o700)])
-def test_at_a_terminal_the_answer_counts(opened: Crckpt, answer: bytes, mode: int) -> None:
+def test_fix_asks_at_the_terminal(opened: Crckpt, answer: bytes, mode: int) -> None:
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer)
@@ -169,7 +169,7 @@ def test_at_a_terminal_the_answer_counts(opened: Crckpt, answer: bytes, mode: in
     assert stat.S_IMODE(opened.store.stat().st_mode) == mode
 
 
-def test_a_fix_that_fails_is_said_to_have_failed(opened: Crckpt, tmp_path: Path) -> None:
+def test_failed_fix_is_reported(opened: Crckpt, tmp_path: Path) -> None:
     fails = tmp_path / "fails"
     fails.write_text("#!/bin/sh\necho 'chmod: it does not work' >&2; exit 1\n")
     fails.chmod(0o755)

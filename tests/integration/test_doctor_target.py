@@ -17,7 +17,7 @@ from crckpt.ops.dump.request import DumpRequest
 REFUSED = 24
 
 
-def test_of_a_healthy_tree_nothing_stands_against_it(crckpt: Crckpt) -> None:
+def test_healthy_tree_has_no_blockers(crckpt: Crckpt) -> None:
     with started(BY_NAME["family"]) as tree:
         before = tree.counters()
         said = crckpt.run("doctor", str(tree.pid)).out
@@ -27,7 +27,7 @@ def test_of_a_healthy_tree_nothing_stands_against_it(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
+def test_healthy_trees_raise_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
     """But for what the user must choose: what becomes of TCP connections."""
     with started(case) as tree:
         # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
@@ -35,7 +35,7 @@ def test_there_are_no_false_alarms(crckpt: Crckpt, case: Case) -> None:
         assert {blocker.key for blocker in found.plan.blockers} == ({"tcp"} if case.tcp else set())
 
 
-def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
+def test_each_blocker_has_a_remedy(crckpt: Crckpt) -> None:
     with started(BY_NAME["tcp-pair"]) as tree:
         said = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
         lines = said.splitlines()
@@ -45,7 +45,7 @@ def test_each_blocker_comes_with_its_way_out(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(("kind", "what"), [("udp", "UDP"), ("inotify", "inotify")])
-def test_what_would_be_lost_is_said(crckpt: Crckpt, kind: str, what: str) -> None:
+def test_expected_losses_are_reported(crckpt: Crckpt, kind: str, what: str) -> None:
     case = Case(kind, (PYTHON, str(PROGRAMS / "dialogue.py"), "{workdir}", "--hold", kind), tcp="keep")
     with started(case) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
@@ -56,13 +56,13 @@ def test_what_would_be_lost_is_said(crckpt: Crckpt, kind: str, what: str) -> Non
         assert told["what"] in crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep").out
 
 
-def test_what_is_no_tree(crckpt: Crckpt) -> None:
+def test_invalid_targets_are_refused(crckpt: Crckpt) -> None:
     assert "there is no process" in crckpt.run("doctor", "4194304", status=14).err
     assert "--fix fixes this host" in crckpt.run("doctor", "4194304", "--fix", status=2).err
     assert "is the init process of this system" in crckpt.run("doctor", "1", status=REFUSED).err
 
 
-def test_a_right_that_is_missing_is_said(crckpt: Crckpt) -> None:
+def test_missing_capability_is_reported(crckpt: Crckpt) -> None:
     """Root without it may not look into the processes of others."""
     less = ("setpriv", "--bounding-set=-sys_ptrace", "--inh-caps=-sys_ptrace", str(PROGRAM))
     with started(BY_NAME["nobody"]) as tree:
@@ -72,7 +72,7 @@ def test_a_right_that_is_missing_is_said(crckpt: Crckpt) -> None:
             assert "CAP_SYS_PTRACE" in done.stderr
 
 
-def test_the_tree_is_described(crckpt: Crckpt) -> None:
+def test_tree_is_described(crckpt: Crckpt) -> None:
     """So that one who gave the PID of another program sees it."""
     with started(BY_NAME["family"]) as tree:
         processes = crckpt.run("doctor", str(tree.pid), "--json").document["result"]["processes"]
@@ -86,7 +86,7 @@ def test_the_tree_is_described(crckpt: Crckpt) -> None:
 TIMES = ("frozen_ms", "dump_ms", "commit_ms")
 
 
-def test_what_a_dump_would_cost_is_foreseen(crckpt: Crckpt) -> None:
+def test_cost_of_a_dump_is_estimated(crckpt: Crckpt) -> None:
     """Bytes within a factor of 2; how near times come is for `scripts/bench predictions`."""
     with started(BY_NAME["family"]) as tree:
         first = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
@@ -116,7 +116,7 @@ with tempfile.TemporaryFile(buffering=0) as file:
 """
 
 
-def test_files_that_are_deleted_but_open_count(crckpt: Crckpt) -> None:
+def test_deleted_open_files_count_towards_the_estimate(crckpt: Crckpt) -> None:
     null = subprocess.DEVNULL
     argv = (PYTHON, "-S", "-E", "-c", DELETED)
     with subprocess.Popen(argv, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True) as child:
@@ -130,7 +130,7 @@ def test_files_that_are_deleted_but_open_count(crckpt: Crckpt) -> None:
             child.kill()
 
 
-def test_a_prediction_does_not_stop_the_tree_and_is_said(crckpt: Crckpt) -> None:
+def test_estimate_is_printed_without_stopping_the_tree(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         before = tree.counters()
         said = crckpt.run("doctor", str(tree.pid)).out
@@ -140,7 +140,7 @@ def test_a_prediction_does_not_stop_the_tree_and_is_said(crckpt: Crckpt) -> None
         tree.wait_growth(before)
 
 
-def test_why_there_is_no_prediction_is_said(crckpt: Crckpt) -> None:
+def test_missing_estimate_is_explained(crckpt: Crckpt) -> None:
     crckpt.store.mkdir()
     (crckpt.store / "letter").touch()
     with started(BY_NAME["counter"]) as tree:

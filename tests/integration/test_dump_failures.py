@@ -48,7 +48,7 @@ DELAYS_S: Final = tuple(random.Random(7).uniform(0.02, 0.5) for _ in range(examp
 
 
 @pytest.mark.parametrize("mode", MODES, ids=("running", "stop"))
-def test_a_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, ...]) -> None:
+def test_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str, ...]) -> None:
     """SIGKILL of crckpt: CRIU, on its own now, resumes the tree and lifts its lock; gc removes what was in flight."""
     with started(DIALOGUE) as tree:
         for name in MOMENTS:
@@ -67,7 +67,7 @@ def test_a_killed_crckpt_leaves_the_tree_running(crckpt: Crckpt, mode: tuple[str
         assert_runs_on(tree, frozenset())
 
 
-def test_gc_may_come_while_an_orphaned_criu_is_still_at_it(crckpt: Crckpt) -> None:
+def test_gc_tolerates_an_orphaned_criu(crckpt: Crckpt) -> None:
     """CRIU gives up and resumes the tree; what it has written goes the next time."""
     with started(LARGE) as tree:
         for _ in range(2):
@@ -89,7 +89,7 @@ def test_gc_may_come_while_an_orphaned_criu_is_still_at_it(crckpt: Crckpt) -> No
     ],
     ids=("int", "int-stop", "term-stop"),
 )
-def test_an_interrupted_dump_says_that_the_tree_runs_on(
+def test_interrupted_dump_reports_that_the_tree_runs_on(
     crckpt: Crckpt, number: signal.Signals, mode: tuple[str, ...], names: tuple[str, ...]
 ) -> None:
     """^C, which reaches crckpt's whole process group, and SIGTERM; nothing is left in flight."""
@@ -114,7 +114,7 @@ def test_an_interrupted_dump_says_that_the_tree_runs_on(
         assert all(path.startswith("cache/") for path in left), left
 
 
-def test_an_interruption_does_not_wait_for_a_criu_that_is_kept_waiting(crckpt: Crckpt) -> None:
+def test_interruption_does_not_wait_for_a_blocked_criu(crckpt: Crckpt) -> None:
     """As by memory of the tree that does not come. CRIU is ended, and the tree runs on."""
     trace = ctypes.CDLL(None, use_errno=True).ptrace
     with started(COUNTER) as tree:
@@ -155,7 +155,7 @@ def _wait_for_end(pid: int) -> None:
         _, status = os.waitpid(pid, 0x40000000)  # __WALL
 
 
-def test_an_interruption_before_anything_was_begun(crckpt: Crckpt) -> None:
+def test_interruption_at_startup_prints_one_line(crckpt: Crckpt) -> None:
     """From the moment on at which crckpt has a say, with its imports still to come: a sentence, never a traceback."""
     with started(COUNTER) as tree:
         for delay in (0.0, *DELAYS_S):
@@ -171,7 +171,7 @@ def test_an_interruption_before_anything_was_begun(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("name", ["log", "frozen", "images"])
-def test_a_killed_criu_is_told_as_it_is(crckpt: Crckpt, name: str) -> None:
+def test_killed_criu_is_reported(crckpt: Crckpt, name: str) -> None:
     """SIGKILL of CRIU itself: the kernel lets go of the tree, and crckpt says what has become of it.
 
     A process that is just then inside a call that CRIU makes it do may not survive that: it is named.
@@ -200,7 +200,7 @@ def _is_stopped(pid: int) -> bool:
     return psutil.Process(pid).status() == psutil.STATUS_STOPPED
 
 
-def test_a_process_that_is_killed_while_it_is_held(crckpt: Crckpt) -> None:
+def test_process_killed_while_held_is_not_checkpointed(crckpt: Crckpt) -> None:
     """Of that one not all is known any more: no checkpoint without it, and the others run on."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="hold.read")
@@ -217,7 +217,7 @@ def test_a_process_that_is_killed_while_it_is_held(crckpt: Crckpt) -> None:
         assert not is_traced(tree)
 
 
-def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_tree(crckpt: Crckpt) -> None:
+def test_criu_killed_in_the_hold_is_told_from_one_that_ended_the_tree(crckpt: Crckpt) -> None:
     """The checkpoint is there then, but nobody has ended the tree; what it says is what is."""
     with started(FAMILY) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--stop", CRCKPT_STOP_AT="pack.rename")
@@ -240,7 +240,7 @@ def test_a_criu_that_is_killed_in_the_hold_is_told_from_one_that_has_ended_the_t
         ("userfaultfd", USERFAULTFD),
     ],
 )
-def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mode: tuple[str, ...]) -> None:
+def test_refusal_by_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, mode: tuple[str, ...]) -> None:
     """CRIU finds out late, with the connection locked: the cause is named, and all is as before."""
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
@@ -265,7 +265,9 @@ def test_a_refusal_of_criu_is_explained(crckpt: Crckpt, kind: str, cause: str, m
         ("mptcp", "protocol", "a socket uses IP protocol 262"),
     ],
 )
-def test_what_cannot_be_saved_is_named_beforehand(crckpt: Crckpt, kind: str, key: str, words: str) -> None:
+def test_objects_that_cannot_be_saved_are_reported_before_the_freeze(
+    crckpt: Crckpt, kind: str, key: str, words: str
+) -> None:
     """The tree is not frozen for it. A dump by force is explained with the same words, unless CRIU names less."""
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
@@ -280,7 +282,7 @@ def test_what_cannot_be_saved_is_named_beforehand(crckpt: Crckpt, kind: str, key
         assert_runs_on(tree, frozenset())
 
 
-def test_a_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
+def test_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
     """SIGSTOP before the dump: stopped after it, stopped after a restore, and SIGCONT makes it go on."""
     with started(COUNTER) as tree:
         before = tree.counters()
@@ -301,7 +303,7 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_two_dumps_at_once_freeze_nothing(crckpt: Crckpt) -> None:
+def test_second_concurrent_dump_freezes_nothing(crckpt: Crckpt) -> None:
     """Only one can hold the tree: the other waits its turn or is refused, by what it says too."""
     with started(DIALOGUE) as tree:
         for _ in range(examples(4)):

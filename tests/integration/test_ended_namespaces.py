@@ -24,14 +24,14 @@ def _kill_parent(init: int) -> None:
     assert runs(init)
 
 
-def test_that_of_a_tree() -> None:
+def test_ended_tree_leaves_no_pid_namespace() -> None:
     with started(Case("apart", (*APART, PYTHON, "{programs}/counter.py", "{workdir}"))) as tree:
         (init,) = psutil.Process(tree.pid).children()
         _kill_parent(init.pid)
     assert not runs(init.pid)
 
 
-def test_that_of_a_target(tmp_path: Path) -> None:
+def test_ended_target_leaves_no_pid_namespace(tmp_path: Path) -> None:
     with Target("nothing", tmp_path, APART, depth=1) as target:
         _kill_parent(target.pid)
     assert not runs(target.pid)

@@ -68,7 +68,7 @@ answer = child
     ],
     ids=["closed in the lowest", "another file in the lowest", "in a child only", "twice"],
 )
-def test_one_that_no_restore_makes_again_is_refused_before_the_freeze(crckpt: Crckpt, hold: str, said: str) -> None:
+def test_epoll_that_cannot_be_restored_is_refused_before_the_freeze(crckpt: Crckpt, hold: str, said: str) -> None:
     with remote() as program:
         answer = program.ask(f"answer = None\n{hold}")
         try:
@@ -89,7 +89,7 @@ def test_one_that_no_restore_makes_again_is_refused_before_the_freeze(crckpt: Cr
                 os.kill(int(str(answer)), signal.SIGKILL)
 
 
-def test_one_that_a_child_with_a_lower_pid_inherited_comes_back(crckpt: Crckpt) -> None:
+def test_epoll_inherited_by_a_child_with_a_lower_pid_is_restored(crckpt: Crckpt) -> None:
     with remote() as program:
         child = program.ask(_CHILD_WITH_LOWER_PID.replace("CLOSE", "pass"))
         assert int(str(child)) < program.pid
@@ -101,7 +101,7 @@ def test_one_that_a_child_with_a_lower_pid_inherited_comes_back(crckpt: Crckpt) 
         os.kill(int(str(child)), signal.SIGKILL)
 
 
-def test_one_of_a_pipe_to_the_outside_comes_back_without_it(crckpt: Crckpt) -> None:
+def test_epoll_on_a_pipe_to_the_outside_is_restored_without_it(crckpt: Crckpt) -> None:
     """No epoll takes /dev/null."""
     with watched_output(crckpt) as program:
         crckpt.run("restore", JOB, "--detach")
@@ -115,7 +115,7 @@ def test_one_of_a_pipe_to_the_outside_comes_back_without_it(crckpt: Crckpt) -> N
         assert program.ask("os.write(end, b'x'); answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
 
 
-def test_one_of_a_pipe_to_the_outside_writes_to_a_file(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_epoll_on_a_pipe_to_the_outside_with_output_to_a_file(crckpt: Crckpt, tmp_path: Path) -> None:
     """To its last byte."""
     said = tmp_path / "said"
     with watched_output(crckpt) as program, said.open("wb") as output, (tmp_path / "err").open("wb") as err:
@@ -129,12 +129,12 @@ def test_one_of_a_pipe_to_the_outside_writes_to_a_file(crckpt: Crckpt, tmp_path:
         assert said.read_text().split()[-10_000:] == [str(number) for number in range(10_000)]
 
 
-def test_one_of_a_pipe_to_the_outside_can_be_rehearsed(crckpt: Crckpt) -> None:
+def test_epoll_on_a_pipe_to_the_outside_can_be_rehearsed(crckpt: Crckpt) -> None:
     with watched_output(crckpt, "--rehearse"):
         pass
 
 
-def test_one_of_a_terminal_needs_a_terminal(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_epoll_on_a_terminal_needs_a_terminal(crckpt: Crckpt, tmp_path: Path) -> None:
     master, slave = os.openpty()
     with remote(slave) as program:
         program.ask(f"import os, select; poll = select.epoll(); end = {slave}; poll.register(end, select.EPOLLIN)")

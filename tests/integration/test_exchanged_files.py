@@ -38,7 +38,7 @@ def secret() -> Iterator[Path]:
         yield file
 
 
-def test_a_file_of_roots_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt, secret: Path) -> None:
+def test_root_owned_file_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt, secret: Path) -> None:
     """CRIU opens paths as root: the program could write to any file that its user links to (fs.protected_hardlinks)."""
     before = secret.read_bytes()
     with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
@@ -51,7 +51,7 @@ def test_a_file_of_roots_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt
         crckpt.run("restore", JOB, "--detach", "--grown", "keep", "--allow-weaker")
 
 
-def test_neither_is_a_directory_where_the_program_may_not_go(crckpt: Crckpt, secret: Path) -> None:
+def test_directory_that_the_program_may_not_enter_is_not_handed_over(crckpt: Crckpt, secret: Path) -> None:
     """Who is in a directory needs no right to the ones above it."""
     case = Case("log", (*AS_NOBODY, "env", "--chdir={workdir}/inner", *LOGS), user=NOBODY)
     with stopped(crckpt, _with_directory(case, "inner")) as tree:
@@ -66,7 +66,7 @@ def test_neither_is_a_directory_where_the_program_may_not_go(crckpt: Crckpt, sec
         assert "inner" in crckpt.run("rehearse", JOB, status=REFUSED).err
 
 
-def test_another_file_of_the_same_user_is(crckpt: Crckpt) -> None:
+def test_replaced_file_of_the_same_user_is_handed_over(crckpt: Crckpt) -> None:
     """A log may be another by now, if the program could open that as well."""
     with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
         log = tree.workdir / LOG
@@ -80,7 +80,7 @@ def test_another_file_of_the_same_user_is(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_file_of_roots_that_the_program_had_is(crckpt: Crckpt) -> None:
+def test_root_owned_file_that_the_program_had_open_is_handed_over(crckpt: Crckpt) -> None:
     """A shell of root's has opened it for the program, in a directory of the user's."""
     opened = ("sh", "-c", 'exec "$@" 7>>{workdir}/errors', "sh", *AS_NOBODY, *LOGS)
     with stopped(crckpt, Case("log", opened, user=NOBODY)) as tree:
@@ -92,7 +92,9 @@ def test_a_file_of_roots_that_the_program_had_is(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
-def test_a_file_of_roots_that_only_the_old_one_was_given_to_it(crckpt: Crckpt, secret: Path, is_replaced: bool) -> None:
+def test_replacement_of_a_file_that_root_had_lent_is_not_handed_over(
+    crckpt: Crckpt, secret: Path, is_replaced: bool
+) -> None:
     """A program that may not open the key gets it from root. When root has replaced it, it does not get the new one."""
     opened = ("sh", "-c", f'exec "$@" 7<{secret}', "sh", *AS_NOBODY, *LOGS)
     with stopped(crckpt, Case("log", opened, user=NOBODY)) as tree:
@@ -108,7 +110,7 @@ def test_a_file_of_roots_that_only_the_old_one_was_given_to_it(crckpt: Crckpt, s
         tree.wait_growth(before)
 
 
-def test_a_program_of_roots_gets_no_file_that_a_user_put_in_a_directory_of_theirs(crckpt: Crckpt, secret: Path) -> None:
+def test_root_program_gets_no_file_from_a_user_owned_directory(crckpt: Crckpt, secret: Path) -> None:
     """Its log lies with a user, as web servers' do."""
     before = secret.read_bytes()
     case = Case("log", LOGS, user=NOBODY)
@@ -136,7 +138,7 @@ ANOTHER: Final = NOBODY - 1
 
 @pytest.mark.parametrize("owner", [0, NOBODY])
 @pytest.mark.parametrize("use", USES)
-def test_a_file_that_another_user_has_put_into_a_directory_for_all_is_not_taken(
+def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
     crckpt: Crckpt, secret: Path, use: str, owner: int
 ) -> None:
     """As in /tmp once a file there was removed: that user would decide what root's program reads, or executes."""

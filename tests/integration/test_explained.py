@@ -25,7 +25,7 @@ def workshop() -> Iterator[Workshop]:
 
 
 @pytest.mark.parametrize("row", DUMPS, ids=[row.name for row in DUMPS])
-def test_a_dump_that_fails_is_explained(workshop: Workshop, tmp_path: Path, row: Dump) -> None:
+def test_failed_dump_is_explained(workshop: Workshop, tmp_path: Path, row: Dump) -> None:
     """The tree lives on."""
     if row.unless():
         pytest.skip(f"{row.unless.__doc__}")
@@ -49,7 +49,7 @@ def test_a_dump_that_fails_is_explained(workshop: Workshop, tmp_path: Path, row:
 
 
 @pytest.mark.parametrize("row", RESTORES, ids=[row.name for row in RESTORES])
-def test_a_restore_that_fails_is_explained(workshop: Workshop, tmp_path: Path, row: Restore) -> None:
+def test_failed_restore_is_explained(workshop: Workshop, tmp_path: Path, row: Restore) -> None:
     """Nothing of the tree is left."""
     with ExitStack() as stack:
         world = workshop.checkpoint(row).world(tmp_path)

@@ -28,7 +28,7 @@ THREAD, CREDENTIALS, EFFECTIVE_USER, VARINT = 5, 10, 3, 0
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_no_checkpoint_gives_a_program_more_than_it_had(crckpt: Crckpt) -> None:
+def test_forged_checkpoint_gives_a_program_no_more_rights(crckpt: Crckpt) -> None:
     """The tree runs on, and what was saved before stays."""
     with started(program("counter")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
@@ -51,7 +51,7 @@ main()
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_no_descriptor_sends_signals_with_the_rights_of_another_user(crckpt: Crckpt) -> None:
+def test_forged_descriptor_sends_no_signals_as_another_user(crckpt: Crckpt) -> None:
     """CRIU sets who gets them, and by whose rights, as each process reports it. A program's own comes back."""
     words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", OWNS, "{workdir}")
     with started(Case("owner", words)) as tree:
@@ -67,7 +67,7 @@ def test_no_descriptor_sends_signals_with_the_rights_of_another_user(crckpt: Crc
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_no_descriptor_leads_to_another_file(crckpt: Crckpt) -> None:
+def test_forged_descriptor_does_not_lead_to_another_file(crckpt: Crckpt) -> None:
     """CRIU opens them again as root, with the flags that they have: here one of a user's own, to write."""
     with started(BY_NAME["nobody"]) as tree:
         said = _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
@@ -80,7 +80,7 @@ WITHOUT: Final = ("setpriv", "--bounding-set=-dac_override", "--inh-caps=-dac_ov
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_no_descriptor_of_a_root_with_few_capabilities_does(crckpt: Crckpt) -> None:
+def test_forged_descriptor_of_a_root_with_few_capabilities_is_refused(crckpt: Crckpt) -> None:
     with started(Case("few", (*WITHOUT, *program("counter").argv))) as tree:
         assert " is /etc/hosts, but it is /" in _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
 
@@ -99,7 +99,7 @@ REMOVED: Final = Case("removes", (*WITHOUT, "env", "PYTHONPATH={programs}", PYTH
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_a_removed_file_is_not_the_one_that_has_its_name_now(crckpt: Crckpt) -> None:
+def test_removed_file_is_not_replaced_by_its_namesake(crckpt: Crckpt) -> None:
     """A user's process can have that open by O_PATH, whoever may read it, and send it in the place of its own."""
     with started(REMOVED) as tree:
         said = _dump_forged(crckpt, tree.pid, "remap-fpath.img", _without_records, hold=1)
@@ -107,14 +107,14 @@ def test_a_removed_file_is_not_the_one_that_has_its_name_now(crckpt: Crckpt) -> 
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_a_removed_file_is_not_another_that_had_its_name(crckpt: Crckpt) -> None:
+def test_removed_file_is_not_replaced_by_an_earlier_namesake(crckpt: Crckpt) -> None:
     with started(REMOVED) as tree:
         said = _dump_forged(crckpt, tree.pid, "ghost-file-1.img", _with_other_inode, hold=1)
         assert f"but it is {tree.workdir}/mine (deleted) with another inode: another" in said
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_no_process_has_threads_of_another(crckpt: Crckpt) -> None:
+def test_thread_image_of_another_process_is_refused(crckpt: Crckpt) -> None:
     """The image of a thread, with its registers and rights, has its number."""
     with started(BY_NAME["threads"]) as tree:
         said = _dump_forged(crckpt, tree.pid, "pstree.img", _without_last_thread, hold=1)
@@ -122,7 +122,7 @@ def test_no_process_has_threads_of_another(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("name", ["nobody", "threads", "family"])
-def test_what_images_say_is_what_the_kernel_says(crckpt: Crckpt, tmp_path: Path, name: str) -> None:
+def test_credentials_in_images_match_the_kernel(crckpt: Crckpt, tmp_path: Path, name: str) -> None:
     """Of each thread."""
     with started(BY_NAME[name]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
@@ -157,7 +157,7 @@ while True:
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
-def test_no_other_process_gets_the_log_of_criu(crckpt: Crckpt) -> None:
+def test_log_of_criu_is_not_open_in_other_processes(crckpt: Crckpt) -> None:
     """CRIU's code in a process writes to it: who has it could fill root's disk. It has the end of a pipe instead."""
     as_nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": ()}
     with started(BY_NAME["nobody"]) as tree:

@@ -37,7 +37,7 @@ def restore(crckpt: Crckpt, target: Target, *words: str) -> None:
     crckpt.run("restore", JOB, "--detach")
 
 
-def test_a_restored_tree(crckpt: Crckpt, target: Target) -> None:
+def test_restored_tree_gets_a_full_dump_with_the_reason(crckpt: Crckpt, target: Target) -> None:
     """The first dump of it was full already, so nothing else shows that it was tracked."""
     restore(crckpt, target, "--incremental")
     assert reason(crckpt, target) == f"{RESTORED}{AGAIN}"
@@ -49,7 +49,7 @@ def test_a_restored_tree(crckpt: Crckpt, target: Target) -> None:
     assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
 
 
-def test_a_tracker_that_was_ended_or_killed(crckpt: Crckpt, target: Target) -> None:
+def test_ended_or_killed_tracker_is_the_reason(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     assert reason(crckpt, target, "--no-incremental") == "--no-incremental was given"
     crckpt.run("ps", "--end", str(target.pid))
@@ -60,14 +60,14 @@ def test_a_tracker_that_was_ended_or_killed(crckpt: Crckpt, target: Target) -> N
     assert dump_incrementally(crckpt, target)["tracked"]["base"]
 
 
-def test_another_job_of_a_tree_whose_tracker_was_ended(crckpt: Crckpt, target: Target) -> None:
+def test_ended_tracker_is_the_reason_for_another_job(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     crckpt.run("ps", "--end", str(target.pid))
     said = crckpt.run("dump", str(target.pid), "other").out
     assert f"full dump: {ENDED_ON_REQUEST}{AGAIN}\n" in said
 
 
-def test_a_tree_that_was_never_tracked_says_nothing(crckpt: Crckpt, target: Target) -> None:
+def test_untracked_tree_gives_no_reason(crckpt: Crckpt, target: Target) -> None:
     for _ in range(2):
         done = crckpt.run("dump", str(target.pid), JOB, "--json")
         assert done.document["result"]["tracked"] is None

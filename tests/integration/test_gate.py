@@ -38,7 +38,7 @@ def ran(crckpt: Crckpt, way: str, target: Target, criu: Path, status: int = 0) -
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_what_writes_unseen_for_no_longer_than_the_freeze_is_seen(
+def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
     crckpt: Crckpt, target: Target, tmp_path: Path, way: str
 ) -> None:
     """A descriptor that comes up after crckpt has looked, and is gone again before CRIU has ended."""
@@ -100,7 +100,7 @@ def is_awaited(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_crckpt_is_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_crckpt_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
     with waiting(crckpt, target, tmp_path, way) as (process, criu):
         wait_ended(orphans_of(process))
         checksum = target.look()
@@ -115,7 +115,7 @@ def test_crckpt_is_killed_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_crckpt_is_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_crckpt_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
     with waiting(crckpt, target, tmp_path, way) as (process, criu):
         process.send_signal(signal.SIGINT)
         process.send_signal(signal.SIGCONT)
@@ -129,7 +129,7 @@ def test_crckpt_is_interrupted_in_the_gate(crckpt: Crckpt, target: Target, tmp_p
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_crckpt_stays_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_crckpt_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
     """As by SIGSTOP or a frozen control group: the tree does not stand still for that."""
     with waiting(crckpt, target, tmp_path, way, CRCKPT_PATIENCE_S="2") as (process, criu):
         wait_for(lambda: not tracer(target.pid), ENDS_WITHIN_S, "the tree to run on")
@@ -146,9 +146,7 @@ def test_crckpt_stays_stopped_in_the_gate(crckpt: Crckpt, target: Target, tmp_pa
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stop_from_the_terminal_waits_until_the_tree_runs(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str
-) -> None:
+def test_terminal_stop_waits_until_the_tree_runs(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
     typed = tmp_path / "typed"
     criu = wrapper(tmp_path, f'[ ! -e {typed} ] || case "$1" in dump|pre-dump) kill -TSTP $PPID;; esac')
     ran(crckpt, "dump", target, criu)
@@ -175,9 +173,7 @@ def test_a_stop_from_the_terminal_waits_until_the_tree_runs(
 
 @pytest.mark.parametrize("after", WAYS)
 @pytest.mark.parametrize("way", WAYS)
-def test_a_keeper_that_is_late_holds_nothing_up(
-    crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str
-) -> None:
+def test_slow_tracker_delays_nothing(crckpt: Crckpt, target: Target, tmp_path: Path, way: str, after: str) -> None:
     """What was to be dumped is; nobody knows what came up meanwhile, and the next dump is full.
 
     It may be late with rounds in its hands that the dump needs.
@@ -201,7 +197,7 @@ def test_a_keeper_that_is_late_holds_nothing_up(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_criu_that_does_not_wait_is_no_base(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
+def test_criu_that_does_not_wait_gives_no_base(crckpt: Crckpt, target: Target, tmp_path: Path, way: str) -> None:
     """It took the library when it was asked, and takes it no more."""
     passes = tmp_path / "passes"
     criu = wrapper(tmp_path, f"[ ! -e {passes} ] || unset CRCKPT_HOLD")

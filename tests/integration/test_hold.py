@@ -42,7 +42,7 @@ COUNTER: Final = next(case for case in CASES if case.name == "counter")
     [("60m", 40, 21), ("40m", 0, 10)],
     ids=("criu", "commit"),
 )
-def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int, status: int) -> None:
+def test_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int, status: int) -> None:
     """Room that was there goes while CRIU writes, then the pack does not fit: the held tree runs on, connected."""
     with store_on_disk(tmp_path / "store", size) as crckpt, started(COUNTER) as small, started(DIALOGUE) as tree:
         crckpt.run("dump", str(small.pid), "small")
@@ -67,7 +67,7 @@ def test_a_full_disk_ends_no_tree(tmp_path: Path, size: str, filler: int, status
         crckpt.run("gc")
 
 
-def test_a_disk_without_a_byte_is_said_before_anything_is_touched(tmp_path: Path) -> None:
+def test_disk_without_space_is_reported_before_the_freeze(tmp_path: Path) -> None:
     """Not even the transaction can be begun."""
     with store_on_disk(tmp_path / "store", "1m") as crckpt, started(COUNTER) as tree:
         words = ("dump", str(tree.pid), "--stop", "--staging", str(tmp_path))
@@ -81,7 +81,7 @@ def test_a_disk_without_a_byte_is_said_before_anything_is_touched(tmp_path: Path
         assert_runs_on(tree, frozenset())
 
 
-def test_a_store_that_is_mounted_noexec_can_hold(tmp_path: Path) -> None:
+def test_store_on_a_noexec_mount_can_hold(tmp_path: Path) -> None:
     """What CRIU runs in a hold does not lie in the store."""
     with store_on_disk(tmp_path / "store", "40m", "noexec") as crckpt, started(COUNTER) as tree:
         before = tree.counters()
@@ -102,7 +102,7 @@ def test_a_store_that_is_mounted_noexec_can_hold(tmp_path: Path) -> None:
     ],
     ids=["before the freeze", "storing", "stored"],
 )
-def test_a_crckpt_that_stands_still_in_a_hold_keeps_no_tree_frozen(
+def test_crckpt_stopped_in_a_hold_keeps_no_tree_frozen(
     crckpt: Crckpt, case: Case, at: str, made: int, when: str, how: str
 ) -> None:
     """The tree runs on, with its connection; a crckpt that goes on later knows that, and ends nothing."""
@@ -137,7 +137,7 @@ def test_a_crckpt_that_stands_still_in_a_hold_keeps_no_tree_frozen(
 
 
 @pytest.mark.parametrize("which", ["criu", "script"])
-def test_a_criu_that_is_stopped_goes_on(crckpt: Crckpt, which: str) -> None:
+def test_stopped_criu_is_continued(crckpt: Crckpt, which: str) -> None:
     """Where it runs as the user of the tree, that user may stop it, or the script by which it waits."""
     with started(COUNTER) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", CRCKPT_STOP_AT="hold.commit")
@@ -151,7 +151,7 @@ def test_a_criu_that_is_stopped_goes_on(crckpt: Crckpt, which: str) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_a_restore_that_stands_still_in_its_hold_leaves_nothing(crckpt: Crckpt) -> None:
+def test_restore_stopped_in_its_hold_leaves_nothing(crckpt: Crckpt) -> None:
     with started(DIALOGUE) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep", "--stop")
         tree.wait_gone()
@@ -178,7 +178,7 @@ def _has_ended_criu(pid: int) -> bool:
     return bool(states) and set(states) == {psutil.STATUS_ZOMBIE}
 
 
-def test_the_tree_stands_still_until_its_checkpoint_is_there(crckpt: Crckpt) -> None:
+def test_tree_stays_frozen_until_its_checkpoint_is_committed(crckpt: Crckpt) -> None:
     """As long as crckpt is at it, nothing of the tree runs; its connection survives that and the way back."""
     with started(DIALOGUE) as tree:
         before = tree.counters()
@@ -201,7 +201,7 @@ def test_the_tree_stands_still_until_its_checkpoint_is_there(crckpt: Crckpt) -> 
         assert_runs_on(tree, frozenset())
 
 
-def test_giving_up_a_stopped_tree_lifts_its_lock(crckpt: Crckpt) -> None:
+def test_removing_the_checkpoint_of_a_stopped_tree_lifts_its_lock(crckpt: Crckpt) -> None:
     """`rm` of its checkpoint says so; of a checkpoint whose tree runs on there is nothing to lift."""
     with started(DIALOGUE) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep")
@@ -219,7 +219,7 @@ def test_giving_up_a_stopped_tree_lifts_its_lock(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_the_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: str) -> None:
+def test_commit_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: str) -> None:
     """SIGKILL before the commit is recorded: the tree runs on. After it: the tree ends, as was agreed."""
     paths = _work(tmp_path)
     with started(COUNTER) as tree:
@@ -233,7 +233,7 @@ def test_the_record_decides_when_crckpt_dies_in_the_hold(tmp_path: Path, when: s
             tree.wait_gone()
 
 
-def test_an_exception_in_the_hold_comes_back_after_criu_has_resumed_the_tree(tmp_path: Path) -> None:
+def test_exception_in_the_hold_is_raised_after_criu_resumed_the_tree(tmp_path: Path) -> None:
     """Whatever fails while the tree is held: CRIU undoes first, then the failure is told."""
     paths = _work(tmp_path)
     held_states = []

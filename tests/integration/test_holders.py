@@ -88,7 +88,7 @@ def add_address(tree: Tree) -> int:
         return -int(struct.unpack_from("=i", held.recv(4096), 16)[0])
 
 
-def test_what_others_write_to_its_netlink_socket_is_judged_by_its_maker(crckpt: Crckpt) -> None:
+def test_netlink_socket_is_judged_by_the_programs_user(crckpt: Crckpt) -> None:
     """The kernel asks for the rights of both. The maker is the program's user, who may change no network."""
     words = ("env", "PYTHONPATH={workdir}/programs", PYTHON, "-c", NETLINK, "{workdir}")
     with started(Case("netlink", (*AS_NOBODY, *words), user=NOBODY)) as tree:

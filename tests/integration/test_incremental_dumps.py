@@ -66,7 +66,7 @@ CHOICES = (
 pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.mark.usefixtures("adopted")]
 
 
-def test_each_of_a_series_restores_with_all_others_gone(crckpt: Crckpt, target: Target) -> None:
+def test_each_checkpoint_of_a_series_restores_without_the_others(crckpt: Crckpt, target: Target) -> None:
     sums, made = [], []
     for number in range(5):
         sums.append(target.told()[0])
@@ -95,7 +95,7 @@ def test_each_of_a_series_restores_with_all_others_gone(crckpt: Crckpt, target: 
     assert restore_and_ask(crckpt, target, made[3], 3) == sums[3]
 
 
-def test_advice_on_memory_that_was_given_since_the_parent_is_restored(crckpt: Crckpt, target: Target) -> None:
+def test_memory_advice_given_since_the_parent_is_restored(crckpt: Crckpt, target: Target) -> None:
     """A list of maps does not show it: it is of a whole map."""
     given = []
     for _ in range(3):
@@ -116,7 +116,7 @@ def advised(pid: int) -> dict[str, set[str]]:
     return {place: advice for place, flags in maps if (advice := {"dc", "nh"} & set(flags.split()))}
 
 
-def test_what_has_no_soft_dirty_bit_is_restored_as_it_was(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_pages_without_a_soft_dirty_bit_are_restored(crckpt: Crckpt, tmp_path: Path) -> None:
     """What was given back and then only read, in a huge page; was moved, page table and all; was written and merged; or
     was written in a map that has joined others.
     """
@@ -147,7 +147,7 @@ def test_what_has_no_soft_dirty_bit_is_restored_as_it_was(crckpt: Crckpt, tmp_pa
         os.waitpid(process.pid, 0)
 
 
-def test_a_tree_whose_names_are_no_text_is_tracked_and_restored(crckpt: Crckpt) -> None:
+def test_tree_with_undecodable_names_is_tracked_and_restored(crckpt: Crckpt) -> None:
     """The kernel cuts names short, amid a character, and escapes no more than line feeds."""
     with started(program("odd_names")) as tree:
         facts, pid = tree.facts(), str(tree.pid)
@@ -162,7 +162,7 @@ def test_a_tree_whose_names_are_no_text_is_tracked_and_restored(crckpt: Crckpt) 
         assert tree.facts() == facts
 
 
-def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_criu_writes_only_the_changed_pages(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """Seen in the images themselves, before they are taken into the store."""
     dump_incrementally(crckpt, target)
     target.write()
@@ -178,7 +178,7 @@ def test_criu_writes_just_what_was_written(crckpt: Crckpt, target: Target, tmp_p
     assert 0 < max(sizes) <= (len(target.written()) + FEW) * PAGE
 
 
-def test_a_stop_is_incremental_too_and_ends_the_keeper(crckpt: Crckpt, target: Target) -> None:
+def test_incremental_stop_ends_the_tracker(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     checksum = target.write()
     gone = keeper(crckpt, target)["pid"]
@@ -194,7 +194,7 @@ def test_a_stop_is_incremental_too_and_ends_the_keeper(crckpt: Crckpt, target: T
     )
 
 
-def test_a_stop_whose_statistics_did_not_fit_on_the_disk(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_stop_without_room_for_statistics_is_committed(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """CRIU writes them last: the checkpoint is made, and the tree has ended."""
     run = 'for last; do [ "$before" != --work-dir ] || work=$last; before=$last; done\n'
     criu = executable(tmp_path / "criu", f'{run}{find(None, None).path} "$@" && rm -f "$work/stats-dump"')
@@ -209,7 +209,7 @@ def _is_zombie(pid: int) -> bool:
     return ") Z " in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_a_keeper_that_is_killed_harms_nothing(crckpt: Crckpt, target: Target) -> None:
+def test_killed_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     target.write()
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
@@ -224,7 +224,7 @@ def test_a_keeper_that_is_killed_harms_nothing(crckpt: Crckpt, target: Target) -
     is_whole(crckpt, after["checkpoint"]["id"], target)
 
 
-def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_tracker_killed_in_the_freeze_makes_the_next_dump_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """The dump that goes on is whole, the next one is full."""
     dump_incrementally(crckpt, target)
     target.write()
@@ -243,7 +243,7 @@ def test_a_keeper_that_is_killed_in_the_freeze(crckpt: Crckpt, target: Target, t
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Target) -> None:
+def test_hung_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     kept = keeper(crckpt, target)["pid"]
     os.kill(kept, signal.SIGSTOP)
@@ -261,7 +261,7 @@ def test_a_keeper_that_does_not_answer_harms_nothing(crckpt: Crckpt, target: Tar
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == KILLED
 
 
-def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> None:
+def test_killed_tracker_can_be_forgotten(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     os.kill(keeper(crckpt, target)["pid"], signal.SIGKILL)
     words = ("dump", str(target.pid), "job", "--json")
@@ -272,7 +272,7 @@ def test_a_killed_keeper_may_be_forgotten(crckpt: Crckpt, target: Target) -> Non
     crckpt.run("ps", "--end", str(target.pid), status=2)
 
 
-def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Target) -> None:
+def test_replaced_program_is_dumped_in_full(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     target.start_afresh()
     result = dump_incrementally(crckpt, target)
@@ -284,7 +284,7 @@ def test_a_program_that_was_replaced_is_dumped_whole(crckpt: Crckpt, target: Tar
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
-def test_a_forked_child_is_dumped_whole_and_then_followed(crckpt: Crckpt, target: Target) -> None:
+def test_forked_child_is_dumped_in_full_and_then_tracked(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
@@ -303,7 +303,7 @@ def test_a_forked_child_is_dumped_whole_and_then_followed(crckpt: Crckpt, target
     is_whole(crckpt, after["checkpoint"]["id"], target, child)
 
 
-def test_after_a_dump_that_came_to_nothing_the_next_is_full(target: Target, tmp_path: Path) -> None:
+def test_dump_after_a_failed_dump_is_full(target: Target, tmp_path: Path) -> None:
     """The disk is full when the checkpoint is to be stored: by then the bits are reset."""
     staging, filler, full = tmp_path / "staging", tmp_path / "store/filler", tmp_path / "full"
     staging.mkdir()
@@ -322,7 +322,7 @@ def test_after_a_dump_that_came_to_nothing_the_next_is_full(target: Target, tmp_
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_after_a_dump_that_was_killed_the_next_is_full(crckpt: Crckpt, target: Target) -> None:
+def test_dump_after_a_killed_dump_is_full(crckpt: Crckpt, target: Target) -> None:
     """It, not CRIU, which undoes what it did to the tree, but not to the bits."""
     dump_incrementally(crckpt, target)
     target.write()
@@ -335,7 +335,7 @@ def test_after_a_dump_that_was_killed_the_next_is_full(crckpt: Crckpt, target: T
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_other_criu_does_not_use_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     first = dump_incrementally(crckpt, target)
     other = filling(tmp_path / "criu", tmp_path / "filler", tmp_path / "full")
     told = dump_incrementally(crckpt, target, "--criu", str(other))["tracked"]
@@ -343,7 +343,7 @@ def test_another_criu_is_not_trusted_to_take_the_tracker(crckpt: Crckpt, target:
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
 
 
-def test_after_an_upgrade_another_tracker_is_started(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_upgrade_starts_a_new_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """The one that runs would have CRIU take a library, and be told what it was told, as they were."""
     criu = wrapper(tmp_path, "")
     words = ("--criu", str(criu))
@@ -361,7 +361,7 @@ def test_after_an_upgrade_another_tracker_is_started(crckpt: Crckpt, target: Tar
     is_whole(crckpt, after["checkpoint"]["id"], target)
 
 
-def test_more_processes_than_descriptors_were_allowed(crckpt: Crckpt) -> None:
+def test_tracker_raises_the_descriptor_limit(crckpt: Crckpt) -> None:
     """As services and logins are allowed few, of which the tracker needs one for each process."""
     words = ("dump", "--incremental", "--json")
     limited = ["prlimit", "--nofile=40:", str(PROGRAM)]
@@ -392,7 +392,7 @@ def test_more_processes_than_descriptors_were_allowed(crckpt: Crckpt) -> None:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def test_a_base_that_verify_finds_damaged_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
+def test_base_found_damaged_by_verify_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
     """It is found before CRIU runs: there the pages are that the dump would leave to the base."""
     for _ in range(2):
         base = dump_incrementally(crckpt, target)["checkpoint"]["id"]
@@ -408,7 +408,7 @@ def test_a_base_that_verify_finds_damaged_makes_the_dump_full(crckpt: Crckpt, ta
     assert result["checkpoint"]["id"] not in {one for bad in verify(repository).damages for one in bad.checkpoints}
 
 
-def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Target) -> None:
+def test_device_that_writes_untracked_makes_dumps_full(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     target.send_signal(signal.SIGURG)
     for _ in range(2):
@@ -422,7 +422,7 @@ def test_where_a_device_writes_unseen_dumps_are_full(crckpt: Crckpt, target: Tar
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == result["checkpoint"]["id"]
 
 
-def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_tree_that_cannot_be_tracked_is_dumped_in_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """Another keeper has it; a dump of a process within the tree finds that out."""
     target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
@@ -435,7 +435,7 @@ def test_a_tree_that_cannot_be_tracked_is_dumped_all_the_same(crckpt: Crckpt, ta
     is_whole(crckpt, result["checkpoint"]["id"], target, child)
 
 
-def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Target) -> None:
+def test_removed_base_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     crckpt.run("rm", first)
     crckpt.run("gc")
@@ -446,7 +446,7 @@ def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Targe
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> None:
+def test_second_concurrent_dump_of_a_tree_is_refused(crckpt: Crckpt, target: Target) -> None:
     """The second is refused as long as the first one is neither committed nor gone."""
     dump_incrementally(crckpt, target)
     root = proc.read_process(target.pid)
@@ -461,7 +461,7 @@ def test_only_one_dump_of_a_tree_at_a_time(crckpt: Crckpt, target: Target) -> No
     assert dump_incrementally(crckpt, target)["tracked"]["why_full"] == UNCOMMITTED
 
 
-def test_a_dump_that_cannot_begin_is_not_going_on() -> None:
+def test_dump_that_cannot_begin_does_not_count_as_running() -> None:
     """The connection that asked for it may stay open."""
     with running(PYTHON, "-c", ENDS_ITS_MAIN_THREAD) as process:
         root = proc.read_process(process.pid)
@@ -476,7 +476,7 @@ def test_a_dump_that_cannot_begin_is_not_going_on() -> None:
             assert session.describe().dumping == 0
 
 
-def test_a_keeper_that_we_have_started_is_told_apart_from_us(target: Target) -> None:
+def test_tracker_started_by_this_crckpt_is_recognized(target: Target) -> None:
     """It is the one that is let go when crckpt was exchanged meanwhile, not whoever started it."""
     root = proc.read_process(target.pid)
     assert root is not None
@@ -503,7 +503,7 @@ def test_no_incremental_leaves_the_tracker_alone(crckpt: Crckpt, target: Target)
     is_whole(crckpt, after["checkpoint"]["id"], target)
 
 
-def test_a_dump_in_the_background_counts(crckpt: Crckpt, target: Target) -> None:
+def test_background_dump_becomes_the_base(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     target.write()
     crckpt.run("dump", str(target.pid), "job", "--async")
@@ -516,7 +516,7 @@ def test_a_dump_in_the_background_counts(crckpt: Crckpt, target: Target) -> None
 
 
 @pytest.mark.parametrize("what", ["manifest", "pack"])
-def test_a_base_that_is_damaged_makes_the_dump_full(crckpt: Crckpt, target: Target, what: str) -> None:
+def test_damaged_base_makes_the_dump_full(crckpt: Crckpt, target: Target, what: str) -> None:
     """The dump is as full as it says: it does not depend on what was found to be damaged."""
     base = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     if what == "manifest":

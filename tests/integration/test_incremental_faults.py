@@ -71,7 +71,7 @@ def refused(crckpt: Crckpt, pid: int, status: int, *words: str) -> str:
     return str(said.document["error"]["message"])
 
 
-def test_criu_is_killed_between_the_reset_and_the_commit(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_criu_killed_between_reset_and_commit(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     is_to_kill = tmp_path / "kill"
     script = f'[ "$CRTOOLS_SCRIPT_ACTION" != post-dump ] || [ ! -e {is_to_kill} ] || kill -9 $PPID'
     criu = wrapper(
@@ -90,7 +90,7 @@ def test_criu_is_killed_between_the_reset_and_the_commit(crckpt: Crckpt, target:
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
-def test_the_disk_is_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_disk_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     staging, full = tmp_path / "staging", tmp_path / "full"
     criu = wrapper(
         tmp_path, f'[ ! -e {full} ] || [ "$1" != dump ] || dd if=/dev/zero of={staging}/filler bs=4k 2>/dev/null'
@@ -123,7 +123,7 @@ def is_incremental(crckpt: Crckpt, target: Target, why: str = FIRST) -> str:
 
 
 @pytest.mark.parametrize("target", ["seccomp"], indirect=True)
-def test_filters_that_kill(crckpt: Crckpt, target: Target) -> None:
+def test_seccomp_filter_that_kills_on_injection(crckpt: Crckpt, target: Target) -> None:
     """For the one call that is injected."""
     checksum = is_incremental(crckpt, target)
     assert target.look() == checksum, "it lives"
@@ -132,7 +132,7 @@ def test_filters_that_kill(crckpt: Crckpt, target: Target) -> None:
 
 
 @pytest.mark.parametrize("target", ["userfaultfd"], indirect=True)
-def test_a_userfaultfd_of_its_own(crckpt: Crckpt, target: Target) -> None:
+def test_process_with_its_own_userfaultfd(crckpt: Crckpt, target: Target) -> None:
     """No CRIU saves one."""
     checksum = target.look()
     why = "fd 3 is a device or special file that CRIU cannot save: anon anon_inode:[userfaultfd]"
@@ -145,7 +145,7 @@ def test_a_userfaultfd_of_its_own(crckpt: Crckpt, target: Target) -> None:
         assert memory.read(8) == b"\1" * 8
 
 
-def test_a_debugger_has_it(crckpt: Crckpt, target: Target) -> None:
+def test_process_under_a_debugger(crckpt: Crckpt, target: Target) -> None:
     if shutil.which("gdb") is None:
         pytest.skip("gdb is not installed")
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
@@ -163,7 +163,7 @@ def test_a_debugger_has_it(crckpt: Crckpt, target: Target) -> None:
     assert restore_and_ask(crckpt, target, "job", 1) == checksum
 
 
-def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
+def test_stopped_process(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     checksum = target.write()
     os.kill(target.pid, signal.SIGSTOP)
@@ -184,7 +184,7 @@ def test_it_is_stopped(crckpt: Crckpt, target: Target) -> None:
 
 
 @pytest.mark.parametrize("version", FREEZERS)
-def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target, version: int) -> None:
+def test_process_in_a_frozen_cgroup(crckpt: Crckpt, target: Target, version: int) -> None:
     dump_incrementally(crckpt, target)
     freezer = FREEZERS[version]
     with frozen(target.pid, version) as group:
@@ -198,7 +198,7 @@ def test_its_control_group_is_frozen(crckpt: Crckpt, target: Target, version: in
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_its_table_of_descriptors_is_full(crckpt: Crckpt, target: Target) -> None:
+def test_process_with_a_full_descriptor_table(crckpt: Crckpt, target: Target) -> None:
     """Nor can CRIU do without one. Found by the injection alone: test_userfaultfd.py.
 
     Only for write protection the process is entered: with soft-dirty bits it is tracked, and the dump fails then.
@@ -214,7 +214,7 @@ def test_its_table_of_descriptors_is_full(crckpt: Crckpt, target: Target) -> Non
 
 
 @pytest.mark.parametrize("target", ["direct"], indirect=True)
-def test_reads_past_the_page_cache_are_in_flight(crckpt: Crckpt, target: Target) -> None:
+def test_direct_reads_in_flight(crckpt: Crckpt, target: Target) -> None:
     for _ in range(3):
         checksum = target.write()
         result = dump_incrementally(crckpt, target)
@@ -242,7 +242,7 @@ def huge_pages(count: int) -> Iterator[None]:
             setting.write_text(str(before))
 
 
-def test_huge_pages_set_aside(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
+def test_process_with_hugetlb_pages(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
     with huge_pages(4), odd(program, tmp_path / "work", "hugetlb") as target:
         (held,) = map(int, (target.work / "odd").read_text().split())
         first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
@@ -261,7 +261,7 @@ def test_huge_pages_set_aside(crckpt: Crckpt, program: Path, tmp_path: Path) -> 
         assert list((crckpt.store / "tmp").iterdir()) == []
 
 
-def test_huge_pages_of_which_the_bits_are_lost(program: Path, tmp_path: Path) -> None:
+def test_hugetlb_pages_with_lost_bits(program: Path, tmp_path: Path) -> None:
     """An old CRIU believes the bits, and they say nothing of huge pages: such a process is dumped whole."""
     with huge_pages(4), odd(program, tmp_path / "work", "hugetlb") as target:
         held = SoftDirty(misses_huge=True).attach((target.pid, os.getpid()))
@@ -278,7 +278,7 @@ def every_free_huge_page() -> mmap.mmap:
     return mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_HUGETLB)
 
 
-def test_huge_pages_that_somebody_else_has(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
+def test_hugetlb_pages_taken_by_another_process(crckpt: Crckpt, program: Path, tmp_path: Path) -> None:
     with huge_pages(2), odd(program, tmp_path / "work", "hugetlb") as target:
         checksum = target.look()
         with every_free_huge_page():
@@ -297,7 +297,7 @@ def test_huge_pages_that_somebody_else_has(crckpt: Crckpt, program: Path, tmp_pa
         assert target.look() == checksum
 
 
-def test_no_room_for_huge_pages_as_files(program: Path, tmp_path: Path) -> None:
+def test_no_space_for_hugetlb_files(program: Path, tmp_path: Path) -> None:
     with (
         huge_pages(4),
         mounted(tmp_path / "store", 128 * MIB) as crckpt,
@@ -318,7 +318,7 @@ def test_no_room_for_huge_pages_as_files(program: Path, tmp_path: Path) -> None:
         assert target.look() == checksum
 
 
-def test_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_process_in_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
     program = compile_program("entered.c", tmp_path, "-pthread")
     with running(program, "uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
@@ -331,7 +331,7 @@ def test_uninterruptible_sleep(crckpt: Crckpt, tmp_path: Path) -> None:
         assert process.wait() == 0, "it lives on"
 
 
-def test_what_an_outsider_writes_while_the_tree_is_dumped_is_in_the_next(crckpt: Crckpt, target: Target) -> None:
+def test_write_of_an_outside_process_during_the_dump_is_in_the_next(crckpt: Crckpt, target: Target) -> None:
     """It does not stand still with the tree: between CRIU's look at a page and the reset of its bit it goes on."""
     if not dump_incrementally(crckpt, target)["tracked"]["why"].startswith("tracker: uffd-wp"):
         pytest.skip("with soft-dirty bits that is missed")
@@ -365,7 +365,7 @@ def written_from_outside(target: Target) -> Iterator[None]:
         writer.join()
 
 
-def test_a_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
         program = compile_program("counts_32.c", tmp_path, *flags)

@@ -50,7 +50,7 @@ def looked(tmp_path_factory: pytest.TempPathFactory) -> Looked:
         return Looked(crckpt, tree.pid, tree.workdir, before, after)
 
 
-def test_ps(looked: Looked) -> None:
+def test_ps_section_lists_processes_threads_and_states(looked: Looked) -> None:
     """The tree, its threads and states."""
     (process,) = looked.show("--ps")["ps"]
     assert (process["pid"], process["state"], process["uid"]) == (looked.pid, "alive", 0)
@@ -63,7 +63,7 @@ def test_ps(looked: Looked) -> None:
     assert f"\n  thread {looked.after['came']} " in said
 
 
-def test_ps_names_the_system_calls_that_threads_are_in(crckpt: Crckpt) -> None:
+def test_ps_section_names_the_system_calls_of_threads(crckpt: Crckpt) -> None:
     program = (
         "import select, threading, time; threading.Thread(target=time.sleep, args=(999,), daemon=True).start()\n"
         "print('ready', flush=True); select.poll().poll()"
@@ -78,7 +78,7 @@ def test_ps_names_the_system_calls_that_threads_are_in(crckpt: Crckpt) -> None:
     assert f"\n  thread {found['threads'][1]['tid']} {found['comm']}, in clock_nanosleep\n" in said
 
 
-def test_files(looked: Looked) -> None:
+def test_files_section_lists_open_files(looked: Looked) -> None:
     """Path, access, offset, size, whether it is deleted."""
     files = {file["fd"]: file for file in looked.show("--files")["files"]}
     fds = looked.before["fds"]
@@ -102,7 +102,7 @@ def test_files(looked: Looked) -> None:
     assert line.split()[:6] == [str(looked.pid), str(fds["data"]), "r", "4321", "10000", "file"]
 
 
-def test_sockets(looked: Looked) -> None:
+def test_sockets_section_lists_sockets(looked: Looked) -> None:
     """Family, type, state, addresses, and who has them."""
     unix, tcp = sorted(looked.show("--sockets")["sockets"], key=lambda found: found["family"], reverse=True)
     fds = looked.before["fds"]
@@ -123,7 +123,7 @@ def test_sockets(looked: Looked) -> None:
     assert all([holder["pid"] for holder in holders] == [looked.pid, looked.after["child"]] for holders in shared)
 
 
-def test_maps(looked: Looked) -> None:
+def test_maps_section_lists_mappings(looked: Looked) -> None:
     """Addresses, permissions, what was written, and what was in memory, which nobody knows of a file's map."""
     maps = {found["start"]: found for found in looked.show("--maps")["maps"]}
     pages, shared = (maps[looked.before[name]] for name in ("pages", "shared"))
@@ -140,7 +140,7 @@ def test_maps(looked: Looked) -> None:
     assert line.split()[1:] == [addresses, "rw-p", "1.0", "MiB", "256.0", "KiB", str(looked.workdir / "pages")]
 
 
-def test_maps_agree_with_the_kernel(tmp_path: Path) -> None:
+def test_maps_section_agrees_with_the_kernel(tmp_path: Path) -> None:
     """What /proc says of each map of a program that waits: CRIU's visit wrote to it before its memory was saved."""
     crckpt = Crckpt(tmp_path / "store")
     nothing = subprocess.DEVNULL
@@ -178,7 +178,7 @@ def _live_maps(pid: int) -> dict[int, dict[str, int]]:
     return maps
 
 
-def test_the_environment_is_shown_when_it_is_asked_for(looked: Looked) -> None:
+def test_environment_is_shown_only_on_request(looked: Looked) -> None:
     """And at no other time."""
     (process,) = looked.show("--env")["env"]
     assert process["pid"] == looked.pid
@@ -189,7 +189,7 @@ def test_the_environment_is_shown_when_it_is_asked_for(looked: Looked) -> None:
     assert "swordfish" not in rest + looked.crckpt.run("show", "job").out
 
 
-def test_strings(looked: Looked) -> None:
+def test_strings_finds_text_across_pages(looked: Looked) -> None:
     """A text across the border of two pages is found where it is, and where each process has it."""
     found = looked.show("--strings", r"known-\d+-te.t")["strings"]
     (there,) = (match for match in found if match["address"] == looked.before["text"])
@@ -205,7 +205,7 @@ def test_strings(looked: Looked) -> None:
     assert "regular expression" in looked.crckpt.run("show", "job", "--strings", "(", status=2).err
 
 
-def test_sections_come_alone_and_together(looked: Looked) -> None:
+def test_sections_can_be_shown_alone_or_together(looked: Looked) -> None:
     """Scripts get what they ask for."""
     usual = set(looked.show("--ps")) - {"ps"}
     together = looked.show("--ps", "--files", "--sockets", "--maps", "--env", "--strings", TEXT)
@@ -254,7 +254,7 @@ def test_diff_of_memory(looked: Looked) -> None:
     assert "\nmemory: " in said
 
 
-def test_diff_the_other_way_round_and_with_itself(looked: Looked) -> None:
+def test_diff_reversed_and_with_itself(looked: Looked) -> None:
     """What came has gone; a checkpoint does not differ from itself."""
     there, back = (
         looked.crckpt.run("diff", *refs, "--json").document["result"] for refs in (("job~1", "job"), ("job", "job~1"))
@@ -291,7 +291,7 @@ def test_diff_of_another_program_under_the_same_pid(tmp_path: Path) -> None:
     assert result["changed"] == []
 
 
-def test_diff_of_a_tree_that_was_restored_meanwhile(tmp_path: Path) -> None:
+def test_diff_of_a_tree_restored_in_between(tmp_path: Path) -> None:
     """Its processes are the same still."""
     crckpt = Crckpt(tmp_path / "store")
     with started(next(case for case in CASES if case.name == "family")) as tree:
@@ -304,7 +304,7 @@ def test_diff_of_a_tree_that_was_restored_meanwhile(tmp_path: Path) -> None:
     assert tree.pid in [change["pid"] for change in result["changed"]]
 
 
-def test_damage_is_told(looked: Looked, tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_refused(looked: Looked, tmp_path: Path) -> None:
     """Nothing is said of a checkpoint that is not what was stored."""
     store = tmp_path / "store"
     shutil.copytree(looked.crckpt.store, store)

@@ -51,21 +51,21 @@ def prefix(folder: Path) -> Path:
     return folder / "prefix"
 
 
-def test_an_old_python_is_named(prefix: Path, folder: Path) -> None:
+def test_old_python_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "old", '[ "$1" = --version ] && echo Python 3.9.2 || exit 1')
     said = run("--prefix", prefix, "--python", python, status=CANNOT)
     assert said.startswith(f"scripts/install: Python 3.9.2 at {python} is too old: crckpt needs 3.11\n  next: ")
     assert not prefix.exists()
 
 
-def test_a_python_without_venv_is_named(prefix: Path, folder: Path) -> None:
+def test_python_without_venv_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "bare", "case $* in *venv*) exit 1 ;; esac")
     said = run("--prefix", prefix, "--python", python, status=CANNOT)
     assert said == f"scripts/install: {python} has no venv\n  next: apt-get install python3-venv\n"
     assert not prefix.exists()
 
 
-def test_a_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) -> None:
+def test_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "mine", "exit 0")
     python.parent.chmod(0o700)
     said = run("--prefix", prefix, "--python", python, status=CANNOT)
@@ -73,7 +73,7 @@ def test_a_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) 
     assert not prefix.exists()
 
 
-def test_a_failing_step_is_said_in_a_line_and_undone(prefix: Path, folder: Path) -> None:
+def test_failed_step_is_reported_in_one_line_and_undone(prefix: Path, folder: Path) -> None:
     python = python_that(
         folder / "full", 'case $3 in venv) echo "OSError: No space left on device" >&2; exit 1 ;; esac'
     )
@@ -84,13 +84,13 @@ def test_a_failing_step_is_said_in_a_line_and_undone(prefix: Path, folder: Path)
     assert not prefix.exists()
 
 
-def test_without_rights_it_says_so(prefix: Path) -> None:
+def test_missing_write_permission_is_reported(prefix: Path) -> None:
     prefix.mkdir(mode=0o555)
     said = run("--prefix", prefix, status=CANNOT, before=AS_OTHER)
     assert f"you cannot write to {prefix}\n  next: sudo scripts/install" in said
 
 
-def test_wrong_words_are_answered_with_the_usage(folder: Path) -> None:
+def test_invalid_arguments_print_the_usage(folder: Path) -> None:
     assert "Usage: scripts/install [OPTION...] [WHEEL]" in run("--nonsense", status=2)
     assert "Usage: scripts/install [OPTION...] [WHEEL]" in run("--prefix", status=2)
     assert "next: make one: scripts/build-wheel" in run(folder / "none.whl", status=CANNOT)
@@ -111,7 +111,7 @@ def test_root_imports_nothing_from_the_current_directory(prefix: Path, folder: P
     assert set((folder / "options").read_text().split()) == {"-I", "--version"}
 
 
-def test_root_installs_nothing_where_others_can_replace_it(folder: Path) -> None:
+def test_root_refuses_a_prefix_where_others_can_replace_files(folder: Path) -> None:
     """They could also have put a program there that the installation runs."""
     theirs = folder / "theirs"
     program = theirs / "lib/crckpt/venv/bin/crckpt"
@@ -131,7 +131,7 @@ def test_root_installs_nothing_where_others_can_replace_it(folder: Path) -> None
     assert not (folder / "prefix").exists()
 
 
-def test_others_cannot_keep_an_installation_waiting(prefix: Path, folder: Path) -> None:
+def test_other_users_cannot_block_an_installation(prefix: Path, folder: Path) -> None:
     """Who can open a file can lock it, and a lock of an older version was open to all."""
     lock = prefix / "lib/crckpt/.lock"
     lock.parent.mkdir(parents=True)

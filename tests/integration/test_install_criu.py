@@ -86,7 +86,7 @@ def criu_that(folder: Path, body: str) -> dict[str, str]:
     return {"PATH": f"{folder}:{os.environ['PATH']}"}
 
 
-def test_two_runs_at_once_share_one_installation(installed: Installed) -> None:
+def test_two_concurrent_runs_share_one_installation(installed: Installed) -> None:
     """Both succeed; one fetched, the other waited and found its result."""
     path = f"{installed.prefix}/criu"
     assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
@@ -97,7 +97,7 @@ def test_two_runs_at_once_share_one_installation(installed: Installed) -> None:
     assert "sid" not in said[1].stderr
 
 
-def test_programs_of_the_prefix_use_only_its_own_libraries(installed: Installed) -> None:
+def test_programs_of_the_prefix_use_only_its_libraries(installed: Installed) -> None:
     """No library of this machine is mixed in, and nft talks to the kernel."""
     loader = next((installed.prefix / "root").glob("usr/lib/*-linux-gnu/ld-linux*.so.*"))
     for name in ("criu", "nft"):
@@ -111,7 +111,7 @@ def test_programs_of_the_prefix_use_only_its_own_libraries(installed: Installed)
     assert (nft.returncode, nft.stderr) == (0, "")
 
 
-def test_prefix_works_where_it_is_moved(installed: Installed, tmp_path: Path) -> None:
+def test_moved_prefix_works(installed: Installed, tmp_path: Path) -> None:
     """A prefix that was moved passes the trial in its new place, and its crit reads images."""
     moved = tmp_path / "elsewhere/criu"
     shutil.copytree(installed.prefix, moved, symlinks=True)
@@ -131,7 +131,7 @@ def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) 
     assert done.stderr.count("/nonexistent/tracker.so") == 1
 
 
-def test_criu_on_path_that_works_is_chosen(installed: Installed, tmp_path: Path) -> None:
+def test_working_criu_on_path_is_chosen(installed: Installed, tmp_path: Path) -> None:
     """The one on PATH comes first, and nothing is put into the prefix."""
     env = criu_that(tmp_path / "bin", f'exec {installed.prefix}/criu "$@"')
     outcome = run(tmp_path / "prefix", "path,prefix,sid", env=env)
@@ -246,7 +246,7 @@ def repository(folder: Path) -> str:
     return f"file:{folder}/mirror"
 
 
-def test_root_installs_no_criu_where_others_can_replace_it(tmp_path: Path) -> None:
+def test_root_refuses_a_prefix_where_others_can_replace_criu(tmp_path: Path) -> None:
     """Whoever can write there could also have put the CRIU there that root would try."""
     theirs = tmp_path / "theirs"
     theirs.mkdir()
@@ -263,7 +263,7 @@ def test_root_installs_no_criu_where_others_can_replace_it(tmp_path: Path) -> No
     assert not (tmp_path / "ran").exists()
 
 
-def test_others_cannot_keep_it_waiting(tmp_path: Path) -> None:
+def test_other_users_cannot_block_the_run(tmp_path: Path) -> None:
     """Who can open a file can lock it. The lock of an older version was open to all."""
     lock = tmp_path / ".criu.lock"
     with lock.open("w") as held:
@@ -285,7 +285,7 @@ case $1 in --version) echo "Version: 4.2" ;; dump) exit 3 ;; esac"""
     assert [line for line in lines if not line.endswith(" none")] == []
 
 
-def test_without_the_right_to_checkpoint_it_says_so() -> None:
+def test_missing_capability_is_reported() -> None:
     """An ordinary user is told what to type, and nothing is tried."""
     argv = [*AS_NOBODY, "/usr/bin/python3", str(SCRIPT), "--try", "path"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
@@ -300,7 +300,7 @@ def test_unknown_candidate_is_a_usage_error(tmp_path: Path) -> None:
     assert "no such candidate: woody; there are path, prefix, sid, testing, stable, build" in outcome.stderr
 
 
-def test_the_command_does_what_the_script_does(installed: Installed, tmp_path: Path) -> None:
+def test_command_does_the_same_as_the_script(installed: Installed, tmp_path: Path) -> None:
     """`crckpt install-criu` names the CRIU, those that it rejected and why; with --json as a document."""
     argv = [str(PROGRAM), "install-criu", "--prefix", str(installed.prefix), "--try", "path,prefix"]
     env = criu_that(tmp_path / "bin", "exit 1")
@@ -315,7 +315,7 @@ def test_the_command_does_what_the_script_does(installed: Installed, tmp_path: P
     assert [rejected["candidate"] for rejected in result["rejected"]] == ["path"]
 
 
-def test_without_a_mirror_it_says_what_to_do(tmp_path: Path) -> None:
+def test_missing_mirror_is_reported_with_a_hint(tmp_path: Path) -> None:
     """No suite can be downloaded: the hint is not to try the same again."""
     argv = [str(PROGRAM), "install-criu", "--prefix", str(tmp_path / "p/criu"), "--mirror", f"file:{tmp_path}/none"]
     env = os.environ | {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -328,7 +328,7 @@ def test_without_a_mirror_it_says_what_to_do(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "p").iterdir()] == [".criu.lock"]
 
 
-def test_doctor_offers_it_and_does_it(crckpt: Crckpt) -> None:
+def test_doctor_fix_installs_criu(crckpt: Crckpt) -> None:
     """Without a CRIU: it says what it would do; told `--yes` it does it, and then this host can checkpoint."""
     hide = 'mount -t tmpfs none /usr/local/lib/crckpt; mount -t tmpfs none /var/cache; "$@"; "$@" --yes'
     words = ["unshare", "--mount", "--propagation=private", "sh", "-c", hide, "sh", str(PROGRAM), "doctor", "--fix"]

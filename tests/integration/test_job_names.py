@@ -58,7 +58,7 @@ def dump(crckpt: Crckpt, pid: int, *words: str) -> str:
     return job
 
 
-def test_two_scripts_have_two_jobs(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_two_scripts_have_different_jobs(crckpt: Crckpt, tmp_path: Path) -> None:
     with ExitStack() as stack:
         for name in ("train.py", "evaluate.py"):
             script(tmp_path / name[:-3], name)
@@ -83,7 +83,7 @@ def test_two_processes_of_one_script_share_a_job_with_a_warning(crckpt: Crckpt, 
         assert words not in crckpt.run("dump", str(second)).out
 
 
-def test_a_wrapper_and_its_command_have_one_job(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_wrapper_and_its_command_have_the_same_job(crckpt: Crckpt, tmp_path: Path) -> None:
     script(tmp_path, "train.py")
     with running(tmp_path, "timeout", "1h", PYTHON, "train.py") as pid:
         assert dump(crckpt, pid) == "train"
@@ -91,7 +91,7 @@ def test_a_wrapper_and_its_command_have_one_job(crckpt: Crckpt, tmp_path: Path) 
         assert dump(crckpt, child.pid) == "train"
 
 
-def test_the_command_that_is_printed_restores_what_was_dumped(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_printed_command_restores_the_dump(crckpt: Crckpt, tmp_path: Path) -> None:
     """Also after another dump into the job."""
     one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
     with running(one.parent, PYTHON, one.name) as first, running(other.parent, PYTHON, other.name) as second:
@@ -108,7 +108,7 @@ def test_the_command_that_is_printed_restores_what_was_dumped(crckpt: Crckpt, tm
 
 @pytest.mark.parametrize("job", [(), ("train",)], ids=["default", "named"])
 @pytest.mark.parametrize("command", ["dump", "pre-dump"])
-def test_another_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str, job: tuple[str, ...]) -> None:
+def test_other_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str, job: tuple[str, ...]) -> None:
     one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
     with running(one.parent, PYTHON, one.name) as pid:
         dump(crckpt, pid)
@@ -125,7 +125,7 @@ def test_another_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str,
         assert runs(pid)
 
 
-def test_a_program_that_was_started_anew_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_restarted_program_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
     """As a service is, with a job that a timer names."""
     script(tmp_path, "train.py")
     jobs = []
@@ -135,7 +135,7 @@ def test_a_program_that_was_started_anew_is_the_same(crckpt: Crckpt, tmp_path: P
     assert jobs == ["nightly"] * 2
 
 
-def test_an_upgraded_executable_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_upgraded_executable_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
     executable = tmp_path / "server"
     for _ in range(2):
         # As a package manager does it: another file under the same name.
@@ -150,7 +150,7 @@ def test_an_upgraded_executable_is_the_same(crckpt: Crckpt, tmp_path: Path) -> N
             process.kill()
 
 
-def test_of_an_imported_checkpoint_the_executable_is_known(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_imported_checkpoint_names_its_executable(crckpt: Crckpt, tmp_path: Path) -> None:
     """As of one that an older version made: its images name the executable."""
     images = tmp_path / "images"
     script(tmp_path, "train.py")
@@ -166,7 +166,7 @@ def test_of_an_imported_checkpoint_the_executable_is_known(crckpt: Crckpt, tmp_p
         assert f"but PID {pid} runs {tmp_path}/wait.sh" in said
 
 
-def test_a_program_that_changes_its_directory_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_program_that_changes_its_directory_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:
     """Its relative script seems to lie in the new directory."""
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()

@@ -26,7 +26,7 @@ def look(tree: Tree) -> dict[str, Any]:
 
 
 @HOW
-def test_a_thread_has_its_own_directories_again(crckpt: Crckpt, how: str) -> None:
+def test_thread_directories_are_restored(crckpt: Crckpt, how: str) -> None:
     with (
         stopped(crckpt, program("keeps", "thread-directories", "thread-root")) as tree,
         restored_by(crckpt, how) as warnings,
@@ -39,7 +39,7 @@ def test_a_thread_has_its_own_directories_again(crckpt: Crckpt, how: str) -> Non
         assert warnings == []
 
 
-def test_a_thread_does_not_come_back_without_its_root(crckpt: Crckpt) -> None:
+def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
     """It would be free of it."""
     with stopped(crckpt, program("keeps", "thread-root")) as tree:
         (tree.workdir / "jail").rename(tree.workdir / "elsewhere")
@@ -57,7 +57,7 @@ def test_a_thread_does_not_come_back_without_its_root(crckpt: Crckpt) -> None:
         ("thread-host-name", "UTS namespace"),
     ],
 )
-def test_a_thread_that_is_apart_is_refused_by_name(crckpt: Crckpt, name: str, what: str) -> None:
+def test_thread_with_its_own_namespace_or_table_is_refused(crckpt: Crckpt, name: str, what: str) -> None:
     with started(program("keeps", name)) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "--dry-run"), ("dump", str(tree.pid))):
             said = crckpt.run(*words, status=REFUSED)
@@ -66,14 +66,14 @@ def test_a_thread_that_is_apart_is_refused_by_name(crckpt: Crckpt, name: str, wh
 
 
 @HOW
-def test_a_renamed_socket_has_its_name_again(crckpt: Crckpt, how: str) -> None:
+def test_renamed_socket_keeps_its_name(crckpt: Crckpt, how: str) -> None:
     """The first name was gone, and is gone again."""
     with stopped(crckpt, program("keeps", "renamed-socket")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["renamed-socket"] == [False, "name.tmp"]
         assert warnings == []
 
 
-def test_a_renamed_socket_takes_no_name_that_is_in_use(crckpt: Crckpt) -> None:
+def test_renamed_socket_takes_no_name_in_use(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("keeps", "renamed-socket")) as tree:
         (tree.workdir / "name").unlink()
         (tree.workdir / "name").write_text("another file")
@@ -83,14 +83,14 @@ def test_a_renamed_socket_takes_no_name_that_is_in_use(crckpt: Crckpt) -> None:
 
 
 @HOW
-def test_a_timer_of_the_wall_clock_is_not_late(crckpt: Crckpt, how: str) -> None:
+def test_wall_clock_timer_is_not_late(crckpt: Crckpt, how: str) -> None:
     with stopped(crckpt, program("keeps", "wall-clock-timer")) as tree, restored_by(crckpt, how):
         found = look(tree)["wall-clock-timer"]
         assert abs(found["late"]) < found["paused"] / 4
         assert found["interval"] == 7
 
 
-def test_a_dump_after_which_the_program_runs_on_keeps_the_time_of_a_timer(crckpt: Crckpt) -> None:
+def test_running_dump_keeps_the_time_of_a_timer(crckpt: Crckpt) -> None:
     with started(program("keeps", "wall-clock-timer")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         tree.end()
@@ -100,7 +100,7 @@ def test_a_dump_after_which_the_program_runs_on_keeps_the_time_of_a_timer(crckpt
             assert abs(found["late"]) < found["paused"] / 4
 
 
-def test_a_program_has_its_own_segments_again(crckpt: Crckpt) -> None:
+def test_ldt_segments_are_restored(crckpt: Crckpt) -> None:
     """As Wine has. The words of one that begins at 0x1000, and of one that is not present."""
     with stopped(crckpt, program("keeps", "segments")) as tree, restored_by(crckpt, "detached") as warnings:
         present, absent = "ff0f0010", "ffff0000"
@@ -111,17 +111,17 @@ def test_a_program_has_its_own_segments_again(crckpt: Crckpt) -> None:
 TERMINAL = {"output": "out\r\nin^\b^C\r\n", "input": "in\x03\n", "settings": True}
 
 
-def test_a_terminal_holds_the_same_unread_bytes(crckpt: Crckpt) -> None:
+def test_unread_terminal_bytes_are_restored(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("keeps", "terminal")) as tree, restored_by(crckpt, "detached"):
         assert look(tree)["terminal"] == TERMINAL
 
 
-def test_a_terminal_that_only_one_may_open_is_so_again(crckpt: Crckpt) -> None:
+def test_exclusive_terminal_stays_exclusive(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("keeps", "exclusive-terminal")) as tree, restored_by(crckpt, "detached"):
         assert look(tree)["exclusive-terminal"] == 1
 
 
-def test_a_dump_leaves_unread_bytes_of_a_terminal_as_they_are(crckpt: Crckpt) -> None:
+def test_dump_keeps_unread_bytes_of_a_terminal(crckpt: Crckpt) -> None:
     """CRIU reads them, and writes them back."""
     with started(program("keeps", "terminal")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
@@ -129,7 +129,7 @@ def test_a_dump_leaves_unread_bytes_of_a_terminal_as_they_are(crckpt: Crckpt) ->
 
 
 @HOW
-def test_a_terminal_that_was_hung_up_is_so_again(crckpt: Crckpt, how: str) -> None:
+def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt, how: str) -> None:
     with stopped(crckpt, program("keeps", "hung-up-terminal")) as tree, restored_by(crckpt, how) as warnings:
         assert look(tree)["hung-up-terminal"] == [True, False, False]
         assert warnings == []
@@ -146,7 +146,7 @@ def test_a_terminal_that_was_hung_up_is_so_again(crckpt: Crckpt, how: str) -> No
         ("exit-signal", "tells its parent by signal 10 that it has ended"),
     ],
 )
-def test_what_would_be_lost_is_named_and_needs_consent(crckpt: Crckpt, name: str, what: str) -> None:
+def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str, what: str) -> None:
     """Before the program is ended, and it goes on."""
     words = ("--tcp", "close") if name == "pending-error" else ()
     with started(program("keeps", name)) as tree:
@@ -166,7 +166,7 @@ def test_what_would_be_lost_is_named_and_needs_consent(crckpt: Crckpt, name: str
             tree.wait_growth(tree.counters())
 
 
-def test_what_waits_behind_the_first_message_is_seen_in_the_freeze(crckpt: Crckpt) -> None:
+def test_message_queued_behind_the_first_is_found_in_the_freeze(crckpt: Crckpt) -> None:
     """Before it, only the first message can be looked at without a trace."""
     with started(program("keeps", "second-datagram")) as tree:
         assert "sender's address" not in crckpt.run("doctor", str(tree.pid)).out
@@ -176,7 +176,7 @@ def test_what_waits_behind_the_first_message_is_seen_in_the_freeze(crckpt: Crckp
         assert look(tree)["second-datagram"] == ["first", "second", "client"]
 
 
-def test_the_last_words_in_a_terminal_are_named(crckpt: Crckpt) -> None:
+def test_unread_output_of_an_ended_program_is_reported(crckpt: Crckpt) -> None:
     """Of a program that has ended at the other side."""
     with started(program("keeps", "last-words")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
@@ -185,13 +185,13 @@ def test_the_last_words_in_a_terminal_are_named(crckpt: Crckpt) -> None:
         assert look(tree)["last-words"] == "bye\r\n"
 
 
-def test_a_timer_that_may_be_late_is_named(crckpt: Crckpt) -> None:
+def test_timer_that_may_be_late_is_a_warning(crckpt: Crckpt) -> None:
     with started(program("keeps", "posix-timer")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--json").document["result"]["warnings"]
         assert f"process {tree.pid} (python3) has a timer of the wall clock" in " ".join(words)
 
 
-def test_a_file_without_a_name_is_named(crckpt: Crckpt) -> None:
+def test_file_without_a_name_is_reported(crckpt: Crckpt) -> None:
     with started(program("keeps", "unnamed-file")) as tree:
         words = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
         assert "O_TMPFILE" in " ".join(words)

@@ -80,14 +80,14 @@ def own_group() -> Iterator[Path]:
         group.rmdir()
 
 
-def test_a_control_group_is_not_opened_for_a_user_to_move_others_into(crckpt: Crckpt) -> None:
+def test_cgroup_procs_is_not_opened_for_a_user(crckpt: Crckpt) -> None:
     with own_group() as group:
         procs = str(group / "cgroup.procs")
         with stopped(crckpt, as_nobody(COUNTS, procs, f"{os.O_WRONLY}"), "--force") as tree:
             refused(crckpt, tree, procs)
 
 
-def test_a_dump_says_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
+def test_dump_warns_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
     """Before the freeze, and it ends no program that does not come back as it was."""
     with own_group() as group:
         procs = str(group / "cgroup.procs")
@@ -101,7 +101,7 @@ def test_a_dump_says_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
             tree.wait_growth(tree.counters())
 
 
-def test_the_memory_of_a_child_that_has_gained_rights_is_not_opened(crckpt: Crckpt) -> None:
+def test_memory_of_a_child_with_more_rights_is_not_opened(crckpt: Crckpt) -> None:
     """The kernel had bound the descriptor to what the child was before it executed that program."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)
@@ -116,7 +116,7 @@ def test_the_memory_of_a_child_that_has_gained_rights_is_not_opened(crckpt: Crck
 
 
 @pytest.mark.parametrize("path", ["/proc/self/maps", "/proc/meminfo", "/sys/devices/system/cpu/online"])
-def test_what_gives_no_right_stays_open(crckpt: Crckpt, path: str) -> None:
+def test_harmless_kernel_files_stay_open(crckpt: Crckpt, path: str) -> None:
     with stopped(crckpt, as_nobody(COUNTS, path, f"{os.O_RDONLY}"), "--force") as tree:
         before = tree.counters()
         crckpt.run("restore", JOB, "--detach")
@@ -124,7 +124,7 @@ def test_what_gives_no_right_stays_open(crckpt: Crckpt, path: str) -> None:
         assert Path(f"/proc/{tree.pid}/fd/60").readlink().name == Path(path).name
 
 
-def test_root_keeps_what_it_had(crckpt: Crckpt) -> None:
+def test_root_keeps_its_kernel_files(crckpt: Crckpt) -> None:
     words = ("env", "PYTHONPATH={programs}", PYTHON, "-c", COUNTS, "{workdir}", "/proc/self/pagemap", "0")
     with stopped(crckpt, Case("kernel-file", words), "--force") as tree:
         before = tree.counters()
@@ -132,7 +132,7 @@ def test_root_keeps_what_it_had(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_file_that_root_has_taken_away_is_not_given_back(crckpt: Crckpt) -> None:
+def test_file_taken_away_by_root_is_not_handed_over(crckpt: Crckpt) -> None:
     """A new key, which belongs to root, has the place of the old one, which belonged to the program's user."""
     with tempfile.TemporaryDirectory() as place:
         Path(place).chmod(0o755)

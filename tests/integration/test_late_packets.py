@@ -52,7 +52,7 @@ def connect(hosts: Lan, address: HostAddress) -> tuple[socket.socket, socket.soc
         return theirs, ours
 
 
-def test_a_packet_that_was_dropped_is_delivered(hosts: Lan, address: HostAddress) -> None:
+def test_dropped_packet_is_delivered(hosts: Lan, address: HostAddress) -> None:
     server, client = connect(hosts, address)
     with closing(server), closing(client), hosts.source.entered():
         hosts.source.run("nft", DROP.format(hook="input"))
@@ -68,7 +68,7 @@ def test_a_packet_that_was_dropped_is_delivered(hosts: Lan, address: HostAddress
         assert server.recv(100) == b"late"
 
 
-def test_a_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAddress) -> None:
+def test_packet_for_another_address_is_not_delivered(hosts: Lan, address: HostAddress) -> None:
     """The other side of a move names the packets."""
     server, client = connect(hosts, address)
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
@@ -88,7 +88,7 @@ def test_a_packet_for_another_address_is_not_delivered(hosts: Lan, address: Host
             server.recv(100)
 
 
-def test_nothing_else_is_captured(hosts: Lan, address: HostAddress) -> None:
+def test_unrelated_packets_are_not_captured(hosts: Lan, address: HostAddress) -> None:
     """Neither what the source sends, nor packets without data, nor those for its other addresses."""
     other = parse_address(next(text for text in ADDRESSES if text[0] != str(address)[0]))
     with hosts.source.entered(), capturing((address,)) as capture:
@@ -102,7 +102,7 @@ def test_nothing_else_is_captured(hosts: Lan, address: HostAddress) -> None:
                 assert len(capture.take()) == expected
 
 
-def test_who_sends_without_end_holds_nothing_up(hosts: Lan) -> None:
+def test_endless_sender_delays_nothing(hosts: Lan) -> None:
     """The tree is frozen until all is read."""
     address = parse_address(ADDRESSES[0])
     with hosts.client.entered():

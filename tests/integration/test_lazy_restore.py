@@ -94,7 +94,7 @@ def restored_lazily(
 
 
 @pytest.mark.usefixtures("adopted")
-def test_a_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -> None:
     """It gives memory back, moves it, protects it, guards it and forks, while only what it touches is filled."""
     with restored_lazily(crckpt, tmp_path) as tree:
         assert is_incomplete(tree.pid)
@@ -108,7 +108,7 @@ def test_a_program_may_change_all_its_mappings(crckpt: Crckpt, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("adopted")
-def test_children_that_have_ended_cost_nothing(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_ended_children_use_no_resources(crckpt: Crckpt, tmp_path: Path) -> None:
     """However many the program forks while its memory is filled."""
     with restored_lazily(crckpt, tmp_path, program=("forking.py",)) as tree:
         (tmp_path / "go").touch()
@@ -118,7 +118,7 @@ def test_children_that_have_ended_cost_nothing(crckpt: Crckpt, tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("adopted")
-def test_more_living_children_than_descriptors_end_the_tree(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_with_too_many_children_is_ended(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path, "descriptors=400", program=("forking.py", "live")) as tree:
         mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
         (tmp_path / "go").touch()
@@ -128,7 +128,7 @@ def test_more_living_children_than_descriptors_end_the_tree(crckpt: Crckpt, tmp_
 
 
 @pytest.mark.usefixtures("adopted")
-def test_children_have_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path) -> None:
     """A program may go on in ever new children."""
     with restored_lazily(crckpt, tmp_path, "seconds=0.1", program=("forking.py", "live")) as tree:
         mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
@@ -141,7 +141,7 @@ def test_children_have_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("adopted")
-def test_what_was_written_last_is_there_at_once(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_recently_written_pages_are_there_at_once(crckpt: Crckpt, tmp_path: Path) -> None:
     """All of it, here: nothing is left to the helper, which ends."""
     with restored_lazily(crckpt, tmp_path, "hot") as tree:
         wait_for(lambda: not is_incomplete(tree.pid), 60, "the end of the helper")
@@ -149,7 +149,7 @@ def test_what_was_written_last_is_there_at_once(crckpt: Crckpt, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("adopted")
-def test_a_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
     """It would get zeros for pages that are not there yet."""
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.helper, signal.SIGKILL)
@@ -162,7 +162,7 @@ def test_a_tree_without_its_helper_ends(crckpt: Crckpt, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("adopted")
-def test_a_helper_without_its_guard_goes_on(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_helper_without_its_guard_continues(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.guard, signal.SIGKILL)
         tree.go_on()
@@ -171,7 +171,7 @@ def test_a_helper_without_its_guard_goes_on(crckpt: Crckpt, tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("adopted")
-def test_a_tree_that_has_lost_its_helpers_waits(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_without_helper_and_guard_waits(crckpt: Crckpt, tmp_path: Path) -> None:
     """Helper and guard were killed at once: it finds no zeros where pages are missing."""
     with restored_lazily(crckpt, tmp_path) as tree:
         # The guard must not see the end of the helper.
@@ -194,7 +194,7 @@ def test_a_tree_that_has_lost_its_helpers_waits(crckpt: Crckpt, tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("adopted")
-def test_a_tree_that_ends_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_ended_tree_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> None:
     with restored_lazily(crckpt, tmp_path) as tree:
         os.kill(tree.pid, signal.SIGKILL)
         tree.go_on()
@@ -203,7 +203,7 @@ def test_a_tree_that_ends_ends_its_helper(crckpt: Crckpt, tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("adopted")
-def test_a_dump_waits_for_the_memory(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_dump_waits_for_the_memory_fill(crckpt: Crckpt, tmp_path: Path) -> None:
     """It would miss what is not there yet."""
     with restored_lazily(crckpt, tmp_path) as tree:
         assert tree.check() == "intact"

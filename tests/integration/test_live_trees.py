@@ -25,7 +25,7 @@ from crckpt.store import Repository, file_names
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_a_live_tree_is_that_of_its_images(crckpt: Crckpt, case: Case) -> None:
+def test_live_tree_matches_its_images(crckpt: Crckpt, case: Case) -> None:
     if missing := case.missing():
         pytest.skip(f"not installed: {', '.join(missing)}")
     with started(case) as tree:

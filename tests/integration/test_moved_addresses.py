@@ -107,7 +107,7 @@ def is_clean(hosts: Lan) -> bool:
 
 
 @families
-def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: str) -> None:
+def test_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id: str) -> None:
     """Behind the fence nobody hears of the destination's; once it is released, the neighbours know at once."""
     with talking(hosts, address) as scene, hosts.destination.entered():
         assert check_destination(BOTH) == ()
@@ -147,7 +147,7 @@ def test_an_address_moves_in_two_steps(hosts: Lan, address: HostAddress, move_id
 
 
 @families
-def test_an_aborted_move_is_unnoticed(hosts: Lan, address: HostAddress, move_id: str) -> None:
+def test_aborted_move_is_not_noticed(hosts: Lan, address: HostAddress, move_id: str) -> None:
     """The address goes before the fence."""
     with talking(hosts, address) as scene, hosts.destination.entered():
         with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
@@ -186,7 +186,7 @@ def read_guard(process: subprocess.Popen[str]) -> int:
 
 
 @pytest.mark.parametrize("killed_at", STEPS)
-def test_a_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) -> None:
+def test_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) -> None:
     """Neither address nor fence nor guard, whatever came last; before the move is done."""
     with talking(hosts, IPV4) as scene, mover(hosts, move_id, "keep", killed_at=killed_at) as process:
         guard = read_guard(process)
@@ -205,7 +205,7 @@ def test_a_killed_move_leaves_nothing(hosts: Lan, move_id: str, killed_at: str) 
 
 
 @pytest.mark.parametrize("last", ["claim", "release"])
-def test_a_session_that_ends_takes_no_guard_with_it(hosts: Lan, move_id: str, last: str) -> None:
+def test_guard_survives_the_end_of_its_session(hosts: Lan, move_id: str, last: str) -> None:
     with mover(hosts, move_id, last) as process:
         guard = read_guard(process)
         assert process.stdout is not None
@@ -218,7 +218,7 @@ def test_a_session_that_ends_takes_no_guard_with_it(hosts: Lan, move_id: str, la
         assert is_clean(hosts)
 
 
-def test_without_its_guard_crckpt_cleans_up_itself(hosts: Lan, move_id: str) -> None:
+def test_crckpt_cleans_up_without_its_guard(hosts: Lan, move_id: str) -> None:
     with hosts.destination.entered():
         with guarded_addresses(BOTH, MoveId(move_id)) as guarded:
             guarded.claim()
@@ -228,7 +228,7 @@ def test_without_its_guard_crckpt_cleans_up_itself(hosts: Lan, move_id: str) -> 
         assert is_clean(hosts)
 
 
-def test_what_two_killed_processes_left_is_removed(hosts: Lan, move_id: str) -> None:
+def test_remains_of_two_killed_processes_are_removed(hosts: Lan, move_id: str) -> None:
     with mover(hosts, move_id, "claim") as process:
         guard = read_guard(process)
         assert process.stdout is not None
@@ -242,7 +242,7 @@ def test_what_two_killed_processes_left_is_removed(hosts: Lan, move_id: str) -> 
             assert is_clean(hosts)
 
 
-def test_an_address_that_is_there_is_not_taken_away(hosts: Lan, move_id: str) -> None:
+def test_existing_address_is_not_removed(hosts: Lan, move_id: str) -> None:
     hosts.destination.run("ip", "address", "add", IPV4.interface, "dev", DEVICE)
     with hosts.destination.entered():
         with pytest.raises(HostCannot, match="is already on eth0"), guarded_addresses(BOTH, MoveId(move_id)) as guarded:
@@ -251,7 +251,7 @@ def test_an_address_that_is_there_is_not_taken_away(hosts: Lan, move_id: str) ->
         assert hosts.destination.tables() == ""
 
 
-def test_a_claim_that_fails_in_the_middle_leaves_nothing(hosts: Lan, move_id: str) -> None:
+def test_claim_that_fails_halfway_leaves_nothing(hosts: Lan, move_id: str) -> None:
     """The second address is for a device that does not exist."""
     addresses = (IPV4, HostAddress(IPV6.ip, IPV6.length, "eth9"))
     with hosts.destination.entered():
@@ -260,14 +260,14 @@ def test_a_claim_that_fails_in_the_middle_leaves_nothing(hosts: Lan, move_id: st
         assert is_clean(hosts)
 
 
-def test_the_guard_has_none_of_the_pids_that_the_tree_needs(hosts: Lan, move_id: str) -> None:
+def test_guard_avoids_the_pids_of_the_tree(hosts: Lan, move_id: str) -> None:
     with hosts.destination.entered(), guarded_addresses(BOTH, MoveId(move_id)) as guarded:
         taken = range(guarded.guard + 1, guarded.guard + 20)
         with guarded_addresses(BOTH, MoveId("0" * 16), taken) as another:
             assert another.guard not in taken
 
 
-def test_the_guard_holds_nothing_of_ours(hosts: Lan, move_id: str, tmp_path: Path) -> None:
+def test_guard_holds_no_unrelated_resources(hosts: Lan, move_id: str, tmp_path: Path) -> None:
     """No directory, no terminal, no descriptor but its own: the connection to us, and one for each address."""
     with (
         hosts.destination.entered(),
@@ -313,9 +313,7 @@ def test_connections_of_the_address_end_behind_the_fence(hosts: Lan, address: Ho
 
 
 @families
-def test_a_host_without_a_route_to_the_peers_gets_one_before_the_restore(
-    hosts: Lan, address: HostAddress, move_id: str
-) -> None:
+def test_host_without_a_route_gets_one_before_the_restore(hosts: Lan, address: HostAddress, move_id: str) -> None:
     """CRIU connects the sockets of kept connections again, which takes a route."""
     destination = hosts.destination
     version = f"-{address.family}"

@@ -42,7 +42,7 @@ def hosts() -> Iterator[Lan]:
 
 
 @pytest.mark.parametrize("text", [f"10.77.0.100/24@{DEVICE}", f"fd77::100/64@{DEVICE}"], ids=["ipv4", "ipv6"])
-def test_a_connection_moves_with_its_tree(crckpt: Crckpt, hosts: Lan, text: str) -> None:
+def test_connection_moves_with_its_tree(crckpt: Crckpt, hosts: Lan, text: str) -> None:
     """Its client notices a pause: no reset, no answer lost or wrong."""
     address = parse_address(text)
     extra = ("nodad",) if address.family == 6 else ()
@@ -66,7 +66,7 @@ def test_a_connection_moves_with_its_tree(crckpt: Crckpt, hosts: Lan, text: str)
 
 
 @pytest.mark.parametrize("text", [f"10.77.0.100/24@{DEVICE}", f"fd77::100/64@{DEVICE}"], ids=["ipv4", "ipv6"])
-def test_a_copy_that_is_ended_there_is_unnoticed(crckpt: Crckpt, hosts: Lan, text: str) -> None:
+def test_killed_restore_at_the_destination_is_not_noticed(crckpt: Crckpt, hosts: Lan, text: str) -> None:
     """crckpt is killed while the restored tree waits. The tree runs on at the source, and its client with it."""
     address = parse_address(text)
     extra = ("nodad",) if address.family == 6 else ()

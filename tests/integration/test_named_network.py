@@ -48,7 +48,7 @@ def _locks(name: str) -> str:
     return subprocess.run(listed, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: str) -> None:
+def test_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: str) -> None:
     """The tree runs on, and its packets go through again."""
     dump = crckpt.start("dump", str(program.pid), JOB, "--stop", CRCKPT_STOP_AT="hold.commit")
     wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "the hold")
@@ -62,7 +62,7 @@ def test_the_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, na
     assert program.ask("answer = 42") == 42
 
 
-def test_a_restore_leaves_no_lock_behind(crckpt: Crckpt, program: Remote, name: str) -> None:
+def test_restore_lifts_the_network_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
     """The tree comes back in another namespace; in the old one nothing is to be kept back any more."""
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()
@@ -72,7 +72,7 @@ def test_a_restore_leaves_no_lock_behind(crckpt: Crckpt, program: Remote, name: 
     assert "CRIU-" not in _locks(name)
 
 
-def test_giving_up_its_checkpoint_lifts_the_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
+def test_removing_the_checkpoint_lifts_the_network_lock(crckpt: Crckpt, program: Remote, name: str) -> None:
     """The tree has ended, the namespace has not: others use it."""
     crckpt.run("dump", str(program.pid), JOB, "--stop")
     program.wait_gone()

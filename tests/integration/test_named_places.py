@@ -50,7 +50,7 @@ def waiting(program: str, *words: str) -> Iterator[tuple[int, list[int]]]:
         process.wait()
 
 
-def test_a_connection_that_a_dump_cannot_save(crckpt: Crckpt) -> None:
+def test_connection_that_a_dump_cannot_save_is_named(crckpt: Crckpt) -> None:
     """Both of its ends are in the tree: that of the descriptor that is named comes first."""
     with started(BY_NAME["tcp-pair"]) as tree:
         said = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=21).document["error"]
@@ -72,7 +72,7 @@ def socket_ends(pid: int, fd: int) -> tuple[list[str], list[str]]:
     return ours.rsplit(":", 1), theirs.rsplit(":", 1)
 
 
-def test_a_unix_socket_with_its_other_end_outside(crckpt: Crckpt) -> None:
+def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
     """CRIU tells the inode of the outside socket alone: it is named, and the descriptor that is connected to it."""
     path = crckpt.store.parent / "peer.sock"
     with socket.socket(socket.AF_UNIX) as listening:
@@ -83,7 +83,7 @@ def test_a_unix_socket_with_its_other_end_outside(crckpt: Crckpt) -> None:
     assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream #\d+ -> unix stream {path}\)\)", said), said
 
 
-def test_a_socket_that_a_restore_cannot_make(crckpt: Crckpt) -> None:
+def test_socket_that_a_restore_cannot_create_is_named(crckpt: Crckpt) -> None:
     """The images tell what the descriptor was: where its name was, there is no directory any more."""
     path = crckpt.store.parent / "gone/peer.sock"
     path.parent.mkdir()

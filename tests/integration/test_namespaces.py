@@ -57,14 +57,14 @@ exec "$@"
 """
 
 
-def test_a_user_namespace_is_refused(crckpt: Crckpt) -> None:
+def test_user_namespace_is_refused(crckpt: Crckpt) -> None:
     """It would be ended, and no restore could bring it back."""
     case = Case("user", (*AS_NOBODY, "unshare", "--user", "--map-root-user", *COUNTER), user=NOBODY)
     with started(case) as tree:
         _is_refused(crckpt, tree, "runs in another user namespace than crckpt")
 
 
-def test_an_ordinary_user_runs_nothing_with_our_rights(crckpt: Crckpt) -> None:
+def test_unprivileged_user_runs_nothing_with_our_rights(crckpt: Crckpt) -> None:
     """Mounts of its own, with a program where our CRIU is."""
     apart = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c", HIDES_CRIU, TRAP)
     case = Case("mounts", (*AS_NOBODY, *apart, *COUNTER), user=NOBODY)
@@ -73,7 +73,7 @@ def test_an_ordinary_user_runs_nothing_with_our_rights(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("command", ["doctor", "dump"])
-def test_a_session_that_begins_outside_the_pid_namespace_is_refused(crckpt: Crckpt, command: str) -> None:
+def test_session_from_outside_the_pid_namespace_is_refused(crckpt: Crckpt, command: str) -> None:
     """It is a background program of a shell that is the namespace's init, and CRIU finds no leader of its session."""
     shell = "exec </dev/null >/dev/null 2>&1; sleep 1000 & wait"
     with subprocess.Popen(("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", shell)) as unshare:
@@ -91,7 +91,7 @@ def test_a_session_that_begins_outside_the_pid_namespace_is_refused(crckpt: Crck
 
 
 @pytest.mark.parametrize("kind", ["mount", "net"])
-def test_a_namespace_of_another_user_namespace_is_refused(crckpt: Crckpt, kind: str) -> None:
+def test_namespace_owned_by_another_user_namespace_is_refused(crckpt: Crckpt, kind: str) -> None:
     """Also where the tree itself is in ours."""
     with (
         _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount", "--net")) as owner,
@@ -102,7 +102,7 @@ def test_a_namespace_of_another_user_namespace_is_refused(crckpt: Crckpt, kind: 
 
 
 @pytest.mark.parametrize("proc", ["real", "masked"])
-def test_mounts_that_the_tree_can_write_run_nothing(crckpt: Crckpt, criu: Path, proc: str) -> None:
+def test_programs_in_mounts_writable_by_the_tree_are_not_run(crckpt: Crckpt, criu: Path, proc: str) -> None:
     """Root's own namespace, as of systemd, with a hostile service: it is dumped as it is, and comes back as it was."""
     with started(_hostile(criu, proc)) as tree:
         before = tree.counters()
@@ -132,7 +132,9 @@ def test_mounts_that_the_tree_can_write_run_nothing(crckpt: Crckpt, criu: Path, 
         ("tcp-listen", ("--mount", "--net")),
     ],
 )
-def test_what_a_tree_in_mounts_of_its_own_holds_comes_back(crckpt: Crckpt, name: str, kinds: tuple[str, ...]) -> None:
+def test_open_files_in_a_private_mount_namespace_are_restored(
+    crckpt: Crckpt, name: str, kinds: tuple[str, ...]
+) -> None:
     """CRIU finds files and mounts as it would if it had been started there."""
     case = BY_NAME[name]
     within = ("unshare", *kinds, "sh", "-c", 'exec </dev/null >/dev/null 2>&1; ip link set lo up; exec "$@"', "sh")
@@ -148,7 +150,7 @@ def test_what_a_tree_in_mounts_of_its_own_holds_comes_back(crckpt: Crckpt, name:
         tree.wait_verified()
 
 
-def test_mounts_without_a_proc_are_refused_by_criu(crckpt: Crckpt, criu: Path) -> None:
+def test_criu_refuses_mounts_without_proc(crckpt: Crckpt, criu: Path) -> None:
     """What runs in the program looks there, with the program's rights."""
     with started(_hostile(criu, "empty")) as tree:
         before = tree.counters()
@@ -158,7 +160,7 @@ def test_mounts_without_a_proc_are_refused_by_criu(crckpt: Crckpt, criu: Path) -
         assert not (tree.workdir / "won").exists(), (tree.workdir / "won").read_text()
 
 
-def test_a_criu_that_does_not_take_the_library_is_not_run_in_mounts_of_a_tree(crckpt: Crckpt, criu: Path) -> None:
+def test_criu_without_library_support_is_not_run_in_mounts_of_a_tree(crckpt: Crckpt, criu: Path) -> None:
     """Not with --no-preflight either."""
     own = crckpt.store.parent / "criu"
     own.write_text(f'#!/bin/sh\nunset CRCKPT_CRIU_PRELOAD\nexec {criu} "$@"\n')
@@ -171,7 +173,7 @@ def test_a_criu_that_does_not_take_the_library_is_not_run_in_mounts_of_a_tree(cr
         tree.wait_growth(tree.counters())
 
 
-def test_criu_enters_no_mounts_that_became_those_of_another(crckpt: Crckpt, criu: Path, tmp_path: Path) -> None:
+def test_criu_does_not_enter_mounts_of_another_owner(crckpt: Crckpt, criu: Path, tmp_path: Path) -> None:
     """A process may change its namespaces after crckpt has looked: the owner is asked for when they are entered."""
     with _sleeping((*AS_NOBODY, "unshare", "--user", "--map-root-user", "--mount")) as pid:
         command = dump_command(criu, pid, Paths(tmp_path, tmp_path), DumpOptions(), leave_running=True)
@@ -181,7 +183,7 @@ def test_criu_enters_no_mounts_that_became_those_of_another(crckpt: Crckpt, criu
         assert not list(tmp_path.glob("pages-*.img"))
 
 
-def test_a_tree_that_goes_to_a_user_namespace_later_is_not_ended(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_that_later_enters_a_user_namespace_is_not_ended(crckpt: Crckpt, tmp_path: Path) -> None:
     """No restore would bring it back."""
     script = (sys.executable, "-c", GOES_TO_USER_NAMESPACE, str(tmp_path))
     null = subprocess.DEVNULL
@@ -205,7 +207,7 @@ def test_a_tree_that_goes_to_a_user_namespace_later_is_not_ended(crckpt: Crckpt,
             process.kill()
 
 
-def test_a_nested_network_namespace_comes_back(crckpt: Crckpt) -> None:
+def test_nested_network_namespace_is_restored(crckpt: Crckpt) -> None:
     """In a tree that has a network of its own doctor names nothing, and that is right."""
     nested = f"unshare --net {PYTHON} {{programs}}/counter.py {{workdir}}/nested & exec {' '.join(COUNTER)}"
     case = Case("nested", ("unshare", "--net", "sh", "-c", f"mkdir {{workdir}}/nested; {nested}"), user=NOBODY)

@@ -35,7 +35,7 @@ WITHIN_S: Final = 60
 IN_NAMESPACE: Final = "--new-pid-namespace"
 
 
-def test_a_tree_has_its_old_pids_inside_and_can_be_checkpointed_again(crckpt: Crckpt) -> None:
+def test_tree_has_its_old_pids_inside_and_can_be_dumped_again(crckpt: Crckpt) -> None:
     """By its PID on the host; its checkpoint can be restored into another namespace and on the host."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         facts, first = tree.facts(), tree.counters()
@@ -60,7 +60,7 @@ def test_a_tree_has_its_old_pids_inside_and_can_be_checkpointed_again(crckpt: Cr
         assert staging(crckpt) == ()
 
 
-def test_a_tree_that_had_pids_of_its_own(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_from_a_pid_namespace_is_restored(crckpt: Crckpt, tmp_path: Path) -> None:
     """Dumped by CRIU alone: its first process has PID 1, which is none of ours."""
     with _imported(crckpt, tmp_path, (PYTHON, "{programs}/counter.py", "{workdir}")) as tree:
         before = tree.counters()
@@ -69,7 +69,7 @@ def test_a_tree_that_had_pids_of_its_own(crckpt: Crckpt, tmp_path: Path) -> None
             tree.wait_verified()
 
 
-def test_files_of_a_tree_with_pids_of_its_own_are_judged_too(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_files_of_a_tree_from_a_pid_namespace_are_checked(crckpt: Crckpt, tmp_path: Path) -> None:
     """The kernel lets who has less rights than root use this one as root, who opens it again."""
     holds = "held = open('/proc/self/pagemap', 'rb'); from counter import main; main()"
     words = ("setpriv", "--bounding-set=-kill", "env", "PYTHONPATH={programs}", PYTHON, "-c", holds, "{workdir}")
@@ -91,7 +91,7 @@ def _imported(crckpt: Crckpt, work: Path, words: tuple[str, ...]) -> Iterator[Tr
         yield tree
 
 
-def test_a_tree_goes_on_while_it_is_checkpointed_in_its_namespace(crckpt: Crckpt) -> None:
+def test_running_dump_in_its_namespace_is_only_a_pause(crckpt: Crckpt) -> None:
     """A dump without --stop is a pause and nothing else, there too."""
     with stopped(crckpt, BY_NAME["threads"]) as tree, detached_in_namespace(crckpt) as init:
         crckpt.run("dump", str(_root(init)), JOB)
@@ -99,7 +99,7 @@ def test_a_tree_goes_on_while_it_is_checkpointed_in_its_namespace(crckpt: Crckpt
         assert runs(init)
 
 
-def test_in_the_foreground_signals_and_the_status_pass_through(crckpt: Crckpt) -> None:
+def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt) -> None:
     """Through crckpt and the namespace's init."""
     with stopped(crckpt, program("obedient")) as tree:
         before = tree.counters()
@@ -114,7 +114,7 @@ def test_in_the_foreground_signals_and_the_status_pass_through(crckpt: Crckpt) -
             assert front.wait(WITHIN_S) == STATUS
 
 
-def test_a_program_that_a_signal_ends(crckpt: Crckpt) -> None:
+def test_death_by_signal_gives_the_exit_status(crckpt: Crckpt) -> None:
     """Told as 128 and the signal's number, though the init of the namespace stands between."""
     with stopped(crckpt, program("obedient")) as tree:
         before = tree.counters()
@@ -124,7 +124,7 @@ def test_a_program_that_a_signal_ends(crckpt: Crckpt) -> None:
             assert front.wait(WITHIN_S) == 128 + signal.SIGHUP
 
 
-def test_a_hang_up_that_all_are_to_ignore_ends_no_program(crckpt: Crckpt) -> None:
+def test_ignored_hang_up_ends_no_program(crckpt: Crckpt) -> None:
     """Also where it comes to the init of the namespace itself."""
     with stopped(crckpt, program("obedient")) as tree:
         before = tree.counters()
@@ -136,7 +136,7 @@ def test_a_hang_up_that_all_are_to_ignore_ends_no_program(crckpt: Crckpt) -> Non
             wait_for(lambda: tree.facts()[""]["signals"] == ["SIGUSR1"], WITHIN_S, "it to go on, and hear no other")
 
 
-def test_a_detached_namespace_ends_with_its_tree(crckpt: Crckpt) -> None:
+def test_detached_namespace_ends_with_its_tree(crckpt: Crckpt) -> None:
     """Neither its init nor the init's parent outlives the root."""
     with stopped(crckpt, BY_NAME["family"]) as tree, detached_in_namespace(crckpt) as init:
         tree.wait_growth(tree.counters())
@@ -145,7 +145,7 @@ def test_a_detached_namespace_ends_with_its_tree(crckpt: Crckpt) -> None:
         wait_for(lambda: not any(map(runs, (parent, init, *(task.pid for task in tasks)))), WITHIN_S, "all to end")
 
 
-def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt) -> None:
+def test_program_outlives_a_killed_crckpt(crckpt: Crckpt) -> None:
     """Once the program runs, it does not need crckpt."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
@@ -160,7 +160,7 @@ def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("built", [False, True])
-def test_a_crckpt_killed_before_the_tree_runs_leaves_nothing(
+def test_crckpt_killed_before_the_tree_runs_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, built: bool
 ) -> None:
     """Neither of the tree, nor of its namespace."""
@@ -181,7 +181,7 @@ def test_a_crckpt_killed_before_the_tree_runs_leaves_nothing(
             tree.wait_growth(before)
 
 
-def test_a_failed_restore_leaves_no_namespace(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_failed_restore_leaves_no_namespace(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """Its init ends too, and nothing is in flight."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()

@@ -44,14 +44,14 @@ def workdir() -> Iterator[Path]:
 
 
 @STARTS
-def test_without_a_terminal_it_is_said_what_to_type(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_missing_terminal_is_refused_with_the_command_to_type(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """From cron, or detached."""
     _stop(crckpt, workdir, start, TALKER)
     assert "--tty new" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
 
 
 @STARTS
-def test_it_is_typed_to_interrupted_left_and_met_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """With real keys, as at the terminal that it had."""
     _stop(crckpt, workdir, start, TALKER)
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
@@ -81,7 +81,7 @@ def test_it_is_typed_to_interrupted_left_and_met_again(crckpt: Crckpt, workdir: 
 
 
 @STARTS
-def test_a_stop_key_leaves_it_running(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_stop_key_does_not_stop_the_program(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """There is no shell that could continue it."""
     _stop(crckpt, workdir, start, TALKER)
     with _restored(crckpt, workdir), _shell(crckpt, workdir) as shell:
@@ -94,7 +94,7 @@ def test_a_stop_key_leaves_it_running(crckpt: Crckpt, workdir: Path, start: str)
 
 
 @pytest.mark.parametrize("start", ["job", "leader"])
-def test_a_full_screen_is_drawn_again_and_follows_the_size(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_full_screen_program_redraws_and_follows_the_size(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """Whoever attaches sees the screen, on the alternate screen; the shell's comes back."""
     _stop(crckpt, workdir, start, SCREEN)
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
@@ -124,7 +124,7 @@ def test_a_full_screen_is_drawn_again_and_follows_the_size(crckpt: Crckpt, workd
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
 
 
-def test_a_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
+def test_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
     """It leads its session, and edits lines by itself."""
     with Tmux(workdir, PYTHON, "-q") as window:
         window.wait_for(lambda shown: ">>>" in shown, "the prompt")
@@ -143,7 +143,9 @@ def test_a_python_prompt_answers(crckpt: Crckpt, workdir: Path) -> None:
 
 
 @pytest.mark.parametrize("ends_by", ["itself", "crckpt"])
-def test_in_the_foreground_without_a_terminal_crckpt_ends_with_it(crckpt: Crckpt, workdir: Path, ends_by: str) -> None:
+def test_crckpt_in_the_foreground_without_a_terminal_ends_with_the_program(
+    crckpt: Crckpt, workdir: Path, ends_by: str
+) -> None:
     """As a service of systemd: what stops the service ends the program."""
     _stop(crckpt, workdir, "job", TALKER)
     before = _said(workdir).counter
@@ -161,7 +163,7 @@ def test_in_the_foreground_without_a_terminal_crckpt_ends_with_it(crckpt: Crckpt
 
 
 @pytest.mark.parametrize("start", ["job", "leader"])
-def test_in_pids_of_its_own_it_has_a_new_terminal_too(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """What is typed arrives, and its exit status comes back."""
     pid = _stop(crckpt, workdir, start, TALKER)
     with _restored(crckpt, workdir, "--new-pid-namespace") as terminal, _shell(crckpt, workdir) as shell:
@@ -178,7 +180,7 @@ def test_in_pids_of_its_own_it_has_a_new_terminal_too(crckpt: Crckpt, workdir: P
 
 
 @STARTS
-def test_it_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
+def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, start: str) -> None:
     """Its terminal is outside the tree, as any."""
     _stop(crckpt, workdir, start, TALKER)
     for _ in range(2):
@@ -188,7 +190,7 @@ def test_it_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path, star
             _wait_gone(terminal["pid"])
 
 
-def test_another_users_program_owns_its_new_terminal(crckpt: Crckpt, workdir: Path) -> None:
+def test_program_of_another_user_owns_its_new_terminal(crckpt: Crckpt, workdir: Path) -> None:
     """It was started on a terminal of root's: there it is refused, on a new one it harms nobody."""
     shutil.copytree(PROGRAMS, workdir / "programs")
     os.chown(workdir, NOBODY, NOBODY)
@@ -200,7 +202,7 @@ def test_another_users_program_owns_its_new_terminal(crckpt: Crckpt, workdir: Pa
         assert terminal.stat().st_uid == NOBODY
 
 
-def test_other_users_do_not_reach_it(crckpt: Crckpt, workdir: Path) -> None:
+def test_other_users_cannot_attach(crckpt: Crckpt, workdir: Path) -> None:
     """The directory of the sockets is root's alone."""
     _stop(crckpt, workdir, "job", TALKER)
     with _restored(crckpt, workdir) as held:
@@ -212,7 +214,7 @@ def test_other_users_do_not_reach_it(crckpt: Crckpt, workdir: Path) -> None:
         assert "PermissionError" in done.stderr
 
 
-def test_after_a_restore_that_fails_nothing_holds_a_terminal(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+def test_failed_restore_holds_no_terminal(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
     """And the next one works."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     obstructed = ObstructedCriu(tmp_path)
@@ -231,7 +233,7 @@ def test_after_a_restore_that_fails_nothing_holds_a_terminal(crckpt: Crckpt, wor
         pass
 
 
-def test_a_crckpt_that_is_killed_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+def test_killed_crckpt_leaves_no_holder(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
     """Its CRIU gives up, and then the holder has nothing to hold."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     obstructed = ObstructedCriu(tmp_path)
@@ -247,7 +249,7 @@ def test_a_crckpt_that_is_killed_leaves_no_holder(crckpt: Crckpt, workdir: Path,
     assert not runs(pid)
 
 
-def test_a_holder_that_is_killed_hangs_up(crckpt: Crckpt, workdir: Path) -> None:
+def test_killed_holder_hangs_up(crckpt: Crckpt, workdir: Path) -> None:
     """As a terminal whose window is closed; who attaches is told, and the next restore works."""
     _stop(crckpt, workdir, "job", TALKER)
     with _restored(crckpt, workdir) as terminal, _shell(crckpt, workdir) as shell:
@@ -264,7 +266,7 @@ def test_a_holder_that_is_killed_hangs_up(crckpt: Crckpt, workdir: Path) -> None
         pass
 
 
-def test_what_was_on_a_terminal_comes_back_on_nothing(crckpt: Crckpt, workdir: Path) -> None:
+def test_program_from_a_terminal_is_restored_without_one(crckpt: Crckpt, workdir: Path) -> None:
     """Its output vanishes, its input is empty, and a second dump needs no terminal."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     for _ in range(2):
@@ -276,7 +278,7 @@ def test_what_was_on_a_terminal_comes_back_on_nothing(crckpt: Crckpt, workdir: P
         _wait_gone(pid)
 
 
-def test_a_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
+def test_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
     """The kernel ends a stopped group that loses its parent: it is refused, and runs on a new terminal."""
     with _shell(crckpt, workdir) as shell:
         shell.enter(shlex.join(word.format(workdir=workdir) for word in TALKER))
@@ -295,7 +297,7 @@ def test_a_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
 
 
 @pytest.mark.parametrize("start", ["job", "leader"])
-def test_its_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str) -> None:
+def test_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: Path, start: str) -> None:
     """Its input is empty."""
     pid = _stop(crckpt, workdir, start, TALKER)
     output = tmp_path / "output"
@@ -310,7 +312,7 @@ def test_its_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_pat
     assert lines[1].startswith("says ")
 
 
-def test_a_file_that_others_could_have_put_there_is_refused(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
+def test_output_file_planted_by_others_is_refused(crckpt: Crckpt, workdir: Path, tmp_path: Path) -> None:
     """crckpt writes as root: not through a link, nor to a second name of another file."""
     _stop(crckpt, workdir, "job", TALKER)
     other = tmp_path / "other"
@@ -326,7 +328,7 @@ def test_a_file_that_others_could_have_put_there_is_refused(crckpt: Crckpt, work
     assert other.read_bytes() == b""
 
 
-def test_nothing_to_attach_to_is_said(crckpt: Crckpt, workdir: Path) -> None:
+def test_attach_without_a_terminal_is_refused(crckpt: Crckpt, workdir: Path) -> None:
     """With what gives a program a terminal."""
     with _shell(crckpt, workdir) as shell:
         shell.enter(f"{PROGRAM} attach nothing; echo ended with $?")

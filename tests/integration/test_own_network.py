@@ -21,7 +21,7 @@ LISTENING = Case(
 GREETED = "import socket, sys; print(socket.create_connection(('127.0.0.1', int(sys.argv[1])), timeout=60).recv(5))"
 
 
-def test_it_listens_again(crckpt: Crckpt) -> None:
+def test_listening_tree_in_its_own_network_is_restored(crckpt: Crckpt) -> None:
     """While it runs, too, its packets are held back only for the dump."""
     with started(LISTENING) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
@@ -40,7 +40,7 @@ def test_it_listens_again(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("kind", ["net", "uts", "ipc"])
-def test_a_descriptor_of_its_own_namespaces_comes_back_and_no_other(crckpt: Crckpt, kind: str) -> None:
+def test_descriptor_of_its_own_namespace_is_restored(crckpt: Crckpt, kind: str) -> None:
     with remote() as program:
         flag = {"net": 0x40000000, "uts": 0x04000000, "ipc": 0x08000000}[kind]
         program.ask(
@@ -59,7 +59,7 @@ def test_a_descriptor_of_its_own_namespaces_comes_back_and_no_other(crckpt: Crck
         assert program.ask(same) is True
 
 
-def test_a_descriptor_of_a_mounted_namespace_is_refused(crckpt: Crckpt) -> None:
+def test_descriptor_of_a_mounted_namespace_is_refused(crckpt: Crckpt) -> None:
     """As `ip netns add` mounts it."""
     with remote() as program:
         place = program.workdir / "mounted"

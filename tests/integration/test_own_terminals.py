@@ -51,7 +51,7 @@ def _again(crckpt: Crckpt, program: Remote) -> None:
     crckpt.run("restore", JOB, "--detach")
 
 
-def test_a_program_talks_over_its_own_terminal(crckpt: Crckpt) -> None:
+def test_program_uses_its_own_terminal_after_a_restore(crckpt: Crckpt) -> None:
     """It has opened it by the name of everybody's own terminal, too."""
     with remote() as program:
         with _low_numbers_taken():
@@ -62,7 +62,7 @@ def test_a_program_talks_over_its_own_terminal(crckpt: Crckpt) -> None:
         assert group == (program.pid, program.pid)
 
 
-def test_a_terminal_whose_number_is_far_above_the_lowest_free_one(crckpt: Crckpt) -> None:
+def test_terminal_number_far_above_the_lowest_free_one(crckpt: Crckpt) -> None:
     """CRIU alone opens 32 terminals at most to get it."""
     with remote() as program:
         with _low_numbers_taken(45):
@@ -77,7 +77,7 @@ def test_a_terminal_whose_number_is_far_above_the_lowest_free_one(crckpt: Crckpt
         assert program.ask("answer = int(os.ttyname(os.openpty()[1])[9:]) < int(os.ttyname(slave)[9:]) - 32")
 
 
-def test_a_terminal_number_of_another_program_is_refused(crckpt: Crckpt) -> None:
+def test_terminal_number_in_use_by_another_program_is_refused(crckpt: Crckpt) -> None:
     with remote() as program:
         with _low_numbers_taken():
             program.ask(_STARTS)
@@ -93,7 +93,7 @@ def test_a_terminal_number_of_another_program_is_refused(crckpt: Crckpt) -> None
         assert program.ask("answer = os.ttyname(slave)") == name
 
 
-def test_a_terminal_that_a_child_opened_by_that_name(crckpt: Crckpt) -> None:
+def test_terminal_opened_by_name_in_a_child_is_refused(crckpt: Crckpt) -> None:
     """CRIU saves it only for a process that has the terminal open itself: the refusal says so."""
     with remote() as program:
         program.ask(
@@ -116,7 +116,7 @@ def test_a_terminal_that_a_child_opened_by_that_name(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("name", ["/dev/console", "/dev/tty1"])
-def test_a_console_is_opened_by_its_name(crckpt: Crckpt, name: str) -> None:
+def test_console_is_opened_by_its_name(crckpt: Crckpt, name: str) -> None:
     """It is the host's, and nobody's session is on it."""
     try:
         os.close(os.open(name, os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK))
@@ -129,7 +129,7 @@ def test_a_console_is_opened_by_its_name(crckpt: Crckpt, name: str) -> None:
 
 
 @pytest.mark.parametrize("access", ["O_RDWR", "O_WRONLY"])
-def test_a_console_of_another_user_is_given_only_if_told(crckpt: Crckpt, access: str) -> None:
+def test_console_of_another_user_needs_an_option(crckpt: Crckpt, access: str) -> None:
     """Root may log in there by now: the program would read what root types. To write there does no harm."""
     try:
         os.close(os.open(CONSOLE, os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK))
@@ -150,7 +150,7 @@ def test_a_console_of_another_user_is_given_only_if_told(crckpt: Crckpt, access:
         assert program.ask("answer = os.isatty(console)") is True
 
 
-def test_a_terminal_that_was_hung_up_stays_so(crckpt: Crckpt) -> None:
+def test_hung_up_terminal_stays_hung_up(crckpt: Crckpt) -> None:
     """Whoever had its other side has closed it: there is none to want."""
     with remote() as program:
         with _low_numbers_taken():

@@ -81,7 +81,7 @@ def is_untouched(pid: int) -> None:
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stop", "runs on"])
 @pytest.mark.parametrize("at", ["transaction.mkdir", "hold.commit"])
-def test_a_number_that_was_given_to_another_process(crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool) -> None:
+def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool) -> None:
     """After the first look, or when CRIU is about to freeze the tree."""
     crckpt.run("dump", str(sleeper.pid), "job")
     words = ("--stop",) if stop else ()
@@ -101,7 +101,9 @@ def test_a_number_that_was_given_to_another_process(crckpt: Crckpt, sleeper: Sle
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stop", "runs on"])
 @pytest.mark.parametrize("at", ["transaction.mkdir", "hold.commit"])
-def test_a_program_that_ends_before_the_freeze(crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool) -> None:
+def test_program_that_ends_before_the_freeze_has_its_own_exit_code(
+    crckpt: Crckpt, sleeper: Sleeper, at: str, stop: bool
+) -> None:
     """It has an exit code of its own: nothing was done to the program."""
     crckpt.run("dump", str(sleeper.pid), "job")
     words = ("--stop",) if stop else ()
@@ -120,7 +122,7 @@ def test_a_program_that_ends_before_the_freeze(crckpt: Crckpt, sleeper: Sleeper,
 
 @pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER)
 @pytest.mark.parametrize("words", [("pre-dump",), ("dump", "--incremental")])
-def test_a_number_that_was_given_to_another_process_while_it_is_tracked(
+def test_pid_reused_while_tracked_is_refused(
     crckpt: Crckpt, sleeper: Sleeper, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     """When CRIU is about to freeze the tree."""
@@ -141,7 +143,7 @@ def test_a_number_that_was_given_to_another_process_while_it_is_tracked(
     assert manifests(crckpt.store) == 1
 
 
-def test_a_process_keeps_its_number_until_it_is_reaped(sleeper: Sleeper) -> None:
+def test_process_keeps_its_pid_until_reaped(sleeper: Sleeper) -> None:
     held = PinnedProcess(sleeper.pid)
     assert_has_number(held)
     os.kill(sleeper.pid, signal.SIGKILL)
@@ -160,7 +162,7 @@ def assert_has_number(held: PinnedProcess, *, has: bool = True) -> None:
     assert held.keeps_pid == has
 
 
-def test_a_number_that_another_process_has_is_not_waited_for(sleeper: Sleeper) -> None:
+def test_wait_does_not_wait_for_a_reused_pid(sleeper: Sleeper) -> None:
     now = proc.identify(sleeper.pid)
     assert now is not None
     assert proc.wait_until_gone([now], 0) == (sleeper.pid,)

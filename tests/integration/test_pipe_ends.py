@@ -57,7 +57,7 @@ signal.pause()
 
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False), (65_536, True), (LARGE, True)])
-def test_a_reader_finds_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
+def test_reader_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
     """And the end of the file, where nobody in the tree can write."""
     with _pipe(crckpt, who, size, reads=True, stop=stop) as (program, said):
         assert ("is a pipe from a process outside the tree" in said) == (who == "outside")
@@ -69,7 +69,7 @@ def test_a_reader_finds_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bo
 
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False)])
-def test_a_writer_sees_whether_anybody_reads(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
+def test_writer_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
     """Who wrote to nobody gets SIGPIPE; who wrote to somebody outside goes on, and /dev/null takes what it writes."""
     with _pipe(crckpt, who, size, reads=False, stop=stop) as (program, said):
         assert ("is a pipe to a process outside the tree" in said) == (who == "outside")
@@ -80,7 +80,7 @@ def test_a_writer_sees_whether_anybody_reads(crckpt: Crckpt, who: Who, size: int
 
 
 @pytest.mark.parametrize("stop", [True, False], ids=["stopped", "left-running"])
-def test_a_reader_that_goes_just_before_the_freeze_is_gone(crckpt: Crckpt, stop: bool) -> None:
+def test_reader_that_goes_just_before_the_freeze_is_noticed(crckpt: Crckpt, stop: bool) -> None:
     """What crckpt saw when it looked at the tree is not what was dumped."""
     with remote() as program:
         program.ask("import os; other, end = os.pipe()")
@@ -100,7 +100,7 @@ def test_a_reader_that_goes_just_before_the_freeze_is_gone(crckpt: Crckpt, stop:
         assert program.ask(_WRITE) == ("broken", [1])
 
 
-def test_an_end_that_is_on_its_way_through_a_socket(crckpt: Crckpt) -> None:
+def test_pipe_end_in_flight_through_a_socket(crckpt: Crckpt) -> None:
     """Neither descriptor table has it, and it is in the tree."""
     with remote() as program:
         program.ask(
@@ -122,7 +122,7 @@ def test_an_end_that_is_on_its_way_through_a_socket(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("others", ["", "os.close(first)", "os.close(last)", "os.close(first); os.close(last)"])
-def test_an_end_both_to_read_and_to_write(crckpt: Crckpt, others: str) -> None:
+def test_pipe_end_open_for_reading_and_writing(crckpt: Crckpt, others: str) -> None:
     """As `exec 3<>/proc/self/fd/0` opens it, whoever else has the pipe."""
     with remote() as program:
         program.ask(
@@ -147,14 +147,14 @@ def test_an_end_both_to_read_and_to_write(crckpt: Crckpt, others: str) -> None:
             assert program.ask("os.write(last, b'of last'); answer = os.read(both, 100)") == b"of last"
 
 
-def test_a_rehearsal_of_a_pipe_both_to_read_and_to_write(crckpt: Crckpt) -> None:
+def test_rehearsal_of_a_pipe_open_for_reading_and_writing(crckpt: Crckpt) -> None:
     with remote() as program:
         program.ask("import os; first, last = os.pipe(); both = os.open(f'/proc/self/fd/{first}', os.O_RDWR)")
         crckpt.run("dump", str(program.pid), JOB)
         crckpt.run("rehearse", JOB)
 
 
-def test_what_is_left_of_a_pipeline(crckpt: Crckpt) -> None:
+def test_rest_of_a_pipeline_is_restored(crckpt: Crckpt) -> None:
     """The first program has written its last and ended; the second counts every line."""
     with open_workdir() as workdir:
         reading, writing = os.pipe()
@@ -178,7 +178,7 @@ def test_what_is_left_of_a_pipeline(crckpt: Crckpt) -> None:
             _end(second)
 
 
-def test_flags_and_owner_of_an_end_come_back(crckpt: Crckpt) -> None:
+def test_flags_and_owner_of_a_pipe_end_are_restored(crckpt: Crckpt) -> None:
     """Not to block, to be told by a signal, and by which."""
     with remote() as program:
         program.ask(
@@ -199,7 +199,7 @@ def test_flags_and_owner_of_an_end_come_back(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_a_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
+def test_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
     """Whoever else had it open."""
     with remote() as program:
         path = program.workdir / "fifo"
@@ -225,7 +225,7 @@ def test_a_named_pipe_keeps_its_bytes(crckpt: Crckpt, who: Who) -> None:
 
 
 @pytest.mark.parametrize("who", WHO)
-def test_a_named_pipe_that_is_written_to(crckpt: Crckpt, who: Who) -> None:
+def test_named_pipe_with_a_writer(crckpt: Crckpt, who: Who) -> None:
     """Where nobody reads, SIGPIPE comes; a reader outside that stayed gets what is written after the restore."""
     with remote() as program:
         path = program.workdir / "fifo"
@@ -247,7 +247,7 @@ def test_a_named_pipe_that_is_written_to(crckpt: Crckpt, who: Who) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "named pipe"])
-def test_packets_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind: str) -> None:
+def test_packet_pipes_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind: str) -> None:
     """Of a named pipe only the restore would fail."""
     with remote() as program:
         ends = "os.pipe()" if kind == "pipe" else "2 * (os.open(workdir / 'fifo', os.O_RDWR),)"
@@ -264,7 +264,7 @@ def test_packets_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind: str)
 
 
 @pytest.mark.parametrize("kind", ["pipes", "named pipes"])
-def test_more_pipes_than_criu_can_save(crckpt: Crckpt, kind: str) -> None:
+def test_too_many_pipes_are_refused(crckpt: Crckpt, kind: str) -> None:
     """1,024 of a kind come back; of one more it is said before anything is frozen."""
     with remote() as program:
         make = "os.pipe()" if kind == "pipes" else "fifo(number)"

@@ -34,7 +34,7 @@ def no_pages_added() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_pages_added")
-def test_every_byte_is_where_it_was_and_no_page_more(crckpt: Crckpt) -> None:
+def test_memory_is_placed_exactly(crckpt: Crckpt) -> None:
     """Two processes that stand still: what is in their memory, and how much of it."""
     with started(program("resident", "--own", "4")) as tree:
         before = tree.counters()
@@ -57,7 +57,7 @@ def test_every_byte_is_where_it_was_and_no_page_more(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
-def test_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
+def test_tree_with_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
     """crckpt is ended when some of the memory is there: the tree is not, and can be brought back as if nothing was."""
     with stopped(crckpt, program("resident", "--own", "128")) as tree:
         before = tree.counters()
@@ -81,7 +81,7 @@ def test_half_filled_memory_never_runs(crckpt: Crckpt, number: signal.Signals, s
 
 
 @pytest.mark.parametrize("killed", ["", "child-0", "child-1"])
-def test_who_is_killed_while_memory_is_filled_is_missed(crckpt: Crckpt, killed: str) -> None:
+def test_task_killed_during_memory_fill_is_detected(crckpt: Crckpt, killed: str) -> None:
     """Also who has all of its memory by then, as the first of the children: CRIU would wait for it without end."""
     with stopped(crckpt, program("resident", "--children", "1", "128")) as tree:
         before = tree.counters()

@@ -23,7 +23,7 @@ KINDS: Final = ("file", "directory", "working-directory", "socket")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_symlink_of_the_user_leads_to_nothing_of_roots(crckpt: Crckpt, kind: str) -> None:
+def test_symlink_of_a_user_leads_to_no_file_of_root(crckpt: Crckpt, kind: str) -> None:
     """To read, to write, to remove or to own; and nothing is restored."""
     argv = (*AS_NOBODY, PYTHON, "{workdir}/programs/planted.py", "{workdir}", kind)
     with stopped(crckpt, Case(kind, argv, user=NOBODY)) as tree, _thing_of_roots(kind, tree) as before:
@@ -41,7 +41,7 @@ def test_a_symlink_of_the_user_leads_to_nothing_of_roots(crckpt: Crckpt, kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_symlink_of_roots_is_followed(crckpt: Crckpt, kind: str) -> None:
+def test_symlink_of_root_is_followed(crckpt: Crckpt, kind: str) -> None:
     """Whoever keeps a directory elsewhere now has it restored from there."""
     with stopped(crckpt, Case(kind, (PYTHON, "{programs}/planted.py", "{workdir}", kind))) as tree:
         before = tree.counters()

@@ -63,7 +63,7 @@ def staged(place: Path) -> list[Path]:
     return [path for path in place.glob("*/*") if path.name.isdecimal()]
 
 
-def test_a_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> None:
+def test_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> None:
     first = copied(crckpt, target)
     assert set(first) == {"job", "pid", "criu", "criu_passed_over", "tracked", "copied"}
     assert (first["copied"]["number"], first["tracked"]["base"]) == (1, None)
@@ -88,7 +88,7 @@ def test_a_dump_counts_from_the_last_round(crckpt: Crckpt, target: Target) -> No
     assert restore_and_ask(crckpt, target, result["checkpoint"]["id"], 3) == checksum
 
 
-def test_rounds_count_from_a_checkpoint_that_may_go(crckpt: Crckpt, target: Target) -> None:
+def test_base_of_a_round_can_be_removed(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     target.write()
     round_ = copied(crckpt, target)
@@ -106,7 +106,7 @@ def test_rounds_count_from_a_checkpoint_that_may_go(crckpt: Crckpt, target: Targ
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
-def test_pre_copy_takes_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
+def test_pre_copy_runs_rounds_and_dumps(crckpt: Crckpt, target: Target) -> None:
     for base in (None, "before"):
         checksum = target.write()
         result = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--json").document["result"]
@@ -142,14 +142,14 @@ def rewriting(directory: Path) -> Iterator[int]:
         process.wait()
 
 
-def test_a_tree_that_writes_quickly_gets_another_round(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_that_writes_quickly_gets_another_round(crckpt: Crckpt, tmp_path: Path) -> None:
     """What it writes during a round takes longer to write in a freeze than a round's own stop."""
     with rewriting(tmp_path) as pid:
         result = crckpt.run("dump", str(pid), "job", "--pre-copy", "--json").document["result"]
         assert len(result["copying"]["rounds"]) >= 2
 
 
-def test_no_more_room_is_asked_for_than_the_tree_takes(tmp_path: Path) -> None:
+def test_required_space_is_bounded_by_the_size_of_the_tree(tmp_path: Path) -> None:
     """However quickly it writes: there is room for the round and for all of it once more."""
     again = f"rm -f {tmp_path}/full; until [ -e {tmp_path}/full ]; do :; done"
     run = f'{find(None, None).path} "$@"; status=$?\n[ "$1" != pre-dump ] || {{ {again}; {again}; }}\nexit $status'
@@ -160,7 +160,7 @@ def test_no_more_room_is_asked_for_than_the_tree_takes(tmp_path: Path) -> None:
         assert len(result["copying"]["rounds"]) == 1
 
 
-def test_a_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
+def test_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
     said = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--max-rounds", "1", "--stop").out
     assert re.search(r"^round 1: \d+ pages, [\d.]+ MiB in .*, frozen \d+ ms$", said, re.MULTILINE)
     assert "written since round 1" in said
@@ -169,7 +169,7 @@ def test_a_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
     assert restore_and_ask(crckpt, target, "job", 0) == checksum
 
 
-def test_what_is_foreseen_is_said_and_may_end_it(crckpt: Crckpt, target: Target) -> None:
+def test_freeze_estimate_is_reported_and_may_abort(crckpt: Crckpt, target: Target) -> None:
     words = ("dump", str(target.pid), "job", "--pre-copy")
     said = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", "--json", status=24).document["error"]
     assert re.fullmatch(
@@ -195,9 +195,7 @@ def test_what_is_foreseen_is_said_and_may_end_it(crckpt: Crckpt, target: Target)
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_what_was_foreseen_holds_or_there_is_no_dump(
-    crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_freeze_within_the_estimate_or_no_dump(crckpt: Crckpt, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that was copied is lost when the rounds are over and their freeze was foreseen."""
     dumping = importlib.import_module("crckpt.ops.dump.checkpoint")
     copies = dumping.pre_copy
@@ -232,14 +230,16 @@ def test_what_was_foreseen_holds_or_there_is_no_dump(
         (("--pre-copy", "--no-incremental"), "--pre-copy cannot be combined with --no-incremental"),
     ],
 )
-def test_what_cannot_be_meant(crckpt: Crckpt, target: Target, words: tuple[str, ...], message: str) -> None:
+def test_contradictory_options_are_usage_errors(
+    crckpt: Crckpt, target: Target, words: tuple[str, ...], message: str
+) -> None:
     said = crckpt.run("dump", str(target.pid), "job", *words, status=2).err
     assert f"crckpt: {message}" in said
     assert "hint: " in said
     assert not crckpt.store.exists()
 
 
-def test_a_dry_run_says_what_it_would_count_from(crckpt: Crckpt, target: Target) -> None:
+def test_dry_run_names_the_base(crckpt: Crckpt, target: Target) -> None:
     def planned(*words: str) -> str:
         return crckpt.run("dump", str(target.pid), "job", "--dry-run", *words).out
 
@@ -316,7 +316,7 @@ def test_rounds_of_a_killed_tracker_are_collected(crckpt: Crckpt, target: Target
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_a_round_that_is_damaged_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -> None:
+def test_damaged_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
     for pages in crckpt.store.glob("tmp/*/1/pages-*.img"):
         os.truncate(pages, PAGE)
@@ -329,7 +329,7 @@ def test_a_round_that_is_damaged_makes_the_next_dump_full(crckpt: Crckpt, target
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -> None:
+def test_pre_dump_without_a_tracker_is_refused(crckpt: Crckpt, target: Target) -> None:
     target.send_signal(signal.SIGURG)
     said = crckpt.run("pre-dump", str(target.pid), "job", "--json", status=20).document["error"]
     assert re.match(rf"nothing was copied: PID {target.pid} has an O_DIRECT descriptor", said["message"])
@@ -344,7 +344,7 @@ def test_without_a_tracker_there_are_no_rounds(crckpt: Crckpt, target: Target) -
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_the_tracker_is_killed_amid_the_rounds(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_tracker_killed_during_the_rounds(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     """What was copied is of no use: the dump is full, and says why."""
     kept = tmp_path / "keeper"
     kill = f'[ "$1" != pre-dump ] || kill -KILL $(cat {kept})'
@@ -359,7 +359,7 @@ def test_the_tracker_is_killed_amid_the_rounds(crckpt: Crckpt, target: Target, t
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Target) -> None:
+def test_removed_base_makes_the_dump_full(crckpt: Crckpt, target: Target) -> None:
     first = dump_incrementally(crckpt, target)["checkpoint"]["id"]
     copied(crckpt, target)
     crckpt.run("rm", first)
@@ -375,7 +375,7 @@ def test_a_base_that_was_removed_makes_a_full_dump(crckpt: Crckpt, target: Targe
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_another_store_gets_it_whole(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
+def test_dump_into_another_store_is_full(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     dump_incrementally(crckpt, target)
     copied(crckpt, target)
     other = Crckpt(tmp_path / "other")
@@ -385,7 +385,7 @@ def test_another_store_gets_it_whole(crckpt: Crckpt, target: Target, tmp_path: P
     is_whole(other, result["checkpoint"]["id"], target)
 
 
-def test_a_process_that_comes_between_rounds(crckpt: Crckpt, target: Target) -> None:
+def test_process_forked_between_rounds(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
     target.send_signal(signal.SIGWINCH)
     (child,) = map(int, Path(f"/proc/{target.pid}/task/{target.pid}/children").read_text().split())
@@ -397,7 +397,7 @@ def test_a_process_that_comes_between_rounds(crckpt: Crckpt, target: Target) -> 
     is_whole(crckpt, result["checkpoint"]["id"], target, child)
 
 
-def test_a_program_that_is_replaced_between_rounds(crckpt: Crckpt, target: Target) -> None:
+def test_program_replaced_between_rounds(crckpt: Crckpt, target: Target) -> None:
     copied(crckpt, target)
     target.start_afresh()
     result = dump_incrementally(crckpt, target)
@@ -405,7 +405,7 @@ def test_a_program_that_is_replaced_between_rounds(crckpt: Crckpt, target: Targe
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
+def test_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     """CRIU copies nothing of a stopped process in a round: all is left to the dump."""
     os.kill(target.pid, signal.SIGSTOP)
     wait_for(lambda: psutil.Process(target.pid).status() == psutil.STATUS_STOPPED, 60, "the target to stop")
@@ -418,7 +418,7 @@ def test_a_stopped_tree_stays_stopped(crckpt: Crckpt, target: Target) -> None:
     target.look()
 
 
-def test_what_a_tree_shares_since_a_fork_it_shares_after_a_round(crckpt: Crckpt, target: Target) -> None:
+def test_memory_shared_since_a_fork_stays_shared_after_a_round(crckpt: Crckpt, target: Target) -> None:
     """To read it could give each process a copy of its own, for good: more memory than there may be."""
     target.send_signal(signal.SIGWINCH)
     (child,) = psutil.Process(target.pid).children()
@@ -439,7 +439,7 @@ def of_its_own(pid: int) -> int:
     return int(found[1]) << 10
 
 
-def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, target: Target) -> None:
+def test_memory_unreadable_during_a_round_is_in_the_dump(crckpt: Crckpt, target: Target) -> None:
     """It is in the dump all the same: copied in the freeze; and if it can be read by then, the dump is full.
 
     But where the kernel's own bits track, rounds copy while the tree stands still, and CRIU makes it readable then.
@@ -460,7 +460,7 @@ def test_memory_that_nobody_may_read_while_a_round_is_taken(crckpt: Crckpt, targ
     assert restore_and_ask(crckpt, target, "job", 2) == checksum
 
 
-def test_a_full_disk_ends_a_round_and_no_more(target: Target, tmp_path: Path) -> None:
+def test_full_disk_ends_only_the_round(target: Target, tmp_path: Path) -> None:
     with mounted(tmp_path / "store", 64 * MIB) as crckpt:
         copied(crckpt, target)
         (tmp_path / "store/filler").write_bytes(bytes(26 * MIB))
@@ -477,7 +477,7 @@ def test_a_full_disk_ends_a_round_and_no_more(target: Target, tmp_path: Path) ->
         is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_rounds_leave_little_to_find_room_for(target: Target, tmp_path: Path) -> None:
+def test_dump_after_rounds_needs_little_space(target: Target, tmp_path: Path) -> None:
     """Where the rounds lie there is no room for all of the tree once more."""
     with mounted(tmp_path / "staging", 60 * MIB):
         crckpt = Crckpt(tmp_path / "store")
@@ -492,7 +492,7 @@ def test_rounds_leave_little_to_find_room_for(target: Target, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("who", ["crckpt", "CRIU"])
-def test_a_round_that_is_cut_short(crckpt: Crckpt, target: Target, who: str) -> None:
+def test_interrupted_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target, who: str) -> None:
     """The bits are reset by then, and the tree runs on."""
     copied(crckpt, target)
     target.write()
@@ -515,7 +515,7 @@ def test_a_round_that_is_cut_short(crckpt: Crckpt, target: Target, who: str) -> 
     is_whole(crckpt, result["checkpoint"]["id"], target)
 
 
-def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_reported_freeze_matches_the_one_in_the_tree(crckpt: Crckpt, tmp_path: Path) -> None:
     null = subprocess.DEVNULL
     argv = [sys.executable, str(PROGRAMS / "gap.py"), str(tmp_path), "64"]
     process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
@@ -555,7 +555,7 @@ def test_the_freeze_that_is_said_is_the_one_that_the_tree_sees(crckpt: Crckpt, t
 
 
 @pytest.mark.parametrize(("limits", "status"), [("128:4096", 0), ("128:128", 24)], ids=["raised", "refused"])
-def test_rounds_keep_within_the_limit_of_descriptors(crckpt: Crckpt, limits: str, status: int) -> None:
+def test_rounds_raise_the_descriptor_limit(crckpt: Crckpt, limits: str, status: int) -> None:
     """CRIU moves memory into pipes: it gets the limit that it needs, or the tree is left alone."""
     code = "import mmap; m = mmap.mmap(-1, 200 << 20, mmap.MAP_PRIVATE)\nfor at in range(0, len(m), 4096): m[at] = 1"
     with remote() as program:

@@ -179,7 +179,7 @@ def wait_status(pane: Pane, shell: str, status: int) -> None:
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_job_in_the_shell_that_started_it(crckpt: Crckpt, program: Program, tmux: Tmux, shell: str) -> None:
+def test_job_in_the_shell_that_started_it(crckpt: Crckpt, program: Program, tmux: Tmux, shell: str) -> None:
     """The shell lives: its session has the number that the program's session had."""
     pane = tmux.pane(shell)
     pid = stop_at_prompt(crckpt, program, pane)
@@ -197,7 +197,7 @@ def test_a_job_in_the_shell_that_started_it(crckpt: Crckpt, program: Program, tm
 
 @pytest.mark.parametrize("where", ["here", "new-pid-namespace"])
 @pytest.mark.parametrize("has_terminal", [True, False], ids=["leader", "daemon"])
-def test_a_program_with_a_session_of_its_own(
+def test_program_with_its_own_session(
     crckpt: Crckpt, program: Program, tmux: Tmux, where: str, has_terminal: bool
 ) -> None:
     """No key reaches it: what the terminal does to crckpt is done to it."""
@@ -219,14 +219,14 @@ def test_a_program_with_a_session_of_its_own(
 
 
 @pytest.mark.parametrize("has_terminal", [True, False], ids=["leader", "daemon"])
-def test_signals_come_once(crckpt: Crckpt, program: Program, tmux: Tmux, has_terminal: bool) -> None:
+def test_signals_arrive_once(crckpt: Crckpt, program: Program, tmux: Tmux, has_terminal: bool) -> None:
     """Typed, or sent to crckpt."""
     pane = tmux.pane("bash")
     stop_without_shell(crckpt, program, "--catch", has_terminal=has_terminal)
     _check_signals(program, pane)
 
 
-def test_signals_to_a_job_come_once(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_signals_to_a_job_arrive_once(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--catch")
     _check_signals(program, pane)
@@ -248,7 +248,7 @@ def _check_signals(program: Program, pane: Pane) -> None:
     assert program.signals == expected
 
 
-def test_a_signal_stops_and_continues_it(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_signals_stop_and_continue_the_program(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """`kill -TSTP` and `kill -CONT` of crckpt."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane)
@@ -264,7 +264,7 @@ def test_a_signal_stops_and_continues_it(crckpt: Crckpt, program: Program, tmux:
     wait_for(lambda: not runs(running.pid), WITHIN_S, "the program to end")
 
 
-def test_it_is_as_large_as_the_terminal(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_program_gets_the_size_of_the_terminal(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """CRIU sets the size that the old terminal had."""
     stop_at_prompt(crckpt, program, tmux.pane("bash", columns=120, lines=40))
     pane = tmux.pane("bash", columns=90, lines=20)
@@ -275,7 +275,7 @@ def test_it_is_as_large_as_the_terminal(crckpt: Crckpt, program: Program, tmux: 
     assert pane.run("stty size") == "20 90"
 
 
-def test_a_screen_is_drawn_again(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_screen_is_redrawn(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """Although the terminal has the size that the old one had; the line of crckpt is not on the screen."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--raw")
@@ -283,7 +283,7 @@ def test_a_screen_is_drawn_again(crckpt: Crckpt, program: Program, tmux: Tmux) -
     pane.wait(r"\Adrawn 120 40\n*\Z")
 
 
-def test_the_line_of_crckpt_comes_before_the_output(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_crckpts_own_line_precedes_the_output(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--talk")
     pane.type(RESTORE)
@@ -291,7 +291,7 @@ def test_the_line_of_crckpt_comes_before_the_output(crckpt: Crckpt, program: Pro
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_killed_program_leaves_the_terminal_as_it_was(
+def test_killed_program_leaves_the_terminal_modes(
     crckpt: Crckpt, program: Program, tmux: Tmux, number: signal.Signals
 ) -> None:
     """A program that was killed has not undone its raw mode. dash does not do that, either."""
@@ -307,7 +307,7 @@ def test_a_killed_program_leaves_the_terminal_as_it_was(
     assert not re.search(r"-(icanon|echo|isig|opost|icrnl)\b", settings)
 
 
-def test_a_program_that_may_not_write_in_the_background(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_program_that_may_not_write_in_the_background(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """Neither crckpt nor CRIU is stopped by `stty tostop`, but the program is."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane, "--talk")
@@ -325,7 +325,7 @@ def test_a_program_that_may_not_write_in_the_background(crckpt: Crckpt, program:
     wait_status(pane, "bash", 128 + signal.SIGINT)
 
 
-def test_a_program_that_reads_in_the_background(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_program_that_reads_in_the_background(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)
     pane.type(RESTORE)
@@ -349,9 +349,7 @@ def test_a_program_that_reads_in_the_background(crckpt: Crckpt, program: Program
     wait_status(pane, "bash", 7)
 
 
-def test_a_shell_that_restores_in_the_background_keeps_its_terminal(
-    crckpt: Crckpt, program: Program, tmux: Tmux
-) -> None:
+def test_shell_that_restores_in_the_background_keeps_its_terminal(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """`&`: CRIU brings the program to the foreground, and sets the terminal as the program had it."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane, "--raw")
@@ -369,7 +367,7 @@ def test_a_shell_that_restores_in_the_background_keeps_its_terminal(
 
 
 @pytest.mark.parametrize("around", ["{} | cat", "sh -c '{}; exit $?'", "env A=1 {}", "( {} )", "nice {}"])
-def test_what_runs_crckpt_stops_with_it(crckpt: Crckpt, program: Program, tmux: Tmux, around: str) -> None:
+def test_pipeline_around_crckpt_stops_with_it(crckpt: Crckpt, program: Program, tmux: Tmux, around: str) -> None:
     """The shell waits until the whole of a pipeline, or of a script, is stopped."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)
@@ -385,7 +383,7 @@ def test_what_runs_crckpt_stops_with_it(crckpt: Crckpt, program: Program, tmux: 
     assert not runs(pid)
 
 
-def test_a_script_has_the_terminal_again(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_script_gets_the_terminal_back(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """It has no job control: nobody else would give it the terminal back."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane)
@@ -399,7 +397,7 @@ def test_a_script_has_the_terminal_again(crckpt: Crckpt, program: Program, tmux:
     pane.wait("^got yes")
 
 
-def test_an_interrupt_ends_a_loop(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_interrupt_ends_a_shell_loop(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """The shell sees that crckpt has died of SIGINT."""
     pane = tmux.pane("bash")
     stop_at_prompt(crckpt, program, pane)
@@ -410,7 +408,7 @@ def test_an_interrupt_ends_a_loop(crckpt: Crckpt, program: Program, tmux: Tmux) 
 
 
 @pytest.mark.parametrize("is_stopped_then", [False, True], ids=["running", "stopped"])
-def test_a_pane_that_is_closed_ends_it(crckpt: Crckpt, program: Program, tmux: Tmux, is_stopped_then: bool) -> None:
+def test_closed_pane_ends_the_program(crckpt: Crckpt, program: Program, tmux: Tmux, is_stopped_then: bool) -> None:
     """The terminal hangs up: SIGHUP."""
     tmux.pane("bash")
     pane = tmux.pane("bash")
@@ -425,7 +423,7 @@ def test_a_pane_that_is_closed_ends_it(crckpt: Crckpt, program: Program, tmux: T
     wait_for(lambda: not runs(pid) and not runs(ours), WITHIN_S, "both to end")
 
 
-def test_a_pipeline_comes_back_with_a_pipe_to_crckpt(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
+def test_pipeline_is_restored_with_a_pipe_to_crckpt(crckpt: Crckpt, program: Program, tmux: Tmux) -> None:
     """`python3 x.py | tee log`: what it wrote to tee, crckpt's output gets."""
     pane = tmux.pane("bash")
     pid = stop_at_prompt(crckpt, program, pane, "--talk", line="{} | tee ~/log")

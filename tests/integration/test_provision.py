@@ -89,7 +89,7 @@ def provisioned(tmp_path_factory: pytest.TempPathFactory) -> Provisioned:
     )
 
 
-def test_vagrantfile_is_ruby() -> None:
+def test_vagrantfile_is_valid_ruby() -> None:
     """Ruby parses it."""
     done = subprocess.run(
         ["ruby", "-c", str(PROJECT / "vagrant/Vagrantfile")], capture_output=True, text=True, check=False
@@ -116,7 +116,7 @@ def test_second_run_installs_nothing(provisioned: Provisioned) -> None:
     assert provisioned.milliseconds[1] < provisioned.milliseconds[0]
 
 
-def test_this_machine_is_as_before(provisioned: Provisioned) -> None:
+def test_host_is_unchanged_after_provisioning(provisioned: Provisioned) -> None:
     """The overlay is gone and nothing of it stayed here."""
     assert footprint() == provisioned.here_before
     assert str(provisioned.folder) not in Path("/proc/mounts").read_text()

@@ -42,7 +42,7 @@ for host, port in zip(("127.0.0.1", "::1"), Path(sys.argv[1], "ports").read_text
     "name",
     ["family", "growing-log", "unix-sockets", "tcp-pair", "events", "maps", "sysv-ipc", "locks", "tmux", "redis"],
 )
-def test_it_comes_up_beside_the_original(crckpt: Crckpt, name: str) -> None:
+def test_rehearsal_runs_beside_the_original(crckpt: Crckpt, name: str) -> None:
     """Whose PIDs, ports, locks and sockets are in use; and it goes on."""
     case = BY_NAME[name]
     if case.missing():
@@ -59,7 +59,7 @@ def test_it_comes_up_beside_the_original(crckpt: Crckpt, name: str) -> None:
         tree.case.probe(tree.workdir)
 
 
-def test_what_it_writes_is_written_nowhere(crckpt: Crckpt) -> None:
+def test_writes_of_the_rehearsal_are_discarded(crckpt: Crckpt) -> None:
     """Files keep their bytes, times and modes; none comes, none goes; the rehearsed tree sees its own."""
     with dumped(crckpt, elsewhere("write")) as tree:
         shared = Path("/dev/shm", tree.workdir.name)
@@ -75,7 +75,7 @@ def test_what_it_writes_is_written_nowhere(crckpt: Crckpt) -> None:
         assert not shared.exists()
 
 
-def test_its_ports_are_its_own(crckpt: Crckpt) -> None:
+def test_rehearsal_has_its_own_ports(crckpt: Crckpt) -> None:
     """Those of the original are listened to all the time, and answer; the probe reaches those of the rehearsal."""
     with dumped(crckpt, BY_NAME["tcp-listen"]) as tree:
         script = tree.workdir / "greeted.py"
@@ -93,7 +93,7 @@ def test_its_ports_are_its_own(crckpt: Crckpt) -> None:
             os.kill(tree.pid, signal.SIGCONT)
 
 
-def test_addresses_of_the_host_are_its_own_too(crckpt: Crckpt) -> None:
+def test_rehearsal_has_its_own_addresses(crckpt: Crckpt) -> None:
     """Those that sockets of the tree use, and no link leads out."""
     subprocess.run(["ip", "address", "add", f"{ADDRESS}/24", "dev", "lo"], check=True)
     try:
@@ -105,7 +105,7 @@ def test_addresses_of_the_host_are_its_own_too(crckpt: Crckpt) -> None:
     assert {line.split()[1] for line in probe["output"].splitlines()} == {"lo"}
 
 
-def test_a_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
+def test_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
     """In the rehearsal it is closed, and that is said."""
     with started(program("echo_server")) as tree, connected(tree) as client:
         assert echoed(client)
@@ -116,7 +116,7 @@ def test_a_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
         assert echoed(client)
 
 
-def test_a_socket_of_others_that_it_was_connected_to(crckpt: Crckpt) -> None:
+def test_connected_unix_socket_of_others_is_reported(crckpt: Crckpt) -> None:
     """Like that of the system's log: it is within reach, and is named."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
         log.settimeout(WITHIN_S)
@@ -144,7 +144,9 @@ def test_a_socket_of_others_that_it_was_connected_to(crckpt: Crckpt) -> None:
         ("child", signal.SIGKILL, -signal.SIGKILL, True),
     ],
 )
-def test_processes_that_end_early_are_named(crckpt: Crckpt, what: str, argument: int, ended: int, fails: bool) -> None:
+def test_processes_that_end_early_are_reported(
+    crckpt: Crckpt, what: str, argument: int, ended: int, fails: bool
+) -> None:
     """With status or signal; a signal is a failure, and so is a root that ends with another status than 0."""
     with dumped(crckpt, elsewhere(what, argument)) as tree:
         who = tree.pids()[1 if what == "child" else 0]
@@ -159,7 +161,7 @@ def test_processes_that_end_early_are_named(crckpt: Crckpt, what: str, argument:
         assert runs(who)
 
 
-def test_memory_is_limited(crckpt: Crckpt) -> None:
+def test_memory_of_a_rehearsal_is_limited(crckpt: Crckpt) -> None:
     """A tree that takes more is ended, and not the host's programs."""
     with dumped(crckpt, elsewhere("memory")) as tree:
         with traceless(crckpt):
@@ -170,7 +172,7 @@ def test_memory_is_limited(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_people_read_what_the_probe_printed(crckpt: Crckpt) -> None:
+def test_output_of_the_probe_is_printed(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         said = crckpt.run("rehearse", JOB, "--seconds", "0", "--probe", "sh -c 'echo all; echo well'").out
@@ -179,7 +181,7 @@ def test_people_read_what_the_probe_printed(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(("probe", "status"), [("sh -c 'exit 5'", 5), ("no-such-program", 127)])
-def test_a_probe_that_fails(crckpt: Crckpt, probe: str, status: int) -> None:
+def test_failed_probe_fails_the_rehearsal(crckpt: Crckpt, probe: str, status: int) -> None:
     with dumped(crckpt, BY_NAME["counter"]):
         with traceless(crckpt):
             result = rehearsed(crckpt, "--probe", probe, status=FAILED)
@@ -195,7 +197,7 @@ def test_a_probe_that_fails(crckpt: Crckpt, probe: str, status: int) -> None:
     ],
     ids=["nobody", "root with two capabilities"],
 )
-def test_a_probe_has_no_more_rights_than_the_program(
+def test_probe_has_no_more_rights_than_the_program(
     crckpt: Crckpt, before: tuple[str, ...], user: int, capabilities: int
 ) -> None:
     """The program may have changed any file there that it can write to, and so what the probe executes and loads."""
@@ -213,7 +215,7 @@ def test_a_probe_has_no_more_rights_than_the_program(
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 @pytest.mark.parametrize("running", [False, True])
-def test_one_that_is_cut_short_leaves_nothing(
+def test_interrupted_rehearsal_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, number: signal.Signals, running: bool
 ) -> None:
     """While CRIU builds the tree, and while the tree runs. What the kernel does not remove, the next one does."""
@@ -253,7 +255,7 @@ def test_one_that_is_cut_short_leaves_nothing(
         tree.wait_growth(before)
 
 
-def test_what_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_invalid_rehearsals_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
     """By name, before anything is begun."""
     library = tmp_path / "libanswer.so"
     subprocess.run(
@@ -276,7 +278,7 @@ def test_what_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_a_damaged_checkpoint(crckpt: Crckpt) -> None:
+def test_damaged_checkpoint_fails_the_rehearsal(crckpt: Crckpt) -> None:
     """Its pages are read while CRIU restores: nothing is left behind."""
     with dumped(crckpt, BY_NAME["counter"]):
         (pack,) = crckpt.store.glob("packs/*/*.pack")
@@ -288,7 +290,7 @@ def test_a_damaged_checkpoint(crckpt: Crckpt) -> None:
             crckpt.run("rehearse", JOB, status=13)
 
 
-def test_a_criu_that_fails(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_failed_criu_fails_the_rehearsal(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """Before crckpt looked at the tree, and when it had said that all is well."""
     with dumped(crckpt, BY_NAME["counter"]):
         for committed in (False, True):

@@ -22,7 +22,7 @@ REHEARSED: Final = ("--stop", "--rehearse")
 
 
 @pytest.mark.parametrize("name", ["family", "growing-log", "unix-sockets", "tcp-pair", "deleted-files", "sysv-ipc"])
-def test_a_tree_is_ended_once_its_restore_was_seen(crckpt: Crckpt, name: str) -> None:
+def test_tree_is_ended_after_its_rehearsal(crckpt: Crckpt, name: str) -> None:
     case = BY_NAME[name]
     with started(case) as tree:
         before = tree.counters()
@@ -34,7 +34,7 @@ def test_a_tree_is_ended_once_its_restore_was_seen(crckpt: Crckpt, name: str) ->
         tree.wait_growth(before)
 
 
-def test_a_script_reads_that_it_was_rehearsed(crckpt: Crckpt) -> None:
+def test_json_output_reports_the_rehearsal(crckpt: Crckpt) -> None:
     for words, is_rehearsed in ((REHEARSED, True), (("--stop",), False)):
         with started(BY_NAME["counter"]) as tree:
             result = crckpt.run("dump", str(tree.pid), JOB, *words, "--json").document["result"]
@@ -50,15 +50,13 @@ def test_a_script_reads_that_it_was_rehearsed(crckpt: Crckpt) -> None:
         ("exit", 7, "ended with status 7"),
     ],
 )
-def test_a_tree_that_does_not_run_on_in_isolation_runs_on_here(
-    crckpt: Crckpt, what: str, argument: int, reason: str
-) -> None:
+def test_tree_that_fails_in_isolation_keeps_running(crckpt: Crckpt, what: str, argument: int, reason: str) -> None:
     with started(program("elsewhere", "127.0.0.1", what, str(int(argument)))) as tree:
         assert_runs_on(crckpt, tree.pid, reason)
         tree.wait_growth(tree.counters())
 
 
-def test_a_tree_that_criu_saves_and_cannot_restore_runs_on(crckpt: Crckpt) -> None:
+def test_tree_that_criu_cannot_restore_keeps_running(crckpt: Crckpt) -> None:
     """A network namespace of a child's own, which CRIU does not make again."""
     case = Case("nested", (PYTHON, "{programs}/blocked.py", "{workdir}", "nested_network"))
     with started(case) as tree:
@@ -66,7 +64,7 @@ def test_a_tree_that_criu_saves_and_cannot_restore_runs_on(crckpt: Crckpt) -> No
         tree.wait_growth(tree.counters())
 
 
-def test_a_kind_that_no_test_covers_needs_a_rehearsal(crckpt: Crckpt) -> None:
+def test_untested_kind_needs_a_rehearsal(crckpt: Crckpt) -> None:
     with remote() as held:
         held.ask("import socket; rare = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 0); rare.bind((0, 0))")
         words = ("dump", str(held.pid), JOB, "--stop")
@@ -80,7 +78,7 @@ def test_a_kind_that_no_test_covers_needs_a_rehearsal(crckpt: Crckpt) -> None:
         assert held.ask("answer = rare.getsockname()[0]") == held.pid
 
 
-def test_it_is_for_trees_that_end(crckpt: Crckpt) -> None:
+def test_rehearse_needs_stop(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         said = crckpt.run("dump", str(tree.pid), JOB, "--rehearse", status=2).err
         assert "--rehearse needs --stop" in said
@@ -88,7 +86,7 @@ def test_it_is_for_trees_that_end(crckpt: Crckpt) -> None:
         tree.wait_growth(tree.counters())
 
 
-def test_a_terminal_is_named_before_the_freeze(crckpt: Crckpt) -> None:
+def test_terminal_is_reported_before_the_freeze(crckpt: Crckpt) -> None:
     master, slave = os.openpty()
     try:
         with remote(slave) as program_:
@@ -104,7 +102,7 @@ def test_a_terminal_is_named_before_the_freeze(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)])
-def test_one_that_is_cut_short_lets_the_tree_run_on(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
+def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.Signals, status: int) -> None:
     with started(BY_NAME["family"]) as tree:
         dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
         wait_for(lambda: bool(rehearsal_inits(crckpt)), WITHIN_S, "the rehearsal")
@@ -119,7 +117,7 @@ def test_one_that_is_cut_short_lets_the_tree_run_on(crckpt: Crckpt, number: sign
         crckpt.run("dump", str(tree.pid), JOB, *REHEARSED)
 
 
-def test_other_dumps_need_not_wait_for_it(crckpt: Crckpt) -> None:
+def test_other_dumps_do_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
     """It may take minutes, and they share the store."""
     with started(BY_NAME["family"]) as tree, started(BY_NAME["counter"]) as other:
         dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)

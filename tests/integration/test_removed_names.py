@@ -38,7 +38,7 @@ def other_names(place: Path, other: str = ".", *words: str, user: int = 0) -> Ca
 
 
 @pytest.mark.parametrize("user", [0, NOBODY])
-def test_files_with_another_name_in_a_directory_for_all(crckpt: Crckpt, place: Path, user: int) -> None:
+def test_renamed_files_in_a_shared_directory_are_restored(crckpt: Crckpt, place: Path, user: int) -> None:
     """CRIU links them beside their old names; a restored program has the same files, for its user, too."""
     with stopped(crckpt, other_names(place, "inner", "sem", user=user)) as tree:
         before = tree.counters()
@@ -62,7 +62,7 @@ def test_two_checkpoints_share_no_link(crckpt: Crckpt, place: Path) -> None:
                 tree.wait_growth(before)
 
 
-def test_a_plain_dump_says_that_its_checkpoint_cannot_be_restored(crckpt: Crckpt, place: Path) -> None:
+def test_running_dump_warns_that_it_cannot_be_restored(crckpt: Crckpt, place: Path) -> None:
     """CRIU removes its link when the program goes on: also of a file that is only mapped."""
     with started(other_names(place, "inner")) as tree:
         before = tree.counters()
@@ -78,7 +78,7 @@ def test_a_plain_dump_says_that_its_checkpoint_cannot_be_restored(crckpt: Crckpt
         assert "put it back" not in refused
 
 
-def test_the_link_is_made_again_from_a_name_in_its_directory(crckpt: Crckpt, place: Path) -> None:
+def test_link_is_recreated_from_another_name_in_its_directory(crckpt: Crckpt, place: Path) -> None:
     """CRIU removes it when the program goes on, and when it was restored."""
     with started(other_names(place, ".", "sem")) as tree:
         before = tree.counters()
@@ -93,7 +93,7 @@ def test_the_link_is_made_again_from_a_name_in_its_directory(crckpt: Crckpt, pla
             assert [path.name for path in place.iterdir()] == [f"file-{tree.pid}"]
 
 
-def test_a_failed_restore_takes_the_link_away(crckpt: Crckpt, place: Path, obstructed: ObstructedCriu) -> None:
+def test_failed_restore_removes_the_link(crckpt: Crckpt, place: Path, obstructed: ObstructedCriu) -> None:
     """And a second one makes it again."""
     with started(other_names(place)) as tree:
         before = tree.counters()
@@ -108,7 +108,7 @@ def test_a_failed_restore_takes_the_link_away(crckpt: Crckpt, place: Path, obstr
         wait_for(lambda: tree.sound_parts()[""].counter > before[""], 60, "the program to go on")
 
 
-def test_a_directory_that_was_made_again_is_left_alone(crckpt: Crckpt) -> None:
+def test_recreated_directory_is_left_alone(crckpt: Crckpt) -> None:
     """CRIU would give it the old owner and mode, and remove it."""
     with stopped(crckpt, BY_NAME["deleted-files"]) as tree:
         again, before = tree.workdir / "scratch", tree.counters()

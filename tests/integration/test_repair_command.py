@@ -42,7 +42,7 @@ def copy(crckpt: Crckpt, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
-def test_it_says_what_can_be_restored_and_what_is_lost(crckpt: Crckpt, copy: Path) -> None:
+def test_repair_lists_restorable_and_lost_checkpoints(crckpt: Crckpt, copy: Path) -> None:
     said = crckpt.run("verify", "--repair", "--json", status=13).document["result"]
     assert set(said) == KEYS
     assert (said["intact"], said["mended"], said["unmended"]) == (False, [], [])
@@ -53,7 +53,7 @@ def test_it_says_what_can_be_restored_and_what_is_lost(crckpt: Crckpt, copy: Pat
     assert "--from STORE" in words
 
 
-def test_damage_is_no_success_and_lists_mark_it(crckpt: Crckpt, copy: Path) -> None:
+def test_damaged_checkpoints_are_marked_until_repaired(crckpt: Crckpt, copy: Path) -> None:
     """Until it is repaired."""
     assert "(damaged)" not in crckpt.run("list").out
     said = crckpt.run("verify", "--json", status=13).document
@@ -68,13 +68,13 @@ def test_damage_is_no_success_and_lists_mark_it(crckpt: Crckpt, copy: Path) -> N
     assert "(damaged)" not in crckpt.run("list").out
 
 
-def test_a_store_without_checkpoints_is_not_verified_in_silence(crckpt: Crckpt, copy: Path) -> None:
+def test_verify_of_an_empty_store_is_reported(crckpt: Crckpt, copy: Path) -> None:
     crckpt.run("rm", "one", "two", "--yes")
     for words in ((), ("--all", "--quiet")):
         assert crckpt.run("verify", *words).out == "the store has no checkpoints: nothing was verified\n"
 
 
-def test_it_mends_from_another_store(crckpt: Crckpt, copy: Path) -> None:
+def test_repair_from_another_store(crckpt: Crckpt, copy: Path) -> None:
     words = crckpt.run("verify", "--repair", "--from", str(copy)).out
     assert words.splitlines()[0].startswith("repaired pack ")
     assert words.splitlines()[-1].startswith("2 checkpoints OK")
@@ -84,7 +84,7 @@ def test_it_mends_from_another_store(crckpt: Crckpt, copy: Path) -> None:
     assert len(said["restorable"]) == 2
 
 
-def test_it_says_why_it_could_not(crckpt: Crckpt, copy: Path) -> None:
+def test_impossible_repair_is_explained(crckpt: Crckpt, copy: Path) -> None:
     shutil.rmtree(copy / "packs")
     (copy / "packs").mkdir(mode=0o700)
     words = crckpt.run("verify", "--repair", "--from", str(copy), status=13).out
@@ -94,7 +94,7 @@ def test_it_says_why_it_could_not(crckpt: Crckpt, copy: Path) -> None:
     assert [damage["name"] for damage in said["damages"]] == [still["name"] for still in said["unmended"]]
 
 
-def test_it_is_told_what_makes_no_sense(crckpt: Crckpt, copy: Path) -> None:
+def test_invalid_options_are_refused(crckpt: Crckpt, copy: Path) -> None:
     assert "crckpt verify --repair --from" in crckpt.run("verify", "--from", str(copy), status=2).err
     assert (
         "names the damaged store itself" in crckpt.run("verify", "--repair", "--from", str(crckpt.store), status=2).err

@@ -73,7 +73,7 @@ def family() -> Iterator[Family]:
         family.end()
 
 
-def test_a_child_that_was_replaced_is_dumped_whole(crckpt: Crckpt, family: Family) -> None:
+def test_replaced_child_is_dumped_in_full(crckpt: Crckpt, family: Family) -> None:
     results = [family.dumped(crckpt)]
     os.kill(family.child, signal.SIGUSR1)
     wait_for(lambda: Path(f"/proc/{family.child}/comm").read_text() == "sleep\n", 60, "the exec")
@@ -116,7 +116,7 @@ STOP = pytest.mark.parametrize("words", [(), ("--stop",)], ids=["running", "stop
 
 
 @STOP
-def test_an_exec_after_the_dump_has_begun(
+def test_exec_after_the_dump_began(
     crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     criu = ("--criu", str(replacing))
@@ -130,7 +130,7 @@ def test_an_exec_after_the_dump_has_begun(
     family.is_restored(crckpt)
 
 
-def test_an_exec_after_a_round_has_begun(crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path) -> None:
+def test_exec_after_a_round_began(crckpt: Crckpt, family: Family, replacing: Path, tmp_path: Path) -> None:
     criu = ("--criu", str(replacing))
     first = family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("pre-dump")
@@ -142,7 +142,7 @@ def test_an_exec_after_a_round_has_begun(crckpt: Crckpt, family: Family, replaci
 
 
 @STOP
-def test_a_dump_that_does_not_fit_its_base(
+def test_dump_that_does_not_fit_its_base_is_repeated(
     crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     criu = ("--criu", str(missing))
@@ -158,7 +158,9 @@ def test_a_dump_that_does_not_fit_its_base(
     family.is_restored(crckpt, "python")
 
 
-def test_a_round_that_does_not_fit_its_base(crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path) -> None:
+def test_round_that_does_not_fit_its_base_is_repeated(
+    crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path
+) -> None:
     criu = ("--criu", str(missing))
     family.dumped(crckpt, *criu)
     (tmp_path / "when").write_text("pre-dump")
@@ -168,7 +170,7 @@ def test_a_round_that_does_not_fit_its_base(crckpt: Crckpt, family: Family, miss
     family.is_restored(crckpt, "python")
 
 
-def test_a_dump_that_must_be_short_and_does_not_fit_its_base(
+def test_dump_with_a_freeze_limit_that_does_not_fit_its_base_fails(
     crckpt: Crckpt, family: Family, missing: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "when").write_text("dump")

@@ -64,7 +64,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path / "here")
 
 
-def test_no_secret_is_in_it(secretive: Secretive) -> None:
+def test_report_contains_no_secrets(secretive: Secretive) -> None:
     """Neither of the process nor of the host; the secrets are there to be found, as --with-secrets shows."""
     said = json.loads(_on_host(secretive.crckpt, "report", "job", "--json"))["result"]
     assert said.keys() == {"archive", "bytes", "with_secrets", "members", "failed"}
@@ -87,7 +87,7 @@ def test_no_secret_is_in_it(secretive: Secretive) -> None:
     ]
 
 
-def test_what_is_in_it(secretive: Secretive) -> None:
+def test_report_contains_versions_checks_and_manifest(secretive: Secretive) -> None:
     """Versions, facts, the store's sizes, the manifest, and the files of the tree."""
     secretive.crckpt.run("report", "job", "--output", "it.tar.gz")
     document = {name: json.loads(content) for name, content in _members(Path("it.tar.gz")).items()}
@@ -109,7 +109,7 @@ def test_what_is_in_it(secretive: Secretive) -> None:
     assert document["report.json"] == {"with_secrets": False, "failed": []}
 
 
-def test_secrets_that_were_asked_for(secretive: Secretive) -> None:
+def test_with_secrets_includes_them(secretive: Secretive) -> None:
     """Command lines, notes and host names; memory and environment never."""
     _on_host(secretive.crckpt, "report", "job", "--with-secrets", "--output", "it.tar.gz")
     members = _members(Path("it.tar.gz"))
@@ -121,7 +121,7 @@ def test_secrets_that_were_asked_for(secretive: Secretive) -> None:
     assert IN_ENVIRONMENT.encode() not in everything
 
 
-def test_the_last_sentence_lists_what_is_inside(secretive: Secretive) -> None:
+def test_last_line_lists_the_contents(secretive: Secretive) -> None:
     """All of it, and asks to look through it."""
     last = secretive.crckpt.run("report", "job", "--output", "it.tar.gz").out.splitlines()[-1]
     assert all(name in last for name in _members(Path("it.tar.gz")))
@@ -129,7 +129,7 @@ def test_the_last_sentence_lists_what_is_inside(secretive: Secretive) -> None:
     assert "Read it before you send it" in last
 
 
-def test_nothing_is_overwritten(crckpt: Crckpt) -> None:
+def test_existing_file_is_not_overwritten(crckpt: Crckpt) -> None:
     """The file that is there stays as it is; a directory that is not there is named."""
     crckpt.run("report", "--output", "it.tar.gz")
     before = Path("it.tar.gz").read_bytes()
@@ -138,7 +138,7 @@ def test_nothing_is_overwritten(crckpt: Crckpt) -> None:
     assert "--output" in crckpt.run("report", "--output", "nowhere/it.tar.gz", status=2).err
 
 
-def test_a_log(crckpt: Crckpt) -> None:
+def test_log_is_included_with_its_cause(crckpt: Crckpt) -> None:
     """From a file or stdin, the same: itself, without the host's name, and the cause that crckpt finds in it."""
     Path("some.log").write_text(LOG)
     crckpt.run("report", "some.log", "--output", "file.tar.gz")
@@ -155,7 +155,7 @@ def test_a_log(crckpt: Crckpt) -> None:
     assert _members(Path("secrets.tar.gz"))["log/criu.log"].decode() == LOG
 
 
-def test_a_missing_store_is_skipped(crckpt: Crckpt) -> None:
+def test_missing_store_is_skipped(crckpt: Crckpt) -> None:
     result = crckpt.run("report", "--output", "it.tar.gz", "--json").document["result"]
     members = _members(Path("it.tar.gz"))
     assert list(members) == ALWAYS
@@ -164,7 +164,7 @@ def test_a_missing_store_is_skipped(crckpt: Crckpt) -> None:
     assert "skipped: store: " in crckpt.run("report").out
 
 
-def test_an_argument_that_names_nothing_is_refused(secretive: Secretive, crckpt: Crckpt) -> None:
+def test_unknown_argument_is_refused(secretive: Secretive, crckpt: Crckpt) -> None:
     said = secretive.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
     assert "there is no job 'nojob'" in said
     assert "did you mean job? (for a log: crckpt report ./nojob)" in said
@@ -173,7 +173,7 @@ def test_an_argument_that_names_nothing_is_refused(secretive: Secretive, crckpt:
     assert not Path("it.tar.gz").exists()
 
 
-def test_damage(secretive: Secretive, tmp_path: Path) -> None:
+def test_report_on_a_damaged_checkpoint(secretive: Secretive, tmp_path: Path) -> None:
     """Without its packs a checkpoint's manifest is there still; of a damaged manifest it is said; then all is lost."""
     crckpt = Crckpt(tmp_path / "copy")
     shutil.copytree(secretive.crckpt.store, crckpt.store)
@@ -194,7 +194,7 @@ def test_damage(secretive: Secretive, tmp_path: Path) -> None:
     assert failed == ["manifest", "contents", "store"]
 
 
-def test_logs_that_a_killed_crckpt_left(secretive: Secretive, tmp_path: Path) -> None:
+def test_logs_of_a_killed_crckpt_are_included(secretive: Secretive, tmp_path: Path) -> None:
     """The newest come first; what the living are at is none of them."""
     crckpt = Crckpt(tmp_path / "copy")
     shutil.copytree(secretive.crckpt.store, crckpt.store)
@@ -213,7 +213,7 @@ def test_logs_that_a_killed_crckpt_left(secretive: Secretive, tmp_path: Path) ->
     assert failed == []
 
 
-def test_without_root_and_without_criu(crckpt: Crckpt) -> None:
+def test_report_without_root_and_criu(crckpt: Crckpt) -> None:
     """It is made all the same."""
     words = (*AS_NOBODY, str(PROGRAM), "report", "--output", "it.tar.gz", "--store", str(crckpt.store))
     subprocess.run(words, env=crckpt.environment, check=True, capture_output=True)
@@ -224,7 +224,7 @@ def test_without_root_and_without_criu(crckpt: Crckpt) -> None:
     assert json.loads(_members(Path("no-criu.tar.gz"))["doctor.json"])["able"] is False
 
 
-def test_nothing_is_left_when_it_is_interrupted(crckpt: Crckpt) -> None:
+def test_interrupted_report_leaves_nothing(crckpt: Crckpt) -> None:
     """Here while it waits for its log."""
     words = (str(PROGRAM), "report", "-", "--output", "it.tar.gz")
     pipe = subprocess.PIPE

@@ -71,7 +71,7 @@ def seizing(tmp_path: Path) -> Iterator[Seizing]:
 
 
 @pytest.mark.parametrize("with_library", [False, True], ids=["alone", "library"])
-def test_no_criu_runs_its_code_in_a_sequence(seizing: Seizing, tmp_path: Path, with_library: bool) -> None:
+def test_sequence_never_runs_code_of_criu(seizing: Seizing, tmp_path: Path, with_library: bool) -> None:
     """By the library that crckpt loads into it, whatever it does itself."""
     environment = {"LD_PRELOAD": str(preload_library(tmp_path))} if with_library else {}
     words = [sys.executable, "-S", "-c", TRACER, str(seizing.process.pid)]
@@ -79,14 +79,14 @@ def test_no_criu_runs_its_code_in_a_sequence(seizing: Seizing, tmp_path: Path, w
     assert any(seizing.counts.read_bytes()) != with_library
 
 
-def test_a_dump_is_what_it_was(crckpt: Crckpt, seizing: Seizing) -> None:
+def test_dump_restores_without_running_the_sequence(crckpt: Crckpt, seizing: Seizing) -> None:
     crckpt.run("dump", str(seizing.process.pid), JOB, "--stop", "--force")
     seizing.process.wait(60)
     crckpt.run("restore", JOB, "--detach")
     assert not any(seizing.counts.read_bytes())
 
 
-def test_without_the_library_a_dump_names_a_criu_that_lets_them(
+def test_without_the_library_a_dump_names_a_suitable_criu(
     crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For programs of users alone."""
@@ -99,7 +99,7 @@ def test_without_the_library_a_dump_names_a_criu_that_lets_them(
         assert ("criu-unsafe" in {found.key for found in done.plan.warnings}) == is_named
 
 
-def test_calls_of_ours_are_made(seizing: Seizing) -> None:
+def test_injected_calls_do_not_run_the_sequence(seizing: Seizing) -> None:
     pid = seizing.process.pid
     (answer,) = carry_out([Order(pid, pid, "ask")])
     assert (answer.why, seizing.is_unharmed()) == ("", True)

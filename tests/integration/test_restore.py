@@ -31,7 +31,7 @@ def tree(crckpt: Crckpt) -> Iterator[Tree]:
         yield tree
 
 
-def test_in_the_foreground_signals_and_the_status_pass_through(crckpt: Crckpt, tree: Tree) -> None:
+def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt, tree: Tree) -> None:
     """crckpt is the parent: it passes on what it gets, and ends with the program's own status."""
     before = tree.counters()
     with foreground(crckpt, "--json") as front:
@@ -53,7 +53,9 @@ def test_in_the_foreground_signals_and_the_status_pass_through(crckpt: Crckpt, t
 
 
 @pytest.mark.parametrize(("number", "through_crckpt"), [(signal.SIGHUP, True), (signal.SIGKILL, False)])
-def test_a_program_that_a_signal_ends(crckpt: Crckpt, tree: Tree, number: signal.Signals, through_crckpt: bool) -> None:
+def test_death_by_signal_gives_the_exit_status(
+    crckpt: Crckpt, tree: Tree, number: signal.Signals, through_crckpt: bool
+) -> None:
     """It is told as a shell tells it: 128 and the signal's number."""
     before = tree.counters()
     with foreground(crckpt, "--json") as front:
@@ -64,7 +66,7 @@ def test_a_program_that_a_signal_ends(crckpt: Crckpt, tree: Tree, number: signal
     assert json.loads(out)["result"]["program_status"] == 128 + number
 
 
-def test_a_hang_up_that_crckpt_is_to_ignore_ends_no_program(crckpt: Crckpt, tree: Tree) -> None:
+def test_ignored_hang_up_ends_no_program(crckpt: Crckpt, tree: Tree) -> None:
     before = tree.counters()
     with hang_ups_ignored(), foreground(crckpt) as front:
         tree.wait_growth(before)
@@ -73,7 +75,7 @@ def test_a_hang_up_that_crckpt_is_to_ignore_ends_no_program(crckpt: Crckpt, tree
         wait_for(lambda: _heard(tree) == ["SIGUSR1"], WITHIN_S, "it to go on, and hear what comes after")
 
 
-def test_what_crckpt_says_does_not_mix_with_the_output_of_the_program(crckpt: Crckpt, tree: Tree) -> None:
+def test_messages_do_not_mix_with_the_programs_output(crckpt: Crckpt, tree: Tree) -> None:
     """In the foreground stdout belongs to the program."""
     before = tree.counters()
     with foreground(crckpt) as front:
@@ -85,7 +87,7 @@ def test_what_crckpt_says_does_not_mix_with_the_output_of_the_program(crckpt: Cr
 
 
 @pytest.mark.parametrize("full", [False, True])
-def test_the_program_keeps_its_parent_though_nothing_can_be_said(crckpt: Crckpt, tree: Tree, full: bool) -> None:
+def test_program_keeps_its_parent_when_messages_cannot_be_written(crckpt: Crckpt, tree: Tree, full: bool) -> None:
     """Whoever read stderr has gone, or the disk is full on which it lies."""
     before = tree.counters()
     reading, writing = os.pipe()
@@ -106,7 +108,7 @@ def test_the_program_keeps_its_parent_though_nothing_can_be_said(crckpt: Crckpt,
     assert front.wait(WITHIN_S) == STATUS
 
 
-def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt, tree: Tree) -> None:
+def test_program_outlives_a_killed_crckpt(crckpt: Crckpt, tree: Tree) -> None:
     """Its parent dies, and it goes on without."""
     before = tree.counters()
     with foreground(crckpt) as front:
@@ -118,7 +120,7 @@ def test_a_killed_crckpt_leaves_the_program_running(crckpt: Crckpt, tree: Tree) 
     assert psutil.Process(tree.pid).ppid() == os.getpid()
 
 
-def test_detached_it_is_nobodys_child(crckpt: Crckpt, tree: Tree) -> None:
+def test_detached_program_is_not_a_child_of_crckpt(crckpt: Crckpt, tree: Tree) -> None:
     """crckpt returns once the program runs, and the program goes on."""
     before = tree.counters()
     said = crckpt.run("restore", "job", "--detach", "--json")
@@ -130,7 +132,7 @@ def test_detached_it_is_nobodys_child(crckpt: Crckpt, tree: Tree) -> None:
     assert staging(crckpt) == ()
 
 
-def test_a_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
+def test_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
     """An ended tree keeps its PIDs until its parent has reaped it; here that is a second later."""
     with open_workdir() as workdir, _unreaped(workdir) as process:
         crckpt.run("dump", str(process.pid), "job")
@@ -144,7 +146,7 @@ def test_a_zombie_of_the_tree_is_waited_for(crckpt: Crckpt) -> None:
         os.kill(process.pid, signal.SIGKILL)
 
 
-def test_what_is_written_into_an_outside_pipe_comes_out_of_crckpt(crckpt: Crckpt) -> None:
+def test_output_to_an_outside_pipe_goes_to_stdout(crckpt: Crckpt) -> None:
     """The reader of the pipe is gone with the checkpoint; in the foreground our own output takes its place."""
     with _talker(crckpt) as (pid, workdir), foreground(crckpt) as front:
         _goes_on(workdir)
@@ -156,7 +158,7 @@ def test_what_is_written_into_an_outside_pipe_comes_out_of_crckpt(crckpt: Crckpt
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
-def test_a_document_is_alone_on_stdout(crckpt: Crckpt) -> None:
+def test_json_output_has_stdout_to_itself(crckpt: Crckpt) -> None:
     """What the program says goes to stderr then."""
     with _talker(crckpt) as (pid, workdir), foreground(crckpt, "--json") as front:
         _goes_on(workdir)
@@ -168,14 +170,14 @@ def test_a_document_is_alone_on_stdout(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("where", [(), ("--new-pid-namespace",)])
-def test_detached_a_writer_into_an_outside_pipe_is_not_ended(crckpt: Crckpt, where: tuple[str, ...]) -> None:
+def test_detached_writer_to_an_outside_pipe_gets_no_sigpipe(crckpt: Crckpt, where: tuple[str, ...]) -> None:
     """What it writes goes nowhere, and no SIGPIPE comes."""
     with _talker(crckpt) as (_, workdir):
         crckpt.run("restore", "job", "--detach", *where)
         _goes_on(workdir)
 
 
-def test_a_socket_for_the_output_is_refused_by_name(crckpt: Crckpt) -> None:
+def test_socket_as_output_is_refused(crckpt: Crckpt) -> None:
     """As of a command that ssh runs, or of a service of systemd; nothing is begun, and a pipe will do."""
     with _talker(crckpt) as (pid, _):
         ours, theirs = socket.socketpair()

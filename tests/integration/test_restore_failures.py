@@ -30,7 +30,7 @@ WITHIN_S: Final = 60
 
 
 @pytest.mark.parametrize(("committed", "detach"), [(False, True), (True, False)])
-def test_a_restore_that_fails_leaves_nothing(
+def test_failed_restore_leaves_nothing(
     crckpt: Crckpt, obstructed: ObstructedCriu, committed: bool, detach: bool
 ) -> None:
     """CRIU ends what it had built; connections inside the tree go on after the next try."""
@@ -50,7 +50,7 @@ def test_a_restore_that_fails_leaves_nothing(
         tree.wait_verified()
 
 
-def test_a_connection_to_outside_survives_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_outside_connection_survives_a_failed_restore(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """The client notices a pause, and loses no byte, whenever it has sent it."""
     with started(program("echo_server")) as tree, _Client(tree) as client:
         client.talk(1000)
@@ -72,7 +72,7 @@ def test_a_connection_to_outside_survives_a_failed_restore(crckpt: Crckpt, obstr
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, INTERRUPTED), (signal.SIGKILL, -9)])
-def test_crckpt_is_interrupted_while_criu_builds(
+def test_crckpt_interrupted_while_criu_restores(
     crckpt: Crckpt, obstructed: ObstructedCriu, number: signal.Signals, status: int
 ) -> None:
     """CRIU is never cut short: it comes to the hold, learns that it is not wanted any more, and undoes its work."""
@@ -94,7 +94,7 @@ def test_crckpt_is_interrupted_while_criu_builds(
         assert staging(crckpt) == ()
 
 
-def test_crckpt_is_killed_in_the_hold(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_crckpt_killed_in_the_hold(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """CRIU waits for the word of a crckpt that has just died: silence means no."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
@@ -111,7 +111,7 @@ def test_crckpt_is_killed_in_the_hold(crckpt: Crckpt, obstructed: ObstructedCriu
 
 
 @pytest.mark.parametrize("where", [(), ("--detach",), ("--new-pid-namespace",)])
-def test_a_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]) -> None:
+def test_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]) -> None:
     """What it had built would wait for it for ever: crckpt ends it."""
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
@@ -124,7 +124,7 @@ def test_a_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu
 
 
 @pytest.mark.parametrize("where", [(), ("--detach",)])
-def test_a_tree_of_which_a_process_was_killed_does_not_run(
+def test_tree_with_a_killed_process_does_not_run(
     crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]
 ) -> None:
     """As by a system that is out of memory: CRIU would wait for it without end."""
@@ -142,7 +142,7 @@ def test_a_tree_of_which_a_process_was_killed_does_not_run(
 
 
 @pytest.mark.parametrize("where", [(), ("--detach",)])
-def test_who_got_a_pid_of_the_tree_meanwhile_is_left_alone(
+def test_process_with_a_reused_pid_is_left_alone(
     crckpt: Crckpt, obstructed: ObstructedCriu, where: tuple[str, ...]
 ) -> None:
     """It was free when crckpt looked, and another program's when CRIU came to it."""
@@ -159,9 +159,7 @@ def test_who_got_a_pid_of_the_tree_meanwhile_is_left_alone(
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_an_interruption_after_the_commit_comes_too_late(
-    crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool
-) -> None:
+def test_interruption_after_the_commit_is_too_late(crckpt: Crckpt, obstructed: ObstructedCriu, detach: bool) -> None:
     """Detached, the program runs and that is said; in the foreground the signal is for the program."""
     with stopped(crckpt, program("obedient")) as tree:
         before = tree.counters()
@@ -179,7 +177,7 @@ def test_an_interruption_after_the_commit_comes_too_late(
                 assert front.poll() is None
 
 
-def test_an_older_one_is_taken_where_newer_ones_cannot_be_restored(crckpt: Crckpt) -> None:
+def test_or_older_restores_an_older_checkpoint(crckpt: Crckpt) -> None:
     """The newest is damaged, the one before does not agree with a file: both are told, and the third runs."""
     with _series_of_three(crckpt) as (tree, ids):
         log = tree.workdir / "journal.log"
@@ -200,7 +198,7 @@ def test_an_older_one_is_taken_where_newer_ones_cannot_be_restored(crckpt: Crckp
         tree.wait_growth(tree.counters())
 
 
-def test_an_older_checkpoint_is_offered_only_if_there_is_one(crckpt: Crckpt) -> None:
+def test_or_older_is_suggested_only_if_there_is_one(crckpt: Crckpt) -> None:
     """The remedies name the ref that was typed."""
     with _series_of_three(crckpt) as (_, ids):
         _damage(crckpt, ids[2])
@@ -213,7 +211,7 @@ def test_an_older_checkpoint_is_offered_only_if_there_is_one(crckpt: Crckpt) -> 
             assert "REF" not in said
 
 
-def test_no_older_one_comes_beside_what_runs(crckpt: Crckpt) -> None:
+def test_or_older_does_not_apply_to_taken_pids(crckpt: Crckpt) -> None:
     """The newest is whole; that its PIDs are taken is no reason to go back in time."""
     with _series_of_three(crckpt) as (tree, _):
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
@@ -221,7 +219,7 @@ def test_no_older_one_comes_beside_what_runs(crckpt: Crckpt) -> None:
         assert f"{JOB} runs already, as PID {tree.pid}" in said
 
 
-def test_where_none_can_be_restored_one_error_tells_all(crckpt: Crckpt) -> None:
+def test_or_older_lists_all_reasons_when_none_restores(crckpt: Crckpt) -> None:
     """With the reason of each."""
     with _series_of_three(crckpt) as (tree, ids):
         log = tree.workdir / "journal.log"

@@ -39,7 +39,7 @@ def _is_of(process: psutil.Process, directory: str) -> bool:
     return any(word.startswith(directory) for word in process.info["cmdline"] or ())
 
 
-def test_a_root_that_is_killed_after_the_commit(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_root_killed_after_the_commit(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     """CRIU waits for it without end."""
     with stopped(crckpt, program("family")) as tree:
         before = tree.counters()
@@ -60,7 +60,7 @@ def test_a_root_that_is_killed_after_the_commit(crckpt: Crckpt, obstructed: Obst
 @pytest.mark.parametrize(
     "capability", ["setpcap", "sys_ptrace", "net_admin", "checkpoint_restore", "sys_resource", "sys_admin"]
 )
-def test_a_capability_that_is_missing(crckpt: Crckpt, capability: str) -> None:
+def test_missing_capability_is_reported(crckpt: Crckpt, capability: str) -> None:
     """It is named. Threads may fail where nobody hears of it: then only the log says why."""
     with stopped(crckpt, BY_NAME["threads"]) as tree:
         before = tree.counters()
@@ -86,7 +86,7 @@ def test_a_capability_that_is_missing(crckpt: Crckpt, capability: str) -> None:
 
 
 @pytest.mark.parametrize("member", range(1, 5))
-def test_a_task_that_is_killed_as_soon_as_it_exists(crckpt: Crckpt, member: int) -> None:
+def test_task_killed_as_soon_as_it_exists(crckpt: Crckpt, member: int) -> None:
     """Its brothers and sisters wait for it in CRIU's restorer, where they may spin."""
     with stopped(crckpt, program("family")) as tree:
         pid, before = tree.all[member], tree.counters()
@@ -114,7 +114,7 @@ def test_a_task_that_is_killed_as_soon_as_it_exists(crckpt: Crckpt, member: int)
         tree.wait_growth(before)
 
 
-def test_what_spins_makes_no_progress(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
+def test_spinning_restore_counts_as_hung(crckpt: Crckpt, obstructed: ObstructedCriu) -> None:
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before = tree.counters()
         with obstructed.spins(), foreground(crckpt, "--criu", str(obstructed.path)) as front:

@@ -37,7 +37,7 @@ Description: a library
 """
 
 
-def test_a_host_name_that_cannot_be_set(crckpt: Crckpt) -> None:
+def test_host_name_that_cannot_be_set(crckpt: Crckpt) -> None:
     """CRIU sets that of a UTS namespace in /proc/sys, which is read-only in a container."""
     case = Case("uts", ("unshare", "--uts", PYTHON, "{programs}/counter.py", "{workdir}"))
     inside = Crckpt(crckpt.store, (*PRIVATELY, 'mount -o bind,ro /proc/sys /proc/sys; exec "$@"', "sh"))
@@ -54,7 +54,7 @@ def test_a_host_name_that_cannot_be_set(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_package_that_was_upgraded(crckpt: Crckpt) -> None:
+def test_upgraded_package_is_reported(crckpt: Crckpt) -> None:
     """It is named with both versions; when the old one is back, the restore works."""
     for tool in ("dpkg", "dpkg-deb", "gcc"):
         if shutil.which(tool) is None:
@@ -78,7 +78,7 @@ def test_a_package_that_was_upgraded(crckpt: Crckpt) -> None:
             tree.wait_growth(before)
 
 
-def test_a_cpu_that_lacks_an_instruction(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_missing_cpu_instruction_is_reported(crckpt: Crckpt, tmp_path: Path) -> None:
     """Programs chose by what their CPU could when they started."""
     listed = Path("/proc/cpuinfo").read_text()
     flags = next(line.split(":", 1)[1].split() for line in listed.splitlines() if line.startswith("flags"))
@@ -96,7 +96,7 @@ def test_a_cpu_that_lacks_an_instruction(crckpt: Crckpt, tmp_path: Path) -> None
         tree.wait_growth(before)
 
 
-def test_a_criu_that_is_older_than_the_checkpoint(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_criu_older_than_the_checkpoint_is_refused(crckpt: Crckpt, tmp_path: Path) -> None:
     """It is refused by what it says it is: one before 4.2 would restore no page, and say that all is well."""
     older = wrapper(tmp_path, '[ "$1" != --version ] || { echo Version: 3.17.1; exit; }')
     with stopped(crckpt, BY_NAME["counter"]) as tree:
@@ -109,7 +109,7 @@ def test_a_criu_that_is_older_than_the_checkpoint(crckpt: Crckpt, tmp_path: Path
         tree.wait_growth(before)
 
 
-def test_memory_that_the_group_does_not_have(crckpt: Crckpt) -> None:
+def test_too_little_memory_in_the_cgroup_is_reported(crckpt: Crckpt) -> None:
     """Both numbers are told, and nothing is told where the limit is no limit."""
     with stopped(crckpt, program("counter", "--mib", "100")), _group("memory") as group:
         limit = group / ("memory.max" if (group / "memory.max").exists() else "memory.limit_in_bytes")
@@ -126,7 +126,7 @@ def test_memory_that_the_group_does_not_have(crckpt: Crckpt) -> None:
         assert "can be restored" in _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
 
 
-def test_tasks_that_the_group_does_not_let_in(crckpt: Crckpt) -> None:
+def test_too_few_pids_in_the_cgroup_are_reported(crckpt: Crckpt) -> None:
     """Threads count as much as processes."""
     with stopped(crckpt, BY_NAME["threads"]), _group("pids") as group:
         (group / "pids.max").write_text("12")
@@ -136,7 +136,7 @@ def test_tasks_that_the_group_does_not_let_in(crckpt: Crckpt) -> None:
         assert "can be restored" in _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
 
 
-def test_room_for_deleted_files(crckpt: Crckpt, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_for_deleted_files_is_reported(crckpt: Crckpt, monkeypatch: pytest.MonkeyPatch) -> None:
     """They come back where they were: a file system that has been filled meanwhile is named."""
     with _small_disk(16 * MEBIBYTE) as disk:
         monkeypatch.setenv("TMPDIR", str(disk))
@@ -152,7 +152,7 @@ def test_room_for_deleted_files(crckpt: Crckpt, monkeypatch: pytest.MonkeyPatch)
             tree.wait_growth(before)
 
 
-def test_an_address_that_is_gone(crckpt: Crckpt) -> None:
+def test_missing_address_is_reported(crckpt: Crckpt) -> None:
     """The command that brings it back is told; then the restore works."""
     with _address(), stopped(crckpt, program("tcp_listen", ADDRESS)) as tree:
         before = tree.counters()
@@ -165,7 +165,7 @@ def test_an_address_that_is_gone(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_connections_without_the_right_to_repair_them(crckpt: Crckpt) -> None:
+def test_connections_without_the_capability_to_repair_them(crckpt: Crckpt) -> None:
     """The same checkpoint restores without them."""
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before = tree.counters()
@@ -178,7 +178,7 @@ def test_connections_without_the_right_to_repair_them(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_limit_of_numbers(crckpt: Crckpt) -> None:
+def test_pid_limit_below_the_trees_pids_is_reported(crckpt: Crckpt) -> None:
     """In a namespace whose PIDs end below the tree's."""
     if tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 14):
         pytest.skip("before Linux 6.14 the limit is that of the whole host")
@@ -194,7 +194,7 @@ def test_a_limit_of_numbers(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_what_a_kernel_cannot_do_and_a_port_that_is_taken(crckpt: Crckpt) -> None:
+def test_missing_kernel_features_and_used_ports_are_reported(crckpt: Crckpt) -> None:
     """Whatever lacks is told; where the kernel has it, as this one does, nothing is."""
     if not has_guard_pages():
         pytest.skip("this kernel cannot guard pages")

@@ -23,7 +23,7 @@ FAILED = 23
 REFUSED = 24
 
 
-def test_a_pid_that_is_taken(crckpt: Crckpt) -> None:
+def test_pid_in_use_is_reported(crckpt: Crckpt) -> None:
     """Its owner is named; once the owner has ended, the restore works."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
@@ -36,7 +36,7 @@ def test_a_pid_that_is_taken(crckpt: Crckpt) -> None:
         tree.wait_growth(before)
 
 
-def test_a_number_that_is_taken_in_another_role(crckpt: Crckpt) -> None:
+def test_pid_in_use_as_thread_group_or_session_is_reported(crckpt: Crckpt) -> None:
     """A thread, a group or a session of that number is in the way just as much, unless the tree has its own PIDs."""
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
@@ -49,7 +49,7 @@ def test_a_number_that_is_taken_in_another_role(crckpt: Crckpt) -> None:
             tree.wait_growth(before)
 
 
-def test_every_number_of_the_tree_counts(crckpt: Crckpt) -> None:
+def test_every_pid_of_the_tree_is_checked(crckpt: Crckpt) -> None:
     """That of a thread, or of a grandchild that leads a group, as much as the root's."""
     with started(BY_NAME["family"]) as tree:
         leader, elder = (tree.parts()[name].pid for name in ("leader", "elder"))
@@ -108,7 +108,7 @@ def tree(crckpt: Crckpt) -> Iterator[Tree]:
             yield tree
 
 
-def test_a_file_that_does_not_agree(crckpt: Crckpt, tree: Tree) -> None:
+def test_changed_file_is_reported(crckpt: Crckpt, tree: Tree) -> None:
     """It is named with who holds it and with the remedy, and when all files are put right the restore works."""
     before = tree.counters()
     for damage in DAMAGES:
@@ -123,7 +123,7 @@ def test_a_file_that_does_not_agree(crckpt: Crckpt, tree: Tree) -> None:
     assert tree.facts()[""]["answer"] == 42
 
 
-def test_a_dry_run_says_the_same_and_touches_nothing(crckpt: Crckpt, tree: Tree) -> None:
+def test_dry_run_reports_the_same_and_changes_nothing(crckpt: Crckpt, tree: Tree) -> None:
     """Neither the file that would be cut back nor the store."""
     path = _held(tree, "write.txt")
     with _put_back(path):
@@ -137,7 +137,7 @@ def test_a_dry_run_says_the_same_and_touches_nothing(crckpt: Crckpt, tree: Tree)
         assert not runs(tree.pid)
 
 
-def test_all_that_does_not_agree_is_told_at_once(crckpt: Crckpt, tree: Tree) -> None:
+def test_all_changed_files_are_reported_at_once(crckpt: Crckpt, tree: Tree) -> None:
     """Not one after the other with each new try."""
     paths = [_held(tree, name) for name in ("read.txt", "write.txt", "mode.txt")]
     with _put_back(paths[0]), _put_back(paths[1]), _put_back(paths[2]), taken(tree.pid, "PID"):
@@ -150,7 +150,7 @@ def test_all_that_does_not_agree_is_told_at_once(crckpt: Crckpt, tree: Tree) -> 
         assert words in said
 
 
-def test_a_file_written_since(crckpt: Crckpt, tree: Tree) -> None:
+def test_file_rewritten_in_place_is_reported(crckpt: Crckpt, tree: Tree) -> None:
     """CRIU does not look at what is in it. What the program writes in place it would overwrite."""
     before = tree.counters()
     written, read = _held(tree, "write.txt"), _held(tree, "read.txt")
@@ -167,7 +167,7 @@ def test_a_file_written_since(crckpt: Crckpt, tree: Tree) -> None:
     tree.wait_growth(before)
 
 
-def test_another_build_that_is_longer_is_never_cut_back(crckpt: Crckpt, tree: Tree) -> None:
+def test_longer_build_of_a_library_is_never_cut_back(crckpt: Crckpt, tree: Tree) -> None:
     """An upgraded library is no file that grew."""
     path = _held(tree, "libheld.so")
     with _put_back(path):
@@ -178,7 +178,7 @@ def test_another_build_that_is_longer_is_never_cut_back(crckpt: Crckpt, tree: Tr
     crckpt.run("restore", JOB, "--detach")
 
 
-def test_a_symbolic_link_that_is_held_itself(crckpt: Crckpt, tree: Tree) -> None:
+def test_symbolic_link_open_as_such_is_checked(crckpt: Crckpt, tree: Tree) -> None:
     """That it leads to nothing is no obstacle; that it is gone is one."""
     before = tree.counters()
     link = tree.workdir / "link"
@@ -189,7 +189,7 @@ def test_a_symbolic_link_that_is_held_itself(crckpt: Crckpt, tree: Tree) -> None
     tree.wait_growth(before)
 
 
-def test_a_port_that_is_taken(crckpt: Crckpt) -> None:
+def test_port_in_use_is_reported(crckpt: Crckpt) -> None:
     """Whoever listens there now must end first."""
     with stopped(crckpt, BY_NAME["tcp-listen"]) as tree:
         before = tree.counters()
@@ -203,7 +203,7 @@ def test_a_port_that_is_taken(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("other", ["flock", "POSIX", "OFD"])
-def test_a_file_lock_that_another_program_holds(crckpt: Crckpt, other: str) -> None:
+def test_file_lock_held_by_another_program_is_reported(crckpt: Crckpt, other: str) -> None:
     """CRIU would wait for it without end. POSIX and OFD locks keep each other out where their bytes overlap."""
     with stopped(crckpt, BY_NAME["locks"]) as tree:
         before = tree.counters()
@@ -226,7 +226,7 @@ def test_a_file_lock_that_another_program_holds(crckpt: Crckpt, other: str) -> N
             tree.wait_growth(before)
 
 
-def test_a_lock_whose_taker_has_ended_is_told_of_who_has_it_now(crckpt: Crckpt) -> None:
+def test_lock_left_by_an_ended_process_names_its_present_holder(crckpt: Crckpt) -> None:
     """As that of the program flock(1) starts is: the kernel goes on to say the PID of who locked."""
     with stopped(crckpt, BY_NAME["locks"]) as tree, (tree.workdir / "flock.lock").open() as file:
         taker = os.fork()

@@ -30,7 +30,7 @@ def ended(crckpt: Crckpt) -> Iterator[Remote]:
 
 
 @pytest.mark.parametrize("ref", [JOB, f"{JOB}~1"], ids=["same", "older"])
-def test_the_second_finds_what_the_first_has_done(
+def test_second_restore_finds_the_running_tree(
     crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu, ref: str
 ) -> None:
     """It touches nothing until then, and the tree of the first lives."""
@@ -50,7 +50,7 @@ def test_the_second_finds_what_the_first_has_done(
     assert not list((crckpt.store / "locks").iterdir())
 
 
-def test_the_second_restores_what_the_first_could_not(
+def test_second_restore_succeeds_when_the_first_fails(
     crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu
 ) -> None:
     with obstructed.waits(committed=False) as obstacle:
@@ -67,7 +67,9 @@ def test_the_second_restores_what_the_first_could_not(
     assert ended.ask("answer = n") == 1
 
 
-def test_who_waited_too_long_says_for_whom(crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu) -> None:
+def test_restore_that_waited_too_long_names_the_other(
+    crckpt: Crckpt, ended: Remote, obstructed: ObstructedCriu
+) -> None:
     """With its PID, as long as it is there; in the foreground a program that runs keeps nobody out."""
     with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as first:
         obstacle.wait_reached()

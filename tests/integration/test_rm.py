@@ -15,7 +15,7 @@ REFUSED = 24
 
 
 @pytest.mark.parametrize("refs", [(JOB,), (JOB, "--all")], ids=" ".join)
-def test_a_stopped_program_is_kept_until_it_was_restored(crckpt: Crckpt, refs: tuple[str, ...]) -> None:
+def test_last_checkpoint_of_a_stopped_program_is_kept(crckpt: Crckpt, refs: tuple[str, ...]) -> None:
     with stopped(crckpt, program("counter")) as tree:
         said = crckpt.run("rm", *refs, status=REFUSED).err
         assert "has the last state of a program that dump --stop ended" in said
@@ -27,7 +27,7 @@ def test_a_stopped_program_is_kept_until_it_was_restored(crckpt: Crckpt, refs: t
         assert Repository.open(crckpt.store).ids() == ()
 
 
-def test_a_worker_is_kept_although_another_one_was_stopped_later(crckpt: Crckpt) -> None:
+def test_checkpoint_of_each_stopped_worker_is_kept(crckpt: Crckpt) -> None:
     case = program("counter")
     with started(case) as first, started(case) as second:
         for tree in (first, second):
@@ -38,7 +38,7 @@ def test_a_worker_is_kept_although_another_one_was_stopped_later(crckpt: Crckpt)
         crckpt.run("rm", f"{JOB}~1")
 
 
-def test_a_program_that_was_started_anew(crckpt: Crckpt) -> None:
+def test_checkpoint_of_a_restarted_program_can_be_removed(crckpt: Crckpt) -> None:
     """A script that keeps the newest checkpoints removes the old ones."""
     case = program("counter")
     with stopped(crckpt, case), started(case) as tree:
@@ -46,7 +46,7 @@ def test_a_program_that_was_started_anew(crckpt: Crckpt) -> None:
         crckpt.run("rm", f"{JOB}~1")
 
 
-def test_a_program_that_an_older_crckpt_restored(crckpt: Crckpt) -> None:
+def test_checkpoint_restored_by_an_older_crckpt_can_be_removed(crckpt: Crckpt) -> None:
     """It left no mark, but the program runs."""
     with stopped(crckpt, program("counter")):
         crckpt.run("restore", JOB, "--detach")

@@ -43,7 +43,7 @@ def stop(crckpt: Crckpt, process: subprocess.Popen[bytes]) -> None:
     process.wait(ENDS_WITHIN_S)
 
 
-def test_a_root_that_dies_with_its_parent_is_detached(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+def test_root_with_parent_death_signal_survives_detach(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
     """CRIU was its parent, and then crckpt: neither is there any more, and it runs."""
     stop(crckpt, mortal)
     said = crckpt.run("restore", JOB, "--detach")
@@ -55,14 +55,14 @@ def test_a_root_that_dies_with_its_parent_is_detached(crckpt: Crckpt, mortal: su
     assert runs(mortal.pid)
 
 
-def test_a_root_that_dies_with_its_parent_in_a_namespace(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+def test_root_with_parent_death_signal_in_a_pid_namespace(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
     stop(crckpt, mortal)
     with detached_in_namespace(crckpt) as init:
         assert [child.name() for child in psutil.Process(init).children()] == ["sleep"]
     crckpt.run("rehearse", JOB)
 
 
-def test_a_root_that_dies_with_its_parent_in_the_foreground(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
+def test_root_with_parent_death_signal_in_the_foreground(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
     """That is crckpt."""
     stop(crckpt, mortal)
     front = crckpt.start("restore", JOB)
@@ -95,7 +95,7 @@ def killing(directory: Path, command: str, pid: int) -> Path:
     return criu
 
 
-def test_a_root_that_ends_at_once_was_not_restored(
+def test_root_that_ends_at_once_is_a_failed_restore(
     crckpt: Crckpt, mortal: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     stop(crckpt, mortal)
@@ -108,7 +108,7 @@ def test_a_root_that_ends_at_once_was_not_restored(
     assert runs(mortal.pid)
 
 
-def test_a_root_that_ended_after_its_dump_does_not_run_on(
+def test_root_that_ended_after_its_dump_is_not_reported_running(
     crckpt: Crckpt, mortal: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     criu = killing(tmp_path, "dump", mortal.pid)

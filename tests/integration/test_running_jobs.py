@@ -29,7 +29,7 @@ def job_of_a_shell(crckpt: Crckpt, pidfile: Path) -> Iterator[tuple[Tree, int]]:
         yield tree, program.pid
 
 
-def test_a_program_in_a_namespace_of_its_own_is_known(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_program_in_a_pid_namespace_is_found_by_its_job(crckpt: Crckpt, tmp_path: Path) -> None:
     """Its PID was taken: its job, its pidfile, its PID and those of its helpers name it, and no other program."""
     pidfile, newer = tmp_path / "pid", tmp_path / "newer"
     with job_of_a_shell(crckpt, pidfile) as (tree, pid):
@@ -56,7 +56,7 @@ def test_a_program_in_a_namespace_of_its_own_is_known(crckpt: Crckpt, tmp_path: 
         psutil.Process(pid).kill()
 
 
-def test_a_pidfile_names_the_program_when_its_old_pid_is_free(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_pidfile_finds_the_program_when_its_old_pid_is_free(crckpt: Crckpt, tmp_path: Path) -> None:
     pidfile = tmp_path / "pid"
     with job_of_a_shell(crckpt, pidfile) as (tree, pid), detached_in_namespace(crckpt):
         tree.wait_growth(tree.counters())
@@ -64,7 +64,7 @@ def test_a_pidfile_names_the_program_when_its_old_pid_is_free(crckpt: Crckpt, tm
     assert "the pidfile" in crckpt.run("dump", f"pidfile:{pidfile}", JOB, status=ENDED).err
 
 
-def test_the_pid_of_the_program_is_printed(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_pid_of_the_program_is_printed(crckpt: Crckpt, tmp_path: Path) -> None:
     with job_of_a_shell(crckpt, tmp_path / "pid") as (tree, pid):
         said = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace").out
         tree.wait_growth(tree.counters())
@@ -77,7 +77,7 @@ def _last_word(process: psutil.Process) -> str:
     return str((process.info["cmdline"] or [""])[-1])
 
 
-def test_a_job_names_its_program(crckpt: Crckpt) -> None:
+def test_job_name_finds_its_running_program(crckpt: Crckpt) -> None:
     """As long as it runs; then it says how to bring it back."""
     with started(BY_NAME["counter"]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)

@@ -18,7 +18,7 @@ def _stored(store: Path) -> int:
     return sum(path.stat().st_size for path in store.glob("packs/*/*.pack"))
 
 
-def test_a_second_job_of_the_same_process(crckpt: Crckpt) -> None:
+def test_second_job_of_the_same_process_shares_pages(crckpt: Crckpt) -> None:
     with started(program("resident", "--own", "32")) as tree:
         first, second = (
             crckpt.run("dump", str(tree.pid), job, "--json").document["result"]["checkpoint"] for job in ("one", "two")
@@ -29,7 +29,7 @@ def test_a_second_job_of_the_same_process(crckpt: Crckpt) -> None:
         assert second["statistics"]["raw_bytes"] > 0.9 * first["statistics"]["raw_bytes"]
 
 
-def test_ten_workers_of_one_program(crckpt: Crckpt) -> None:
+def test_ten_workers_of_one_program_share_pages(crckpt: Crckpt) -> None:
     """Each has addresses of its own, and so pages of its own."""
     sizes = []
     for number in range(WORKERS):
@@ -40,7 +40,7 @@ def test_ten_workers_of_one_program(crckpt: Crckpt) -> None:
     assert sizes[-1] < 2 * sizes[0], sizes
 
 
-def test_the_second_job_is_restored_when_the_first_is_gone(crckpt: Crckpt) -> None:
+def test_second_job_restores_after_the_first_is_removed(crckpt: Crckpt) -> None:
     with started(program("resident", "--own", "8")) as tree:
         crckpt.run("dump", str(tree.pid), "one")
         before = tree.counters()

@@ -91,7 +91,7 @@ def _stopped(pid: int) -> list[psutil.Process]:
 
 @pytest.mark.parametrize("words", [(), ("--stop",), ("--async",), ("--pre-copy",)], ids=" ".join)
 @pytest.mark.parametrize("how", ["silent", "deaf"])
-def test_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, how: str, words: tuple[str, ...]) -> None:
+def test_dump_blocked_by_a_file_system_ends(crckpt: Crckpt, how: str, words: tuple[str, ...]) -> None:
     """Whether or not its program has read the request, so that the kernel lets nobody end CRIU."""
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, how, *words) as dump:
         criu = running_criu(dump.pid)
@@ -105,7 +105,7 @@ def test_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, how: str, words: tu
         assert_undone(crckpt, tree, criu)
 
 
-def test_a_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
+def test_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
     """The shell shows no prompt before it has the answer, and nothing can end who waits for this file system."""
     with tree_on_fuse("opened") as tree:
         (tree.workdir / "silent").write_text("silent")
@@ -119,7 +119,7 @@ def test_a_completion_does_not_wait_for_a_file_system(crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("kind", ["opened", "mapped", "directory"])
-def test_a_file_system_that_is_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
+def test_file_system_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
     """Then crckpt itself waits for it when it examines the tree."""
     with tree_on_fuse(kind) as tree:
         (tree.workdir / "silent").write_text("silent")
@@ -134,9 +134,7 @@ def test_a_file_system_that_is_silent_before_the_dump(crckpt: Crckpt, kind: str)
 @pytest.mark.parametrize("words", [("restore",), ("rehearse",)], ids=" ".join)
 @pytest.mark.parametrize("how", ["silent", "deaf"])
 @pytest.mark.parametrize("kind", ["opened", "directory"])
-def test_a_file_system_that_is_silent_at_the_restore(
-    crckpt: Crckpt, kind: str, how: str, words: tuple[str, ...]
-) -> None:
+def test_file_system_silent_at_the_restore(crckpt: Crckpt, kind: str, how: str, words: tuple[str, ...]) -> None:
     with tree_on_fuse(kind) as tree:
         crckpt.run("dump", str(tree.pid), "job", "--stop")
         (tree.workdir / "silent").write_text(how)
@@ -149,7 +147,7 @@ def test_a_file_system_that_is_silent_at_the_restore(
 
 
 @pytest.mark.parametrize("words", [(), ("--stop",)], ids=" ".join)
-def test_an_interruption_of_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, words: tuple[str, ...]) -> None:
+def test_interrupted_dump_blocked_by_a_file_system(crckpt: Crckpt, words: tuple[str, ...]) -> None:
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, "silent", *words) as dump:
         wait_for(lambda: is_traced(tree), ENDS_WITHIN_S, "CRIU to freeze the tree")
         criu = running_criu(dump.pid)
@@ -162,7 +160,7 @@ def test_an_interruption_of_a_dump_that_waits_for_a_file_system(crckpt: Crckpt, 
 
 
 @pytest.mark.parametrize("words", [(), ("--stop",), ("--pre-copy",)], ids=" ".join)
-def test_memory_that_nobody_serves(crckpt: Crckpt, words: tuple[str, ...]) -> None:
+def test_memory_with_an_unserved_userfaultfd(crckpt: Crckpt, words: tuple[str, ...]) -> None:
     """A userfaultfd outside the tree, of pages that were never used."""
     kind = "unserved_memory"
     with started(Case(kind, (PYTHON, "{programs}/blocked.py", "{workdir}", kind))) as tree:

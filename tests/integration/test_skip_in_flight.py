@@ -31,7 +31,7 @@ def client(server: Remote) -> Iterator[socket.socket]:
         yield client
 
 
-def test_it_is_refused_and_the_way_out_is_said(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+def test_pending_connection_is_refused_with_the_option(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
     said = crckpt.run("dump", str(server.pid), JOB, status=REFUSED)
     assert "the program has not yet accepted a TCP connection" in said.err
     assert "--skip-in-flight" in said.err
@@ -39,7 +39,7 @@ def test_it_is_refused_and_the_way_out_is_said(crckpt: Crckpt, server: Remote, c
 
 
 @pytest.mark.parametrize("tcp", [(), ("--tcp", "keep"), ("--tcp", "close")], ids=["", "keep", "close"])
-def test_who_waits_is_reset_and_who_comes_then_is_served(
+def test_pending_client_is_reset_and_later_ones_are_served(
     crckpt: Crckpt, server: Remote, client: socket.socket, tcp: tuple[str, ...]
 ) -> None:
     said = crckpt.run("dump", str(server.pid), JOB, "--stop", "--skip-in-flight", *tcp)
@@ -51,7 +51,7 @@ def test_who_waits_is_reset_and_who_comes_then_is_served(
     _served(server)
 
 
-def test_a_tree_that_runs_on_loses_nobody(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+def test_running_tree_loses_no_client(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
     """Only the checkpoint lacks the client."""
     assert client.send(b"hello") == 5
     crckpt.run("dump", str(server.pid), JOB, "--skip-in-flight")
@@ -59,7 +59,7 @@ def test_a_tree_that_runs_on_loses_nobody(crckpt: Crckpt, server: Remote, client
     assert client.recv(100) == b"heard"
 
 
-def test_a_round_of_pre_copy_is_not_refused(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
+def test_pre_copy_round_accepts_pending_connections(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
     """Connections are none of its business."""
     crckpt.run("pre-dump", str(server.pid), JOB)
     assert client.send(b"hello") == 5

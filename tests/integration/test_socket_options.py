@@ -77,7 +77,7 @@ def _of(tree: Tree) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_socket_has_the_options_that_it_had(asked: Asked, kind: str) -> None:
+def test_socket_options_are_restored(asked: Asked, kind: str) -> None:
     """Memberships, and a filter that is locked, too."""
     ignored = OF_CONNECTION if "connected" in kind else ()
     before, after = (
@@ -88,7 +88,7 @@ def test_a_socket_has_the_options_that_it_had(asked: Asked, kind: str) -> None:
     assert asked.warnings == []
 
 
-def test_each_option_of_the_list_was_unusual_somewhere(asked: Asked) -> None:
+def test_each_socket_option_has_a_test_value(asked: Asked) -> None:
     unusual = {name for names in asked.unusual.values() for name in names}
     assert OPTIONS.keys() - unusual - NEWER - UNSETTABLE <= {"SO_LOCK_FILTER", "SO_TIMESTAMP", "SO_TIMESTAMPNS"}
     assert asked.before["udp4-filtered"]["SO_LOCK_FILTER"] == 1
@@ -96,7 +96,7 @@ def test_each_option_of_the_list_was_unusual_somewhere(asked: Asked) -> None:
     assert len(asked.before["udp6-member"]["memberships"]) == 4
 
 
-def test_connections_that_are_closed_lose_nothing_worth_a_warning(crckpt: Crckpt) -> None:
+def test_closed_connections_give_no_warning(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("socket_options", "tcp4-connected", "udp4-bound"), "--tcp", "close") as tree:
         before, counters = _of(tree), tree.counters()
         said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
@@ -105,7 +105,7 @@ def test_connections_that_are_closed_lose_nothing_worth_a_warning(crckpt: Crckpt
         assert _of(tree)["udp4-bound"] == before["udp4-bound"]
 
 
-def test_a_dump_that_leaves_the_tree_running_records_them(crckpt: Crckpt) -> None:
+def test_running_dump_records_socket_options(crckpt: Crckpt) -> None:
     with started(program("socket_options", "udp6-member", "udp4-bound")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         before = _of(tree)
@@ -119,7 +119,7 @@ def test_a_dump_that_leaves_the_tree_running_records_them(crckpt: Crckpt) -> Non
         assert _of(tree) == before
 
 
-def test_a_rehearsal_puts_them_back_and_complains_of_nothing(crckpt: Crckpt) -> None:
+def test_rehearsal_restores_socket_options_without_warnings(crckpt: Crckpt) -> None:
     with _interface(), started(program("socket_options", "udp4-elsewhere", "udp4-bound")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         said = crckpt.run("rehearse", JOB, "--seconds", "0.2", "--json").document["result"]
@@ -142,7 +142,7 @@ def _remove_interface() -> None:
     subprocess.run(["ip", "link", "delete", INTERFACE], check=True)
 
 
-def test_an_interface_that_has_another_number_is_found_by_its_name(crckpt: Crckpt) -> None:
+def test_renumbered_interface_is_found_by_name(crckpt: Crckpt) -> None:
     with _interface(), stopped(crckpt, program("socket_options", "udp4-elsewhere")) as tree:
         counters = tree.counters()
         _remove_interface()
@@ -154,7 +154,7 @@ def test_an_interface_that_has_another_number_is_found_by_its_name(crckpt: Crckp
             assert "239.7.7.7" in listed.stdout
 
 
-def test_a_membership_on_an_interface_that_is_gone_is_said(crckpt: Crckpt) -> None:
+def test_membership_on_a_missing_interface_is_a_warning(crckpt: Crckpt) -> None:
     with _interface(), stopped(crckpt, program("socket_options", "udp4-elsewhere")) as tree:
         counters = tree.counters()
         _remove_interface()
@@ -174,7 +174,7 @@ def _owner(tree: Tree) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("how", ["detached", "foreground", "pid namespace"])
-def test_who_listens_is_not_taken_for_root(crckpt: Crckpt, how: str) -> None:
+def test_listening_socket_keeps_its_user_credentials(crckpt: Crckpt, how: str) -> None:
     """CRIU makes all sockets as root: clients of a restored program took any user's for root's."""
     with stopped(crckpt, program("unix_owner")) as tree:
         counters = tree.counters()
@@ -195,7 +195,7 @@ def _stop_only_if_told(crckpt: Crckpt, tree: Tree, why: str) -> None:
     tree.wait_gone()
 
 
-def test_a_peer_that_would_be_taken_for_root_is_refused(crckpt: Crckpt) -> None:
+def test_peer_that_would_look_like_root_is_refused(crckpt: Crckpt) -> None:
     with started(program("unix_owner", "peer")) as tree:
         _stop_only_if_told(crckpt, tree, "is connected to a process of user 3456; after a restore, that peer")
         counters = tree.counters()
@@ -208,7 +208,7 @@ def test_a_peer_that_would_be_taken_for_root_is_refused(crckpt: Crckpt) -> None:
         assert _owner(tree) == (1234, 2345)
 
 
-def test_keys_of_tcp_are_never_lost_silently(crckpt: Crckpt) -> None:
+def test_loss_of_tcp_md5_keys_is_reported(crckpt: Crckpt) -> None:
     """A server that took signed segments only would take any."""
     with started(program("socket_options", "tcp4-signed")) as tree:
         _stop_only_if_told(crckpt, tree, "accepts only signed TCP segments")

@@ -68,7 +68,7 @@ def test_images_and_growth_must_fit_together_on_one_disk(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("memory", [SOFT, REPEATED], ids=["compressible", "repeated"])
-def test_what_fits_is_not_refused(tmp_path: Path, memory: str) -> None:
+def test_sufficient_space_is_not_refused(tmp_path: Path, memory: str) -> None:
     """Much less is stored than the images have bytes."""
     with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(memory, tmp_path) as pid:
         assert crckpt.run("doctor", pid).out.startswith(f"PID {pid} can be checkpointed\n")
@@ -76,7 +76,7 @@ def test_what_fits_is_not_refused(tmp_path: Path, memory: str) -> None:
         crckpt.run("verify", "--all")
 
 
-def test_a_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_path: Path, elsewhere: Path) -> None:
+def test_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_path: Path, elsewhere: Path) -> None:
     with store_on_disk(tmp_path / "store", "20m") as crckpt, holding(RANDOM, tmp_path) as pid:
         words = ("dump", pid, "--staging", str(elsewhere), "--json")
         for more in ((), ("--dry-run",), ("--stop",)):
@@ -92,7 +92,7 @@ def test_a_store_too_small_for_the_packs_is_refused_with_staging_elsewhere(tmp_p
         assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
 
 
-def test_what_may_fit_is_tried_and_a_dry_run_warns(tmp_path: Path, elsewhere: Path) -> None:
+def test_uncertain_space_is_tried_with_a_warning_in_dry_runs(tmp_path: Path, elsewhere: Path) -> None:
     """A sample cannot show that the store will surely be full."""
     with store_on_disk(tmp_path / "store", "44m") as crckpt, holding(RANDOM, tmp_path) as pid:
         words = ("dump", pid, "job", "--staging", str(elsewhere))
@@ -105,7 +105,7 @@ def test_what_may_fit_is_tried_and_a_dry_run_warns(tmp_path: Path, elsewhere: Pa
         assert is_empty(crckpt, elsewhere)
 
 
-def test_only_what_is_new_to_the_store_must_fit(tmp_path: Path, elsewhere: Path) -> None:
+def test_only_new_pages_need_space(tmp_path: Path, elsewhere: Path) -> None:
     with store_on_disk(tmp_path / "store", "64m") as crckpt, holding(RANDOM, tmp_path) as pid:
         words = ("dump", pid, "job", "--staging", str(elsewhere))
         crckpt.run(*words)
@@ -113,7 +113,7 @@ def test_only_what_is_new_to_the_store_must_fit(tmp_path: Path, elsewhere: Path)
         crckpt.run("verify", "--all")
 
 
-def test_a_limit_of_file_size(tmp_path: Path) -> None:
+def test_file_size_limit_is_raised_or_refused(tmp_path: Path) -> None:
     """It would end CRIU in the freeze. crckpt lifts it, and without the right to do so it refuses."""
     with holding(RANDOM, tmp_path) as pid:
         Crckpt(tmp_path / "store", ("prlimit", "--fsize=8388608:")).run("dump", pid)

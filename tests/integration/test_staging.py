@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path) -> Path:
     return path
 
 
-def test_images_lie_where_they_are_told_to(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_images_are_staged_in_the_given_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     """In a directory that only we may look into, and gone when the dump is over."""
     with crckpt.start(
         "dump", str(tree.pid), JOB, "--staging", str(elsewhere), CRCKPT_STOP_AT="manifest.create"
@@ -42,7 +42,7 @@ def test_images_lie_where_they_are_told_to(crckpt: Crckpt, tree: Tree, elsewhere
     crckpt.run("verify", "--all")
 
 
-def test_what_a_killed_dump_has_left_is_removed_by_the_next(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_next_dump_removes_staged_images_of_a_killed_one(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
     crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
     assert list(elsewhere.glob("crckpt-*/images/pages-*.img"))
@@ -52,7 +52,7 @@ def test_what_a_killed_dump_has_left_is_removed_by_the_next(crckpt: Crckpt, tree
     assert staging(crckpt) == ()
 
 
-def test_gc_removes_what_a_killed_dump_has_left_elsewhere(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_gc_removes_staged_images_of_a_killed_dump(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
     crckpt.run(*words, status=-signal.SIGKILL, CRCKPT_KILL_AT="manifest.create")
     (left,) = elsewhere.glob("crckpt-*")
@@ -61,7 +61,7 @@ def test_gc_removes_what_a_killed_dump_has_left_elsewhere(crckpt: Crckpt, tree: 
     assert staging(crckpt) == ()
 
 
-def test_what_others_may_write_to_is_left_alone(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_staging_writable_by_others_is_left_alone(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     """In a directory for all, somebody might lead us to remove what we did not make, or to wait for ever."""
     for name, mode in (("crckpt-theirs", 0o700), ("crckpt-open", 0o755)):
         (elsewhere / name).mkdir()
@@ -73,14 +73,14 @@ def test_what_others_may_write_to_is_left_alone(crckpt: Crckpt, tree: Tree, else
     assert len(list(elsewhere.glob("crckpt-*"))) == 3
 
 
-def test_a_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_failed_dump_leaves_nothing(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere), "--stop")
     with mounted_disk(elsewhere, "60m", "noexec"):
         crckpt.run(*words)  # the hold's script lies in the store
         assert not list(elsewhere.iterdir())
 
 
-def test_what_would_not_fit_is_refused_with_the_numbers(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_too_little_staging_space_is_refused_with_numbers(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     words = ("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
     with mounted_disk(elsewhere, "2m"):
         error = crckpt.run(*words, "--json", status=REFUSED).document["error"]
@@ -92,13 +92,13 @@ def test_what_would_not_fit_is_refused_with_the_numbers(crckpt: Crckpt, tree: Tr
     tree.wait_growth(tree.counters())
 
 
-def test_it_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     for path in (elsewhere / "missing", elsewhere / "somebody's"):
         said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(path), status=USAGE)
         assert f"{path} is not a directory" in said.err
 
 
-def test_it_must_be_a_place_that_nobody_else_can_exchange(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
+def test_staging_must_not_be_replaceable_by_others(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     """Its owner could put a link there, and root would write a program's memory behind it."""
     (elsewhere / "below").mkdir()
     os.chown(elsewhere, 65534, 65534)

@@ -55,7 +55,7 @@ def stranger(said: Path) -> Iterator[None]:
             program.wait()
 
 
-def test_dumps_and_restores_go_on(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_dumps_and_restores_ignore_connections_of_other_users(crckpt: Crckpt, tmp_path: Path) -> None:
     said = tmp_path / "said"
     with started(BY_NAME["unix-sockets"]) as tree, stranger(said):
         for _ in range(10):

@@ -86,7 +86,7 @@ def stopped_job(request: pytest.FixtureRequest, crckpt: Crckpt, workdir: Path) -
     return pid
 
 
-def test_a_dump_says_why_it_takes_the_option_for_terminals(crckpt: Crckpt, workdir: Path) -> None:
+def test_dump_explains_why_it_uses_the_terminal_option(crckpt: Crckpt, workdir: Path) -> None:
     """The session's leader is the shell, outside the tree."""
     with _job(workdir) as pid:
         shell = psutil.Process(pid).ppid()
@@ -97,7 +97,7 @@ def test_a_dump_says_why_it_takes_the_option_for_terminals(crckpt: Crckpt, workd
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
-def test_without_a_terminal_it_is_refused(crckpt: Crckpt, stopped_job: int) -> None:
+def test_restore_without_a_terminal_is_refused(crckpt: Crckpt, stopped_job: int) -> None:
     """Detached or not; what it wants is said."""
     for words in (("--detach",), ()):
         said = crckpt.run("restore", JOB, *words, status=REFUSED)
@@ -105,7 +105,7 @@ def test_without_a_terminal_it_is_refused(crckpt: Crckpt, stopped_job: int) -> N
         assert "restore it from a terminal, without --detach" in said.err
 
 
-def test_a_program_of_another_user_gets_our_terminal_only_if_told(crckpt: Crckpt, workdir: Path) -> None:
+def test_program_of_another_user_gets_our_terminal_only_with_an_option(crckpt: Crckpt, workdir: Path) -> None:
     """It could type commands for our shell (TIOCSTI)."""
     shutil.copytree(PROGRAMS, workdir / "programs")
     os.chown(workdir, NOBODY, NOBODY)
@@ -126,7 +126,7 @@ def test_a_program_of_another_user_gets_our_terminal_only_if_told(crckpt: Crckpt
         assert terminal.process.wait(WITHIN_S) == -signal.SIGTERM
 
 
-def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+def test_restored_program_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """What is typed reaches the program, ^C once, and crckpt ends with it."""
     before = _said(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
@@ -145,7 +145,7 @@ def test_on_a_terminal_it_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_
 
 
 @pytest.mark.parametrize("line", ["{}", "bash -c '{}; sleep 600'"], ids=["job", "child-of-job"])
-def test_the_shell_that_started_it_may_run_on(crckpt: Crckpt, workdir: Path, line: str) -> None:
+def test_original_shell_may_still_run(crckpt: Crckpt, workdir: Path, line: str) -> None:
     """The shell still has the session, and in the second case the group, that the program was in."""
     with _job(workdir, line) as pid:
         shell = psutil.Process(pid).parent()
@@ -159,7 +159,7 @@ def test_the_shell_that_started_it_may_run_on(crckpt: Crckpt, workdir: Path, lin
 
 @pytest.mark.parametrize("stopped_job", ["{}", "bash -c '{}; true'"], indirect=True, ids=["job", "child-of-job"])
 @pytest.mark.parametrize("words", [b"fg\n", b"bg; fg\n"], ids=["fg", "bg-fg"])
-def test_a_stop_gives_the_shell_the_terminal_until_fg(
+def test_stop_gives_the_shell_the_terminal_until_fg(
     crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes
 ) -> None:
     """^Z stops the program and crckpt with it; `fg` gives it the terminal, also when `bg` has let it go on."""
@@ -184,7 +184,7 @@ def test_a_stop_gives_the_shell_the_terminal_until_fg(
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
-def test_a_stop_without_a_shell_is_none(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+def test_stop_without_a_shell_is_ignored(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """crckpt is the only program on its terminal, as of `ssh -t`: nobody could type `fg`."""
     before = _said(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
@@ -196,7 +196,7 @@ def test_a_stop_without_a_shell_is_none(crckpt: Crckpt, stopped_job: int, workdi
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
-def test_an_interrupt_in_mid_restore_leaves_nothing(
+def test_interrupt_during_the_restore_leaves_nothing(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
     """CRIU is on the terminal too, where ^C ends it: nothing is left, and the next try works."""
@@ -216,7 +216,7 @@ def test_an_interrupt_in_mid_restore_leaves_nothing(
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
-def test_a_stop_in_mid_restore_gives_the_shell_the_terminal(
+def test_stop_during_the_restore_gives_the_shell_the_terminal(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
     """CRIU is on the terminal too, where ^Z stops it, and `fg` lets both go on."""
@@ -237,7 +237,7 @@ def test_a_stop_in_mid_restore_gives_the_shell_the_terminal(
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
-def test_in_pids_of_its_own_it_has_the_terminal_too(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+def test_program_in_a_pid_namespace_has_the_terminal(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """Another process on the host, but the same terminal."""
     before = _said(workdir).counter
     argv = (str(PROGRAM), "restore", JOB, "--new-pid-namespace")
@@ -251,7 +251,9 @@ def test_in_pids_of_its_own_it_has_the_terminal_too(crckpt: Crckpt, stopped_job:
 
 
 @pytest.mark.parametrize("stopped_job", ["bash -c '{}; true'"], indirect=True, ids=["child-of-job"])
-def test_a_group_of_the_host_is_not_wanted_in_pids_of_its_own(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
+def test_foreign_process_group_is_no_problem_in_a_pid_namespace(
+    crckpt: Crckpt, stopped_job: int, workdir: Path
+) -> None:
     """CRIU fails there: the group of whoever restores has no number inside."""
     before = _said(workdir).counter
     argv = (str(PROGRAM), "restore", JOB)
@@ -265,7 +267,7 @@ def test_a_group_of_the_host_is_not_wanted_in_pids_of_its_own(crckpt: Crckpt, st
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 @pytest.mark.parametrize("words", [b"fg\n", b"bg; fg\n"], ids=["fg", "bg-fg"])
 @pytest.mark.parametrize("how", ["typed", "by itself"])
-def test_in_pids_of_its_own_a_stop_gives_the_shell_the_terminal(
+def test_stop_in_a_pid_namespace_gives_the_shell_the_terminal(
     crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes, how: str
 ) -> None:
     """By ^Z, or by a SIGSTOP as programs send it to themselves that catch ^Z."""
@@ -308,7 +310,7 @@ def _said(workdir: Path) -> Part:
 
 
 @pytest.mark.parametrize("becomes_of_it", ["stopped", "gone"])
-def test_a_terminal_that_takes_nothing_costs_no_checkpoint(crckpt: Crckpt, becomes_of_it: str) -> None:
+def test_blocked_terminal_does_not_prevent_the_checkpoint(crckpt: Crckpt, becomes_of_it: str) -> None:
     """Stopped by ^S, or gone, while a bar is drawn on it and the tree is held: the tree ends once all is safe."""
     master, slave = os.openpty()
     with started(program("counter")) as tree:

@@ -80,7 +80,7 @@ def restored(target: Target, images: Path, number: int | None = None) -> str:
 
 
 @pytest.mark.parametrize("way", [None, "LD_PRELOAD"])
-def test_a_second_dump_holds_just_what_was_written(target: Target, tmp_path: Path, way: str | None) -> None:
+def test_second_dump_contains_only_changed_pages(target: Target, tmp_path: Path, way: str | None) -> None:
     """By the loader's --preload where CRIU is a script that takes it, and as a distribution's CRIU gets it."""
     tracker = chosen(target, tmp_path)
     if way and not tracker.environment(find_criu()).get("CRCKPT_CRIU_PRELOAD"):
@@ -98,7 +98,7 @@ def test_a_second_dump_holds_just_what_was_written(target: Target, tmp_path: Pat
     assert restored(target, second) == checksum
 
 
-def test_a_chain_of_rounds_is_whole(target: Target, tmp_path: Path) -> None:
+def test_chain_of_rounds_restores_correctly(target: Target, tmp_path: Path) -> None:
     """Maps that appear, move, are dropped, and that hold little: between rounds and once restored."""
     tracker = chosen(target, tmp_path)
     parent, checksum = None, ""
@@ -120,7 +120,7 @@ def test_a_chain_of_rounds_is_whole(target: Target, tmp_path: Path) -> None:
     assert restored(target, parent) == checksum
 
 
-def test_a_restored_chain_goes_on_in_the_middle(target: Target, tmp_path: Path) -> None:
+def test_chain_restored_in_the_middle_can_be_continued(target: Target, tmp_path: Path) -> None:
     tracker = chosen(target, tmp_path)
     sums = []
     for number in range(3):
@@ -133,7 +133,7 @@ def test_a_restored_chain_goes_on_in_the_middle(target: Target, tmp_path: Path) 
     assert restored(target, tmp_path / "round-1", number=1) == sums[1]
 
 
-def test_without_a_tracker_the_second_dump_is_whole(target: Target, tmp_path: Path) -> None:
+def test_second_dump_without_a_tracker_is_full(target: Target, tmp_path: Path) -> None:
     """Nobody has registered the memory: every page counts as written, none is lost."""
     tracker = chosen(target, tmp_path)
     first, second = tmp_path / "first", tmp_path / "second"
@@ -151,7 +151,7 @@ def test_without_a_tracker_the_second_dump_is_whole(target: Target, tmp_path: Pa
     assert restored(target, second) == checksum
 
 
-def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_path: Path) -> None:
+def test_dump_after_one_that_failed_after_the_reset_is_full(target: Target, tmp_path: Path) -> None:
     """An action script fails at post-dump: CRIU undoes, with the bits reset. The next dump is full."""
     tracker = chosen(target, tmp_path)
     first, failed, third = tmp_path / "first", tmp_path / "failed", tmp_path / "third"
@@ -178,7 +178,7 @@ def test_a_dump_that_fails_after_the_reset_loses_nothing(target: Target, tmp_pat
     assert restored(target, third) == checksum
 
 
-def test_of_smaps_criu_reads_nothing_but_flags() -> None:
+def test_criu_reads_only_flags_from_smaps() -> None:
     """What crckpt's library gives it as smaps has no other line (smaps.c): one that asks for more needs more."""
     found = find_criu()
     (program,) = (path for path in (found, *found.parent.rglob("sbin/criu")) if path.read_bytes()[:4] == b"\x7fELF")

@@ -75,7 +75,7 @@ def changed(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return preload_library(tmp_path, old, new)
 
 
-def test_a_preload_library_without_a_guard(
+def test_preload_library_without_a_guard(
     by_write_protection: Oracle, changed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The guard itself is taken out: no argument can be without it.
@@ -83,7 +83,7 @@ def test_a_preload_library_without_a_guard(
     is_caught(by_write_protection)
 
 
-def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tracked_mappings_of_files(by_write_protection: Oracle, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written over a file and dropped leaves a mark, and is taken for what it was. There are two guards."""
 
     def private(pid: int, *, with_room: bool = False) -> tuple[pagemap.AddressRange, ...]:
@@ -100,14 +100,14 @@ def test_maps_of_files_that_are_tracked(by_write_protection: Oracle, monkeypatch
     is_caught(by_write_protection)
 
 
-def test_a_reset_that_was_not_committed(oracle: Oracle, tmp_path: Path) -> None:
+def test_reset_without_a_commit(oracle: Oracle, tmp_path: Path) -> None:
     """A dump resets the bits, is thrown away, and the next counts from the one before."""
     assert oracle.dump_round() == ""
     assert oracle.dump_round() == "round-1"
     is_caught(oracle, lambda: oracle.tracker.commit(RoundBase(tmp_path / "work/round-1")))
 
 
-def test_a_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_tracker(oracle: Oracle, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It resets the bits that the first counts on. Two guards are against it where write protection tracks."""
     root = proc.read_process(oracle.pid)
     assert root is not None
@@ -134,7 +134,7 @@ def _take_userfaultfd(pid: int) -> int:
     raise AssertionError(taken.why)
 
 
-def test_another_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_userfaultfd(churn: Path, criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has it resets the bits when it likes."""
     register = WriteProtection.register
 
@@ -185,7 +185,7 @@ def written_by(process: subprocess.Popen[bytes], content: bytes) -> None:
     assert process.stdout.readline() == f"{len(content)}\n".encode()
 
 
-def test_a_device_that_writes(criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_that_writes_to_memory(criu: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pinned pages are written past the page tables, whoever holds the ring; the process has no descriptor of it."""
     with device(compile_program(tmp_path, "device")) as (pid, process):
         (tmp_path / "work").mkdir()

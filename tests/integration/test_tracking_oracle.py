@@ -29,7 +29,7 @@ ENDING = "the main thread of a process of the tree has ended while other threads
 
 
 @pytest.mark.parametrize("seed", range(0, SEEDS, 2))
-def test_never_a_wrong_page(churn: Path, criu: Path, tmp_path: Path, seed: int) -> None:
+def test_incremental_images_contain_no_wrong_page(churn: Path, criu: Path, tmp_path: Path, seed: int) -> None:
     with churning(churn, tmp_path / "work", seed, BETWEEN[seed // 2 % len(BETWEEN)]) as pid:
         oracle = Oracle(criu, pid, tmp_path / "work")
         with closing(oracle.tracker):
@@ -88,7 +88,7 @@ def dumped(crckpt: Crckpt, pid: int, wrapper: Seeing, *words: str) -> tuple[dict
 
 
 @pytest.mark.parametrize("seed", range(1, SEEDS, 2))
-def test_never_a_wrong_page_in_the_store(
+def test_stored_incremental_dumps_contain_no_wrong_page(
     crckpt: Crckpt, churn: Path, wrapper: Seeing, tmp_path: Path, seed: int
 ) -> None:
     """By `crckpt dump`: a keeper tracks the tree, the parent is a checkpoint, and each is looked at alone."""

@@ -27,7 +27,7 @@ def tree(request: pytest.FixtureRequest) -> Iterator[Tree]:
         yield tree
 
 
-def test_a_checkpointed_tree_goes_on(tree: Tree, crckpt: Crckpt) -> None:
+def test_dumped_tree_continues(tree: Tree, crckpt: Crckpt) -> None:
     """A dump without --stop is a pause and nothing else: the first one of a store, and one that comes later."""
     facts = tree.facts()
     for _ in range(2):
@@ -37,7 +37,7 @@ def test_a_checkpointed_tree_goes_on(tree: Tree, crckpt: Crckpt) -> None:
     _has_lost_nothing(tree, facts)
 
 
-def test_a_stopped_tree_comes_back(tree: Tree, crckpt: Crckpt) -> None:
+def test_stopped_tree_is_restored(tree: Tree, crckpt: Crckpt) -> None:
     """Counters, memory and everything that the case is about are as they were."""
     Repository.open(crckpt.store, create=True)
     tree.case.probe(tree.workdir)
@@ -51,7 +51,7 @@ def test_a_stopped_tree_comes_back(tree: Tree, crckpt: Crckpt) -> None:
 
 
 @pytest.mark.parametrize("tree", [case for case in CASES if case.name in AGAIN], indirect=True, ids=AGAIN)
-def test_a_restored_tree_can_be_checkpointed_again(tree: Tree, crckpt: Crckpt) -> None:
+def test_restored_tree_can_be_dumped_again(tree: Tree, crckpt: Crckpt) -> None:
     """The second checkpoint of a tree that crckpt itself has started is worth as much as the first."""
     facts = tree.facts()
     for _ in range(2):

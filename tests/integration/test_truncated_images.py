@@ -22,7 +22,9 @@ HARMLESS = frozenset({"stats-dump", "seccomp.img", "timens-0.img"})
 """What no restore needs: statistics, and what says only that there is nothing."""
 
 
-def test_a_restore_of_truncated_images_ends(crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_restore_of_truncated_images_fails_cleanly(
+    crckpt: Crckpt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CRCKPT_QUIET_S", "3")
     whole = tmp_path / "whole"
     whole.mkdir()

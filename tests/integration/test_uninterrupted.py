@@ -176,7 +176,7 @@ def dumped(crckpt: Crckpt, running: Waiting, way: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_go_on_until_what_they_wait_for_happens(
+def test_calls_continue_until_their_event(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(FOR_EVER_MS), count=COUNT) as running:
@@ -189,7 +189,7 @@ def test_calls_go_on_until_what_they_wait_for_happens(
 
 @pytest.mark.parametrize("way", WAYS, ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_go_on_that_a_stop_signal_interrupted_before(
+def test_calls_interrupted_by_an_earlier_stop_continue(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
 ) -> None:
     """Those that the kernel goes on with; signal(7) names the others. They are in restart_syscall then."""
@@ -212,7 +212,7 @@ def test_calls_go_on_that_a_stop_signal_interrupted_before(
 
 @pytest.mark.parametrize("way", [("dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_end_by_their_timeout(
+def test_calls_end_at_their_timeout(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, way: tuple[str, ...], adopted: None
 ) -> None:
     with waiting(interrupted, tmp_path / "work", kind, str(TIMEOUT_MS), "aio", count=COUNT + 1) as running:
@@ -224,7 +224,7 @@ def test_calls_end_by_their_timeout(
 
 
 @pytest.mark.parametrize("way", [("dump",), ("dump", "--incremental"), ("dump", "--stop")], ids=" ".join)
-def test_calls_of_32_bit_programs_end_by_their_timeout(
+def test_calls_of_32_bit_programs_end_at_their_timeout(
     crckpt: Crckpt, tmp_path: Path, way: tuple[str, ...], adopted: None
 ) -> None:
     program = built(
@@ -247,7 +247,7 @@ def test_calls_of_32_bit_programs_end_by_their_timeout(
 
 
 @pytest.mark.parametrize("kind", ["threads", "leaders"])
-def test_calls_go_on_after_a_dump_that_was_given_up(
+def test_calls_continue_after_an_abandoned_dump(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, kind: str, adopted: None
 ) -> None:
     """crckpt is killed while the tree is frozen."""
@@ -275,7 +275,7 @@ def handled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex", "read"])
-def test_a_handler_for_a_signal_that_came_in_the_freeze_sees_eintr(
+def test_handler_of_a_signal_during_the_freeze_sees_eintr(
     criu: Path, handled: Path, tmp_path: Path, call: str, adopted: None
 ) -> None:
     """The same call as without a dump: the kernel decides."""
@@ -295,7 +295,7 @@ def test_a_handler_for_a_signal_that_came_in_the_freeze_sees_eintr(
 
 
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait", "futex"])
-def test_a_handler_that_was_due_in_the_freeze_sees_eintr_after_a_restore(
+def test_handler_pending_during_the_freeze_sees_eintr_after_a_restore(
     crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, adopted: None
 ) -> None:
     with waiting(handled, tmp_path / "work", call, count=1) as running:
@@ -311,7 +311,7 @@ def test_a_handler_that_was_due_in_the_freeze_sees_eintr_after_a_restore(
 
 @pytest.mark.parametrize("way", [("dump",), ("pre-dump",), ("dump", "--stop")], ids=" ".join)
 @pytest.mark.parametrize("call", ["poll", "ppoll", "epoll_wait", "epoll_pwait"])
-def test_amid_signals_each_eintr_has_its_handler(
+def test_each_eintr_has_its_handler(
     crckpt: Crckpt, handled: Path, tmp_path: Path, call: str, way: tuple[str, ...], adopted: None
 ) -> None:
     """And where the signal comes in the call only, each handler its EINTR."""
@@ -359,7 +359,7 @@ def storm(pid: int) -> Iterator[None]:
     [((), ((), ("--pre-copy",), ())), (("unshare", "--mount"), ((), ()))],
     ids=["plain", "own mounts"],
 )
-def test_tail_lives_and_prints_what_is_appended_later(
+def test_tail_prints_lines_appended_after_a_dump(
     crckpt: Crckpt, tmp_path: Path, before: tuple[str, ...], options: tuple[tuple[str, ...], ...], adopted: None
 ) -> None:
     """Dumped again and again, in rounds too."""
@@ -382,7 +382,7 @@ def test_tail_lives_and_prints_what_is_appended_later(
         tail.wait()
 
 
-def test_without_the_library_calls_are_warned_of_and_the_dump_is_made(
+def test_dump_without_the_library_warns_of_interrupted_calls(
     crckpt: Crckpt, interrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, adopted: None
 ) -> None:
     """As where crckpt was installed without a C compiler."""

@@ -44,7 +44,7 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @pytest.mark.usefixtures("adopted")
-def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[bytes]) -> None:
+def test_tree_of_an_untested_kind_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[bytes]) -> None:
     words = ("dump", str(holder.pid), "job")
     for more in ((), ("--no-preflight",), ("--dry-run",)):
         said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
@@ -60,7 +60,7 @@ def test_it_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[byte
     assert crckpt.run("show", "job").out
 
 
-def test_a_ring_of_packets_needs_force(crckpt: Crckpt) -> None:
+def test_packet_ring_needs_force(crckpt: Crckpt) -> None:
     """CRIU makes it anew and the kernel begins at its start, where the program does not wait: no rehearsal shows it."""
     with remote() as program:
         program.ask(
@@ -77,7 +77,7 @@ def test_a_ring_of_packets_needs_force(crckpt: Crckpt) -> None:
         assert "PACKET_RX_RING" in crckpt.run("doctor", str(program.pid)).out
 
 
-def test_unread_packets_are_named(crckpt: Crckpt) -> None:
+def test_unread_packets_are_reported(crckpt: Crckpt) -> None:
     with remote() as program:
         program.ask(
             "import socket\n"
@@ -88,7 +88,7 @@ def test_unread_packets_are_named(crckpt: Crckpt) -> None:
         assert f"does not save the unread data of descriptor 3 of PID {program.pid} (packets)" in said
 
 
-def test_a_tree_without_it_needs_no_force(crckpt: Crckpt, tmp_path: Path) -> None:
+def test_tree_without_untested_kinds_needs_no_force(crckpt: Crckpt, tmp_path: Path) -> None:
     null = subprocess.DEVNULL
     process = subprocess.Popen(("sleep", "60"), stdin=null, stdout=null, stderr=null, start_new_session=True)
     try:
@@ -100,7 +100,7 @@ def test_a_tree_without_it_needs_no_force(crckpt: Crckpt, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", TESTED)
-def test_what_counts_as_tested_has_a_test(kind: str) -> None:
+def test_each_tested_kind_has_its_test(kind: str) -> None:
     file, _, name = TESTED[kind].partition("::")
     function, _, case = name.rstrip("]").partition("[")
     tree = ast.parse((ROOT / file).read_text())

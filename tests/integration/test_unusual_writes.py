@@ -80,7 +80,7 @@ def dumped(crckpt: Crckpt, tricks: Tricks) -> dict[str, Any]:
     return result
 
 
-def test_memory_that_changed_in_unusual_ways_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
+def test_memory_changed_in_unusual_ways_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
     made, had = [], []
     for number in range(3):
         had.append(tricks.step() if number else tricks.sums())
@@ -94,7 +94,7 @@ def test_memory_that_changed_in_unusual_ways_is_restored(crckpt: Crckpt, tricks:
 
 # A round copies nothing that nobody may read, and the dump after it is full if that may be read again.
 @pytest.mark.parametrize("tricks", ["shut"], indirect=True)
-def test_memory_that_changes_in_unusual_ways_between_rounds_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
+def test_memory_changed_in_unusual_ways_between_rounds_is_restored(crckpt: Crckpt, tricks: Tricks) -> None:
     first = dumped(crckpt, tricks)
     tricks.step()
     crckpt.run("pre-dump", str(tricks.pid), "job")

@@ -80,7 +80,7 @@ def readable(store: Path) -> None:
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
-def test_a_store_on_a_read_only_mount_is_read(place: Path, tree: Tree) -> None:
+def test_store_on_a_read_only_mount_is_readable(place: Path, tree: Tree) -> None:
     """All that adds and removes nothing works, `restore` and `rehearse` too, and leaves nothing behind."""
     crckpt, before = read_only(place), files(place / "store")
     assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 2
@@ -99,7 +99,7 @@ def test_a_store_on_a_read_only_mount_is_read(place: Path, tree: Tree) -> None:
 
 
 @pytest.mark.parametrize("command", ["restore", "rehearse"])
-def test_staging_names_another_directory_for_a_restore(place: Path, tree: Tree, command: str) -> None:
+def test_restore_can_stage_in_another_directory(place: Path, tree: Tree, command: str) -> None:
     crckpt, staging = read_only(place), place / "staging"
     assert "--staging" in crckpt.run(command, JOB, "--staging", str(staging), status=2).err
     staging.mkdir(mode=0o700)
@@ -111,7 +111,7 @@ def test_staging_names_another_directory_for_a_restore(place: Path, tree: Tree, 
     assert list(staging.iterdir()) == []
 
 
-def test_what_adds_or_removes_says_that_the_store_cannot_be_written(place: Path, tree: Tree) -> None:
+def test_writing_commands_report_the_unwritable_store(place: Path, tree: Tree) -> None:
     """With the exit code of an unusable store, before anything is done."""
     Crckpt(place / "store").run("export", JOB, str(place / "exported"))
     crckpt, pid = read_only(place), str(os.getppid())
@@ -134,7 +134,7 @@ def test_what_adds_or_removes_says_that_the_store_cannot_be_written(place: Path,
         process.kill()
 
 
-def test_a_new_store_on_a_read_only_mount(place: Path) -> None:
+def test_new_store_on_a_read_only_mount_is_refused(place: Path) -> None:
     """It cannot be made."""
     (place / "store").mkdir(mode=0o700)
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
@@ -144,7 +144,7 @@ def test_a_new_store_on_a_read_only_mount(place: Path) -> None:
     assert f"the store {place}/store cannot be made: {place}/store is on a read-only mount" in error["message"]
 
 
-def test_a_backup_without_empty_directories(place: Path, tree: Tree) -> None:
+def test_backup_without_empty_directories_is_readable(place: Path, tree: Tree) -> None:
     """Nor with the file of the lock. It belongs to the reader, is readable for all, and stays so."""
     store = place / "store"
     for name in ("cache", "tmp", "locks", "refs", "pending"):
@@ -162,7 +162,7 @@ def test_a_backup_without_empty_directories(place: Path, tree: Tree) -> None:
     assert "open to other users" in crckpt.run("list", status=STORE).err
 
 
-def test_another_users_store_is_read_by_who_may_read_it(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
+def test_readable_store_of_another_user_is_read(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
     store, exported = place / "store", str(place / "home/exported")
     readable(store)
     reader = replace(Crckpt(store), before=user)
@@ -181,7 +181,7 @@ def test_another_users_store_is_read_by_who_may_read_it(place: Path, tree: Tree,
     assert files(store) == before
 
 
-def test_who_reads_keeps_others_from_removing(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
+def test_reader_without_write_permission_holds_the_lock(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
     """A lock for which nothing can be written is the store's own lock all the same."""
     store = place / "store"
     readable(store)
@@ -197,7 +197,7 @@ def test_who_reads_keeps_others_from_removing(place: Path, tree: Tree, user: tup
     owner.run("gc")
 
 
-def test_a_store_that_root_alone_can_read_says_sudo(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
+def test_store_that_only_root_can_read_suggests_sudo(place: Path, tree: Tree, user: tuple[str, ...]) -> None:
     """With the command to type."""
     store = place / "store"
     reader = replace(Crckpt(store), before=user)
@@ -209,7 +209,7 @@ def test_a_store_that_root_alone_can_read_says_sudo(place: Path, tree: Tree, use
     assert f"  hint: sudo crckpt list --store {store}\n" in reader.run("list", "--store", str(store), status=STORE).err
 
 
-def test_a_user_without_a_store_is_shown_the_way_to_roots(user: tuple[str, ...], place: Path) -> None:
+def test_user_without_a_store_is_pointed_to_that_of_root(user: tuple[str, ...], place: Path) -> None:
     reader = replace(Crckpt(place / "none"), before=(*user, "env", "-u", "CRCKPT_STORE"))
     said = reader.run("list", status=STORE).err
     assert f"there is no store at {place}/home/.local/share/crckpt" in said

@@ -75,7 +75,7 @@ MOVED = {**{f"port{port}": ["destination"] for port in SIZES}, "stays": ["source
 UNMOVED = {job: ["source"] for job in MOVED}
 
 
-def test_all_but_one_move_and_the_summary_says_why(lab: Namespaces) -> None:
+def test_all_movable_programs_move_and_the_rest_is_explained(lab: Namespaces) -> None:
     with four_programs(lab) as pids:
         checked = lab.run("source", "crckpt", "migrate", "--all", "destination", "--check", status=PARTLY_DONE)
         assert "3 of 4 programs can be moved to destination" in checked.out
@@ -97,7 +97,7 @@ def test_all_but_one_move_and_the_summary_says_why(lab: Namespaces) -> None:
         assert "port9002: round 1: copied" in done.err
 
 
-def test_what_was_moved_is_moved_back(lab: Namespaces) -> None:
+def test_moved_programs_can_be_moved_back(lab: Namespaces) -> None:
     """What runs there already is not on the way."""
     with four_programs(lab):
         lab.run("source", "crckpt", "migrate", "--all", "destination", status=PARTLY_DONE)
@@ -108,7 +108,7 @@ def test_what_was_moved_is_moved_back(lab: Namespaces) -> None:
         assert all(job["result"]["runs_on"] == "destination" for job in result["jobs"])
 
 
-def test_send_files_moves_the_last_one_too_and_what_was_restored(lab: Namespaces) -> None:
+def test_send_files_also_moves_the_last_and_restored_programs(lab: Namespaces) -> None:
     with four_programs(lab) as pids:
         lab.run("source", "crckpt", "dump", str(pids["port9003"]), "port9003", "--stop")
         lab.run("source", "crckpt", "restore", "port9003", "--detach")
@@ -119,7 +119,7 @@ def test_send_files_moves_the_last_one_too_and_what_was_restored(lab: Namespaces
         assert "no program of a job in this store is running here" in nothing.out
 
 
-def test_a_program_that_ends_meanwhile(lab: Namespaces) -> None:
+def test_programs_that_end_meanwhile_are_no_failure(lab: Namespaces) -> None:
     """One while it is moved, one before its turn. Neither is a failure, and the others move."""
     with four_programs(lab) as pids:
         with stopped_move(lab) as (process, _, _):
@@ -159,7 +159,7 @@ def stopped_move(lab: Namespaces) -> Iterator[tuple[subprocess.Popen[str], Proce
         process.communicate()
 
 
-def test_a_host_that_is_cut_off_is_tried_once(lab: Namespaces) -> None:
+def test_unreachable_host_is_tried_once(lab: Namespaces) -> None:
     with four_programs(lab):
         lab.run("destination", "mv", "/usr/local/bin/crckpt", "/usr/local/bin/crckpt.away")
         try:
@@ -171,7 +171,7 @@ def test_a_host_that_is_cut_off_is_tried_once(lab: Namespaces) -> None:
         assert find_hosts(lab) == UNMOVED
 
 
-def test_an_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
+def test_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> None:
     with four_programs(lab) as pids:
         with stopped_move(lab) as (process, leader, stopped):
             lab.send_signal(leader, signal.SIGINT)
@@ -185,7 +185,7 @@ def test_an_interruption_leaves_each_program_on_one_host(lab: Namespaces) -> Non
         wait_for(lambda: find_hosts(lab) == UNMOVED, "all to run here")
 
 
-def test_a_move_does_not_need_the_crckpt_that_began_it(lab: Namespaces) -> None:
+def test_move_continues_without_the_crckpt_that_started_it(lab: Namespaces) -> None:
     """Killed, it begins no more; the one that it has begun goes on, or gives up if it was stopped for too long."""
     with four_programs(lab):
         with stopped_move(lab) as (process, leader, stopped):

@@ -66,7 +66,7 @@ def is_running(lab: TwoHosts, program: str) -> bool:
 
 
 @pytest.mark.parametrize("how", ["write", "map"])
-def test_a_write_after_the_check_is_not_lost(lab: TwoHosts, how: str) -> None:
+def test_write_after_the_check_is_not_lost(lab: TwoHosts, how: str) -> None:
     pid = start_writer(lab, how)
     # The map's page is written before the check, too: later writes leave the times of the file as they are.
     lab.run("source", "kill", "-USR1", str(pid))
@@ -94,7 +94,7 @@ def test_a_write_after_the_check_is_not_lost(lab: TwoHosts, how: str) -> None:
     ],
     ids=["renamed", "cut"],
 )
-def test_a_log_that_is_rotated_meanwhile(lab: TwoHosts, rotate: str, words: str) -> None:
+def test_log_rotated_during_the_move(lab: TwoHosts, rotate: str, words: str) -> None:
     pid = lab.start("source", PYTHON, PROGRAMS / LOGGER, LOG)
     wait_for(lambda: "9\n" in lab.run("source", "cat", LOG, status=None).out, "the log to begin")
     write_hook(lab, f"size=$(stat -c %s {LOG}); {rotate}")
@@ -121,7 +121,7 @@ def test_two_hosts_need_two_stores(lab: TwoHosts) -> None:
     lab.run("source", *words)
 
 
-def test_a_check_changes_nothing_and_compares_versions(lab: TwoHosts) -> None:
+def test_check_changes_nothing_and_compares_versions(lab: TwoHosts) -> None:
     pid = start_writer(lab, "write")
     for host in SIDES:
         lab.run(host, "find", STORE, "-mindepth", "1", "-delete", status=None)

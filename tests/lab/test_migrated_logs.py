@@ -52,7 +52,7 @@ def count_lines(lab: TwoHosts, host: str) -> int:
     return len(read_lines(lab, host))
 
 
-def test_it_moves_along_and_back(lab: TwoHosts) -> None:
+def test_log_moves_to_the_destination_and_back(lab: TwoHosts) -> None:
     """There it is missing, here it is older on the way back: each time what it lacks is sent."""
     with logging(lab) as pid:
         words = ("crckpt", "migrate", str(pid), "destination", JOB)
@@ -77,7 +77,7 @@ def test_it_moves_along_and_back(lab: TwoHosts) -> None:
         assert found == ["640", "root"]
 
 
-def test_another_log_there_is_left_alone(lab: TwoHosts) -> None:
+def test_different_log_at_the_destination_is_left_alone(lab: TwoHosts) -> None:
     with logging(lab) as pid:
         lab.run("destination", "mkdir", "-p", DIRECTORY)
         lab.run("destination", "sh", "-c", f"echo another >{LOG} && chmod 640 {LOG}")

@@ -152,7 +152,7 @@ def started_postgres(lab: Namespaces, *, memory: str = "sysv", own_ipc: bool = T
 class TestPostgres:
     """postgres, with its data on storage that both hosts have."""
 
-    def test_an_open_transaction_is_committed_on_the_other_host(self, lab: Namespaces) -> None:
+    def test_open_transaction_is_committed_on_the_other_host(self, lab: Namespaces) -> None:
         """Its own connection goes on, and so does that of an idle client."""
         with started_postgres(lab) as pid:
             first, idle = Psql(lab), Psql(lab)
@@ -181,7 +181,9 @@ class TestPostgres:
         ("memory", "own_ipc", "remedy"),
         [("posix", True, "dynamic_shared_memory_type = sysv"), ("sysv", False, "unshare --ipc")],
     )
-    def test_what_must_be_configured_is_said(self, lab: Namespaces, memory: str, own_ipc: bool, remedy: str) -> None:
+    def test_required_postgres_settings_are_reported(
+        self, lab: Namespaces, memory: str, own_ipc: bool, remedy: str
+    ) -> None:
         with started_postgres(lab, memory=memory, own_ipc=own_ipc) as pid:
             words = ("crckpt", "migrate", str(pid), "destination", JOB, "--check")
             assert remedy in lab.run("source", *words, status=24).err
@@ -198,9 +200,7 @@ class TestTerminal:
             yield terminal
 
     @pytest.mark.parametrize("start", ["leader", "job of a shell"])
-    def test_its_output_is_seen_and_its_keys_are_typed_on_the_other_host(
-        self, lab: Namespaces, user: Tmux, start: str
-    ) -> None:
+    def test_moved_program_can_be_attached_on_the_other_host(self, lab: Namespaces, user: Tmux, start: str) -> None:
         workdir = f"{SHARED}/talker"
         lab.run("source", "mkdir", workdir)
         program = f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen"
@@ -250,7 +250,7 @@ class TestTerminal:
             lab.end("talker.py")
         wait_for(lambda: not lab.find("crckpt.helper.terminal.server"), "the holder of the terminal to end")
 
-    def test_a_session_of_tmux_is_attached_on_the_other_host(self, lab: Namespaces, user: Tmux) -> None:
+    def test_moved_tmux_session_can_be_attached_on_the_other_host(self, lab: Namespaces, user: Tmux) -> None:
         workdir, socket = f"{SHARED}/talker", f"{SHARED}/tmux"
         lab.run("source", "mkdir", workdir)
         program = f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen"

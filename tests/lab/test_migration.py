@@ -31,7 +31,7 @@ def migrate(lab: TwoHosts, pid: int, *options: str, there: str = "destination", 
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_the_client_sees_a_pause_and_never_a_reset(lab: TwoHosts, version: int) -> None:
+def test_client_sees_a_pause_and_no_reset(lab: TwoHosts, version: int) -> None:
     """Its one connection goes on: every answer comes once, in order, from the source and then from the destination."""
     address = lab.service(version)
     try:
@@ -55,7 +55,7 @@ def test_the_client_sees_a_pause_and_never_a_reset(lab: TwoHosts, version: int) 
         lab.bring_service_back(version)
 
 
-def test_a_tree_of_twenty_processes_moves_whole(lab: TwoHosts) -> None:
+def test_tree_of_twenty_processes_moves_completely(lab: TwoHosts) -> None:
     """Each counts in memory that all share, and in its own: nobody misses a count, nobody counts twice."""
     directory = "/srv/counters"
     for host in ("source", "destination"):
@@ -74,7 +74,7 @@ def test_a_tree_of_twenty_processes_moves_whole(lab: TwoHosts) -> None:
         clean(lab, directory)
 
 
-def test_a_program_runs_before_its_memory_is_there(lab: TwoHosts) -> None:
+def test_local_lazy_move_runs_before_its_memory_is_filled(lab: TwoHosts) -> None:
     """With --local-lazy: its client goes on, and finds all memory as it was; it can be moved back at once."""
     try:
         with served(lab, "--memory", "32", "--rewrite", "0.05", address=lab.service(4)) as pid:
@@ -94,7 +94,7 @@ def test_a_program_runs_before_its_memory_is_there(lab: TwoHosts) -> None:
         lab.bring_service_back(4)
 
 
-def test_a_program_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
+def test_lazy_move_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
     """With --lazy: its client goes on, and finds all memory as it was; the checkpoint is in both stores in the end."""
     try:
         with served(lab, "--memory", "32", "--rewrite", "0.05", address=lab.service(4)) as pid:
@@ -115,7 +115,7 @@ def test_a_program_runs_before_its_memory_is_sent(lab: TwoHosts) -> None:
 
 
 @pytest.mark.parametrize("mode", ["w", "a"])
-def test_a_program_writes_on_while_it_moves(lab: TwoHosts, mode: str) -> None:
+def test_program_that_writes_during_the_move_loses_no_line(lab: TwoHosts, mode: str) -> None:
     """To a file that both hosts have: at each look it is longer. No line is lost, and none comes twice."""
     path = f"/srv/shared/counted-{mode}"
     pid = lab.start("source", PYTHON, PROGRAMS / "writes_on.py", path, mode)
@@ -139,7 +139,7 @@ def test_a_program_writes_on_while_it_moves(lab: TwoHosts, mode: str) -> None:
         clean(lab, path)
 
 
-def test_a_host_is_not_moved_to_itself(lab: TwoHosts) -> None:
+def test_move_to_the_same_host_is_refused(lab: TwoHosts) -> None:
     """All that the program has would be in use there, and crckpt would advise to end it."""
     with served(lab) as pid:
         refused = lab.run("source", "crckpt", "migrate", str(pid), "source", JOB, status=24)
@@ -148,7 +148,7 @@ def test_a_host_is_not_moved_to_itself(lab: TwoHosts) -> None:
         assert (process.host, process.is_running) == ("source", True)
 
 
-def test_a_program_that_ends_while_it_is_moved(lab: TwoHosts) -> None:
+def test_program_that_ends_during_the_move_is_reported(lab: TwoHosts) -> None:
     with served(lab) as pid:
         words = ("migrate", str(pid), "destination", JOB, "--before-freeze", f"kill -9 {pid}")
         ended = lab.run("source", "crckpt", *words, status=14)
@@ -156,7 +156,7 @@ def test_a_program_that_ends_while_it_is_moved(lab: TwoHosts) -> None:
         assert f"it ran here as PID {pid}, which has ended" in lab.run("source", "crckpt", "migrate", "--list").out
 
 
-def test_ten_moves_to_and_fro(lab: TwoHosts) -> None:
+def test_ten_moves_back_and_forth(lab: TwoHosts) -> None:
     """A move back sends little: the other store has most of it."""
     hosts = ("source", "destination")
     with served(lab, "--memory", "16") as pid:
@@ -176,7 +176,7 @@ def test_ten_moves_to_and_fro(lab: TwoHosts) -> None:
             assert (move["side"], move["state"]) == (side, "done")
 
 
-def test_a_round_sends_no_more_than_the_program_has_written(lab: TwoHosts) -> None:
+def test_round_sends_only_changed_pages(lab: TwoHosts) -> None:
     """The store copies no old pages forward meanwhile: they would be sent, and the program would wait for them."""
     with served(lab, "--memory", "32", "--rewrite", "1") as pid:
         _, *rounds = migrate(lab, pid, "--max-rounds", "4")["rounds"]
@@ -185,7 +185,7 @@ def test_a_round_sends_no_more_than_the_program_has_written(lab: TwoHosts) -> No
 
 
 @pytest.mark.skipif(is_here(), reason="links of real machines cannot be slowed down")
-def test_the_estimated_downtime_counts_a_slow_connection(lab: TwoHosts) -> None:
+def test_estimated_downtime_counts_a_slow_connection(lab: TwoHosts) -> None:
     """The program writes all of its memory again while it is sent: so much is left for the freeze."""
     with served(lab, "--memory", "8", "--rewrite", "4") as pid:
         try:
@@ -201,7 +201,7 @@ def test_the_estimated_downtime_counts_a_slow_connection(lab: TwoHosts) -> None:
         assert sum(each["sent_bytes"] for each in result["rounds"]) < result["sent_bytes"]
 
 
-def test_a_downtime_over_the_budget_leaves_the_program_here(lab: TwoHosts) -> None:
+def test_estimated_downtime_over_the_budget_aborts_the_move(lab: TwoHosts) -> None:
     words = ("--max-downtime", "1ms", "--abort-over", "--max-rounds", "2")
     with served(lab) as pid:
         refused = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, *words, status=24)
@@ -212,7 +212,7 @@ def test_a_downtime_over_the_budget_leaves_the_program_here(lab: TwoHosts) -> No
         assert migrate(lab, pid, "--max-downtime", "1ms", "--max-rounds", "1")["over_budget"] is True
 
 
-def test_a_check_touches_nothing(lab: TwoHosts) -> None:
+def test_check_changes_nothing(lab: TwoHosts) -> None:
     with served(lab) as pid:
         done = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, "--check")
         assert re.search(rf"{JOB} can be moved to destination", done.out)
@@ -221,7 +221,7 @@ def test_a_check_touches_nothing(lab: TwoHosts) -> None:
         assert all(find_moves(lab, host) == [] for host in ("source", "destination"))
 
 
-def test_what_prevents_a_move_is_said_before_anything_is_touched(lab: TwoHosts) -> None:
+def test_blockers_are_reported_before_the_move(lab: TwoHosts) -> None:
     with served(lab, address=lab.service(4)) as pid:
         refused = lab.run("source", "crckpt", "migrate", str(pid), "destination", JOB, status=24)
         assert lab.service(4) in refused.err
@@ -229,7 +229,7 @@ def test_what_prevents_a_move_is_said_before_anything_is_touched(lab: TwoHosts) 
         assert (process.host, process.is_running) == ("source", True)
 
 
-def test_a_moved_program_is_not_restored_where_it_was(lab: TwoHosts) -> None:
+def test_moved_program_is_not_restored_at_the_source(lab: TwoHosts) -> None:
     with served(lab) as pid:
         migrate(lab, pid)
         refused = lab.run("source", "crckpt", "restore", JOB, "--detach", status=24)
@@ -242,7 +242,7 @@ def test_a_moved_program_is_not_restored_where_it_was(lab: TwoHosts) -> None:
         assert find_moves(lab, "source") == []
 
 
-def test_the_users_hooks_are_run_in_order(lab: TwoHosts) -> None:
+def test_user_hooks_run_in_order(lab: TwoHosts) -> None:
     """One that fails after the commit is reported."""
     said = "/run/hooks"
     hook = f'echo "$CRCKPT_MOVE_STEP $CRCKPT_JOB" >> {said}'
@@ -258,7 +258,7 @@ def test_the_users_hooks_are_run_in_order(lab: TwoHosts) -> None:
         lab.run("source", "rm", said)
 
 
-def test_a_hook_that_fails_leaves_the_program_here(lab: TwoHosts) -> None:
+def test_failed_hook_aborts_the_move(lab: TwoHosts) -> None:
     with served(lab) as pid:
         done = lab.run(
             *("source", "crckpt", "migrate", str(pid), "destination", JOB, "--address-hook", "exit 3"), status=None
@@ -270,7 +270,7 @@ def test_a_hook_that_fails_leaves_the_program_here(lab: TwoHosts) -> None:
         assert process.host == "source"
 
 
-def test_files_that_lack_are_sent(lab: TwoHosts) -> None:
+def test_missing_files_are_sent(lab: TwoHosts) -> None:
     script = "/srv/program/run.py"
     lab.run("source", "mkdir", "-p", "/srv/program")
     lab.run("source", "sh", "-c", f"cat > {script}", stdin="import time\nfile = open(__file__)\ntime.sleep(1000)\n")

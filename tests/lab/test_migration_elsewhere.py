@@ -74,7 +74,7 @@ def check_settled(lab: Namespaces, move: str) -> None:
     assert len(copies(lab)) == 1
 
 
-def test_the_source_does_not_forget_a_host_in_doubt(lab: Namespaces) -> None:
+def test_source_remembers_a_host_in_doubt(lab: Namespaces) -> None:
     with served_with_other(lab) as pid:
         said = str(strike(lab, pid, "cut both ways", ("destination", IN_DOUBT)))
         wait_until_settled(lab)
@@ -87,7 +87,7 @@ def test_the_source_does_not_forget_a_host_in_doubt(lab: Namespaces) -> None:
         check_settled(lab, str(move["id"]))
 
 
-def test_a_crckpt_that_hangs_there_is_named(lab: Namespaces) -> None:
+def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
     """The source does not need its end: the program runs on. To settle the move, the user kills it."""
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={IN_DOUBT}")
@@ -108,7 +108,7 @@ def test_a_crckpt_that_hangs_there_is_named(lab: Namespaces) -> None:
         assert [found["state"] for found in find_moves(lab, "destination")] == ["aborted"]
 
 
-def test_the_next_move_there_settles_the_last_one(lab: Namespaces) -> None:
+def test_next_move_to_the_host_settles_the_last_one(lab: Namespaces) -> None:
     with served_with_other(lab) as pid:
         strike(lab, pid, "cut both ways", ("destination", IN_DOUBT))
         wait_until_settled(lab)

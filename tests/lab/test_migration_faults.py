@@ -1,7 +1,7 @@
 """Whatever fails at whatever moment of a move: afterwards exactly one copy runs, or a command that is named brings it.
 
 CI takes some moments. All of them take hours, in parts of some minutes, which -k chooses by their fault:
-`CRCKPT_EXTENT=hours scripts/test tests/lab/test_migration_faults.py -k "every_moment and killed"`.
+`CRCKPT_EXTENT=hours scripts/test tests/lab/test_migration_faults.py -k "at_every_step and killed"`.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def lab() -> Iterator[Namespaces]:
 
 
 @pytest.mark.parametrize(("fault", "moment"), STRUCK)
-def test_fault(lab: Namespaces, fault: str, moment: Moment) -> None:
+def test_exactly_one_copy_runs_after_a_fault(lab: Namespaces, fault: str, moment: Moment) -> None:
     with served(lab) as pid:
         judge(lab, str(strike(lab, pid, fault, moment)))
 
@@ -99,12 +99,12 @@ def test_fault(lab: Namespaces, fault: str, moment: Moment) -> None:
         ("both killed", ("destination", f"{DESTINATION}>hold.commit:1"), 6),
     ],
 )
-def test_the_client_stays_connected(lab: Namespaces, fault: str, moment: Moment, version: int) -> None:
+def test_client_stays_connected(lab: Namespaces, fault: str, moment: Moment, version: int) -> None:
     """Built over there or not, committed or not: its one connection goes on where the program does."""
     strike_connected(lab, fault, moment, version)
 
 
-def test_restore_fails(lab: Namespaces) -> None:
+def test_failed_restore_keeps_the_tree_at_the_source(lab: Namespaces) -> None:
     """Another process takes the PID over there after the gate: the tree runs on at the source."""
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={DESTINATION}")
@@ -125,7 +125,7 @@ def test_restore_fails(lab: Namespaces) -> None:
 
 
 @pytest.mark.parametrize("moment", ["prepare", "commit"])
-def test_stopped_by_the_terminal_and_then_ended(lab: Namespaces, moment: str) -> None:
+def test_move_stopped_by_the_terminal_and_then_killed(lab: Namespaces, moment: str) -> None:
     """^Z stops crckpt when the program runs over there, not when it runs on neither host; then nothing undoes it."""
     hook = f"echo $CRCKPT_MOVE_STEP >> {HOOK_LOG}; test $CRCKPT_MOVE_STEP != {moment} || kill -TSTP $PPID"
     # The kernel stops no process whose parent is not in its session.
@@ -149,7 +149,7 @@ def test_stopped_by_the_terminal_and_then_ended(lab: Namespaces, moment: str) ->
             lab.run("source", "rm", "-f", HOOK_LOG)
 
 
-def test_an_interruption_leaves_the_hook_of_the_commit_alone(lab: Namespaces) -> None:
+def test_interruption_does_not_end_the_commit_hook(lab: Namespaces) -> None:
     """Killed half-way, it would leave the clients at a host that the program has left."""
     hook = (
         f"test $CRCKPT_MOVE_STEP != commit || {{ kill -TERM $PPID; sleep 0.5; }}; echo $CRCKPT_MOVE_STEP >> {HOOK_LOG}"
@@ -165,7 +165,7 @@ def test_an_interruption_leaves_the_hook_of_the_commit_alone(lab: Namespaces) ->
             lab.run("source", "rm", "-f", HOOK_LOG)
 
 
-def test_criu_decides_what_crckpt_cannot(lab: Namespaces) -> None:
+def test_criu_decides_when_crckpt_was_killed(lab: Namespaces) -> None:
     """crckpt was killed, and CRIU still holds what it has built: the move is not done before CRIU has let it run."""
     with served(lab) as pid:
         moment = f"{DESTINATION}>hold.commit:1"
@@ -191,7 +191,7 @@ def test_criu_decides_what_crckpt_cannot(lab: Namespaces) -> None:
         (6, False),
     ],
 )
-def test_the_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_gone: bool) -> None:
+def test_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_gone: bool) -> None:
     """It has the address and the connections again, once it knows or is told that the source has ended."""
     options = move_address(lab, version)
     moment = "receive.Ended:1" if source_is_gone else "hold.commit:1"
@@ -231,13 +231,13 @@ def test_the_destination_finishes_alone(lab: Namespaces, version: int, *, source
     ],
     ids=["by the source at the commit", "by the source before", "by the destination"],
 )
-def test_resume_is_killed(lab: Namespaces, side: str, moment: Moment) -> None:
+def test_killed_resume(lab: Namespaces, side: str, moment: Moment) -> None:
     kill_resume(lab, side, moment, 4)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("side", SIDES)
-def test_resume_is_killed_at_every_moment(lab: Namespaces, side: str, part: int) -> None:
+def test_killed_resume_at_every_step(lab: Namespaces, side: str, part: int) -> None:
     found = find_resume_moments(lab, side, 4)
     assert len(found) > 50
     failed = strike_all(
@@ -251,7 +251,7 @@ def test_resume_is_killed_at_every_moment(lab: Namespaces, side: str, part: int)
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
+def test_fault_at_every_step(lab: Namespaces, fault: str, part: int) -> None:
     """Each, with a client that is connected all the time."""
     found = find_connected_moments(lab)
     assert len(found) > 300
@@ -266,7 +266,7 @@ def test_every_moment(lab: Namespaces, fault: str, part: int) -> None:
 
 
 @pytest.mark.parametrize("part", range(PARTS))
-def test_every_kind_of_moment_before_the_hand_over(lab: Namespaces, part: int) -> None:
+def test_fault_at_every_kind_of_step_before_the_handover(lab: Namespaces, part: int) -> None:
     """Each with one fault: with files and a log that are sent, and with hooks."""
     found = find_kinds_before(lab)
     assert len(found) > 50

@@ -80,14 +80,14 @@ def migrate_to_hostile(lab: Namespaces, pid: int, hostile: str, limited: str, st
     ],
     ids=["builds nothing", "takes no packs"],
 )
-def test_one_that_lives_and_does_nothing_keeps_no_tree_frozen(lab: Namespaces, hostile: str, limited: str) -> None:
+def test_hanging_destination_keeps_no_tree_frozen(lab: Namespaces, hostile: str, limited: str) -> None:
     with served(lab) as pid:
         said = migrate_to_hostile(lab, pid, hostile, limited, status=30)
         assert "destination did not finish its part within 1 s" in said.err
         assert judge(lab, str(said)) == "source"
 
 
-def test_one_that_does_not_let_the_tree_run(lab: Namespaces) -> None:
+def test_destination_that_does_not_run_the_tree_is_reported(lab: Namespaces) -> None:
     """The tree has ended here: the message says what finishes the move."""
     hostile = (
         "advance = Destination._advance\n"

@@ -41,7 +41,7 @@ def migrate(lab: Namespaces, pid: int, crckpt: str, status: int) -> str:
     return lab.run("source", *words, status=status).err
 
 
-def test_sudo_on_the_other_side(lab: Namespaces) -> None:
+def test_remote_sudo_works(lab: Namespaces) -> None:
     allow(lab, _MAY_RECEIVE)
     with served(lab) as pid:
         migrate(lab, pid, "sudo crckpt", 0)
@@ -51,7 +51,7 @@ def test_sudo_on_the_other_side(lab: Namespaces) -> None:
         assert "Uid:\t0\t0\t0\t0" in status
 
 
-def test_sudo_does_not_hide_that_the_connection_uses_the_address(lab: Namespaces) -> None:
+def test_address_of_the_connection_is_refused_with_sudo(lab: Namespaces) -> None:
     allow(lab, _MAY_RECEIVE)
     config = "/root/.ssh/config"
     with served(lab, address=lab.service(4)) as pid:
@@ -65,7 +65,7 @@ def test_sudo_does_not_hide_that_the_connection_uses_the_address(lab: Namespaces
         assert f"the connection between the hosts uses {lab.service(4)}, which moves" in told
 
 
-def test_a_user_who_may_not_is_told_what_to_do(lab: Namespaces) -> None:
+def test_unprivileged_remote_user_is_refused_with_a_hint(lab: Namespaces) -> None:
     with served(lab) as pid:
         told = migrate(lab, pid, "crckpt", _FAILED_THERE)
         assert "root is needed to receive a process" in told
@@ -80,7 +80,7 @@ def test_a_user_who_may_not_is_told_what_to_do(lab: Namespaces) -> None:
         assert (process.host, process.is_running) == ("source", True)
 
 
-def test_a_program_that_stays_in_the_session_of_ssh(lab: Namespaces) -> None:
+def test_program_stays_in_the_ssh_session_without_systemd(lab: Namespaces) -> None:
     """There is no systemd that would give it a scope of its own."""
     session = "/sys/fs/cgroup/session-9.scope"
     lab.run("destination", "mkdir", session)
@@ -93,7 +93,7 @@ def test_a_program_that_stays_in_the_session_of_ssh(lab: Namespaces) -> None:
         assert [copy.host for copy in copies(lab)] == ["destination"]
 
 
-def test_a_device_with_another_name_there(lab: Namespaces) -> None:
+def test_device_with_another_name_at_the_destination(lab: Namespaces) -> None:
     """The address moves, and the client's connection with it, there and back."""
     net, device = lab.services[4], lab.device
     rename(lab, device, "ens3")
@@ -127,7 +127,7 @@ def rename(lab: Namespaces, device: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("moment", [FIRST["destination"], "send.Lacking"])
-def test_a_crckpt_that_is_killed_over_there(lab: Namespaces, moment: str) -> None:
+def test_crckpt_killed_at_the_destination(lab: Namespaces, moment: str) -> None:
     with served(lab) as pid:
         process = migrate_with_fault(lab, pid, "destination", f"CRCKPT_STOP_AT={moment}")
         (stopped,) = [each for each in wait_until_stopped(lab, "destination", process) if "receive" in each.command]

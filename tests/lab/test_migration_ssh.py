@@ -92,7 +92,7 @@ def test_ssh_asks_about_a_host_key(lab: Namespaces) -> None:
 
 
 @pytest.mark.parametrize("question", ["fingerprint])?", "password:"])
-def test_an_interruption_ends_an_ssh_that_asks(lab: Namespaces, question: str) -> None:
+def test_interruption_ends_a_prompting_ssh(lab: Namespaces, question: str) -> None:
     answers = {"fingerprint])?": "yes\n", question: "\x03"}
     assert "error: interrupted by SIGINT" in at_terminal(lab, answers, "PubkeyAuthentication=no")
     assert not lab.find("ssh", "source")

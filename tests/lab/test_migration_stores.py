@@ -65,7 +65,7 @@ NEW_PIDS = ("crckpt", "restore", JOB, "--detach", "--new-pid-namespace")
         ("move.committing", REFUSED, f"{JOB} is being moved to destination"),
     ],
 )
-def test_a_restore_with_new_pids_is_refused_while_the_program_moves(
+def test_restore_with_new_pids_is_refused_during_a_move(
     lab: Namespaces, moment: str, status: int, message: str
 ) -> None:
     with sleeping(lab) as pid:
@@ -79,7 +79,7 @@ def test_a_restore_with_new_pids_is_refused_while_the_program_moves(
 
 
 @pytest.mark.parametrize("words", [NEW_PIDS, NEW_PIDS[:-1]])
-def test_a_program_does_not_move_while_it_is_restored(lab: Namespaces, words: tuple[str, ...]) -> None:
+def test_move_is_refused_during_a_restore(lab: Namespaces, words: tuple[str, ...]) -> None:
     """The restore has found no move; were there one afterwards, its copy could be the second."""
     with sleeping(lab) as pid:
         crckpt = arrange(lab, "source", "CRCKPT_STOP_AT=restore-lock.write")
@@ -95,7 +95,7 @@ def test_a_program_does_not_move_while_it_is_restored(lab: Namespaces, words: tu
             end(restore)
 
 
-def test_a_move_that_is_unfinished(lab: Namespaces) -> None:
+def test_unfinished_move_is_listed(lab: Namespaces) -> None:
     with served(lab) as pid:
         end(migrate_with_fault(lab, pid, "source", f"CRCKPT_KILL_AT={FIRST['source']}>send.Ended:1"))
         wait_until_settled(lab)
@@ -133,7 +133,7 @@ def list_notes(lab: Namespaces) -> list[str | None]:
     return [checkpoint["note"] for checkpoint in sorted(found, key=lambda each: str(each["created"]))]
 
 
-def test_a_failed_move_leaves_one_checkpoint_and_a_good_one_none_but_its_own(lab: Namespaces) -> None:
+def test_failed_move_leaves_one_checkpoint_and_a_successful_one_only_its_own(lab: Namespaces) -> None:
     """The next move counts from it."""
     with served(lab) as pid:
         words = ("crckpt", "migrate", str(pid), "destination", JOB, "--json")
@@ -151,7 +151,7 @@ def test_a_failed_move_leaves_one_checkpoint_and_a_good_one_none_but_its_own(lab
         assert [each.host for each in copies(lab)] == ["destination"]
 
 
-def test_a_crckpt_that_was_killed_between_rounds_leaves_what_the_list_explains(lab: Namespaces) -> None:
+def test_rounds_of_a_killed_crckpt_are_listed(lab: Namespaces) -> None:
     with served(lab) as pid:
         end(migrate_with_fault(lab, pid, "source", "CRCKPT_KILL_AT=send.CheckRestore:2"))
         wait_until_settled(lab)
@@ -167,7 +167,7 @@ def test_a_crckpt_that_was_killed_between_rounds_leaves_what_the_list_explains(l
         assert list_notes(lab) == ["move to destination, round 1", own, None]
 
 
-def test_a_store_that_is_too_small_is_refused_before_anything_is_copied(lab: Namespaces) -> None:
+def test_too_small_store_is_refused_before_copying(lab: Namespaces) -> None:
     lab.run("destination", "sh", "-c", "mkdir -p /srv/small && mount -t tmpfs -o size=8m,mode=755 small /srv/small")
     try:
         with served(lab, "--memory", "64") as pid:

@@ -43,20 +43,20 @@ def lab() -> Iterator[Namespaces]:
 
 
 @pytest.mark.parametrize("fault", ENDING)
-def test_it_comes_back_as_it_was_frozen(lab: Namespaces, fault: str) -> None:
+def test_interrupted_fill_restores_the_frozen_program(lab: Namespaces, fault: str) -> None:
     said = strike_late(lab, ENDING[fault], ends=True)
     if fault == "cut both ways":
         assert "not all of its memory" in said
 
 
 @pytest.mark.parametrize("fault", HARMLESS)
-def test_it_goes_on(lab: Namespaces, fault: str) -> None:
+def test_program_continues_after_a_harmless_fault(lab: Namespaces, fault: str) -> None:
     strike_late(lab, HARMLESS[fault], ends=False)
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_moment_of_the_end(lab: Namespaces, fault: str, part: int) -> None:
+def test_fault_at_every_step_of_the_end(lab: Namespaces, fault: str, part: int) -> None:
     """Each from the program's end at the source on: in the end it runs once, as it was frozen."""
     found = find_late_moments(lab)
     assert len(found) > 100
@@ -75,7 +75,7 @@ def test_every_moment_of_the_end(lab: Namespaces, fault: str, part: int) -> None
     ],
     ids=["crckpt killed", "guard killed"],
 )
-def test_all_is_filled_without(lab: Namespaces, strike: Callable[[LateMove], None]) -> None:
+def test_memory_is_filled_without_helpers(lab: Namespaces, strike: Callable[[LateMove], None]) -> None:
     """With --local-lazy neither crckpt nor the guard is needed any more."""
     with moving_unfilled(lab) as move:
         strike(move)
@@ -85,7 +85,7 @@ def test_all_is_filled_without(lab: Namespaces, strike: Callable[[LateMove], Non
 
 
 @pytest.mark.parametrize("fault", ["helper killed", "helper and guard killed"])
-def test_the_end_of_an_unfilled_program_is_said(lab: Namespaces, fault: str) -> None:
+def test_end_of_a_partly_filled_program_is_reported(lab: Namespaces, fault: str) -> None:
     """With --local-lazy nothing brings it back by itself; `crckpt restore` does."""
     with moving_unfilled(lab) as move:
         ENDING[fault](move)

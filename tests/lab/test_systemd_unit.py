@@ -44,13 +44,13 @@ def test_units_are_dumped_and_restored() -> None:
     assert "PASSED" in done.stdout
 
 
-def test_lab_passes_on_output_and_status() -> None:
+def test_lab_passes_output_and_status_on() -> None:
     """In this directory, with words as they are, under systemd."""
     done = run_lab("sh", "-c", 'cat /proc/1/comm; pwd; echo "$1"; echo said >&2; exit 7', "_", "two  'words'\n$HOME")
     assert (done.returncode, done.stdout) == (7, f"systemd\n{PROJECT}\ntwo  'words'\n$HOME\nsaid\n")
 
 
-def test_kernel_is_not_the_labs() -> None:
+def test_lab_does_not_change_kernel_settings() -> None:
     """systemd sets fs.file-max at boot, and packages' sysctl.d more: none of it may reach the machine."""
     setting = Path("/proc/sys/fs/file-max")
     before = setting.read_text()

@@ -46,7 +46,7 @@ def test_ssh_works_between_hosts(lab: TwoHosts, origin: str, target: str) -> Non
 
 
 @needs_namespaces
-def test_hosts_share_nothing_that_is_written(lab: TwoHosts) -> None:
+def test_hosts_share_no_written_files(lab: TwoHosts) -> None:
     """Files below /tmp, /etc, /root and in the store; what is written stays on the host, and off this machine."""
     written = [f"{directory}/of-the-source" for directory in ("/tmp", "/etc", "/root", "/var/tmp", STORE)]
     lab.run("source", "touch", *written)
@@ -57,7 +57,7 @@ def test_hosts_share_nothing_that_is_written(lab: TwoHosts) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_connection_survives_a_move_by_hand(lab: TwoHosts, version: int) -> None:
+def test_connection_survives_a_manual_move(lab: TwoHosts, version: int) -> None:
     """Dumped, its store copied, restored, its address moved behind a fence: the client sees a gap and nothing else."""
     with server(lab, version, "--memory", "8", "--rewrite", "0.05") as pid, talking(lab, version) as client:
         client.wait_for_replies()
@@ -86,7 +86,7 @@ def test_client_notices_a_reset(lab: TwoHosts) -> None:
         wait_for(lambda: not [each for each in lab.list_processes("source") if each.pid == pid], "nothing of it")
 
 
-def test_gap_is_as_long_as_the_server_stands_still(lab: TwoHosts) -> None:
+def test_gap_is_as_long_as_the_server_stops(lab: TwoHosts) -> None:
     """And a report of a gap that is not over contains it."""
     with server(lab, 4), talking(lab, 4) as client:
         before = client.wait_for_replies()
@@ -99,7 +99,7 @@ def test_gap_is_as_long_as_the_server_stands_still(lab: TwoHosts) -> None:
         assert (after["wrong"], after["ended"]) == (None, None)
 
 
-def test_copies_that_run_at_once_are_found(lab: TwoHosts) -> None:
+def test_copies_running_at_once_are_found(lab: TwoHosts) -> None:
     """Not one that is stopped, nor one on one host only."""
     try:
         pids = [lab.start(host, "sleep", "1001") for host in HOSTS[:2]]
@@ -135,7 +135,7 @@ def test_cut_link_drops_both_directions(lab: TwoHosts) -> None:
         assert (source.communicate()[0], destination.communicate()[0]) == ("", "")
 
 
-def test_link_that_is_cut_one_way_drops_one_way(lab: TwoHosts) -> None:
+def test_link_cut_in_one_direction_drops_only_that(lab: TwoHosts) -> None:
     """The other way is open."""
     with receivers(lab) as (source, destination):
         lab.cut_one_way("source", "destination")
@@ -151,7 +151,7 @@ def test_link_that_is_cut_one_way_drops_one_way(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_slow_link_is_slow_between_the_hosts_only(lab: TwoHosts) -> None:
+def test_slow_link_is_slow_only_between_the_hosts(lab: TwoHosts) -> None:
     """What takes minutes to the destination is with the client in a moment; a link that is healed is as before."""
     copy = 'head -c 2000000 /dev/zero | ssh "$0" cat'
     lab.slow("100kbit")
@@ -167,7 +167,7 @@ def test_slow_link_is_slow_between_the_hosts_only(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_link_is_delayed_where_the_kernel_can(lab: TwoHosts) -> None:
+def test_link_delay_works_or_is_refused(lab: TwoHosts) -> None:
     """An answer takes at least as long as the delay of both directions; what the kernel cannot is refused."""
     try:
         lab.slow("1gbit", "150ms")
@@ -181,7 +181,7 @@ def test_link_is_delayed_where_the_kernel_can(lab: TwoHosts) -> None:
 
 
 @needs_namespaces
-def test_here_the_same_tests_run_on_real_machines(lab: TwoHosts) -> None:
+def test_here_runs_the_same_tests_on_real_machines(lab: TwoHosts) -> None:
     """The hosts of a lab stand for machines that reach each other by ssh; the driver is on the source."""
     options = ("-c", PROJECT / "pyproject.toml", "--rootdir", PROJECT, "-p", "no:cacheprovider", "-q", "-rA")
     wanted = ("-k", "by_hand and 4 or one_way", PROJECT / "tests/lab/test_two_hosts.py")
@@ -233,7 +233,7 @@ def test_down_leaves_nothing(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_command_that_is_killed_here_ends_there(lab: TwoHosts) -> None:
+def test_command_killed_on_the_driver_ends_on_the_host(lab: TwoHosts) -> None:
     """So a lab ends even if its driver adopts orphans, as a benchmark does, and reaps none."""
     with lab.open("source", "sleep", "1004") as sleep:
         wait_for(lambda: [found for found in lab.find("1004") if found.command[0] == "sleep"], "a program to start")
@@ -243,7 +243,7 @@ def test_command_that_is_killed_here_ends_there(lab: TwoHosts) -> None:
 
 @needs_namespaces
 @pytest.mark.parametrize("reached", ["key", "log", "keeper", "cgroup", "switch", "source", "client"])
-def test_down_removes_what_a_killed_up_has_made(tmp_path: Path, reached: str) -> None:
+def test_down_removes_the_remains_of_a_killed_up(tmp_path: Path, reached: str) -> None:
     """Wherever it was; then the lab can be made."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}
@@ -271,7 +271,7 @@ def test_lab_ends_with_its_standard_input(tmp_path: Path) -> None:
 
 
 @needs_namespaces
-def test_interrupted_up_removes_what_it_has_made(tmp_path: Path) -> None:
+def test_interrupted_up_removes_its_remains(tmp_path: Path) -> None:
     """By SIGTERM, as by ^C."""
     directory = tmp_path / "lab"
     environment = os.environ | {"CRCKPT_TWO_HOSTS": str(directory)}

@@ -119,7 +119,7 @@ def test_cgroup_names_the_same_tree(started: Callable[[str], Service]) -> None:
     counter.goes_on_from(before)
 
 
-def test_stopped_unit_comes_back_outside_of_systemd(started: Callable[[str], Service]) -> None:
+def test_stopped_unit_is_restored_outside_systemd(started: Callable[[str], Service]) -> None:
     """After `--stop` the unit has failed and is not started again; the restored tree lives where crckpt was run."""
     counter = started("counter")
     pid = counter.pid
@@ -135,7 +135,7 @@ def test_stopped_unit_comes_back_outside_of_systemd(started: Callable[[str], Ser
     assert (counter.pid, counter.shows("NRestarts"), counter.shows("ActiveState")) == (0, "0", "failed")
 
 
-def test_mount_namespace_of_its_own_is_said(started: Callable[[str], Service]) -> None:
+def test_private_mount_namespace_is_reported(started: Callable[[str], Service]) -> None:
     """A store below /tmp serves a unit whose /tmp is another and whose other files are read-only."""
     isolated = started("isolated")
     before = isolated.counters()
@@ -150,7 +150,7 @@ def test_mount_namespace_of_its_own_is_said(started: Callable[[str], Service]) -
     isolated.goes_on_from(stopped)
 
 
-def test_unit_whose_root_directory_is_its_users_runs_nothing(started: Callable[[str], Service]) -> None:
+def test_programs_in_a_root_directory_of_the_units_user_are_not_run(started: Callable[[str], Service]) -> None:
     """Where a CRIU in these mounts would look for programs, libraries and configuration lie traps for root."""
     _lay_traps(Path("/srv/hostile"), Path("/var/lib/hostile/won"))
     hostile = started("hostile")
@@ -169,7 +169,7 @@ def test_unit_whose_root_directory_is_its_users_runs_nothing(started: Callable[[
     assert not (hostile.workdir / "won").exists(), (hostile.workdir / "won").read_text()
 
 
-def test_unit_without_main_process(started: Callable[[str], Service]) -> None:
+def test_unit_without_a_main_process_is_refused(started: Callable[[str], Service]) -> None:
     """The hint names the cgroup, and that works."""
     forked = started("forked")
     error = refused(2, "dump", "unit:forked")
@@ -180,7 +180,7 @@ def test_unit_without_main_process(started: Callable[[str], Service]) -> None:
     forked.goes_on_from(before)
 
 
-def test_unit_that_writes_to_the_journal_is_refused_and_runs_on(started: Callable[[str], Service]) -> None:
+def test_unit_that_writes_to_the_journal_is_refused_and_keeps_running(started: Callable[[str], Service]) -> None:
     """Its stdout is a unix socket whose other end is journald's."""
     chatty = started("chatty")
     before = chatty.counters()
@@ -189,7 +189,7 @@ def test_unit_that_writes_to_the_journal_is_refused_and_runs_on(started: Callabl
     chatty.goes_on_from(before)
 
 
-def test_several_trees_in_a_cgroup(started: Callable[[str], Service]) -> None:
+def test_cgroup_with_several_trees_lists_them(started: Callable[[str], Service]) -> None:
     """They are listed; none is picked."""
     roots = {started("counter").pid, started("isolated").pid}
     message = refused(2, "dump", "cgroup:/system.slice")["message"]
@@ -213,7 +213,7 @@ def test_several_trees_in_a_cgroup(started: Callable[[str], Service]) -> None:
         ("cgroup:/unknown.slice", 14, "there is no cgroup /unknown.slice", "cat /proc/PID/cgroup"),
     ],
 )
-def test_target_that_is_no_tree(target: str, status: int, message: str, hint: str) -> None:
+def test_invalid_target_is_refused(target: str, status: int, message: str, hint: str) -> None:
     """One sentence, and what to type next."""
     error = refused(status, "dump", target)
     assert message in error["message"]
@@ -221,12 +221,12 @@ def test_target_that_is_no_tree(target: str, status: int, message: str, hint: st
 
 
 @pytest.mark.parametrize("target", ["unit:lab", "cgroup:/system.slice/lab.service"])
-def test_our_own_unit(target: str) -> None:
+def test_own_unit_is_refused(target: str) -> None:
     """crckpt cannot freeze the unit that it runs in."""
     assert "would freeze itself" in refused(24, "dump", target)["message"]
 
 
-def test_init_is_never_dumped() -> None:
+def test_init_is_refused() -> None:
     """Not even when its cgroup is named."""
     assert (
         refused(24, "dump", "cgroup:/init.scope")["message"]
@@ -234,13 +234,13 @@ def test_init_is_never_dumped() -> None:
     )
 
 
-def test_empty_cgroup() -> None:
+def test_empty_cgroup_is_refused() -> None:
     """It exists, and nobody lives there."""
     Path("/sys/fs/cgroup/empty.slice").mkdir()
     assert refused(14, "dump", "cgroup:/empty.slice")["message"] == "cgroup /empty.slice has no process"
 
 
-def test_a_tracker_outlives_the_unit_that_started_it(started: Callable[[str], Service]) -> None:
+def test_tracker_outlives_the_unit_that_started_it(started: Callable[[str], Service]) -> None:
     """A timer's dumps are incremental, whatever the unit's KillMode."""
     started("counter")
     first, second = (crckpt("dump", "unit:counter", "job", *words)["tracked"] for words in (("--incremental",), ()))
@@ -266,7 +266,7 @@ child.wait()
 """
 
 
-def test_what_a_move_brings_outlives_the_session_of_ssh() -> None:
+def test_moved_program_outlives_the_ssh_session() -> None:
     here = Path(__file__).resolve().parents[2]
     words = ("systemd-run", "--quiet", "--scope", "--unit=session-7", sys.executable, "-c", _LEAVER)
     with subprocess.Popen(words, cwd=here, stdout=subprocess.PIPE, text=True) as session:
@@ -286,7 +286,7 @@ def crckpt(*words: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("kind", "more"), [("exec", ()), ("forking", ("--detach",))])
-def test_a_program_from_a_prompt_comes_back_as_a_service(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
+def test_program_from_a_prompt_is_restored_as_a_service(kind: str, more: tuple[str, ...], tmp_path: Path) -> None:
     """On a new terminal; the unit names the program, not crckpt or the holder; and to stop the unit ends it."""
     workdir = tmp_path / "prompt"
     workdir.mkdir()
@@ -330,7 +330,7 @@ StandardError=null
 
 @pytest.mark.parametrize("more", ["", "--new-pid-namespace"])
 @pytest.mark.parametrize("kind", ["exec", "forking"])
-def test_a_program_that_runs_in_another_unit(started: Callable[[str], Service], kind: str, more: str) -> None:
+def test_program_that_runs_in_another_unit_is_named(started: Callable[[str], Service], kind: str, more: str) -> None:
     """Both units and the job name it; nothing says to start the unit that would end it."""
     counter = started("counter")
     crckpt("dump", "unit:counter", "counter", "--stop")

@@ -30,6 +30,6 @@ def test_no_two_bullets_say_the_same() -> None:
     assert not alike
 
 
-def test_the_newest_version_is_that_of_crckpt() -> None:
+def test_newest_version_is_that_of_crckpt() -> None:
     """What the package, `version`, the man pages and the other host of a move say."""
     assert re.findall(r"^## (\d\S*)$", PAGE, flags=re.MULTILINE)[0] == __version__

@@ -40,7 +40,7 @@ def stages(done: subprocess.CompletedProcess[str]) -> list[str]:
     return re.findall(r"^ *\d+ s  (.+)$", done.stdout.partition("stages:")[2], re.MULTILINE)
 
 
-def test_all_is_well(tmp_path: Path) -> None:
+def test_successful_run_reports_every_stage(tmp_path: Path) -> None:
     done = run(tmp_path, {})
     assert (done.returncode, done.stderr) == (0, "")
     assert {f"{name} is done" for name in (*OTHERS, *STAGES)} < set(done.stdout.splitlines())
@@ -48,25 +48,25 @@ def test_all_is_well(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("script", STAGES)
-def test_others_run_after_a_failure(tmp_path: Path, script: str) -> None:
+def test_other_stages_run_after_a_failure(tmp_path: Path, script: str) -> None:
     done = run(tmp_path, {script: "exit 7"})
     assert done.returncode == 1
     assert {f"{name} is done" for name in (*OTHERS, *STAGES) if name != script} < set(done.stdout.splitlines())
     assert [stage for stage in stages(done) if "FAILED" in stage] == [STAGES[script] + FAILED]
 
 
-def test_a_failure_of_the_tests_is_one_of_the_run(tmp_path: Path) -> None:
+def test_failed_tests_fail_the_run(tmp_path: Path) -> None:
     done = run(tmp_path, {"test": "scripts/stage 'tests, pure' sh -c 'exit 7'; exit 1"})
     assert done.returncode == 1
     assert f"tests, pure{FAILED}" in stages(done)
 
 
-def test_a_run_without_a_report_of_its_tests_fails(tmp_path: Path) -> None:
+def test_run_without_a_test_report_fails(tmp_path: Path) -> None:
     done = run(tmp_path, {"test": "exit 7"})
     assert done.returncode == 1
 
 
-def test_what_takes_long_is_said_and_no_failure(tmp_path: Path) -> None:
+def test_stage_over_its_budget_is_reported_without_failing(tmp_path: Path) -> None:
     done = run(tmp_path, {"check": "echo '61 0 check' >>\"$CRCKPT_STAGES/ended\""})
     assert done.returncode == 0
     assert "check  over its budget of 60 s" in stages(done)

@@ -14,23 +14,23 @@ NAME = "/etc/crckpt.yaml"
 
 
 @pytest.mark.parametrize("text", ["", "\n", "# nothing\n", "---\n", "{}"])
-def test_an_empty_configuration(text: str) -> None:
+def test_empty_configuration_sets_nothing(text: str) -> None:
     assert parse(text, NAME) == Config(None, None, None, hashlib.sha256(text.encode()).hexdigest())
 
 
-def test_everything() -> None:
+def test_every_key_is_read() -> None:
     text = "store: /srv/a b\ncriu: '/opt/criu'\ncompress: 19 # small\nstaging: /mnt\n"
     found = parse(text, NAME)
     assert (found.store, found.criu, found.compress) == (Path("/srv/a b"), Path("/opt/criu"), 19)
     assert found.staging == Path("/mnt")
 
 
-def test_an_empty_path_counts_as_missing() -> None:
+def test_empty_path_counts_as_missing() -> None:
     assert parse("store:\ncriu: null\n", NAME).store is None
 
 
 @pytest.mark.parametrize("level", [COMPRESS_LEVELS[0], 0, COMPRESS_LEVELS[-1]])
-def test_levels(level: int) -> None:
+def test_compression_levels_are_read(level: int) -> None:
     assert parse(f"compress: {level}", NAME).compress == level
 
 
@@ -59,7 +59,7 @@ def test_levels(level: int) -> None:
         ("compress:", "not None"),
     ],
 )
-def test_invalid_configurations(text: str, told: str) -> None:
+def test_invalid_configuration_is_refused(text: str, told: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, NAME)
     assert NAME in caught.value.message
@@ -68,7 +68,7 @@ def test_invalid_configurations(text: str, told: str) -> None:
     assert caught.value.hint
 
 
-def test_every_mistake_is_named_with_its_line() -> None:
+def test_every_mistake_is_reported_with_its_line() -> None:
     text = "# a comment\nsotre: /x\n\ncompress:\n  99\ncriu: bin/criu\nstaging: /mnt\n5: 6\n"
     with pytest.raises(UsageError) as caught:
         parse(text, NAME)
@@ -84,13 +84,13 @@ def test_every_mistake_is_named_with_its_line() -> None:
     )
 
 
-def test_a_single_mistake_is_the_message() -> None:
+def test_single_mistake_is_the_message() -> None:
     with pytest.raises(UsageError) as caught:
         parse("store: /x\nkompress: 3\n", NAME)
     assert caught.value.message == f"{NAME}, line 2: unknown key 'kompress', did you mean compress?"
 
 
-def test_keys_of_other_types_and_merged_keys() -> None:
+def test_unhashable_and_merged_keys() -> None:
     with pytest.raises(UsageError, match="unknown key"):
         parse("<<: {store: /x, other: 1}\n", NAME)
     with pytest.raises(UsageError, match="is not YAML"):
@@ -98,7 +98,7 @@ def test_keys_of_other_types_and_merged_keys() -> None:
     assert parse("<<: {store: /x}\n", NAME).store == Path("/x")
 
 
-def test_mistakes_without_end_are_cut_short() -> None:
+def test_long_list_of_mistakes_is_shortened() -> None:
     text = "\n".join(f"{'k' * 1000}{number}: 1" for number in range(1000))
     with pytest.raises(UsageError, match="has 1000 mistakes") as refused:
         parse(text, "crckpt.yaml")

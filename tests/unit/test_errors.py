@@ -24,24 +24,24 @@ def test_exit_codes_are_unique_and_not_that_of_a_bug() -> None:
     assert CrckptError("a bug").exit_code == 1
 
 
-def test_the_tree_in_the_docstring_matches_the_classes() -> None:
+def test_docstring_tree_matches_the_classes() -> None:
     drawn = re.findall(r"^    (?:([│ ]*)[├└]── )?(\w+) +(\d+) ", errors.__doc__ or "", re.MULTILINE)
     assert {name: int(code) for _, name, code in drawn} == {name: kind.exit_code for name, kind in CLASSES.items()}
     below = {name for indent, name, _ in drawn if "│" in indent}
     assert below == {name for name, kind in CLASSES.items() if kind.__base__ not in (CommandFailure, CrckptError)}
 
 
-def test_an_interruption_is_no_error_that_a_handler_of_errors_or_typer_takes() -> None:
+def test_interruption_is_not_caught_as_an_error() -> None:
     assert not issubclass(Interrupted, Exception | KeyboardInterrupt)
 
 
-def test_message_hint_and_causes() -> None:
+def test_error_has_message_hint_and_causes() -> None:
     error = StoreLocked("it is held", hint="wait", causes=("by 5",))
     assert (str(error), error.message, error.hint, error.causes) == ("it is held", "it is held", "wait", ("by 5",))
     assert (CrckptError("x").hint, CrckptError("x").causes) == ("", ())
 
 
-def test_a_stopped_tree_is_a_failed_dump() -> None:
+def test_stopped_tree_is_a_failed_dump() -> None:
     with pytest.raises(DumpFailed):
         raise TreeStopped("stopped")
 
@@ -56,5 +56,5 @@ def test_a_stopped_tree_is_a_failed_dump() -> None:
         (ValueError("embedded null byte"), "embedded null byte"),
     ],
 )
-def test_a_system_error_has_no_number_for_people(error: Exception, text: str) -> None:
+def test_system_error_message_has_no_errno(error: Exception, text: str) -> None:
     assert error_text(error) == text

@@ -59,5 +59,5 @@ def test_linear_work_passes(prepare: Prepare, size: int) -> None:
     ("prepare", "size"),
     [(compare_all, 240), (scan_from_each_place, 4000), (copy_at_each_step, 1000), (try_all_subsets, 16)],
 )
-def test_faster_growth_does_not_pass(prepare: Prepare, size: int) -> None:
+def test_superlinear_growth_does_not_pass(prepare: Prepare, size: int) -> None:
     assert not grows_linearly(prepare, size)

@@ -41,7 +41,7 @@ def test_all_values_in_commands_are_quoted() -> None:
     assert list(find_unquoted()) == []
 
 
-def test_the_name_of_a_log_is_no_command(tmp_path: Path) -> None:
+def test_log_name_in_a_hint_is_quoted(tmp_path: Path) -> None:
     log = tmp_path / "log; reboot"
     log.write_text("short")
     with pytest.raises(RestoreFailed) as caught, restored_on_failure(log, 100, "kept"):

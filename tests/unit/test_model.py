@@ -12,12 +12,12 @@ from crckpt.model import criu_release, utc_datetime
 @pytest.mark.parametrize(
     ("seconds", "year"), [(0, 1970), (-(2**40), 2), (-(2**63), 2), (253402300900, 9999), (2**63, 9999)]
 )
-def test_a_time_has_the_nearest_year_that_can_be_shown(seconds: int, year: int) -> None:
+def test_invalid_time_becomes_the_nearest_valid_year(seconds: int, year: int) -> None:
     assert utc_datetime(seconds).year == year
     assert utc_datetime(seconds).astimezone().tzinfo is not None
 
 
-def test_a_time_of_our_days_stays_as_it_is() -> None:
+def test_present_time_is_unchanged() -> None:
     now = datetime.now(UTC)
     assert utc_datetime(now.timestamp()) == now
 
@@ -35,5 +35,5 @@ def test_a_time_of_our_days_stays_as_it_is() -> None:
         ("4." + "9" * 10, None),
     ],
 )
-def test_the_release_of_a_version(version: str, release: tuple[int, int] | None) -> None:
+def test_release_of_a_version(version: str, release: tuple[int, int] | None) -> None:
     assert criu_release(version) == release

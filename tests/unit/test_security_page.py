@@ -51,7 +51,7 @@ def test_each_row_names_its_test() -> None:
     assert {len(row) for row in rows()} == {COLUMNS - 1, COLUMNS}
 
 
-def test_nothing_is_there_twice() -> None:
+def test_no_row_or_section_occurs_twice() -> None:
     """No row or section occurs twice."""
     headings = re.findall(r"^#+ .*", PAGE, re.MULTILINE)
     counts = Counter([*headings, *(row[0] for row in rows())])

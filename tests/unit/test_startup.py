@@ -22,5 +22,5 @@ def test_slow_modules_are_imported_only_where_used(verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["inspect.show", "verify", "gc", "tag", "dump.pre_dump", "doctor"])
-def test_what_shows_or_checks_needs_no_ptrace(verb: str) -> None:
+def test_commands_that_show_or_check_do_not_load_ptrace(verb: str) -> None:
     assert loaded_by(f"crckpt.ops.{verb}", {"ptrace"}) == set()

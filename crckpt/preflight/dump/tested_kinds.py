@@ -14,7 +14,7 @@ from typing import Final
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor, Process
 
-_TREES: Final = "tests/integration/test_trees.py::test_a_stopped_tree_comes_back"
+_TREES: Final = "tests/integration/test_trees.py::test_stopped_tree_is_restored"
 _NAMESPACES: Final = "tests/integration/test_namespaces.py"
 _TERMINALS: Final = "tests/integration/test_own_terminals.py"
 
@@ -40,13 +40,13 @@ _KINDS_BY_TEST: Final = {
     f"{_TREES}[tcp-listen]": ("socket AF_INET6 SOCK_STREAM",),
     f"{_TREES}[sysv-ipc]": ("System V shared memory", "ipc namespace"),
     f"{_TREES}[apart]": ("uts namespace", "time namespace"),
-    f"{_TERMINALS}::test_a_program_talks_over_its_own_terminal": ("terminal of the session",),
-    f"{_TERMINALS}::test_a_console_is_opened_by_its_name": ("console", "virtual console"),
-    "tests/integration/test_own_network.py::test_it_listens_again": ("net namespace",),
-    f"{_NAMESPACES}::test_a_nested_network_namespace_comes_back": ("net namespace inside the tree's own",),
-    "tests/integration/test_attributes.py::test_a_cgroup_namespace_is_never_lost_silently": ("cgroup namespace",),
+    f"{_TERMINALS}::test_program_uses_its_own_terminal_after_a_restore": ("terminal of the session",),
+    f"{_TERMINALS}::test_console_is_opened_by_its_name": ("console", "virtual console"),
+    "tests/integration/test_own_network.py::test_listening_tree_in_its_own_network_is_restored": ("net namespace",),
+    f"{_NAMESPACES}::test_nested_network_namespace_is_restored": ("net namespace inside the tree's own",),
+    "tests/integration/test_attributes.py::test_loss_of_a_cgroup_namespace_is_reported": ("cgroup namespace",),
     "tests/lab/test_systemd_unit.py::test_units_are_dumped_and_restored": ("mnt namespace",),
-    "tests/integration/test_new_pid_namespace.py::test_a_tree_that_had_pids_of_its_own": ("pid namespace",),
+    "tests/integration/test_new_pid_namespace.py::test_tree_from_a_pid_namespace_is_restored": ("pid namespace",),
 }
 TESTED: Final = {kind: test for test, kinds in _KINDS_BY_TEST.items() for kind in kinds}
 """For each kind, the test that dumps a tree with one, ends it, restores it, and compares."""

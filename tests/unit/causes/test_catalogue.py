@@ -32,7 +32,7 @@ def named(entry: Cause) -> tuple[set[str], set[str]]:
     return needed, {name.partition("|")[0] for name in names - needed}
 
 
-def test_keys_are_unique_and_lead_to_their_cause() -> None:
+def test_keys_are_unique_and_find_their_cause() -> None:
     keys = [entry.key for entry in CATALOGUE]
     assert len(keys) == len(set(keys))
     assert all(cause(entry.key) is entry for entry in CATALOGUE)
@@ -42,7 +42,7 @@ def test_keys_are_unique_and_lead_to_their_cause() -> None:
 
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.key)
-def test_every_cause_can_be_told(entry: Cause) -> None:
+def test_every_cause_makes_a_finding(entry: Cause) -> None:
     told = entry.finding(**dict.fromkeys(NAMES, "X"))
     assert told.key == entry.key
     assert told.what
@@ -52,25 +52,25 @@ def test_every_cause_can_be_told(entry: Cause) -> None:
 
 
 @pytest.mark.parametrize("entry", FROM_LOG, ids=lambda entry: entry.key)
-def test_what_a_pattern_finds_is_what_its_sentence_needs(entry: Cause) -> None:
+def test_patterns_capture_the_names_that_sentences_need(entry: Cause) -> None:
     assert entry.source
     assert entry.remedy, "whoever meets a failure wants to know what to do"
     needed, welcome = named(entry)
     assert needed <= set(re.compile(entry.pattern).groupindex) <= needed | welcome
 
 
-def test_what_is_not_known_is_shown_as_such() -> None:
+def test_unknown_values_are_shown_as_question_marks() -> None:
     told = cause("lock-outside").finding()
     assert told.what.startswith("PID ? shares")
     assert cause("file-missing").finding(path="/a{b}", use="x").what == "/a{b} is missing (x)"
 
 
-def test_what_need_not_be_known_has_other_words() -> None:
+def test_optional_values_have_alternative_words() -> None:
     assert cause("unix-outside").finding().what == "a unix socket is connected to a process outside the tree"
     assert cause("unix-outside").finding(socket="it").what == "it is connected to a process outside the tree"
 
 
-def test_a_finding_as_a_sentence() -> None:
+def test_finding_as_a_sentence() -> None:
     assert str(cause("no-tun").finding()).endswith("has a tun or tap device: modprobe tun")
     assert str(cause("files-unasked").finding(count=3)).endswith("3 more files, because of that file system")
 
@@ -88,7 +88,7 @@ def calls() -> list[tuple[str, str]]:
     return found
 
 
-def test_every_cause_that_the_code_names_is_in_the_catalogue() -> None:
+def test_every_cause_named_in_the_code_exists() -> None:
     known = {entry.key for entry in CATALOGUE}
     asked = calls()
     assert len(asked) > 15
@@ -105,14 +105,14 @@ BY_CRCKPT_ALONE = {"unanswered", "unanswered-before", "unanswered-built"}
 
 
 @pytest.mark.parametrize("entry", [entry for entry in CATALOGUE if entry.pattern], ids=lambda entry: entry.key)
-def test_a_remedy_that_needs_crckpt_has_one_in_options_of_criu(entry: Cause) -> None:
+def test_remedies_that_need_crckpt_have_a_variant_for_criu(entry: Cause) -> None:
     if entry.key not in BY_CRCKPT_ALONE:
         assert not OF_CRCKPT.search(entry.finding().word_for("criu").remedy), entry.finding().word_for("criu").remedy
     assert not set("{}") & set(entry.by_criu), "the names in the log are not known any more"
     assert entry.by_criu != entry.remedy, "say it once"
 
 
-def test_what_explain_advises_names_options_of_criu() -> None:
+def test_explain_suggests_criu_options_for_criu_logs() -> None:
     log = "Error (criu/sk-inet.c:191): inet: Connected TCP socket, consider using --tcp-established option."
     by_criu, by_crckpt = (explain(log, by_criu=choice).finding for choice in (True, False))
     assert by_criu
@@ -121,7 +121,7 @@ def test_what_explain_advises_names_options_of_criu() -> None:
     assert "--tcp keep" in by_crckpt.remedy
 
 
-def test_paths_are_quoted_in_commands_that_people_copy() -> None:
+def test_paths_are_quoted_in_suggested_commands() -> None:
     """Programs choose them. A key of CRIU's external mounts cannot have every path (`]:`)."""
     path = "/tmp/a'; reboot; $(id)"
     for entry in CATALOGUE:

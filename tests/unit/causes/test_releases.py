@@ -39,16 +39,16 @@ def key(log: str) -> str | None:
         ("", None),
     ],
 )
-def test_the_release_is_found(log: str, release: tuple[int, ...] | None) -> None:
+def test_release_of_criu_is_found(log: str, release: tuple[int, ...] | None) -> None:
     assert find_release(log) == release
 
 
-def test_each_last_line_is_of_one_release() -> None:
+def test_each_last_line_belongs_to_one_release() -> None:
     assert len(LAST_LINES) > 60
     assert all((2, 0) <= release < (5, 0) for release in LAST_LINES.values())
 
 
-def test_a_bug_is_told_of_an_earlier_release_surely_and_of_an_unknown_one_as_likely() -> None:
+def test_bug_is_sure_for_an_earlier_release_and_likely_for_an_unknown_one() -> None:
     earlier, unknown = explain(version("4.1") + SLAVE).finding, explain(SLAVE).finding
     assert earlier
     assert unknown
@@ -58,18 +58,18 @@ def test_a_bug_is_told_of_an_earlier_release_surely_and_of_an_unknown_one_as_lik
     assert unknown.what.startswith(LIKELY)
 
 
-def test_a_bug_is_not_told_of_the_release_that_fixed_it_nor_of_a_later_one() -> None:
+def test_bug_is_not_reported_for_releases_with_the_fix() -> None:
     assert key(version("4.1.1") + SLAVE) != "bug-mount-sharing"
     assert key(version("4.2") + SLAVE) != "bug-mount-sharing"
 
 
-def test_why_a_process_crashed_depends_on_the_release() -> None:
+def test_crash_explanation_depends_on_the_release() -> None:
     assert key(CRASHED) == "crashed"
     assert key(version("3.16.1") + CRASHED) == "crashed"
     assert key(version("4.0") + CRASHED) == "crashed-later"
 
 
-def test_of_an_old_release_an_unknown_complaint_is_most_likely_its_age() -> None:
+def test_unknown_complaint_of_an_old_release_suggests_its_age() -> None:
     told = explain(version("3.11") + UNKNOWN)
     assert told.finding
     assert (told.finding.key, told.finding.sure) == ("old-criu", False)
@@ -79,7 +79,7 @@ def test_of_an_old_release_an_unknown_complaint_is_most_likely_its_age() -> None
     assert key(version("3.11")) is None
 
 
-def test_of_an_old_release_an_unsure_cause_comes_with_the_advice_to_take_a_newer_one() -> None:
+def test_unsure_cause_of_an_old_release_suggests_a_newer_one() -> None:
     unsure = "(00.03) Error (criu/files-reg.c:1): files: something else\n"
     old, new = explain(version("3.8") + unsure).finding, explain(version("4.2") + unsure).finding
     assert old
@@ -88,7 +88,7 @@ def test_of_an_old_release_an_unsure_cause_comes_with_the_advice_to_take_a_newer
     assert "newer CRIU" not in new.remedy
 
 
-def test_what_the_kernel_denied_decides_over_what_criu_says_of_it() -> None:
+def test_kernel_denial_takes_precedence_over_criu_messages() -> None:
     denied = (
         "(00.03) Error (compel/src/lib/infect.c:713): Unable to connect a transport socket: Permission denied\n"
         'type=AVC msg=audit(1550142323.799:1167): avc:  denied  { connectto } for  pid=23569 comm="top" path=002F\n'
@@ -98,28 +98,28 @@ def test_what_the_kernel_denied_decides_over_what_criu_says_of_it() -> None:
     assert told.what == "SELinux denied connectto to top"
 
 
-def test_what_was_allowed_all_the_same_is_no_cause() -> None:
+def test_permissive_denial_is_no_cause() -> None:
     allowed = (
         'type=AVC msg=audit(1.1:1): avc:  denied  { mount } for  pid=1 comm="criu" tclass=filesystem permissive=1\n'
     )
     assert key(allowed) is None
 
 
-def test_a_gpu_that_is_slow_to_stop_is_not_a_thread_that_does_not() -> None:
+def test_slow_gpu_is_not_a_thread_that_does_not_stop() -> None:
     timeout = "(10.0) Error (criu/cr-dump.c:1791): Timeout reached. Try to interrupt: 0\n"
     slow = "(10.0) Error (cuda_plugin.c:139): Unable to read output of cuda-checkpoint: Interrupted system call\n"
     assert key(timeout) == "freeze-timeout"
     assert key(timeout + slow) == "gpu-timeout"
 
 
-def test_a_long_line_of_proc_is_no_damage_of_images() -> None:
+def test_long_line_of_proc_is_no_image_damage() -> None:
     long = "(00.01) Error (criu/bfd.c:199): bfd: The bfd buffer is too small \n"
     groups = "(00.01) Error (criu/proc_parse.c:1216): Error parsing proc status file\n"
     assert key(long) == "long-line"
     assert key(long + groups) == "groups"
 
 
-def test_the_log_is_named_though_its_path_stands_on_a_line_of_its_own() -> None:
+def test_log_path_on_a_separate_line_is_named() -> None:
     told = explain(
         "OCI runtime restore failed: criu failed: type NOTIFY errno 0\nlog file: /run/a/restore.log: unknown\n"
     )
@@ -127,7 +127,7 @@ def test_the_log_is_named_though_its_path_stands_on_a_line_of_its_own() -> None:
     assert told.finding.remedy.startswith("read it: crckpt explain /run/a/restore.log (")
 
 
-def test_a_quoted_line_end_ends_a_path() -> None:
+def test_quoted_line_end_ends_a_path() -> None:
     told = explain(
         'err="CRIU RPC request failed with message:Error (criu/files-reg.c:1815): '
         "Can't lookup mount=26 for fd=0 path=/dev/shm/x\\n error:0\" id=fb8bc\n"
@@ -136,6 +136,6 @@ def test_a_quoted_line_end_ends_a_path() -> None:
     assert told.finding.what.startswith("/dev/shm/x (fd 0)")
 
 
-def test_what_cannot_be_cleaned_up_is_no_cause() -> None:
+def test_failed_cleanup_is_no_cause() -> None:
     left = "(00.06) Error (criu/mount.c:3270): mnt: Can't remove the directory /tmp/.criu: Device or resource busy\n"
     assert key(left + "(00.07) Error (criu/cr-restore.c:2324): Restoring FAILED.\n") is None

@@ -17,7 +17,7 @@ from crckpt.causes.table import Section, parse
 TABLES = Path(crckpt.__file__).parent / "causes"
 
 
-def test_a_table_is_parsed() -> None:
+def test_table_is_parsed() -> None:
     text = r"""# A comment.
 ${again}: try
     again
@@ -69,7 +69,7 @@ tape: the tape is torn
         "[a] A\nkey: says\n  remedy: one\n  fixed: soon\n",
     ],
 )
-def test_an_invalid_table_is_refused(text: str) -> None:
+def test_invalid_table_is_refused(text: str) -> None:
     with pytest.raises((ValueError, KeyError, TypeError)):
         list(parse(text))
 
@@ -79,7 +79,7 @@ def test_every_section_is_kept() -> None:
     assert len(SECTIONS) == len(heads)
 
 
-def test_every_cause_without_a_pattern_is_named_by_the_code() -> None:
+def test_every_cause_without_a_pattern_is_used_by_the_code() -> None:
     """Nothing else finds it. A name may be made of two parts: `unix-{why}`."""
     texts = {
         node.value
@@ -96,7 +96,7 @@ def split(key: str) -> tuple[str, str]:
     return f"{begin}-", end
 
 
-def test_a_cause_counts_instead_of_causes_that_exist() -> None:
+def test_superseded_causes_exist() -> None:
     keys = {entry.key for entry in CATALOGUE}
     assert [key for entry in CATALOGUE for key in entry.instead_of if key not in keys] == []
 

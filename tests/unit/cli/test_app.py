@@ -12,24 +12,24 @@ from crckpt.cli.help import UNLISTED
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_of_the_list_has_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_listed_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert f"crckpt {command} " in capsys.readouterr().out
 
 
-def test_the_list_loads_no_command() -> None:
+def test_list_loads_no_command() -> None:
     code = "import sys; from crckpt.cli.app import run; run(['--help']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(f" {command} " in done.stdout for command in set(COMMANDS) - UNLISTED)
     assert not [module for module in done.stderr.split() if module.startswith("crckpt.ops")]
 
 
-def test_an_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["dunp"]) == 2
     assert "dunp" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_command_can_be_quiet(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_command_has_quiet(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([command, "--help"]) == 0
     assert "-q, --quiet" in capsys.readouterr().out

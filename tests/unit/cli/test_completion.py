@@ -42,7 +42,7 @@ def run(*typed: str, before: tuple[str, ...] = (), **environment: str) -> str:
     return done.stdout
 
 
-def test_commands_and_options() -> None:
+def test_commands_and_options_are_completed() -> None:
     listed = [name for name in COMMANDS if name not in UNLISTED]
     assert words("") == listed
     assert words("re") == [name for name in listed if name.startswith("re")]
@@ -54,7 +54,7 @@ def test_commands_and_options() -> None:
     assert words("nonsense") == []
 
 
-def test_live_trees_are_neither_crckpt_nor_its_shell_and_may_be_jobs(repository: Repository, tmp_path: Path) -> None:
+def test_live_pids_exclude_crckpt_and_its_shell(repository: Repository, tmp_path: Path) -> None:
     store(repository, tmp_path, IMAGES, described("trainer"))
     offered = words("dump", "--store", str(repository.root), "")
     assert {str(os.getpid()), str(os.getppid())}.isdisjoint(offered)
@@ -62,14 +62,14 @@ def test_live_trees_are_neither_crckpt_nor_its_shell_and_may_be_jobs(repository:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_argument_has_its_completion(command: str) -> None:
+def test_every_argument_has_a_completion(command: str) -> None:
     for parameter in CommandLine(command, [""]).parameters:
         if parameter.param_type_name == "argument":
             assert parameter.type.name == "path" or parameter.name in complete._FINDERS  # noqa: SLF001
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_no_slow_module_is_loaded(command: str) -> None:
+def test_completion_loads_no_slow_module(command: str) -> None:
     code = f"""
 import sys
 from crckpt.cli.completion.complete import complete
@@ -81,7 +81,9 @@ print(*({set(SLOW)!r} & set(sys.modules)))
     assert done.stdout == "\n"
 
 
-def test_what_is_stored(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stored_jobs_checkpoints_and_tags_are_completed(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("CRCKPT_STORE", raising=False)
     checkpoint = store(repository, tmp_path, IMAGES)
     repository.tag(checkpoint.id, "good")
@@ -94,7 +96,7 @@ def test_what_is_stored(repository: Repository, tmp_path: Path, monkeypatch: pyt
     assert words("rm", "another", "") == [checkpoint.job, f"{checkpoint.job}:good"]
 
 
-def test_names_of_programs_do_nothing_to_the_terminal(repository: Repository, tmp_path: Path) -> None:
+def test_program_names_cannot_control_the_terminal(repository: Repository, tmp_path: Path) -> None:
     """A program chooses its name, and zsh prints descriptions as they are."""
     tree = (Task(100, 1, "\x1b]0;x\a\u202e\u3164", (100,)),)
     checkpoint = store(repository, tmp_path, IMAGES, replace(described(), tree=tree))
@@ -102,7 +104,7 @@ def test_names_of_programs_do_nothing_to_the_terminal(repository: Repository, tm
     assert lines == ["words", "100\t\N{REPLACEMENT CHARACTER}]0;x\N{REPLACEMENT CHARACTER}\\u202e\\u3164"]
 
 
-def test_a_word_is_there_once(repository: Repository, tmp_path: Path) -> None:
+def test_each_word_is_offered_once(repository: Repository, tmp_path: Path) -> None:
     """bash inserts what all lines have in common: of two equal words, their descriptions, too."""
     checkpoint = store(repository, tmp_path, IMAGES)
     store(repository, tmp_path, IMAGES, described(checkpoint.id[:12]))
@@ -111,7 +113,7 @@ def test_a_word_is_there_once(repository: Repository, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("typed", [r"a\ \$b", "'a $b'", "a' 'b", "'open", "\\"])
-def test_what_is_quoted_in_bash(tmp_path: Path, typed: str) -> None:
+def test_bash_quoting_is_handled(tmp_path: Path, typed: str) -> None:
     for name in ("a $b", "a b"):
         (tmp_path / name).touch()
     answered = run("dump", f"pidfile:{tmp_path}/{typed}").splitlines()
@@ -119,13 +121,13 @@ def test_what_is_quoted_in_bash(tmp_path: Path, typed: str) -> None:
     assert answered == (["words", f"pidfile:{tmp_path}/{found}\t"] if found else ["words"])
 
 
-def test_a_locked_store_keeps_nobody_waiting(repository: Repository, tmp_path: Path) -> None:
+def test_locked_store_does_not_block_completion(repository: Repository, tmp_path: Path) -> None:
     checkpoint = store(repository, tmp_path, IMAGES)
     with repository.exclusive():
         assert checkpoint.job in run("show", "", CRCKPT_STORE=str(repository.root))
 
 
-def test_processes_with_their_programs() -> None:
+def test_pids_have_their_programs_as_descriptions() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         try:
             lines = list(complete.complete(("dump", str(process.pid))))
@@ -134,19 +136,19 @@ def test_processes_with_their_programs() -> None:
     assert lines == ["words", f"{process.pid}\tsleep 60"]
 
 
-def test_pidfiles(tmp_path: Path) -> None:
+def test_pidfiles_are_completed(tmp_path: Path) -> None:
     (tmp_path / "a.pid").touch()
     (tmp_path / "folder").mkdir()
     assert words("dump", f"pidfile:{tmp_path}/") == [f"pidfile:{tmp_path}/a.pid", f"pidfile:{tmp_path}/folder/"]
     assert words("dump", f"cgroup:{tmp_path}/") == [f"cgroup:{tmp_path}/folder/"]
 
 
-def test_files_are_left_to_the_shell() -> None:
+def test_file_arguments_are_left_to_the_shell() -> None:
     assert list(complete.complete(("explain", ""))) == ["files"]
     assert list(complete.complete(("export", "job", ""))) == ["directories"]
 
 
-def test_nothing_is_said_where_nothing_can_be_found(tmp_path: Path) -> None:
+def test_completion_is_silent_when_nothing_is_found(tmp_path: Path) -> None:
     nobody = ("unshare", "--user", "--map-user=65534", "--map-group=65534")
     (tmp_path / "bad.yaml").write_text("store: [")
     for typed in (("show", ""), ("dump", ""), ("show", "--store", "/nonexistent", "")):
@@ -155,6 +157,6 @@ def test_nothing_is_said_where_nothing_can_be_found(tmp_path: Path) -> None:
     assert run("nonsense", "") == ""
 
 
-def test_scripts_of_shells() -> None:
+def test_completion_scripts_of_shells_exist() -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_CRCKPT_COMPLETE" in run(_CRCKPT_COMPLETE=f"{shell}_source")

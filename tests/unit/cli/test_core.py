@@ -10,7 +10,9 @@ from recorded import RECORDED
 from crckpt.store import Checkpoint
 
 
-def test_a_core_file(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint], tmp_path: Path) -> None:
+def test_core_names_the_file_and_the_gdb_command(
+    typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint], tmp_path: Path
+) -> None:
     path = tmp_path / "core file"
     wrote, gdb = typed.say("core", "job", "--output", str(path)).splitlines()
     assert wrote.startswith(

@@ -8,7 +8,7 @@ from recorded import RECORDED
 from crckpt.store import Checkpoint
 
 
-def test_a_changed_page(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_changed_page_is_listed(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = recordings
     text = typed.say("diff", first.short_id, second.short_id)
     assert text.splitlines()[0].startswith(f"from {first.short_id}")
@@ -20,5 +20,5 @@ def test_a_changed_page(typed: CommandLine, recordings: tuple[Checkpoint, Checkp
     assert [change["pid"] for change in result["changed"]] == [RECORDED.root.pid]
 
 
-def test_nothing(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_equal_checkpoints_do_not_differ(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     assert typed.say("diff", "job", "job").endswith("nothing differs\n")

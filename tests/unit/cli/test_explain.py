@@ -25,7 +25,7 @@ def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
     return (done.stdout + done.stderr).decode()
 
 
-def test_a_file_and_stdin_give_the_same(tmp_path: Path) -> None:
+def test_file_and_stdin_give_the_same_explanation(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     log.write_bytes(KNOWN)
     said = explained(str(log))
@@ -38,21 +38,21 @@ def test_a_file_and_stdin_give_the_same(tmp_path: Path) -> None:
     assert "  | (00.01) Error (criu/new.c:1): first\n" in explained(str(log), "-v")
 
 
-def test_a_remedy_that_needs_the_lines_of_criu_shows_them() -> None:
+def test_remedy_that_refers_to_criu_lines_prints_them() -> None:
     """The reader has nothing else to look into: crckpt keeps no log of a dump that failed."""
     said = explained("-", stdin=b"(00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n")
     assert "find it in CRIU's own lines" in said
     assert "  | (00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n" in said
 
 
-def test_as_json() -> None:
+def test_json_explanation() -> None:
     result = json.loads(explained("-", "--json", stdin=KNOWN))["result"]
     assert set(result) == {"known", "cause", "what", "remedy", "sure", "place", "line", "lines"}
     assert (result["known"], result["cause"]) == (True, "netlink-data")
     assert len(result["lines"]) == 2
 
 
-def test_an_unknown_failure() -> None:
+def test_unknown_failure_has_its_own_exit_code() -> None:
     """It has an exit code of its own, and is a result all the same."""
     unknown = b"(00.01) Error (criu/new.c:1): something new\n"
     said = explained("-", stdin=unknown, status=4)
@@ -64,14 +64,14 @@ def test_an_unknown_failure() -> None:
     assert (document["status"], document["error"]["code"], document["result"]["known"]) == ("error", 4, False)
 
 
-def test_something_that_is_not_a_log() -> None:
+def test_input_that_is_no_log_is_refused() -> None:
     assert "stdin is empty\n" in explained("-", status=2)
     assert "stdin is not a CRIU log\n" in explained("-", stdin=os.urandom(100_000), status=2)
     assert explained("-", stdin=b"(00.000123) Dumping finished successfully\n") == "the log shows no error\n"
     assert "\x1b" not in explained("-", stdin=b"Error (a\x1b[31m\xff\n", status=4)
 
 
-def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     assert "cannot read the log" in explained(str(tmp_path / "none"), status=2)
     assert f"{tmp_path} is a directory\n" in explained(str(tmp_path), status=2)
     assert "/dev/zero is a device, not a file\n" in explained("/dev/zero", status=2)
@@ -82,14 +82,14 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         assert "socket is a socket, not a file\n" in explained(str(tmp_path / "socket"), status=2)
 
 
-def test_a_closed_stdin_is_an_empty_one() -> None:
+def test_closed_stdin_counts_as_empty() -> None:
     command = ["sh", "-c", '"$0" -m crckpt explain - <&-', sys.executable]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("crckpt: stdin is empty\n")
 
 
-def test_a_stream_that_never_ends_is_refused() -> None:
+def test_endless_stream_is_refused() -> None:
     with Path("/dev/zero").open("rb") as zeros:
         command = [sys.executable, "-m", "crckpt", "explain", "-"]
         done = subprocess.run(command, stdin=zeros, capture_output=True, text=True, check=False)
@@ -120,7 +120,7 @@ def test_only_start_and_end_of_a_long_stream_are_read() -> None:
     assert "begin" in said
 
 
-def test_a_likely_cause_is_marked_and_shown_with_the_lines() -> None:
+def test_likely_cause_is_marked_and_shown_with_the_lines() -> None:
     said = explained("-", stdin=b"(00.01) Error (criu/netlink.c:1): Error -17 reported by netlink: exists\n")
     assert said.startswith("most likely: ")
     assert "  | (00.01) Error (criu/netlink.c:1)" in said

@@ -9,7 +9,7 @@ from command_line import CommandLine
 from crckpt.store import Checkpoint
 
 
-def test_images_and_the_command_that_restores_them(
+def test_export_prints_the_restore_command(
     typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     place, command = typed.say("export", "job", str(tmp_path / "out")).splitlines()
@@ -19,7 +19,7 @@ def test_images_and_the_command_that_restores_them(
     assert (tmp_path / "out/pages-1.img").stat().st_size == 100 * 4096
 
 
-def test_a_stream_is_left_to_tar(typed: CommandLine) -> None:
+def test_stream_is_left_to_tar(typed: CommandLine) -> None:
     text = typed.say("export", "a job", "-", status=2)
     assert "cannot write to stdout" in text
     assert "crckpt export 'a job' DIR && tar -C DIR -c ." in text

@@ -33,11 +33,11 @@ def test_columns_are_as_wide_as_their_widest_cell() -> None:
         ("four five", 4, ["four", "five"]),
     ],
 )
-def test_a_path_is_folded_after_a_slash(text: str, width: int, lines: list[str]) -> None:
+def test_path_is_folded_after_a_slash(text: str, width: int, lines: list[str]) -> None:
     assert fold(text, width) == lines
 
 
-def test_a_table_folds_paths_as_they_are_read() -> None:
+def test_table_folds_paths_at_slashes() -> None:
     """In the middle of a name only where the name alone is too long; no bracket of it is markup."""
     path = "/usr/lib/python3/[dist]-packages/numpy/_core/_multiarray_umath.cpython-311-x86_64-linux-gnu.so"
     written = StringIO()
@@ -64,7 +64,7 @@ def test_invisible_characters_are_written_as_their_number() -> None:
     assert on_one_line("a\xa0\u3000ö\N{SNOWMAN}") == "a\xa0\u3000ö\N{SNOWMAN}"
 
 
-def test_a_cause_that_was_met_often_is_one_note() -> None:
+def test_repeated_cause_is_printed_once() -> None:
     """Those who want all of them ask for JSON."""
     down = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(3)]
     assert list(note_lines([down[0], "other", *down[1:]])) == [
@@ -74,7 +74,7 @@ def test_a_cause_that_was_met_often_is_one_note() -> None:
 
 
 @pytest.mark.parametrize("category", ["Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"])
-def test_no_character_of_such_a_kind_is_left(category: str) -> None:
+def test_no_character_of_the_category_remains(category: str) -> None:
     all_of_it = "".join(
         character for character in map(chr, range(0x110000)) if unicodedata.category(character) == category
     )
@@ -84,7 +84,7 @@ def test_no_character_of_such_a_kind_is_left(category: str) -> None:
     assert escape(all_of_it).replace("\\\\", "\\").isprintable()
 
 
-def test_a_line_of_a_result_stays_one_line_and_moves_no_cursor(
+def test_result_line_stays_one_line_without_control_characters(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whatever the names of files and programs are."""
@@ -94,11 +94,11 @@ def test_a_line_of_a_result_stays_one_line_and_moves_no_cursor(
     assert capsys.readouterr().out == f"--file-locks: a lock on /tmp/{sign}[2J\n\na{sign}b\n"
 
 
-def test_escaped_text_breaks_no_line_that_rich_draws() -> None:
+def test_escaped_text_breaks_no_line_in_rich() -> None:
     assert escape("a\n\x1b[2J[bold]\udce9") == ("a\N{REPLACEMENT CHARACTER}[2J\\[bold]\N{REPLACEMENT CHARACTER}")
 
 
 @pytest.mark.parametrize("character", ["\u034f", "\u115f", "\u2800", "\u3164", "\ufe0f", "\uffa0", "\U000e0100"])
-def test_letters_and_marks_without_a_shape_are_written_as_their_number(character: str) -> None:
+def test_invisible_letters_and_marks_are_written_as_numbers(character: str) -> None:
     """If not, two different names would look the same."""
     assert on_one_line(f"a{character}b \u00e9") == f"a{character.encode('ascii', 'backslashreplace').decode()}b \u00e9"

@@ -9,7 +9,9 @@ from command_line import CommandLine
 from crckpt.store import Checkpoint, Repository
 
 
-def test_what_is_freed(typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_gc_reports_freed_bytes(
+    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
     repository.remove([checkpoint.id for checkpoint in checkpoints])
     told = typed.say("gc", "--dry-run")
     assert told.startswith("would free ")
@@ -19,6 +21,6 @@ def test_what_is_freed(typed: CommandLine, repository: Repository, checkpoints: 
     assert typed.say("gc") == "nothing to free: checkpoints use all data\n"
 
 
-def test_leftovers_are_of_interrupted_commands(typed: CommandLine, repository: Repository) -> None:
+def test_leftovers_are_attributed_to_interrupted_commands(typed: CommandLine, repository: Repository) -> None:
     (Path(repository.backend.location) / "tmp/9999999-dead").mkdir()
     assert typed.say("gc").endswith(": 0 packs, 1 leftover of interrupted commands\n")

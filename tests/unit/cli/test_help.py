@@ -33,7 +33,7 @@ def options_of(command: str) -> list[TyperOption]:
 
 
 @pytest.mark.parametrize("command", ["", *COMMANDS])
-def test_nothing_is_cut_off_or_wider_than_the_terminal(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_fits_the_terminal_width(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys, *([command] if command else []))
     assert max(map(len, text.splitlines())) <= COLUMNS
     assert not set("…`<\033") & set(text)
@@ -41,7 +41,7 @@ def test_nothing_is_cut_off_or_wider_than_the_terminal(command: str, capsys: pyt
 
 
 @pytest.mark.parametrize("columns", [20, 40, 60, 200])
-def test_a_narrow_terminal_shows_the_whole_default(
+def test_narrow_terminal_shows_the_whole_default(
     columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -50,7 +50,7 @@ def test_a_narrow_terminal_shows_the_whole_default(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_each_option_is_in_a_panel_and_its_column_is_narrow(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_option_is_in_a_panel_with_a_narrow_column(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     text = help_of(capsys, command)
     titles = [line.removesuffix(":") for line in text.splitlines() if line.endswith(":") and line[0] != " "]
     panels = [title for title in titles if title in PANELS]
@@ -70,21 +70,21 @@ def test_each_command_is_in_one_group() -> None:
     assert sorted(name for names in Commands.groups.values() for name in names) == sorted(set(COMMANDS) - UNLISTED)
 
 
-def test_a_job_has_one_name_in_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_argument_has_the_same_name_in_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("dump", "pre-dump", "list"):
         assert "[JOB]" in help_of(capsys, command).splitlines()[0]
     assert help_of(capsys, "import").splitlines()[0] == "Usage: crckpt import [OPTIONS] DIR JOB"
 
 
-def test_the_help_of_dump_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_dump_fits_two_screens(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(help_of(capsys, "dump").splitlines()) <= 75
 
 
-def test_the_help_of_migrate_is_not_much_longer(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_migrate_is_not_much_longer(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(help_of(capsys, "migrate").splitlines()) <= 95
 
 
-def test_help_is_a_command_too(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_is_also_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     wanted = help_of(capsys, "restore")
     assert run(["help", "restore"]) == 0
     assert capsys.readouterr().out == wanted
@@ -103,7 +103,7 @@ def test_no_arguments_show_the_help_and_are_an_error(capsys: pytest.CaptureFixtu
     assert output.err == ""
 
 
-def test_help_loads_no_rich() -> None:
+def test_help_does_not_load_rich() -> None:
     code = "import sys; from crckpt.cli.app import run; run(['dump', '--help']); print(*sys.modules, file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"rich", "markdown_it"} & set(done.stderr.split())

@@ -11,7 +11,7 @@ from recorded import PAGES, RECORDED, image_set
 from crckpt.store import Repository
 
 
-def test_a_checkpoint_of_a_job(typed: CommandLine, repository: Repository, tmp_path: Path) -> None:
+def test_import_prints_the_checkpoint_and_job(typed: CommandLine, repository: Repository, tmp_path: Path) -> None:
     images = write_set(tmp_path / "images", image_set(PAGES))
     text = typed.say("import", str(images), "job", "--note", "a note")
     (made,) = repository.checkpoints()

@@ -26,7 +26,9 @@ __main__.main()
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_it_ends_a_command_that_goes_on_after_errors(repository: Repository, tmp_path: Path, as_json: bool) -> None:
+def test_interruption_ends_a_command_that_continues_after_errors(
+    repository: Repository, tmp_path: Path, as_json: bool
+) -> None:
     checkpoint = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
     words = ("rm", checkpoint.id, "--store", str(repository.root), *(["--json"] if as_json else []))
     done = subprocess.run(

@@ -17,7 +17,7 @@ from crckpt.model import JobName
 from crckpt.store import Checkpoint, Repository
 
 
-def test_a_line_for_each(
+def test_each_checkpoint_is_one_line(
     typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
@@ -48,7 +48,7 @@ sys.exit(run(["list", "--store", sys.argv[1]]))
         (66, ["id", "job", "created", "stored"]),
     ],
 )
-def test_a_terminal_gets_lines_that_fit(
+def test_lines_fit_the_terminal(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], columns: int, titles: list[str]
 ) -> None:
     """A real terminal of this width."""
@@ -67,11 +67,11 @@ def test_a_terminal_gets_lines_that_fit(
     assert "before-the-" in lines[1]
 
 
-def test_an_empty_store_says_what_to_do(typed: CommandLine) -> None:
+def test_empty_store_suggests_dump(typed: CommandLine) -> None:
     assert typed.say("list") == "no checkpoints yet; make one with: crckpt dump PID JOB\n"
 
 
-def test_what_is_stored_now_and_what_cannot_be_read(
+def test_pending_and_unreadable_checkpoints_are_listed(
     typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     path = manifest_path(repository, checkpoints[0].id)

@@ -38,7 +38,7 @@ REMOTE = 30
         (("node2", "--abort-over"), "--abort-over needs --max-downtime"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(typed: CommandLine, words: tuple[str, ...], message: str) -> None:
+def test_contradictory_options_are_refused(typed: CommandLine, words: tuple[str, ...], message: str) -> None:
     assert message in typed.say("migrate", "--all", *words, status=USAGE)
 
 
@@ -46,7 +46,7 @@ def test_at_once_needs_all(typed: CommandLine) -> None:
     assert "--at-once needs --all" in typed.say("migrate", "812", "node2", "--at-once", "2", status=USAGE)
 
 
-def test_nothing_runs_here(typed: CommandLine) -> None:
+def test_empty_host_has_nothing_to_move(typed: CommandLine) -> None:
     assert "no program of a job in this store is running here" in typed.say("migrate", "--all", "node2")
     assert typed.result("migrate", "--all", "node2", "--check") == {
         "host": "node2",
@@ -75,7 +75,7 @@ def make_request(bandwidth: int | None = None) -> MigrateRequest:
     )
 
 
-def test_each_move_gets_the_options(tmp_path: Path) -> None:
+def test_options_are_passed_to_each_move(tmp_path: Path) -> None:
     request = replace(make_request(50 << 20), bandwidth_clock=Path("/proc/1/fd/9"))
     words = make_options(request, Context(store=tmp_path), None, 2)
     assert sorted(words) == sorted(
@@ -89,7 +89,7 @@ def test_each_move_gets_the_options(tmp_path: Path) -> None:
     )
 
 
-def test_no_option_of_the_command_is_forgotten(tmp_path: Path) -> None:
+def test_every_option_is_passed_on_or_excluded(tmp_path: Path) -> None:
     """Each move gets it, or it belongs to `--all` or to a command without `--all`."""
     context = Context(store=tmp_path, criu_option=Path("/criu"))
     request = replace(make_request(50 << 20), check=True, bandwidth_clock=Path("/clock"))
@@ -102,7 +102,7 @@ def test_no_option_of_the_command_is_forgotten(tmp_path: Path) -> None:
     assert names == passed | others
 
 
-def test_a_share_of_the_bandwidth_can_be_too_low(tmp_path: Path) -> None:
+def test_bandwidth_share_can_be_too_low(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="too low for 4 moves at the same time"):
         make_options(make_request(40 << 10), Context(store=tmp_path), None, 4)
 
@@ -124,7 +124,7 @@ def lines(*outcomes: MoveOutcome, check: bool = False, free_bytes: int = 1 << 40
     ).splitlines()
 
 
-def test_what_moved_is_described() -> None:
+def test_moved_programs_are_listed() -> None:
     assert lines(make_outcome("moved", over_budget=True, warnings=["it is slow"])) == [
         "1 of 1 program moved to node2",
         "  app (PID 7): runs there as PID 9, downtime 80 ms (over the budget of --max-downtime), 2.0 KiB sent in 3.0 s",
@@ -137,14 +137,14 @@ def test_what_moved_is_described() -> None:
     ]
 
 
-def test_a_check_says_if_not_all_fit() -> None:
+def test_check_reports_when_not_all_fit() -> None:
     both = (make_outcome("movable", "one"), make_outcome("movable", "two"))
     said = lines(*both, check=True, free_bytes=(2 << 20) - 1)
     assert said[-1] == ("note: together they have 2.0 MiB of memory, and node2 has 2.0 MiB free: they may not all fit")
     assert not any("fit" in line for line in lines(*both, check=True, free_bytes=2 << 20))
 
 
-def test_what_did_not_move_is_described() -> None:
+def test_programs_that_stayed_are_listed_with_reasons() -> None:
     assert lines(
         make_outcome("stayed", why="no", hint="do"),
         make_outcome("stayed", "two", why="no", causes=("one: do", "other: do")),
@@ -175,12 +175,12 @@ def test_what_did_not_move_is_described() -> None:
         (("stayed", "in-doubt"), True, 31),
     ],
 )
-def test_exit_codes(outcomes: tuple[Outcome, ...], interrupted: bool, code: int) -> None:
+def test_exit_code_reflects_the_outcomes(outcomes: tuple[Outcome, ...], interrupted: bool, code: int) -> None:
     failure = find_failure(DrainResult(tuple(map(make_outcome, outcomes)), interrupted))
     assert (0 if failure is None else failure.exit_code) == code
 
 
-def test_a_host_that_cannot_be_reached_is_tried_once(
+def test_unreachable_host_is_tried_once(
     repository: Repository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ssh = tmp_path / "bin/ssh"

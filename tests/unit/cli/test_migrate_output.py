@@ -29,7 +29,7 @@ RESUMED = MigrateResult("app", "node2", "3f0c9a7be1d24c58", None, ID)
         (RESUMED, "destination", "app runs on node2; the connection was lost, so the downtime is not known"),
     ],
 )
-def test_where_it_runs(result: MigrateResult, runs_on: str, text: str) -> None:
+def test_result_tells_where_the_program_runs(result: MigrateResult, runs_on: str, text: str) -> None:
     lines = list(result_lines(result))
     assert text in "".join(lines)
     if result.why_stopped:
@@ -40,7 +40,7 @@ def test_where_it_runs(result: MigrateResult, runs_on: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("result", [MOVED, RESUMED])
-def test_how_to_connect_to_the_new_terminal(result: MigrateResult) -> None:
+def test_result_tells_how_to_attach_to_the_new_terminal(result: MigrateResult) -> None:
     lines = list(result_lines(replace(result, terminal_log="/var/log/crckpt/app.log"), "/opt/crckpt"))
     expected = (
         "connect to its terminal: ssh -t node2 /opt/crckpt attach app; its output there: /var/log/crckpt/app.log\n"
@@ -48,7 +48,7 @@ def test_how_to_connect_to_the_new_terminal(result: MigrateResult) -> None:
     assert expected in lines
 
 
-def test_files_that_would_be_sent() -> None:
+def test_files_to_send_are_listed_up_to_a_limit() -> None:
     files = tuple(FileToSend(f"/srv/{number}", 1024) for number in range(23))
     lines = list(result_lines(MigrateResult("app", "node2", is_check=True, to_send=files)))
     assert lines[0] == "would send /srv/0 (1.0 KiB)\n"
@@ -56,7 +56,7 @@ def test_files_that_would_be_sent() -> None:
     assert len(lines) == 22
 
 
-def test_a_round_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_round_is_printed_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     lines = ProgressLines(ignore_progress, ignore_progress, ignore_progress)
     lines.end_round(1, ROUND)
     lines.end_round(2, replace(ROUND, written_per_s=3e6))

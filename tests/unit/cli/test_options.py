@@ -14,12 +14,12 @@ from crckpt.errors import HostCannot, UsageError
 
 
 @pytest.mark.parametrize(("text", "ms"), [("100ms", 100), ("0.5s", 500), ("2s", 2000), ("1.5ms", 1.5)])
-def test_times(text: str, ms: float) -> None:
+def test_durations_are_parsed(text: str, ms: float) -> None:
     assert parse_milliseconds(text, "--max-freeze") == ms
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1e3ms", ".5s", "1m", "1s\n"])
-def test_what_is_no_time(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--max-freeze") as caught:
         parse_milliseconds(text, "--max-freeze")
     assert "--max-freeze 100ms" in caught.value.hint
@@ -28,17 +28,17 @@ def test_what_is_no_time(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "speed"), [("50M", 50 << 20), ("16K", 16 << 10), ("1.5G", 3 << 29), ("999999999G", 999_999_999 << 30)]
 )
-def test_a_bandwidth(text: str, speed: int) -> None:
+def test_bandwidths_are_parsed(text: str, speed: int) -> None:
     assert parse_bandwidth(text, "--bandwidth") == speed
 
 
 @pytest.mark.parametrize("text", ["", "50", "50MB", "50m", "0M", "15K", "-1M", "1e9M", "M", " 50M", "5.M", "\u0665M"])
-def test_what_is_no_bandwidth(text: str) -> None:
+def test_invalid_bandwidths_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a bandwidth of at least 16K"):
         parse_bandwidth(text, "--bandwidth")
 
 
-def test_options_win_over_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_options_override_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "crckpt.yaml"
     config.write_text("store: /srv/configured\ncriu: /srv/criu\nstaging: /srv/staging\n")
     monkeypatch.chdir(tmp_path)
@@ -54,19 +54,19 @@ def test_options_win_over_the_configuration(tmp_path: Path, monkeypatch: pytest.
     assert context.config_digest
 
 
-def test_a_configuration_that_cannot_be_read_is_said_in_words() -> None:
+def test_unreadable_configuration_is_a_usage_error() -> None:
     with pytest.raises(UsageError) as refused:
         make_context(None, config=Path("/proc/self/mem"))
     assert refused.value.message == "cannot read the configuration /proc/self/mem: Input/output error"
 
 
-def test_a_configuration_behind_a_link_is_read(tmp_path: Path) -> None:
+def test_configuration_behind_a_link_is_read(tmp_path: Path) -> None:
     (tmp_path / "real.yaml").write_text("store: /srv/linked\n")
     (tmp_path / "crckpt.yaml").symlink_to("real.yaml")
     assert make_context(None, config=tmp_path / "crckpt.yaml").store == Path("/srv/linked")
 
 
-def test_a_configuration_that_is_named_must_be_there_and_be_readable(tmp_path: Path) -> None:
+def test_named_configuration_must_exist_and_be_readable(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no configuration file"):
         make_context(None, config=tmp_path / "none.yaml")
     (tmp_path / "bad.yaml").write_bytes(b"\xff\xfe")
@@ -77,7 +77,7 @@ def test_a_configuration_that_is_named_must_be_there_and_be_readable(tmp_path: P
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_another_user_than_root(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_store_and_rights_of_another_user(monkeypatch: pytest.MonkeyPatch) -> None:
     assert default_store() == Path("/var/lib/crckpt")
     require_root("to do this")
     with open_workdir() as workdir:

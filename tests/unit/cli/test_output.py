@@ -32,7 +32,7 @@ def as_json(monkeypatch: pytest.MonkeyPatch, plain_form: None) -> None:
 
 @pytest.mark.parametrize("note", ["nightly", "é", os.fsdecode(b"caf\xe9"), "\N{GRINNING FACE}"], ids=ascii)
 @pytest.mark.usefixtures("as_json")
-def test_a_document_is_indented_like_json_dumps(note: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_is_indented_like_json_dumps(note: str, capsys: pytest.CaptureFixture[str]) -> None:
     emit({**PLAIN, "note": note}, iter(()))
     document = {"schema": 1, "command": "list", "status": "ok", "result": {**PLAIN, "note": note}}
     assert capsys.readouterr().out == json.dumps(document, indent=2) + "\n"
@@ -50,7 +50,7 @@ def test_structs_paths_times_and_iterators_become_json(capsys: pytest.CaptureFix
     ]
 
 
-def test_names_of_others_cannot_control_the_terminal() -> None:
+def test_foreign_names_cannot_control_the_terminal() -> None:
     """Any program can choose the name of a socket that a tree is connected to."""
     named = "a socket to @\x1b[31m\nX\udcff"
     said = error_text(CrckptError(named, hint=named, causes=(f"1 {named}", f"2 {named}")))
@@ -59,7 +59,7 @@ def test_names_of_others_cannot_control_the_terminal() -> None:
     said.encode()
 
 
-def test_several_reasons_are_listed_once_each() -> None:
+def test_each_of_several_reasons_is_listed_once() -> None:
     """The first reason is not the headline, and its remedy is not the remedy of all."""
     refusal = PreflightRefused(
         "PID 7 is taken", hint="end it", causes=("PID 7 is taken: end it", "x is gone: put it back")
@@ -71,7 +71,7 @@ def test_several_reasons_are_listed_once_each() -> None:
     ]
 
 
-def test_a_remedy_of_several_reasons_is_said_once_below_them() -> None:
+def test_shared_remedy_is_printed_once_below_the_reasons() -> None:
     found = [cause("device-unlinked").finding(device=f"eth{number}") for number in range(10)]
     lines = error_text(preflight_refusal((cause("file-missing").finding(path="/x", use="fd 3"), *found))).splitlines()
     missing = "  - /x is missing (fd 3): put it back"
@@ -79,7 +79,7 @@ def test_a_remedy_of_several_reasons_is_said_once_below_them() -> None:
     assert lines[-3:] == ["  - eth7 has no link", "  - 2 more like these", "    hint: connect its cable"]
 
 
-def test_the_lines_of_criu_are_shown_only_if_they_say_more() -> None:
+def test_criu_lines_are_shown_only_if_they_add_something() -> None:
     log = ("Error: no file", "Error: it failed")
     explained = CrckptError("a file is missing", hint="find it", causes=log, is_explained=True)
     assert error_text(explained).splitlines() == ["crckpt: a file is missing", "  hint: find it"]
@@ -91,12 +91,12 @@ def test_the_lines_of_criu_are_shown_only_if_they_say_more() -> None:
     ]
 
 
-def test_a_single_line_of_criu_is_shown_too() -> None:
+def test_single_criu_line_is_shown() -> None:
     needed = CrckptError("the dump failed: a file is missing", hint="find it", causes=("Error: no /srv/x",))
     assert error_text(needed).splitlines()[1:] == ["  - Error: no /srv/x", "  hint: find it"]
 
 
-def test_a_failure_in_other_words_keeps_all_else() -> None:
+def test_reworded_error_keeps_its_other_fields() -> None:
     found = cause("ip-missing").finding()
     refusal = preflight_refusal((found,), is_in_use=True)
     other = refusal.reword("f", hint="g")
@@ -121,13 +121,13 @@ def test_quiet_prints_answers_and_documents_only(
     assert json.loads(capsys.readouterr().out)["result"] == {"a": 1}
 
 
-def test_progress_may_quote_another_host(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_from_another_host_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     print_progress("node2: \x1b]0;title\x07\x1b[2J\rround 1\n\u202e")
     mark = "\N{REPLACEMENT CHARACTER}"
     assert capsys.readouterr().err == f"node2: {mark}]0;title{mark}[2J{mark}round 1{mark}\\u202e\n"
 
 
-def test_otherwise_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_is_printed_without_quiet(capsys: pytest.CaptureFixture[str]) -> None:
     assert not form.is_quiet
     emit({}, iter(["a message\n"]))
     print_progress("progress")

@@ -43,7 +43,7 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
         ("rehearse a --seconds x", "--seconds: 'x' is not a number", "crckpt help rehearse"),
     ],
 )
-def test_each_complaint(line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_parser_error_is_reworded(line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 2
     said, advised = capsys.readouterr().err.splitlines()
     assert said == f"crckpt: {message}"
@@ -51,7 +51,7 @@ def test_each_complaint(line: str, message: str, hint: str, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("suggested", sorted(set(SYNONYMS.values())))
-def test_what_is_suggested_exists(suggested: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_suggested_commands_and_options_exist(suggested: str, capsys: pytest.CaptureFixture[str]) -> None:
     command, _, option = suggested.partition(" ")
     assert run(["--help"] if command.startswith("--") else [command, "--help"]) == 0
     assert f" {option or command} " in capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_what_is_suggested_exists(suggested: str, capsys: pytest.CaptureFixture[
         ("something new", "something new", "crckpt help dump"),
     ],
 )
-def test_the_words_of_other_releases_of_the_parser(said: str, message: str, hint: str) -> None:
+def test_wordings_of_other_parser_releases_are_known(said: str, message: str, hint: str) -> None:
     error = invalid_command_line(said, "dump")
     assert error.message == message
     assert error.hint.startswith(hint)

@@ -42,7 +42,7 @@ MOVED_AWAY = {("source", "done"), ("destination", "aborted"), ("destination", "r
 
 
 @pytest.mark.parametrize(("side", "state"), STATES)
-def test_a_script_learns_where_it_runs_and_what_to_type(
+def test_move_status_names_the_host_and_the_next_command(
     typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
 ) -> None:
     ended = ended_root()
@@ -64,14 +64,14 @@ def test_a_script_learns_where_it_runs_and_what_to_type(
         assert text.endswith(f"\n  hint: finish the move{there}: {command}\n")
 
 
-def test_a_move_that_is_going_on(typed: CommandLine, repository: Repository) -> None:
+def test_move_in_progress_is_listed(typed: CommandLine, repository: Repository) -> None:
     record_move(repository, "source", "handing-over", alive=True)
     (found,) = typed.result("migrate", "--list")["moves"]
     assert (found["runs_on"], found["crckpt_pid"], found["next_command"]) == (None, os.getpid(), "")
     assert f"crckpt (PID {os.getpid()}) is moving it" in typed.say("migrate", "--list")
 
 
-def test_what_the_destination_keeps_of_an_aborted_move(typed: CommandLine, repository: Repository) -> None:
+def test_aborted_move_lists_what_the_destination_keeps(typed: CommandLine, repository: Repository) -> None:
     move = record_move(repository, "source", "aborted", is_settled=False)
     (found,) = typed.result("migrate", "--list")["moves"]
     assert (found["runs_on"], found["next_on"]) == ("source", "source")
@@ -80,7 +80,7 @@ def test_what_the_destination_keeps_of_an_aborted_move(typed: CommandLine, repos
     assert f"  hint: remove what the other host keeps of it: crckpt migrate --resume {move.id}" in text
 
 
-def test_records_that_cannot_be_read(typed: CommandLine, repository: Repository) -> None:
+def test_unreadable_records_are_listed(typed: CommandLine, repository: Repository) -> None:
     assert typed.say("migrate", "--list") == "no job was moved to or from this store\n"
     record_move(repository, "source", "done")
     path = repository.root / move_name(JobName("job"))
@@ -94,7 +94,7 @@ def test_records_that_cannot_be_read(typed: CommandLine, repository: Repository)
 
 
 @pytest.mark.parametrize(("side", "state"), STATES)
-def test_marks(
+def test_checkpoints_are_marked_with_the_host(
     typed: CommandLine, repository: Repository, recordings: tuple[Checkpoint, Checkpoint], side: Side, state: State
 ) -> None:
     """One short mark, with the host."""
@@ -119,7 +119,7 @@ def test_marks(
     assert ("move " in typed.say("show", first.id)) == bool(marks[0])
 
 
-def test_the_mark_of_a_move_that_is_going_on(
+def test_move_in_progress_is_marked(
     typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     record_move(repository, "source", "copying", checkpoints[0], alive=True)
@@ -127,7 +127,7 @@ def test_the_mark_of_a_move_that_is_going_on(
 
 
 @pytest.mark.parametrize(("side", "state"), STATES)
-def test_rm_keeps_what_an_unfinished_move_needs(
+def test_rm_keeps_checkpoints_of_an_unfinished_move(
     typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
 ) -> None:
     first, second = checkpoints
@@ -175,7 +175,7 @@ def test_rm_with_a_damaged_record(
     assert repository.checkpoints() == checkpoints
 
 
-def test_rm_does_not_ask_about_a_program_that_runs_elsewhere(
+def test_rm_ignores_a_program_that_runs_on_another_host(
     typed: CommandLine, repository: Repository, tmp_path: Path
 ) -> None:
     """The move has ended it here as dump --stop does."""
@@ -186,7 +186,7 @@ def test_rm_does_not_ask_about_a_program_that_runs_elsewhere(
     assert repository.checkpoints() == ()
 
 
-def test_rm_asks_about_a_program_that_was_stopped_after_a_move(
+def test_rm_asks_about_a_program_stopped_after_a_move(
     typed: CommandLine, repository: Repository, tmp_path: Path
 ) -> None:
     moved = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
@@ -196,7 +196,7 @@ def test_rm_asks_about_a_program_that_was_stopped_after_a_move(
     assert "has the last state" in typed.say("rm", "job", status=REFUSED)
 
 
-def test_a_tree_that_runs_again_needs_no_checkpoint(
+def test_rm_removes_checkpoints_of_a_running_tree(
     typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     with live_root() as root:
@@ -213,11 +213,11 @@ def test_pgrep_may_find_several_processes(typed: CommandLine) -> None:
     ("words", "needed"),
     [(["--source-is-gone"], "--resume"), (["1", "node2", "--abort-over"], "--max-downtime"), (["1"], "a host")],
 )
-def test_options_that_need_others(typed: CommandLine, words: list[str], needed: str) -> None:
+def test_options_that_need_others_are_refused_alone(typed: CommandLine, words: list[str], needed: str) -> None:
     assert needed in typed.say("migrate", *words, status=USAGE)
 
 
-def test_completion_of_moves(repository: Repository) -> None:
+def test_unfinished_moves_are_completed_first(repository: Repository) -> None:
     """Those that are unfinished; all if none is."""
     words = ("migrate", "--store", str(repository.root), "--resume", "")
     assert list(complete.complete(words)) == ["words"]
@@ -227,7 +227,7 @@ def test_completion_of_moves(repository: Repository) -> None:
     assert list(complete.complete(words)) == ["words", f"{unfinished.id}\ttwo, {PEER}"]
 
 
-def test_completion_of_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hosts_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     words = ("migrate", "1", "root@n")
     assert list(complete.complete(words)) == ["words"]

@@ -20,7 +20,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("checkpoints")
-def test_a_checkpoint_that_does_not_exist(typed: CommandLine, elsewhere: Path) -> None:
+def test_unknown_checkpoint_is_refused(typed: CommandLine, elsewhere: Path) -> None:
     # By its name alone, whatever lies in the current directory.
     (elsewhere / "dump").write_text("(00.01) Error (criu/a.c:1): x\n")
     said = typed.say("report", "dump", status=12)
@@ -29,13 +29,13 @@ def test_a_checkpoint_that_does_not_exist(typed: CommandLine, elsewhere: Path) -
 
 
 @pytest.mark.parametrize("name", ["none.log", "./none", "/none"])
-def test_a_log_that_does_not_exist(typed: CommandLine, elsewhere: Path, name: str) -> None:
+def test_unknown_log_is_refused(typed: CommandLine, elsewhere: Path, name: str) -> None:
     said = typed.say("report", name, status=2)
     assert "cannot read the log" in said
     assert list(elsewhere.iterdir()) == []
 
 
-def test_a_file_that_is_there_is_not_written_over(
+def test_existing_file_is_not_overwritten(
     typed: CommandLine, elsewhere: Path, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     (elsewhere / "out.tar.gz").write_text("something else")

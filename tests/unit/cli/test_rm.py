@@ -18,7 +18,7 @@ from crckpt.store import Checkpoint, Repository
 REFUSED = 24
 
 
-def test_each_is_named(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_each_removed_checkpoint_is_listed(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = checkpoints
     text = typed.say("rm", first.short_id)
     assert text == f"removed {first.short_id}\nfree the space with: crckpt gc\n"
@@ -26,14 +26,14 @@ def test_each_is_named(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkp
     assert result == {"removed": [second.id], "lifted_locks": [], "dry_run": False, "bytes": None}
 
 
-def test_quiet(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_quiet_prints_nothing(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     assert typed.say("rm", "-q", "job") == ""
     # What was asked for is printed.
     assert "would remove" in typed.say("rm", "--quiet", "--dry-run", "job")
     assert typed.repository.ids() == (checkpoints[0].id,)
 
 
-def test_a_dry_run(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_dry_run_removes_nothing(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = checkpoints
     text = typed.say("rm", "job", "--all", "--dry-run")
     assert text.startswith(f"would remove {first.short_id}\nwould remove {second.short_id}\nthat would free ")
@@ -49,7 +49,7 @@ def stopped(repository: Repository, tmp_path: Path) -> Checkpoint:
     return store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
 
 
-def test_without_a_terminal_a_stopped_program_is_kept(typed: CommandLine, stopped: Checkpoint) -> None:
+def test_stopped_program_is_kept_without_a_terminal(typed: CommandLine, stopped: Checkpoint) -> None:
     said = typed.say("rm", "job", "--all", status=REFUSED)
     assert said.startswith(f"crckpt: nothing was removed: only {stopped.short_id} (job, ")
     assert "has the last state of a program that dump --stop ended; it was not restored" in said
@@ -64,7 +64,7 @@ def test_without_a_terminal_a_stopped_program_is_kept(typed: CommandLine, stoppe
 @pytest.mark.parametrize(
     ("answer", "status"), [(b"y\n", 0), (b"n\n", REFUSED), (b"\n", REFUSED), (b"\x04", REFUSED)], ids=repr
 )
-def test_on_a_terminal_it_asks(repository: Repository, stopped: Checkpoint, answer: bytes, status: int) -> None:
+def test_rm_asks_at_a_terminal(repository: Repository, stopped: Checkpoint, answer: bytes, status: int) -> None:
     terminal, inside = pty.openpty()
     argv = [sys.executable, "-m", "crckpt", "rm", "job", "--store", str(repository.root)]
     with subprocess.Popen(argv, stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

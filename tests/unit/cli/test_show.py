@@ -8,7 +8,7 @@ from recorded import RECORDED
 from crckpt.store import Checkpoint, Repository
 
 
-def test_everything_of_a_checkpoint(
+def test_show_prints_the_whole_checkpoint(
     typed: CommandLine, repository: Repository, recordings: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = recordings
@@ -22,7 +22,7 @@ def test_everything_of_a_checkpoint(
     assert {"options", "host", "files", "sockets", "statistics"} <= result.keys()
 
 
-def test_sections_that_were_asked_for(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_only_requested_sections_are_shown(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     result = typed.result("show", "job", "--ps", "--maps")
     assert {"ps", "maps"} <= result.keys()
     assert not {"files", "sockets", "env", "strings", "tree"} & result.keys()

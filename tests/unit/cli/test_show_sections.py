@@ -8,7 +8,7 @@ from recorded import RECORDED
 from crckpt.store import Checkpoint
 
 
-def test_each_section_has_its_lines(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_each_section_is_printed(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     root = str(RECORDED.root.pid)
     processes = typed.say("show", "job", "--ps")
     assert root in processes
@@ -24,6 +24,6 @@ def test_each_section_has_its_lines(typed: CommandLine, recordings: tuple[Checkp
     assert "append" not in maps
 
 
-def test_strings_that_are_nowhere(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_strings_without_a_match(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     assert typed.result("show", "job", "--strings", "no such text is in it")["strings"] == []
     assert typed.say("show", "job", "--strings", "(", status=2).startswith("crckpt: ")

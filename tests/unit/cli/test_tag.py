@@ -7,12 +7,12 @@ from command_line import CommandLine
 from crckpt.store import Checkpoint
 
 
-def test_a_tag_is_given_and_removed(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_tag_is_set_and_removed(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     _, second = checkpoints
     assert typed.say("tag", "job", "good") == f"job:good now names {second.short_id}\n"
     assert typed.result("tag", "job", "best") == {"job": "job", "tag": "best", "id": second.id}
     assert typed.say("tag", "job", "good", "--remove") == "removed job:good\n"
 
 
-def test_a_checkpoint_that_does_not_exist(typed: CommandLine) -> None:
+def test_unknown_checkpoint_is_refused(typed: CommandLine) -> None:
     assert typed.say("tag", "other", "good", status=12).startswith("crckpt: ")

@@ -28,7 +28,7 @@ def run_into(output: int, *words: str | Path) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("words", [("list",), ("list", "--json"), ("--help",), ("--version",), ("gc",)])
-def test_a_reader_that_has_gone_is_no_failure(store: Path, words: tuple[str, ...]) -> None:
+def test_closed_pipe_is_no_failure(store: Path, words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
@@ -37,7 +37,7 @@ def test_a_reader_that_has_gone_is_no_failure(store: Path, words: tuple[str, ...
 
 
 @pytest.mark.parametrize("words", [("verify", "--all"), ("verify", "--all", "--json")])
-def test_the_exit_code_stays_if_the_reader_has_gone(store: Path, words: tuple[str, ...]) -> None:
+def test_exit_code_is_kept_when_the_reader_has_gone(store: Path, words: tuple[str, ...]) -> None:
     """As in `crckpt verify --all | grep -q damaged`."""
     identity = "0" * 64
     (store / "checkpoints" / identity).mkdir(0o700)
@@ -48,7 +48,7 @@ def test_the_exit_code_stays_if_the_reader_has_gone(store: Path, words: tuple[st
         assert run_into(output.fileno(), *words, "--store", store) == (13, "")
 
 
-def test_characters_that_the_encoding_lacks_are_written_as_numbers(tmp_path: Path) -> None:
+def test_unencodable_characters_are_written_as_numbers(tmp_path: Path) -> None:
     """A Latin-1 terminal lacks the replacement character that crckpt puts into a name."""
     log = tmp_path / "log"
     log.write_bytes(b"(00.1) Error (criu/x.c:1): bad \001 name\n")
@@ -59,7 +59,7 @@ def test_characters_that_the_encoding_lacks_are_written_as_numbers(tmp_path: Pat
     assert "bad \\ufffd name" in done.stdout
 
 
-def test_a_full_disk_is_a_failure(store: Path) -> None:
+def test_full_disk_is_a_failure(store: Path) -> None:
     with Path("/dev/full").open("wb") as output:
         code, said = run_into(output.fileno(), "list", "--json", "--store", store)
         done = "crckpt: crckpt list succeeded, but its output could not be written: No space left on device"
@@ -77,7 +77,7 @@ def test_closed_streams_do_not_change_the_exit_code(store: Path, closed: str) ->
         assert done.returncode == code, words
 
 
-def test_no_file_of_the_store_gets_the_number_of_a_standard_stream(tmp_path: Path) -> None:
+def test_store_files_never_get_a_standard_descriptor(tmp_path: Path) -> None:
     """Messages to descriptor 2 would be written into the file."""
     code = "import os, crckpt.__main__ as started; started._open_standard_streams(); "
     code += f"os._exit(os.open({str(tmp_path)!r}, os.O_RDONLY))"

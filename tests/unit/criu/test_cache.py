@@ -13,7 +13,7 @@ from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
 pytestmark = pytest.mark.usefixtures("nothing_else")
 
 
-def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_candidates_are_in_order_of_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     on_path = script(tmp_path / "criu", "")
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setenv("CRCKPT_CRIU", "/from/environment")
@@ -28,7 +28,7 @@ def test_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ]
 
 
-def test_where_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_private_prefix_without_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRCKPT_CRIU", "")
     assert {candidate.origin for candidate in candidates(None, None)} == {"private prefix"}
 
@@ -36,14 +36,14 @@ def test_where_nothing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "content", ["", "[]", "{", "5", '{"PATH": 5}', '{"PATH": []}', '{"PATH": "x"}', '{"PATH": {}}']
 )
-def test_a_memory_of_nonsense_is_no_memory(tmp_path: Path, memory: Path, content: str) -> None:
+def test_damaged_cache_is_ignored(tmp_path: Path, memory: Path, content: str) -> None:
     path = script(tmp_path / "criu", "")
     memory.parent.mkdir()
     memory.write_text(content.replace("PATH", str(path)))
     assert recall(path, memory) is None
 
 
-def test_what_a_criu_is_like_is_not_believed_of_others(tmp_path: Path) -> None:
+def test_cache_of_another_file_is_not_used(tmp_path: Path) -> None:
     memory, criu = tmp_path / "above" / "cache" / "criu.json", tmp_path / "criu"
     criu.write_bytes(b"")
     facts = CriuFacts("4.2", "0" * 64, locks_by_nftables=True)

@@ -47,7 +47,7 @@ PLACES = {
 """Where CRIU was in each whole log."""
 
 
-def test_there_are_enough_and_each_has_a_line() -> None:
+def test_every_cause_with_a_pattern_has_a_log_line() -> None:
     from_log = {entry.key for entry in CATALOGUE if entry.pattern}
     assert len(from_log) >= 150
     assert {key for key, _ in LINES} == from_log
@@ -55,7 +55,7 @@ def test_there_are_enough_and_each_has_a_line() -> None:
 
 
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
-def test_a_line_tells_its_cause(key: str, line: str) -> None:
+def test_line_finds_its_cause(key: str, line: str) -> None:
     time = "" if key in OF_OTHERS else "(00.012345) "
     told = explain(f"{OF_A_RELEASE.get(key, '')}{time}{line}\n{AFTER.get(key, '')}")
     assert told.finding is not None
@@ -63,7 +63,7 @@ def test_a_line_tells_its_cause(key: str, line: str) -> None:
     assert "{" not in str(told.finding)
 
 
-def test_a_warning_is_a_cause_only_of_what_it_explains() -> None:
+def test_warning_explains_only_related_errors() -> None:
     warned = {entry.key for entry in EARLIER}
     for line in (line for key, line in LINES if key in warned):
         told = explain(f"(00.01) {line}\n(00.02) Error (criu/sk-inet.c:912): inet: Connected TCP socket in image\n")
@@ -78,7 +78,7 @@ def test_no_line_fits_two_causes() -> None:
     assert [(key, other) for key, other in fits if key != other] == []
 
 
-def test_what_the_kernel_answered_counts_only_where_no_line_has_a_cause_of_its_own() -> None:
+def test_kernel_errno_counts_only_without_a_specific_cause() -> None:
     refused = "(00.01) Error (criu/new.c:1): news: Operation not permitted\n"
     first, both = explain(refused), explain(refused + DEVICE)
     assert first.finding is not None
@@ -87,7 +87,7 @@ def test_what_the_kernel_answered_counts_only_where_no_line_has_a_cause_of_its_o
 
 
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda log: log.stem)
-def test_a_whole_log_tells_its_cause(log: Path) -> None:
+def test_whole_log_finds_its_cause(log: Path) -> None:
     """Logs of tests/integration/test_explained.py, each named for its cause; only names and PIDs are others."""
     told = explain(log.read_text())
     assert told.finding is not None

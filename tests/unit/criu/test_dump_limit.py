@@ -36,9 +36,7 @@ def root() -> Iterator[int]:
         yield process.pid
 
 
-def test_one_that_hangs_is_killed_with_its_descendants(
-    criu: subprocess.Popen[bytes], root: int, tmp_path: Path
-) -> None:
+def test_hung_criu_is_killed_with_its_descendants(criu: subprocess.Popen[bytes], root: int, tmp_path: Path) -> None:
     (child,) = proc.children(criu.pid)
     limit = DumpLimit(criu.pid, root, tmp_path / "log")
     for _ in range(PATIENCE_S + 1):
@@ -51,7 +49,7 @@ def test_one_that_hangs_is_killed_with_its_descendants(
     assert proc.read_process(root) is not None, "the tree runs on"
 
 
-def test_one_whose_log_grows_is_left_alone(criu: subprocess.Popen[bytes], root: int, tmp_path: Path) -> None:
+def test_criu_with_a_growing_log_is_left_alone(criu: subprocess.Popen[bytes], root: int, tmp_path: Path) -> None:
     limit = DumpLimit(criu.pid, root, tmp_path / "log")
     with (tmp_path / "log").open("w") as log:
         for number in range(3 * PATIENCE_S):

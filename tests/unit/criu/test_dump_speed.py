@@ -14,7 +14,7 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 
 
-def test_the_child_has_more_of_everything_and_both_end(tmp_path: Path) -> None:
+def test_trial_child_has_more_of_everything_and_both_end(tmp_path: Path) -> None:
     before = children(), descriptors()
     with running_trial_tree(tmp_path / "criu", tmp_path) as tree:
         root, child = proc.read_process(tree.root), proc.read_process(tree.child)
@@ -27,7 +27,7 @@ def test_the_child_has_more_of_everything_and_both_end(tmp_path: Path) -> None:
     assert (children(), descriptors()) == before
 
 
-def test_a_dump_that_fails_is_told_by_its_cause(tmp_path: Path) -> None:
+def test_failed_trial_dump_is_explained(tmp_path: Path) -> None:
     failing = script(
         tmp_path / "criu", 'echo "Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"; exit 1'
     )

@@ -50,7 +50,7 @@ def held_run(criu: Path, tmp_path: Path, in_hold: object) -> CriuResult:
         return run_criu((str(criu), str(log), str(hold.script)), log, hold=hold, in_hold=lambda: in_hold(log))
 
 
-def test_without_a_hold(criu: Path, tmp_path: Path) -> None:
+def test_run_without_a_hold(criu: Path, tmp_path: Path) -> None:
     argv = (str(criu), str(tmp_path / "dump.log"))
     outcome = run_criu(argv, tmp_path / "dump.log")
     assert outcome == CriuResult(argv, 0, "early complaint\nbegun\ndone\n", outcome.started, outcome.ended)
@@ -58,29 +58,29 @@ def test_without_a_hold(criu: Path, tmp_path: Path) -> None:
     assert outcome.started < outcome.ended
 
 
-def test_a_failure_is_told_by_status_and_log(criu: Path, tmp_path: Path) -> None:
+def test_failure_has_status_and_log(criu: Path, tmp_path: Path) -> None:
     outcome = run_criu((str(criu), str(tmp_path / "dump.log"), "", "5"), tmp_path / "dump.log")
     assert (outcome.ok, outcome.status) == (False, 5)
 
 
-def test_a_criu_that_a_signal_ends(tmp_path: Path) -> None:
+def test_criu_ended_by_a_signal(tmp_path: Path) -> None:
     outcome = run_criu(("sh", "-c", "kill -SEGV $$"), tmp_path / "dump.log")
     assert (outcome.status, outcome.log) == (-signal.SIGSEGV, "")
 
 
-def test_no_criu(tmp_path: Path) -> None:
+def test_missing_criu_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HostCannot):
         run_criu((str(tmp_path / "none"),), tmp_path / "dump.log")
 
 
-def test_a_return_commits(criu: Path, tmp_path: Path) -> None:
+def test_normal_return_commits_the_hold(criu: Path, tmp_path: Path) -> None:
     seen = []
     outcome = held_run(criu, tmp_path, lambda log: seen.append(log.read_text()))
     assert seen == ["begun\n"], "in the hold CRIU has begun and is not done"
     assert (outcome.status, outcome.log) == (0, "early complaint\nbegun\ndone\n")
 
 
-def test_an_exception_aborts_and_comes_back_after_the_end(criu: Path, tmp_path: Path) -> None:
+def test_exception_aborts_and_is_raised_after_criu_ended(criu: Path, tmp_path: Path) -> None:
     def fail(_log: Path) -> None:
         raise ValueError("no space")
 
@@ -89,7 +89,7 @@ def test_an_exception_aborts_and_comes_back_after_the_end(criu: Path, tmp_path: 
     assert (tmp_path / "dump.log").read_text() == "begun\nundone\n"
 
 
-def test_a_record_that_cannot_be_written_aborts(criu: Path, tmp_path: Path) -> None:
+def test_unwritable_commit_record_aborts(criu: Path, tmp_path: Path) -> None:
     def break_it(_log: Path) -> None:
         (tmp_path / "hold/post-dump/undecided").unlink()
 
@@ -98,7 +98,7 @@ def test_a_record_that_cannot_be_written_aborts(criu: Path, tmp_path: Path) -> N
     assert (tmp_path / "dump.log").read_text() == "begun\nundone\n"
 
 
-def test_a_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
+def test_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
     with holds_at(tmp_path / "hold", "post-dump") as (hold,):
         outcome = run_criu(
             ("sh", "-c", "exit 3"), tmp_path / "dump.log", hold=hold, in_hold=lambda: pytest.fail("there was no hold")
@@ -106,13 +106,13 @@ def test_a_criu_that_ends_before_the_hold(tmp_path: Path) -> None:
     assert outcome.status == 3
 
 
-def test_no_descriptor_is_left(criu: Path, tmp_path: Path) -> None:
+def test_no_descriptor_is_leaked(criu: Path, tmp_path: Path) -> None:
     before = descriptors()
     held_run(criu, tmp_path, lambda _log: None)
     assert descriptors() == before
 
 
-def test_a_session_of_its_own_unless_the_tree_lives_on_our_terminal(tmp_path: Path) -> None:
+def test_criu_has_its_own_session_unless_the_tree_is_on_our_terminal(tmp_path: Path) -> None:
     tell = ("sh", "-c", "ps -o sid= -p $$; readlink /proc/self/fd/0")
     session, stdin = run_criu(tell, tmp_path / "a.log").log.split()
     assert (int(session) != os.getsid(0), stdin) == (True, "/dev/null")
@@ -125,7 +125,7 @@ def test_a_session_of_its_own_unless_the_tree_lives_on_our_terminal(tmp_path: Pa
         os.close(other)
 
 
-def test_descriptors_for_the_tree(tmp_path: Path) -> None:
+def test_kept_descriptors_are_inherited(tmp_path: Path) -> None:
     with (tmp_path / "given").open("w") as given:
         outcome = run_criu(("readlink", f"/proc/self/fd/{given.fileno()}"), tmp_path / "a.log", keep=[given.fileno()])
     assert outcome.log == f"{tmp_path / 'given'}\n"
@@ -187,13 +187,13 @@ def driver(body: str, criu: Path, tmp_path: Path) -> subprocess.Popen[str]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_an_interruption_in_the_hold_aborts(criu: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_interruption_in_the_hold_aborts(criu: Path, tmp_path: Path, number: signal.Signals) -> None:
     process = driver(HELD, criu, tmp_path)
     process.send_signal(number)
     assert process.communicate(timeout=SOON)[0] == f"interrupted by {number.name} after undone\n"
 
 
-def test_killing_us_in_the_hold_aborts(criu: Path, tmp_path: Path) -> None:
+def test_sigkill_in_the_hold_aborts(criu: Path, tmp_path: Path) -> None:
     process = driver(HELD, criu, tmp_path)
     process.kill()
     process.communicate(timeout=SOON)
@@ -202,7 +202,7 @@ def test_killing_us_in_the_hold_aborts(criu: Path, tmp_path: Path) -> None:
     assert log.read_text() == "begun\nundone\n"
 
 
-def test_outside_a_hold_it_is_put_off_until_criu_has_ended(criu: Path, tmp_path: Path) -> None:
+def test_interruption_outside_a_hold_waits_for_criu(criu: Path, tmp_path: Path) -> None:
     process = driver(FREE, criu, tmp_path)
     with (tmp_path / "go").open("w") as go:  # opens once CRIU reads
         process.send_signal(signal.SIGTERM)
@@ -212,7 +212,7 @@ def test_outside_a_hold_it_is_put_off_until_criu_has_ended(criu: Path, tmp_path:
     assert process.communicate(timeout=SOON)[0] == "interrupted by SIGTERM after done\n"
 
 
-def test_what_came_before_the_hold_aborts_it(criu: Path, tmp_path: Path) -> None:
+def test_interruption_before_the_hold_aborts_it(criu: Path, tmp_path: Path) -> None:
     process = driver(LATE, criu, tmp_path)
     with (tmp_path / "go").open("w") as go:
         process.send_signal(signal.SIGINT)

@@ -101,7 +101,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("source", "text", "key", "says"), LINES, ids=[f"{line[2]}-{line[0]}" for line in LINES])
-def test_each_line_is_known(source: str, text: str, key: str, says: str) -> None:
+def test_each_line_has_a_known_cause(source: str, text: str, key: str, says: str) -> None:
     told = explain(f"(00.012345) Running as root\n(00.012399) Error ({source}): {text}\n")
     assert told.finding is not None
     assert told.finding.key == key
@@ -110,7 +110,7 @@ def test_each_line_is_known(source: str, text: str, key: str, says: str) -> None
     assert told.lines == (f"(00.012399) Error ({source}): {text}",)
 
 
-def test_a_warning_can_be_the_cause() -> None:
+def test_warning_can_be_the_cause() -> None:
     told = explain(
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
         "(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.\n"
@@ -120,7 +120,7 @@ def test_a_warning_can_be_the_cause() -> None:
     assert told.lines == ("(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.",)
 
 
-def test_a_warning_is_the_cause_only_where_nothing_else_was_said() -> None:
+def test_warning_is_the_cause_only_without_errors() -> None:
     """Of a main thread that has ended, its process is in the way, not that it cannot be stopped."""
     told = explain(
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
@@ -131,7 +131,7 @@ def test_a_warning_is_the_cause_only_where_nothing_else_was_said() -> None:
     assert told.finding.key == "thread-leader-gone"
 
 
-def test_the_first_known_cause_counts() -> None:
+def test_first_known_cause_counts() -> None:
     told = explain(
         "(00.01) Error (criu/x.c:1): something new\n"
         "(00.02) Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2c\n"
@@ -153,7 +153,7 @@ def test_the_first_known_cause_counts() -> None:
         "",
     ],
 )
-def test_what_stands_in_good_logs_too_is_no_cause(text: str) -> None:
+def test_lines_of_successful_logs_are_no_cause(text: str) -> None:
     told = explain(text)
     assert (told.finding, told.lines) == (None, ())
 
@@ -164,13 +164,13 @@ def test_complaints_before_the_log_is_open_have_no_mark() -> None:
     assert told.finding.key == "no-privileges"
 
 
-def test_unknown_errors_are_shown_as_they_are_but_not_all_of_them() -> None:
+def test_unknown_errors_are_quoted_up_to_a_limit() -> None:
     told = explain("".join(f"(00.0{n}) Error (criu/new.c:{n}): news {n}\n" for n in range(20)))
     assert told.finding is None
     assert [line[-6:] for line in told.lines] == [f"news {n}" for n in range(8)]
 
 
-def test_the_id_of_the_run() -> None:
+def test_run_id_is_found() -> None:
     log = "(00.000) Version: 4.2.1\n(00.001) CRIU run id = 4bd8b0a5-ae26-4c42-8bcb-b63bfe8e8dd2\n"
     assert run_id(log) == "4bd8b0a5-ae26-4c42-8bcb-b63bfe8e8dd2"
     assert run_id("") is None
@@ -179,7 +179,7 @@ def test_the_id_of_the_run() -> None:
 LAST = "(00.9) Error (criu/sk-netlink.c:77): netlink: The socket has data to read\n"
 
 
-def test_a_line_that_is_said_a_million_times_is_looked_up_once() -> None:
+def test_repeated_line_is_matched_once() -> None:
     log = "".join(f"(00.{number}) Error (criu/new.c:1): again\n" for number in range(100_000)) + LAST
     told = explain(log)
     assert told.finding

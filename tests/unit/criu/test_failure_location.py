@@ -45,18 +45,18 @@ SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size
         (SIZE + "(00.03)    813: Error (criu/files.c:1221): Unable to open fd=3 id=0x16\n", "process 812"),
     ],
 )
-def test_a_location_is_found(log: str, place: str) -> None:
+def test_failure_location_is_found(log: str, place: str) -> None:
     told = explain(log)
     assert told.finding is not None
     assert str(told.place) == place
 
 
-def test_an_unknown_location_is_none() -> None:
+def test_unknown_location_is_none() -> None:
     assert explain("").place is None
     assert str(FailureLocation(5)) == "process 5"
 
 
-def test_the_outside_end_of_a_unix_socket_is_told_by_its_inode() -> None:
+def test_outside_end_of_a_unix_socket_is_found_by_inode() -> None:
     extern = "(00.038925) unix: \tDumped extern: id 0xe ino 4555832 peer 0 type 2 state 10 name 26 bytes\n"
     refused = (
         "(00.038928) Error (criu/sk-unix.c:874): unix: External socket is used. Consider using --ext-unix-sk option."

@@ -29,18 +29,18 @@ def why_not(path: Path, memory: Path) -> str:
     return why
 
 
-def test_not_there(tmp_path: Path, memory: Path) -> None:
+def test_missing_criu_is_rejected(tmp_path: Path, memory: Path) -> None:
     assert why_not(tmp_path / "none", memory) == "it does not exist"
     assert why_not(script(tmp_path / "file", "") / "criu", memory) == "it does not exist"
 
 
-def test_not_executable(tmp_path: Path, memory: Path) -> None:
+def test_non_executable_criu_is_rejected(tmp_path: Path, memory: Path) -> None:
     (tmp_path / "criu").touch()
     assert why_not(tmp_path / "criu", memory) == "it is not executable"
     assert "Permission denied" in why_not(tmp_path, memory)
 
 
-def test_garbage(tmp_path: Path, memory: Path) -> None:
+def test_program_that_is_not_criu_is_rejected(tmp_path: Path, memory: Path) -> None:
     assert "it is not CRIU: its --version says 'x" in why_not(
         script(tmp_path / "criu", "printf 'x\\377\\nlast words'"), memory
     )
@@ -49,7 +49,7 @@ def test_garbage(tmp_path: Path, memory: Path) -> None:
     assert "Exec format error" in why_not(tmp_path / "criu", memory)
 
 
-def test_none_that_works_is_told_with_all_reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_lists_why_each_candidate_was_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CRCKPT_CRIU", "/nowhere/criu")
     with pytest.raises(HostCannot, match="no CRIU works") as caught:
         find.find(tmp_path / "none", None, NOWHERE)
@@ -70,7 +70,7 @@ def working(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
     return known.criu.path
 
 
-def test_one_that_works_is_found_and_remembered(working: Path, memory: Path, tmp_path: Path) -> None:
+def test_working_criu_is_found_and_cached(working: Path, memory: Path, tmp_path: Path) -> None:
     link = tmp_path / "criu"
     link.symlink_to(working)
     before = children(), descriptors()
@@ -86,7 +86,7 @@ def test_one_that_works_is_found_and_remembered(working: Path, memory: Path, tmp
     assert recall(link, memory) is None, "another file is another CRIU"
 
 
-def test_what_is_remembered_of_others_stays_as_long_as_they_are_there(working: Path, memory: Path) -> None:
+def test_cache_entries_of_existing_files_are_kept(working: Path, memory: Path) -> None:
     memory.parent.mkdir()
     other = str(memory.parent)
     memory.write_text(json.dumps({other: {"version": "1"}, f"{other}/gone": {"version": "1"}}))
@@ -95,6 +95,6 @@ def test_what_is_remembered_of_others_stays_as_long_as_they_are_there(working: P
     assert json.loads(memory.read_text()).keys() == {other, str(working)}
 
 
-def test_a_memory_that_cannot_be_written_is_none(working: Path, tmp_path: Path) -> None:
+def test_unwritable_cache_is_ignored(working: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert find.search(working, None, tmp_path / "file/criu.json").criu is not None

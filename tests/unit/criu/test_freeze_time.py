@@ -17,7 +17,7 @@ LOG = """(00.000000) CRIU run id = ded0ab22
 """
 
 
-def test_the_freeze_is_before_the_end_of_the_log(tmp_path: Path) -> None:
+def test_freeze_is_before_the_end_of_the_log(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     before = time.monotonic()
     log.write_text(LOG)
@@ -29,7 +29,7 @@ def test_the_freeze_is_before_the_end_of_the_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "no log", "(00.1) Dumping\n"])
-def test_a_log_that_does_not_tell(tmp_path: Path, text: str | None) -> None:
+def test_log_without_a_freeze_line_uses_the_default(tmp_path: Path, text: str | None) -> None:
     log = tmp_path / "dump.log"
     if text is not None:
         log.write_text(text)

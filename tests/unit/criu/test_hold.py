@@ -90,7 +90,7 @@ def still_waits(script: subprocess.Popen[bytes]) -> bool:
 
 
 @pytest.mark.parametrize("step", ["pre-dump", "post-dump", "post-restore"])
-def test_commit_lets_criu_go_on(kind: Kind, tmp_path: Path, step: Step) -> None:
+def test_commit_lets_criu_continue(kind: Kind, tmp_path: Path, step: Step) -> None:
     with kind.holds_at(tmp_path / "hold", step) as (hold,):
         assert not is_reached(hold, 0)
         script = kind.ask(tmp_path / "hold", step, step)
@@ -108,7 +108,7 @@ def test_release_without_commit_makes_criu_undo(kind: Kind, tmp_path: Path) -> N
         assert script.wait(SOON) != 0
 
 
-def test_the_end_of_the_block_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+def test_end_of_the_block_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         script = kind.ask(tmp_path / "hold", "post-dump")
         assert is_reached(hold, SOON)
@@ -118,13 +118,13 @@ def test_the_end_of_the_block_makes_criu_undo(kind: Kind, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     "action", ["", "pre-dump", "post-restore", "network-lock", "network-unlock", "pre-restore", "post-resume"]
 )
-def test_at_other_steps_nobody_waits(kind: Kind, tmp_path: Path, action: str) -> None:
+def test_other_steps_do_not_wait(kind: Kind, tmp_path: Path, action: str) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         assert kind.ask(tmp_path / "hold", action).wait(SOON) == 0
         assert not is_reached(hold, 0)
 
 
-def test_what_is_recorded_decides_even_if_criu_comes_late(kind: Kind, tmp_path: Path) -> None:
+def test_recorded_decision_applies_to_a_late_criu(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
     assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) == 0
@@ -159,7 +159,7 @@ def owner(kind: Kind, directory: Path, **environment: str) -> subprocess.Popen[b
     return process
 
 
-def test_the_death_of_the_owner_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+def test_death_of_the_owner_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
     process = owner(kind, tmp_path / "hold")
     script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
@@ -168,14 +168,14 @@ def test_the_death_of_the_owner_makes_criu_undo(kind: Kind, tmp_path: Path) -> N
     process.communicate()
 
 
-def test_an_owner_that_died_before_the_step_keeps_nothing_frozen(kind: Kind, tmp_path: Path) -> None:
+def test_owner_that_died_before_the_step_aborts(kind: Kind, tmp_path: Path) -> None:
     process = owner(kind, tmp_path / "hold")
     process.kill()
     process.communicate()
     assert kind.ask(tmp_path / "hold", "post-dump").wait(SOON) != 0
 
 
-def test_an_owner_that_died_after_the_commit_has_committed(kind: Kind, tmp_path: Path) -> None:
+def test_owner_that_died_after_the_commit_has_committed(kind: Kind, tmp_path: Path) -> None:
     process = owner(kind, tmp_path / "hold")
     script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
@@ -185,7 +185,7 @@ def test_an_owner_that_died_after_the_commit_has_committed(kind: Kind, tmp_path:
     process.communicate()
 
 
-def test_a_directory_that_is_gone_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
+def test_missing_directory_makes_criu_undo(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         if kind.is_script:
             pytest.skip("the script lies in it")
@@ -196,14 +196,14 @@ def test_a_directory_that_is_gone_makes_criu_undo(kind: Kind, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("action", ["network-lock", "post-dump"])
-def test_without_a_place_to_wait_every_step_makes_criu_undo(kind: Kind, tmp_path: Path, action: str) -> None:
+def test_every_step_aborts_without_a_directory(kind: Kind, tmp_path: Path, action: str) -> None:
     """An environment that got lost on the way must not end a tree without a commit."""
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         environment = {**run.ENVIRONMENT, "CRTOOLS_SCRIPT_ACTION": action}
         assert subprocess.run([hold.script], env=environment, stderr=subprocess.DEVNULL, check=False).returncode != 0
 
 
-def test_children_of_ours_do_not_keep_the_lock(kind: Kind, tmp_path: Path) -> None:
+def test_children_do_not_keep_the_lock(kind: Kind, tmp_path: Path) -> None:
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         child = run.start(["sleep", "60"], output=tmp_path / "out")
         script = kind.ask(tmp_path / "hold", "post-dump")
@@ -214,7 +214,7 @@ def test_children_of_ours_do_not_keep_the_lock(kind: Kind, tmp_path: Path) -> No
         child.wait()
 
 
-def test_a_path_with_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
+def test_path_with_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
     directory = tmp_path / "a 'b' \"c\" $d"
     with kind.holds_at(directory, "post-dump") as (hold,):
         script = kind.ask(directory, "post-dump")
@@ -223,7 +223,7 @@ def test_a_path_with_spaces_and_quotes(kind: Kind, tmp_path: Path) -> None:
         assert script.wait(SOON) == 0
 
 
-def test_it_is_private_and_leaves_no_descriptor(kind: Kind, tmp_path: Path) -> None:
+def test_hold_is_private_and_leaks_no_descriptor(kind: Kind, tmp_path: Path) -> None:
     before = descriptors()
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         made = [tmp_path / "hold", *(tmp_path / "hold").rglob("*")]
@@ -235,7 +235,7 @@ def test_it_is_private_and_leaves_no_descriptor(kind: Kind, tmp_path: Path) -> N
     assert descriptors() == before
 
 
-def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
+def test_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
     before = descriptors()
     with gate(tmp_path / "hold") as hold:
         assert hold.environment == {"CRCKPT_HOLD": f"{tmp_path}/hold"}
@@ -249,7 +249,7 @@ def test_a_gate_is_private_and_leaves_nothing(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_a_noexec_mount_is_refused_beforehand_where_a_script_must_run(kind: Kind, tmp_path: Path) -> None:
+def test_noexec_mount_is_refused_where_a_script_must_run(kind: Kind, tmp_path: Path) -> None:
     mounted = run.run(["mount", "-t", "tmpfs", "-o", "noexec", "test", str(tmp_path)])
     if not mounted.ok:
         pytest.skip(f"nothing can be mounted here: {mounted.output.strip()}")
@@ -290,7 +290,7 @@ def _limited(kind: Kind) -> None:
 
 
 @pytest.mark.usefixtures("_limited")
-def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(kind: Kind, tmp_path: Path) -> None:
+def test_hold_waits_for_heartbeats_and_aborts_without_them(kind: Kind, tmp_path: Path) -> None:
     """A commit that comes later does not count."""
     with kind.holds_at(tmp_path / "hold", "post-dump", patience_s=1) as (hold,):
         script = kind.ask(tmp_path / "hold", "post-dump")
@@ -314,7 +314,7 @@ def test_signs_of_life_keep_it_waiting_and_without_them_it_aborts(kind: Kind, tm
 
 @pytest.mark.usefixtures("_limited")
 @pytest.mark.parametrize("stop", ["SIGSTOP", "ptrace"])
-def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(kind: Kind, tmp_path: Path, stop: str) -> None:
+def test_stopped_owner_is_waited_for_up_to_its_limit(kind: Kind, tmp_path: Path, stop: str) -> None:
     process = owner(kind, tmp_path / "hold", CRCKPT_PATIENCE_S="2")
     script = kind.ask(tmp_path / "hold", "post-dump")
     assert still_waits(script)
@@ -326,7 +326,7 @@ def test_an_owner_that_is_stopped_is_waited_for_no_longer_than_its_limit(kind: K
 
 
 @pytest.mark.usefixtures("_limited")
-def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(kind: Kind, tmp_path: Path) -> None:
+def test_script_stopped_with_its_owner_gives_it_time(kind: Kind, tmp_path: Path) -> None:
     """As in a frozen control group, or a suspended machine: then no time has passed for either."""
     with silent(kind, tmp_path / "hold") as hold, silent(kind, tmp_path / "other"):
         script = kind.ask(tmp_path / "hold", "post-dump")
@@ -340,7 +340,7 @@ def test_who_is_stopped_together_with_the_owner_gives_it_time_to_answer(kind: Ki
 
 
 @pytest.mark.usefixtures("_limited")
-def test_an_owner_that_is_stuck_in_the_hold_gives_no_sign_of_life(kind: Kind, tmp_path: Path) -> None:
+def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) -> None:
     """A disk that does not answer, say: it uses no time of a processor. Elsewhere it may wait as long as CRIU takes."""
     with (
         smaller_bounds(hold_module, STUCK_S=0.8),
@@ -386,7 +386,7 @@ def aborting(directory: Path) -> None:
 
 
 @pytest.mark.usefixtures("_limited")
-def test_the_program_needs_nothing_that_has_a_name(kind: Kind, tmp_path: Path) -> None:
+def test_hold_program_needs_no_other_files(kind: Kind, tmp_path: Path) -> None:
     """No loader, library, shell or other program: CRIU may run it where all of those are somebody else's."""
     found = subprocess.run(["readelf", "-ld", kind.program], capture_output=True, text=True, check=True).stdout
     assert "INTERP" not in found

@@ -82,7 +82,7 @@ def pieces(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize("cause", [cause for cause in CATALOGUE if cause.pattern], ids=lambda cause: str(cause.key))
-def test_no_pattern_takes_long_for_a_line(cause: Cause) -> None:
+def test_no_pattern_is_slow_on_a_line(cause: Cause) -> None:
     key, pattern = cause.key, cause.pattern
     texts = []
     for of, line in LINES:
@@ -105,13 +105,13 @@ def find_slow(pattern: str, texts: list[str]) -> list[str]:
     return texts
 
 
-def test_a_pattern_that_takes_long_is_found() -> None:
+def test_slow_pattern_is_detected() -> None:
     text = "x" * LONGEST
     assert find_slow("x.*x.*y", [text]) == [text]
 
 
 @pytest.mark.parametrize("name", HARD)
-def test_time_is_in_proportion_to_the_length_of_a_log(name: str) -> None:
+def test_time_is_linear_in_the_length_of_a_log(name: str) -> None:
     def prepare(size: int) -> Callable[[], object]:
         text = HARD[name](size)
         return lambda: (is_log(text), explain(text))
@@ -119,7 +119,7 @@ def test_time_is_in_proportion_to_the_length_of_a_log(name: str) -> None:
     assert grows_linearly(prepare, LESS_LONG if name in SLOW else LONG)
 
 
-def test_time_is_in_proportion_to_the_number_of_known_lines() -> None:
+def test_time_is_linear_in_the_number_of_known_lines() -> None:
     # Each line is another, and all are looked up.
     begins, ends = ([line[: len(line) // 2] for _, line in LINES], [line[-9:] for _, line in LINES])
     worst = [
@@ -128,7 +128,7 @@ def test_time_is_in_proportion_to_the_number_of_known_lines() -> None:
     assert grows_linearly(lambda size: partial(explain, "".join(worst[:: len(worst) // size])), len(worst))
 
 
-def test_bytes_that_are_no_text_take_little_memory(tmp_path: Path) -> None:
+def test_binary_logs_use_little_memory(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     # What is changed before the log is read, in a text that takes four bytes for each character.
     quoted = b'{"a": "Error (criu/a.c:1): can\xe2\x80\x99t \\u0022x\\u0022\\n"}\n&quot;&#39;\n\xf0\x9f\x98\x80\n'

@@ -43,25 +43,25 @@ def test_lines_that_differ_only_in_their_times_are_one() -> None:
     assert texts(log.replace("\n", "\r\n")) == texts(log)
 
 
-def test_what_criu_only_tries_is_no_complaint() -> None:
+def test_attempts_of_criu_are_no_complaints() -> None:
     assert texts("(00.01) Warn  (criu/kerndat.c:1): Zero page\n(00.02) Dumping task (pid: 7 comm: a)\n") == []
 
 
-def test_a_long_line_keeps_its_begin_and_its_end() -> None:
+def test_long_line_keeps_its_start_and_end() -> None:
     (line,) = texts(f"Error (criu/a.c:1): begin {'x' * 5000} end\n")
     assert len(line) < 1010
     assert line.startswith("Error (criu/a.c:1): begin xxx")
     assert line.endswith("xxx end")
 
 
-def test_a_log_of_nothing_but_complaints_is_limited() -> None:
+def test_log_of_only_complaints_is_limited() -> None:
     log = "".join(f"Error (criu/a.c:1): {number}\n" for number in range(2000))
     found = find_telling_lines(log)
     assert len(found) == 500
     assert found[0].text == "Error (criu/a.c:1): 0"
 
 
-def test_a_line_says_where_it_stands() -> None:
+def test_line_knows_its_position() -> None:
     log = "first\nsecond\nthird"
     assert [line_at(log, at, 0) for at in (0, 5)] == [Line("first", 0, 5)] * 2
     assert line_at(log, 6, 0) == line_at(log, 11, 0) == Line("second", 6, 12)
@@ -70,7 +70,7 @@ def test_a_line_says_where_it_stands() -> None:
     assert line_at(log, 9, 8).text == "cond"
 
 
-def test_consequences_of_an_unknown_complaint_would_hide_it() -> None:
+def test_consequences_of_an_unknown_complaint_are_kept() -> None:
     known, unknown = find_telling_lines(f"{ERROR.format('a')}\nError (criu/new.c:1): Something new\n")
     (failed,) = find_telling_lines("Error (criu/cr-dump.c:1): Dumping FAILED.\n")
     assert (is_consequence(known), is_consequence(failed)) == (False, True)
@@ -79,7 +79,7 @@ def test_consequences_of_an_unknown_complaint_would_hide_it() -> None:
     assert list(omit_consequences([failed, unknown])) == [failed, unknown]
 
 
-def test_lines_that_people_typed_again() -> None:
+def test_retyped_lines_are_recognized() -> None:
     """Without CRIU's mark, with other quotes; the last ones of many."""
     log = "\n".join(f"error: no. {number}" for number in range(150)) + "\n`Can\u2019t open` the file\n"
     retyped = list(RetypedLines(log, find_telling_lines(log)))

@@ -113,7 +113,7 @@ NOT_SO = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_each_line_tells_its_cause(form: str) -> None:
+def test_each_line_finds_its_cause(form: str) -> None:
     other = []
     for key, line in some([row for row in LINES if row[0] not in NO_COMPLAINTS], list(FORMS).index(form)):
         text = FORMS[form](line, key)
@@ -149,14 +149,14 @@ def test_each_line_tells_its_cause(form: str) -> None:
         ("(00.01)  3367: Error: tty: Don't have tty to inherit session from,\naborting\n", "no-terminal"),
     ],
 )
-def test_what_people_wrote(text: str, key: str) -> None:
+def test_quoted_texts_of_people_find_their_cause(text: str, key: str) -> None:
     told = explain(text)
     assert told.finding is not None
     assert told.finding.key == key
     assert is_log(text)
 
 
-def test_an_earlier_line_without_its_mark_is_the_cause() -> None:
+def test_earlier_line_without_its_mark_is_the_cause() -> None:
     told = explain(
         "Can't unshare net-namespace: Operation not permitted\n"
         "(00.005) Error (criu/cr-restore.c:2080): Can't attach to init: Operation not permitted\n"
@@ -175,11 +175,11 @@ def test_an_earlier_line_without_its_mark_is_the_cause() -> None:
         "Warn  (criu/files-reg.c:1): File srv/log has bad size 12 (expect 10)\n",
     ],
 )
-def test_what_is_no_complaint_tells_nothing(text: str) -> None:
+def test_text_without_a_complaint_has_no_cause(text: str) -> None:
     assert explain(text).finding is None
 
 
-def test_a_line_of_a_log_is_never_unquoted() -> None:
+def test_line_of_a_log_is_never_unquoted() -> None:
     # A path may have such in it.
     log = '(00.01) Dumping path for 3 fd via self 17 [/srv/a\\nb\\"]\n'
     assert unquote(log) == log

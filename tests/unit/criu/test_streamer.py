@@ -98,7 +98,7 @@ def connected(base: Path, source: Images = images) -> Iterator[tuple[Streamer, C
         yield streamer, client
 
 
-def test_files_come_as_they_are(tmp_path: Path) -> None:
+def test_files_are_streamed_unchanged(tmp_path: Path) -> None:
     with connected(tmp_path) as (streamer, client):
         for name, content in FILES.items():
             assert read(client.open(name)) == content
@@ -106,7 +106,7 @@ def test_files_come_as_they_are(tmp_path: Path) -> None:
         streamer.check()
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     with connected(tmp_path) as (_, client):
         assert client.open("no.img") is None
         assert read(client.open("inventory.img")) == b"small"
@@ -120,7 +120,7 @@ def test_several_files_are_read_at_once(tmp_path: Path) -> None:
         assert read(first) == LARGE
 
 
-def test_the_path_may_be_long(tmp_path: Path) -> None:
+def test_path_may_be_long(tmp_path: Path) -> None:
     """A path to a socket has at most 107 bytes."""
     base = tmp_path / ("d" * 100) / ("e" * 100)
     base.mkdir(parents=True)
@@ -141,7 +141,7 @@ def test_damage_cuts_the_file_short_and_is_raised(tmp_path: Path) -> None:
             streamer.check()
 
 
-def test_damage_of_a_file_that_is_only_asked_for_is_raised(tmp_path: Path) -> None:
+def test_damage_of_a_merely_requested_file_is_raised(tmp_path: Path) -> None:
     def damaged(_: str) -> Iterator[memoryview]:
         raise IntegrityError("frame 7: its SHA-256 does not match")
 
@@ -165,7 +165,7 @@ def test_criu_may_stop_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("heard", [0, 6])
-def test_criu_may_end_amid_a_request(tmp_path: Path, heard: int) -> None:
+def test_criu_may_end_during_a_request(tmp_path: Path, heard: int) -> None:
     """Its log says why it ended: what we saw of that is no failure of ours."""
     with serving(tmp_path) as streamer:
         streamer.serve(images)
@@ -180,14 +180,14 @@ def test_criu_may_never_come(tmp_path: Path) -> None:
         pass
 
 
-def test_criu_waits_for_images_that_are_not_there_yet(tmp_path: Path) -> None:
+def test_criu_waits_for_images_that_are_not_ready(tmp_path: Path) -> None:
     with serving(tmp_path) as streamer, Client(streamer) as client:
         client.ask("inventory.img")
         streamer.serve(images)
         assert read(client.answer()) == b"small"
 
 
-def test_criu_ends_if_it_gets_no_images(tmp_path: Path) -> None:
+def test_criu_ends_if_images_are_refused(tmp_path: Path) -> None:
     with serving(tmp_path) as streamer, Client(streamer) as client:
         client.ask("inventory.img")
         streamer.refuse()
@@ -195,7 +195,7 @@ def test_criu_ends_if_it_gets_no_images(tmp_path: Path) -> None:
         streamer.check()
 
 
-def test_an_interruption_cuts_files_short(tmp_path: Path) -> None:
+def test_interruption_cuts_files_short(tmp_path: Path) -> None:
     """CRIU itself is not to be interrupted; without its images it fails, and undoes its work."""
     asking = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in asking]

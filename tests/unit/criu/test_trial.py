@@ -13,7 +13,7 @@ from crckpt.criu.trial import trial
 VERSION = '[ "$1" = --version ] && { echo "Version: 9.9"; exit 0; }\n'
 
 
-def test_a_check_that_fails(tmp_path: Path) -> None:
+def test_failed_check_is_explained(tmp_path: Path) -> None:
     broken = script(
         tmp_path / "criu", f"{VERSION}echo 'Error (criu/vdso.c:1): vdso: Unexpected rt vDSO area bounds'; exit 1"
     )
@@ -24,7 +24,7 @@ def test_a_check_that_fails(tmp_path: Path) -> None:
     assert trial(other) == "criu check fails: Looks bad."
 
 
-def test_a_trial_dump_that_fails(tmp_path: Path) -> None:
+def test_failed_trial_dump_is_explained(tmp_path: Path) -> None:
     before = children(), descriptors()
     failing = script(
         tmp_path / "criu",
@@ -37,7 +37,7 @@ def test_a_trial_dump_that_fails(tmp_path: Path) -> None:
     assert (children(), descriptors()) == before
 
 
-def test_a_trial_dump_that_ends_the_program_and_a_restore_that_fails(tmp_path: Path) -> None:
+def test_killed_trial_program_and_failed_restore_are_explained(tmp_path: Path) -> None:
     before = children(), descriptors()
     ending = script(tmp_path / "criu", f'{VERSION}case "$1" in dump) kill -9 "$3";; restore) exit 1;; esac')
     assert trial(ending) == "the trial restore fails"
@@ -46,12 +46,12 @@ def test_a_trial_dump_that_ends_the_program_and_a_restore_that_fails(tmp_path: P
     assert (children(), descriptors()) == before
 
 
-def test_a_trial_program_that_does_not_start(tmp_path: Path) -> None:
+def test_trial_program_that_does_not_start_is_reported(tmp_path: Path) -> None:
     python = str(script(tmp_path / "python", "echo no such module; exit 1"))
     assert trial(script(tmp_path / "criu", "exit 0"), python) == "the trial's program does not start: no such module"
 
 
-def test_nobody_can_connect_to_the_trial(tmp_path: Path) -> None:
+def test_others_cannot_connect_to_the_trial(tmp_path: Path) -> None:
     """CRIU would refuse the dump then, and crckpt say that no CRIU works here."""
     connect = f"""
 import os, socket

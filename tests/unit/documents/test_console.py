@@ -27,7 +27,7 @@ $ true
 """
 
 
-def test_the_steps_of_a_page() -> None:
+def test_page_is_split_into_steps() -> None:
     assert list(read_steps(PAGE)) == [
         Step("print(1)\n", path=Path("/srv/a.py")),
         Step("sleep 0"),
@@ -51,19 +51,19 @@ def test_the_steps_of_a_page() -> None:
         ("[a] (b)*", "[a] (b)*", True),
     ],
 )
-def test_what_varies_is_not_compared(shown: str, printed: str, is_same: bool) -> None:
+def test_varying_output_is_not_compared(shown: str, printed: str, is_same: bool) -> None:
     assert (difference(StepResult(Step("x", shown), "x", 0, printed)) == "") is is_same
 
 
 @pytest.mark.parametrize(
     ("shown", "status", "is_same"), [("crckpt: no", 12, True), ("crckpt: no", 0, False), ("no", 1, False)]
 )
-def test_only_what_shows_a_failure_may_fail(shown: str, status: int, is_same: bool) -> None:
+def test_only_a_shown_failure_may_fail(shown: str, status: int, is_same: bool) -> None:
     assert (difference(StepResult(Step("x", shown), "x", status, shown)) == "") is is_same
     assert bool(difference(StepResult(Step("hidden"), "hidden", status, ""))) is (status != 0)
 
 
-def test_the_output_of_a_run_goes_into_the_page() -> None:
+def test_output_of_a_run_is_written_into_the_page() -> None:
     steps = list(read_steps(PAGE))
     results = [StepResult(step, step.command.replace("7", "9"), 0, "new\n") for step in steps]
     assert refresh(PAGE, results) == PAGE.replace(

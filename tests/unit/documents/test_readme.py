@@ -14,7 +14,7 @@ PAGES = (PROJECT / "README.md", PROJECT / "CONTRIBUTING.md", PROJECT / "SECURITY
 LONGEST = 155
 
 
-def test_it_is_short() -> None:
+def test_readme_is_short() -> None:
     assert len(PAGES[0].read_text().splitlines()) <= LONGEST
 
 
@@ -25,7 +25,7 @@ def test_links_lead_to_files(page: Path) -> None:
     assert [link for link in links if not (PROJECT / link).exists()] == []
 
 
-def test_the_picture_shows_the_tour() -> None:
+def test_picture_shows_the_tour() -> None:
     page = PAGES[0].read_text()
     shown = page.partition("<!-- picture: begin -->")[2].partition("<!-- picture: end -->")[0]
     picture = html.unescape((PROJECT / "docs/static/tour.svg").read_text()).replace("\N{NO-BREAK SPACE}", " ")

@@ -31,7 +31,7 @@ EXAMPLE = PROJECT / "docs/reference/crckpt.yaml"
 OTHER_VARIABLES = {"TERM", "CRCKPT_STEPS_FILE"}
 
 
-def test_every_command_has_its_options_in_its_page_and_its_man_page(tmp_path: Path) -> None:
+def test_every_command_and_option_has_page_and_man_page(tmp_path: Path) -> None:
     commands = read_commands()
     overview = command_groups(commands)
     assert {file.name for file in write_man_pages(tmp_path)} == {"crckpt.1", *(f"crckpt-{name}.1" for name in COMMANDS)}
@@ -55,7 +55,7 @@ def test_man_formats_every_page_without_a_warning(tmp_path: Path) -> None:
         assert "crckpt" in done.stdout
 
 
-def test_the_example_of_a_configuration_has_every_key() -> None:
+def test_example_configuration_has_every_key() -> None:
     configuration = parse(EXAMPLE.read_text(), str(EXAMPLE))
     assert None not in [getattr(configuration, field.name) for field in fields(Config)]
 
@@ -91,7 +91,7 @@ def test_every_cause_has_one_anchor() -> None:
     assert sorted(anchors) == sorted(cause.key for cause in CATALOGUE)
 
 
-def test_no_gap_of_a_template_is_left_in_the_causes() -> None:
+def test_causes_page_has_no_unfilled_template_fields() -> None:
     assert not re.findall(r"[{}]\w*[|}]", causes().replace("{}", ""))
 
 
@@ -101,7 +101,7 @@ def test_every_command_has_a_schema() -> None:
     assert all(schema(document)["$defs"] for documents in DOCUMENTS.values() for document in documents)
 
 
-def test_a_document_of_another_type_is_refused() -> None:
+def test_invalid_documents_do_not_match_the_schema() -> None:
     tag = '{"schema": 1, "command": "tag", "status": "ok", "result": {"job": "a", "tag": "b", "id": "%s"}}'
     check(tag % ("0" * 64))
     with pytest.raises(ValidationError):
@@ -110,13 +110,11 @@ def test_a_document_of_another_type_is_refused() -> None:
         check(tag.replace('"tag": "b", ', "") % ("0" * 64))
 
 
-def test_the_format_of_the_store_has_its_headings() -> None:
+def test_store_format_page_has_its_headings() -> None:
     assert {"## Page", "## Pack", "## Manifest"} <= set(store_format().splitlines())
 
 
-def test_what_is_out_of_date_is_named_in_a_sentence_and_can_be_written(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_outdated_pages_are_reported_and_can_be_rewritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(PROJECT / "docs/reference", tmp_path / "reference")
     main(tmp_path, write=True)
     assert main(tmp_path, write=False) == 0

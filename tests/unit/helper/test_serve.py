@@ -91,7 +91,7 @@ def answers(path: Path) -> bool:
 
 
 @pytest.mark.parametrize("packet", [b"hello", b"\n", b"\0", b"\xff\xfe\0", b'{"do": "sleep"}', b"[" * 60_000, b"null"])
-def test_a_request_that_is_not_known_is_refused(place: Path, packet: bytes) -> None:
+def test_unknown_request_is_refused(place: Path, packet: bytes) -> None:
     with connected(place) as channel:
         channel.connection.send(packet)
         assert "unknown request" in channel.receive(Answer, PATIENCE_S).text
@@ -99,7 +99,7 @@ def test_a_request_that_is_not_known_is_refused(place: Path, packet: bytes) -> N
     assert answers(place)
 
 
-def test_a_peer_that_reads_no_answers_keeps_nobody_waiting_for_long(place: Path) -> None:
+def test_peer_that_reads_no_answers_is_dropped(place: Path) -> None:
     with smaller_bounds(serve, _PATIENCE_S=0.2), connected(place) as deaf:
         assert is_dropped(deaf)
         assert answers(place)
@@ -122,13 +122,13 @@ def test_many_silent_peers_lock_nobody_out(place: Path) -> None:
         assert answers(place)
 
 
-def test_a_message_too_large_for_a_packet_comes_whole(place: Path) -> None:
+def test_message_larger_than_a_packet_arrives(place: Path) -> None:
     with connected(place) as channel:
         assert len(channel.ask(Question("x" * 3_000_000), Answer, PATIENCE_S).text) == 3_000_000
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_other_users_are_not_answered(place: Path) -> None:
+def test_other_users_get_no_answer(place: Path) -> None:
     place.chmod(0o777)
     # Where it lies only root can go; who is there already can connect.
     directory = os.open(place.parent, os.O_PATH)
@@ -149,7 +149,7 @@ def pair() -> tuple[Channel, Channel]:
     return Channel(KEEPER, ours), Channel(KEEPER, theirs)
 
 
-def test_descriptors_come_with_their_message() -> None:
+def test_descriptors_arrive_with_their_message() -> None:
     ours, theirs = pair()
     reading, writing = os.pipe()
     with closing(ours), closing(theirs):
@@ -162,7 +162,7 @@ def test_descriptors_come_with_their_message() -> None:
     close_all((reading, writing))
 
 
-def test_a_helper_that_is_silent_or_has_ended_or_of_another_release_is_told_apart() -> None:
+def test_silent_ended_and_older_helpers_raise_different_errors() -> None:
     ours, theirs = pair()
     with closing(ours), closing(theirs):
         with pytest.raises(HelperSilent, match="does not answer") as silent:
@@ -178,7 +178,7 @@ def test_a_helper_that_is_silent_or_has_ended_or_of_another_release_is_told_apar
             ours.receive(Answer, PATIENCE_S)
 
 
-def test_the_kernel_says_which_process_is_at_the_other_end() -> None:
+def test_peer_pid_comes_from_the_kernel() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX)
     with ours, theirs:
         assert is_trusted(ours)

@@ -56,7 +56,7 @@ def is_in_memory(path: Path) -> bool:
     return int(told.stdout.split()[0]) > 0
 
 
-def test_what_was_loaded_is_read_ahead(place: Path, compiled: Path) -> None:
+def test_loaded_modules_are_read_ahead(place: Path, compiled: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     assert str(compiled) in noted(place).read_text().split("\n")
     forget(compiled, noted(place))
@@ -67,7 +67,7 @@ def test_what_was_loaded_is_read_ahead(place: Path, compiled: Path) -> None:
         time.sleep(0.002)
 
 
-def test_nothing_is_done_where_the_note_is_in_memory(place: Path, compiled: Path) -> None:
+def test_nothing_is_read_when_the_list_is_in_memory(place: Path, compiled: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     forget(compiled)
     assert is_in_memory(noted(place))
@@ -78,7 +78,7 @@ def test_nothing_is_done_where_the_note_is_in_memory(place: Path, compiled: Path
 
 
 @pytest.mark.parametrize(("count", "stays"), [(100_000, True), (10, False)])
-def test_a_note_of_fewer_modules_is_replaced(place: Path, count: int, *, stays: bool) -> None:
+def test_shorter_list_is_replaced(place: Path, count: int, *, stays: bool) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     before = b"\n".join([b"/gone/module.pyc"] * count)
@@ -88,12 +88,12 @@ def test_a_note_of_fewer_modules_is_replaced(place: Path, count: int, *, stays: 
     assert [*place.iterdir()] == [path]
 
 
-def test_where_python_leaves_no_files_nothing_is_noted(place: Path) -> None:
+def test_nothing_is_recorded_without_bytecode_files(place: Path) -> None:
     cold_start.note(COMMAND, place, may_write=False)
     assert [*place.iterdir()] == []
 
 
-def test_what_is_wrong_in_a_note_costs_nothing(place: Path) -> None:
+def test_damaged_list_is_harmless(place: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     path.write_bytes(b"\0\n\xff\n/nowhere\n" + os.fsencode(place) + b"\n")
@@ -104,12 +104,12 @@ def test_what_is_wrong_in_a_note_costs_nothing(place: Path) -> None:
             thread.join(WITHIN_S)
 
 
-def test_without_a_place_nothing_is_noted_or_read() -> None:
+def test_nothing_is_recorded_or_read_without_a_directory() -> None:
     cold_start.note(COMMAND, Path("/proc/1/nowhere"), may_write=True)
     cold_start.read_ahead(COMMAND, Path("/proc/1/nowhere"))
 
 
-def test_a_note_is_private_and_not_believed_of_others(place: Path) -> None:
+def test_list_is_private_and_ignored_if_others_can_write(place: Path) -> None:
     cold_start.note(COMMAND, place, may_write=True)
     path = noted(place)
     assert path.stat().st_mode & 0o777 == 0o600

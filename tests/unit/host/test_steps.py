@@ -37,7 +37,7 @@ def test_every_change_is_a_step(path: Path) -> None:
         "step('a.b')\nif x:\n    y()\n    os.fsync(fd)",
     ],
 )  # fmt: skip
-def test_a_change_without_a_step_is_found(code: str) -> None:
+def test_change_without_a_step_is_found(code: str) -> None:
     assert len(find_unannounced(code)) == 1
 
 
@@ -50,7 +50,7 @@ def test_a_change_without_a_step_is_found(code: str) -> None:
         "text.replace('a', 'b')", "replace(value, a=1)", "path.open('rb')", "os.open(a, os.O_RDONLY)", "write(fd, b'')",
     ],
 )  # fmt: skip
-def test_what_is_announced_or_changes_nothing_is_left_alone(code: str) -> None:
+def test_announced_and_harmless_calls_are_accepted(code: str) -> None:
     assert find_unannounced(code) == ()
 
 
@@ -73,7 +73,7 @@ def sync(path, what):
         step_names(primitives, ["make(path, name)"])
 
 
-def test_the_environment_names_the_step(tmp_path: Path) -> None:
+def test_environment_names_the_step(tmp_path: Path) -> None:
     program = "import sys; from pathlib import Path; from crckpt.host.disk import files\n"
     program += "for name in 'abc': files.write_durably(Path(sys.argv[1], name), b'x', 'thing')"
     for at, left in (("thing.create", 0), ("thing.create:2", 1), ("thing.rename:3", 3), ("other.create", 3)):
@@ -85,7 +85,7 @@ def test_the_environment_names_the_step(tmp_path: Path) -> None:
         assert len(list(place.iterdir())) == left
 
 
-def test_a_watcher_sees_the_steps_and_their_operands(tmp_path: Path) -> None:
+def test_watcher_sees_steps_and_operands(tmp_path: Path) -> None:
     seen: list[tuple[str, tuple[object, ...]]] = []
     steps.watch(lambda name, operands: seen.append((name, operands)))
     try:

@@ -45,7 +45,7 @@ def changes_files(called: ast.expr) -> bool:
     return called.attr in (OF_OS if is_of_os else OF_PATH)
 
 
-def test_what_changes_files_reports_a_step() -> None:
+def test_functions_that_change_files_report_a_step() -> None:
     files = [
         file for name in WHERE for file in ([CRCKPT / name] if name.endswith(".py") else (CRCKPT / name).rglob("*.py"))
     ]

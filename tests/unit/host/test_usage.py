@@ -24,7 +24,7 @@ input()
 """
 
 
-def test_a_process_uses_memory_and_time() -> None:
+def test_process_uses_memory_and_time() -> None:
     before = datetime.now(UTC)
     with running(sys.executable, "-c", BUSY) as process:
         used = read_process_usage(process.pid)
@@ -35,13 +35,13 @@ def test_a_process_uses_memory_and_time() -> None:
         assert before - timedelta(seconds=2) < used.started < datetime.now(UTC) + timedelta(seconds=2)
 
 
-def test_a_process_that_has_ended_uses_nothing() -> None:
+def test_ended_process_has_no_usage() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
     assert read_process_usage(ended.pid) is None
 
 
-def test_the_host_has_memory_and_disks(tmp_path: Path) -> None:
+def test_host_has_memory_and_disks(tmp_path: Path) -> None:
     shared = Path("/dev/shm")
     used = read_host_usage((tmp_path / "not" / "there", shared))
     fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())

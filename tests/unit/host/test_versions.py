@@ -12,7 +12,7 @@ from crckpt.host.versions import read_criu_version
 
 
 @pytest.mark.parametrize("said", ["Version: 4.2", "Warn: old\nVersion: 4.2 (gitid v4.2)\nGitID: x"])
-def test_the_word_after_version(tmp_path: Path, said: str) -> None:
+def test_version_is_read(tmp_path: Path, said: str) -> None:
     assert read_criu_version(script(tmp_path / "criu", f"echo '{said}'")) == "4.2"
 
 
@@ -31,6 +31,6 @@ def test_the_word_after_version(tmp_path: Path, said: str) -> None:
         ("echo begun; kill -ABRT $$", "^it does not start: begun$"),
     ],
 )
-def test_what_is_no_criu(tmp_path: Path, text: str, why: str) -> None:
+def test_program_that_is_not_criu_is_refused(tmp_path: Path, text: str, why: str) -> None:
     with pytest.raises(HostCannot, match=why):
         read_criu_version(script(tmp_path / "criu", text))

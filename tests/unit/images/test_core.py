@@ -11,7 +11,7 @@ from crckpt.images.core import read_core
 from crckpt.images.tree import ImageTree
 
 
-def test_the_root_has_a_thread_and_leads_session_and_group(tree: ImageTree) -> None:
+def test_root_has_a_thread_and_leads_session_and_group(tree: ImageTree) -> None:
     root = tree.root
     assert (root.ppid, root.pgid, root.sid, root.comm, root.state) == (0, root.pid, root.pid, "python3", core.ALIVE)
     assert root.threads[0].tid == root.pid
@@ -33,6 +33,6 @@ def test_states_of_children(tree: ImageTree) -> None:
     assert len(stopped.descriptors) == len(tree.root.descriptors)
 
 
-def test_an_unknown_architecture() -> None:
+def test_unknown_architecture() -> None:
     assert read_core(one(magics.CORE, (1, wire.VARINT, 40))).arch == "unknown"
     assert read_core(one(magics.CORE, (1, wire.VARINT, 3))).arch == "aarch64"

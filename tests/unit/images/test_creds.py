@@ -11,7 +11,7 @@ from crckpt.images.creds import CAPABILITIES, Rights, excess_rights, read_rights
 PLAIN = Rights((33, 33, 33, 33), (33, 33, 33, 33), frozenset({4}), (0, 0b110, 0b110, 0b111, 0), confined=True)
 
 
-def test_a_thread_of_root_has_all_that_the_kernel_has() -> None:
+def test_thread_of_root_has_all_capabilities_of_the_kernel() -> None:
     rights = read_rights(IMAGES[f"core-{RECORDED.root.pid}.img"])
     assert rights is not None
     assert (rights.uids, rights.gids, rights.confined) == ((0,) * 4, (0,) * 4, False)
@@ -21,7 +21,7 @@ def test_a_thread_of_root_has_all_that_the_kernel_has() -> None:
     assert (sets["CapInh"], sets["CapAmb"]) == (0, 0)
 
 
-def test_a_zombie_has_none() -> None:
+def test_zombie_has_no_credentials() -> None:
     (zombie,) = (process.pid for process in RECORDED.processes if process.memory is None)
     assert read_rights(IMAGES[f"core-{zombie}.img"]) is None
 
@@ -39,5 +39,5 @@ def test_a_zombie_has_none() -> None:
         (replace(PLAIN, confined=False), ["programs with more rights (no_new_privs)"]),
     ],
 )
-def test_what_a_thread_did_not_have_is_named(saved: Rights, excess: list[str]) -> None:
+def test_additional_rights_are_listed(saved: Rights, excess: list[str]) -> None:
     assert list(excess_rights(saved, PLAIN)) == excess

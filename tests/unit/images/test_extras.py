@@ -32,20 +32,20 @@ def test_tcp_queues_and_bpf_maps_round_trip(first: bytes, second: bytes) -> None
 
 
 @given(st.binary(max_size=200))
-def test_a_ghost_in_one_piece_round_trips(content: bytes) -> None:
+def test_ghost_file_in_one_piece_round_trips(content: bytes) -> None:
     whole = image(magics.GHOST_FILE, (message(0, 0, 0o100600), content))
     assert read_image(write_image(whole)) == whole
 
 
 @given(st.lists(st.binary(min_size=1, max_size=200), max_size=4))
-def test_a_ghost_in_chunks_round_trips(chunks: Sequence[bytes]) -> None:
+def test_ghost_file_in_chunks_round_trips(chunks: Sequence[bytes]) -> None:
     head = message(0, 0, 0o100600) + wire.encode([(9, wire.VARINT, 1), (10, wire.VARINT, 4096)])
     whole = image(magics.GHOST_FILE, (head, b""), *((message(len(chunk), 0), chunk) for chunk in chunks))
     assert read_image(write_image(whole)) == whole
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4))
-def test_system_v_message_queues_round_trip(texts: Sequence[bytes]) -> None:
+def test_sysv_message_queues_round_trip(texts: Sequence[bytes]) -> None:
     def one(text: bytes) -> bytes:
         body = message(1, len(text))
         return len(body).to_bytes(4, "little") + body + text + bytes(-len(text) % 8)
@@ -56,18 +56,18 @@ def test_system_v_message_queues_round_trip(texts: Sequence[bytes]) -> None:
 
 
 @pytest.mark.parametrize("semaphores", [0, 1, 4, 5])
-def test_system_v_semaphores_are_padded_to_eight_bytes(semaphores: int) -> None:
+def test_sysv_semaphores_are_padded_to_eight_bytes(semaphores: int) -> None:
     extra = bytes(-(-2 * semaphores // 8) * 8)
     whole = image(magics.IPCNS_SEM, (message(b"", semaphores), extra), (message(b"", 0), b""))
     assert read_image(write_image(whole)) == whole
 
 
-def test_system_v_segments_lie_in_page_maps_or_in_the_image() -> None:
+def test_sysv_segments_are_in_page_maps_or_in_the_image() -> None:
     whole = image(magics.IPCNS_SHM, (message(b"", 5, 1), b""), (message(b"", 5), bytes(8)))
     assert read_image(write_image(whole)) == whole
 
 
-def test_a_message_queue_that_ends_inside_of_a_message_is_refused() -> None:
+def test_truncated_message_queue_is_refused() -> None:
     whole = write_image(image(magics.IPCNS_MSG, (message(b"", 1024, 1), b"\x04\x00")))
     with pytest.raises(IntegrityError, match=r"ipc\.img: cut short inside a message queue"):
         read_image(whole, "ipc.img")

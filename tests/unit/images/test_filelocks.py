@@ -25,14 +25,14 @@ def _image(kind: int, access: int, start: int, length: int) -> bytes:
         (_image(4, 0, 0, 1), FileLock("OFD", False, 42, 3, 0, 0)),
     ],
 )
-def test_kinds_and_ranges(image: bytes, lock: FileLock) -> None:
+def test_lock_kinds_and_ranges(image: bytes, lock: FileLock) -> None:
     assert read_locks(image) == (lock,)
 
 
-def test_a_lease_is_no_lock() -> None:
+def test_lease_is_not_a_lock() -> None:
     assert read_locks(_image(16, 1, 0, 0)) == ()
 
 
-def test_a_lock_without_a_range_is_damage() -> None:
+def test_lock_without_a_range_is_damage() -> None:
     with pytest.raises(IntegrityError, match=r"filelocks\.img: field 2 is missing"):
         read_locks(one(magics.FILE_LOCKS, (1, VARINT, 1)))

@@ -13,18 +13,18 @@ from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 
 
-def test_no_file_is_of_an_unknown_kind(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_all_file_kinds_are_known(tree: ImageTree, images: dict[str, bytes]) -> None:
     assert [file for file in tree.files if file.kind == "unknown"] == []
     links = [file for file in tree.regular_files if file.remap and file.remap.kind == regfile.LINKED]
     assert len(tree.files) + len(links) == len(read_files(images["files.img"]))
 
 
-def test_an_unknown_type_of_file_is_kept() -> None:
+def test_unknown_file_type_is_kept() -> None:
     data = one(magics.FILES, (1, wire.VARINT, 99), (2, wire.VARINT, 7))
     assert read_files(data) == (OtherFile(7, "unknown", 0),)
 
 
-def test_listeners_come_before_the_connections_that_wait_for_them(images: dict[str, bytes]) -> None:
+def test_listeners_come_before_their_connections(images: dict[str, bytes]) -> None:
     """Nothing else changes."""
     data = images["files.img"]
     image = read_image(data)
@@ -37,7 +37,7 @@ def test_listeners_come_before_the_connections_that_wait_for_them(images: dict[s
     assert put_listeners_first(put_listeners_first(last)) == put_listeners_first(last)
 
 
-def test_edited_files_differ_in_nothing_else(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_edited_files_are_otherwise_unchanged(tree: ImageTree, images: dict[str, bytes]) -> None:
     data = images["files.img"]
     before = {file.id: file for file in read_files(data)}
     regular = next(file for file in tree.regular_files if file.size)

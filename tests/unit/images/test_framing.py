@@ -44,18 +44,18 @@ def test_magic_numbers_are_those_of_criu() -> None:
         (write_image(image(magics.IPCNS_MSG, (message(b"", 5, 2), b"\0\0"))), "cut short inside a message queue"),
     ],
 )
-def test_damage_is_named(data: bytes, why: str) -> None:
+def test_damage_is_reported(data: bytes, why: str) -> None:
     with pytest.raises(IntegrityError, match=rf"some\.img: .*{why}"):
         read_image(data, "some.img")
 
 
-def test_an_image_of_another_kind_is_refused() -> None:
+def test_image_of_another_kind_is_refused() -> None:
     with pytest.raises(IntegrityError, match=r"pstree\.img: magic 0x56303138 instead of 0x50273030"):
         read_image(write_image(Image(magics.FILES, ())), "pstree.img", magics.PSTREE)
 
 
 @pytest.mark.parametrize("count", [0, 2])
-def test_an_image_of_one_record_has_exactly_one(count: int) -> None:
+def test_single_record_image_has_exactly_one(count: int) -> None:
     data = write_image(image(magics.MM, *[(b"", b"")] * count))
     with pytest.raises(IntegrityError, match=rf"mm-1\.img: {count} records instead of one"):
         read_single(data, "mm-1.img", magics.MM)

@@ -48,7 +48,7 @@ def read_damaged(images: dict[str, bytes], name: str, data: bytes) -> None:
 
 @FUZZ
 @given(st.data())
-def test_flipped_bits(images: dict[str, bytes], data: st.DataObject) -> None:
+def test_flipped_bits_are_damage_or_readable(images: dict[str, bytes], data: st.DataObject) -> None:
     name = data.draw(st.sampled_from(sorted(images)))
     damaged = bytearray(images[name])
     for at in data.draw(st.lists(st.integers(0, len(damaged) - 1), min_size=1, max_size=3)):
@@ -58,7 +58,7 @@ def test_flipped_bits(images: dict[str, bytes], data: st.DataObject) -> None:
 
 @FUZZ
 @given(st.data())
-def test_replaced_messages(images: dict[str, bytes], data: st.DataObject) -> None:
+def test_replaced_messages_are_damage_or_readable(images: dict[str, bytes], data: st.DataObject) -> None:
     """Right framing with any message: damage rarely makes that, an attacker might."""
     name = data.draw(st.sampled_from(sorted(name for name in images if not name.startswith(NOT_READ))))
     fields = st.tuples(st.integers(1, 22), st.just(wire.VARINT), st.integers(0, 2**64 - 1))

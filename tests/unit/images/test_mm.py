@@ -11,7 +11,7 @@ from crckpt.images.mm import read_mm
 from crckpt.images.tree import ImageTree
 
 
-def test_mappings(tree: ImageTree) -> None:
+def test_mappings_are_read(tree: ImageTree) -> None:
     memory = tree.root.memory
     assert memory is not None
     kinds = {vma.kind for vma in memory.vmas}
@@ -23,7 +23,7 @@ def test_mappings(tree: ImageTree) -> None:
     assert memory.size == sum(vma.end - vma.start for vma in memory.vmas)
 
 
-def test_mapped_files(tree: ImageTree) -> None:
+def test_mapped_files_are_read(tree: ImageTree) -> None:
     titles = [file.title for file in tree.root.mapped]
     assert len(titles) == len(set(titles))
     assert {f"{WHERE}/shared-map", f"{WHERE}/private-map", "memfd:/dev/zero"} <= set(titles)
@@ -35,7 +35,7 @@ def test_mapped_files(tree: ImageTree) -> None:
     assert shared.size == 10000
 
 
-def test_a_mapping_that_ends_before_it_starts_is_refused() -> None:
+def test_mapping_with_negative_size_is_refused() -> None:
     vma = wire.encode((number, wire.VARINT, 8192 if number == 1 else 4096) for number in range(1, 8))
     places = [(number, wire.VARINT, 1) for number in range(1, 13)]
     with pytest.raises(IntegrityError, match=r"mm-1\.img: a mapping ends at 0x1000"):

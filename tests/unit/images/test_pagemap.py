@@ -71,7 +71,7 @@ def test_real_page_maps_round_trip_also_for_older_criu(images: dict[str, bytes])
         assert now == [was[0], *({**entry, 2: entry[5]} for entry in was[1:])]
 
 
-def test_a_count_that_older_crius_do_not_know() -> None:
+def test_page_counts_that_older_crius_do_not_know_are_split() -> None:
     told = messages(write_pagemap(PageMap.of(1, [Entry(0, 1 << 32, PRESENT), Entry(1 << 45, (1 << 32) - 1, PRESENT)])))
     assert [(entry[2], entry[5]) for entry in told[1:]] == [(0, 1 << 32), ((1 << 32) - 1, (1 << 32) - 1)]
 
@@ -94,7 +94,7 @@ def test_join_keeps_the_pages_in_fewer_entries(parts: list[tuple[int, int, int]]
     assert all(after.vaddr != before.vaddr + before.pages * PAGE_SIZE for before, after in pairwise(joined))
 
 
-def test_the_last_page_is_not_joined_with_the_first() -> None:
+def test_last_page_is_not_joined_with_the_first() -> None:
     listed = (Entry((1 << 64) - PAGE_SIZE, 1, PRESENT), Entry(0, 1, PRESENT))
     assert PageMap.of(1, listed).join().entries == listed
 
@@ -147,6 +147,6 @@ def test_unknown_entries_are_refused(payload: list[tuple[int, int, int | bytes]]
         read_pagemap(image(payload), "pagemap-1.img")
 
 
-def test_a_map_without_head_is_refused() -> None:
+def test_page_map_without_a_head_is_refused() -> None:
     with pytest.raises(IntegrityError, match="the head is missing"):
         read_pagemap(write_image(Image(magics.PAGEMAP, ())))

@@ -37,7 +37,7 @@ def process(tree: ImageTree, pid: int, *vmas: Vma, rseq: tuple[int, int] = (0, 0
     return replace(root, pid=pid, threads=(thread,), memory=replace(root.memory, vmas=vmas))
 
 
-def test_ordinary_memory_is_own_memory(tree: ImageTree) -> None:
+def test_ordinary_memory_is_filled_by_crckpt(tree: ImageTree) -> None:
     heap = replace(ORDINARY, start=START - PAGE_SIZE, end=START, status=ORDINARY.status | mm.HEAP)
     assert own_memory(alone(tree, heap, ORDINARY)) == {
         tree.root.pid: (MemoryRange(heap.start, heap.end, False), MemoryRange(ORDINARY.start, ORDINARY.end, False))
@@ -61,7 +61,7 @@ def test_criu_restores_all_other_memory(tree: ImageTree, other: dict[str, int]) 
     assert own_memory(alone(tree, replace(ORDINARY, **other))) == {}
 
 
-def test_criu_restores_maps_that_processes_may_share(tree: ImageTree) -> None:
+def test_possibly_shared_mappings_are_left_to_criu(tree: ImageTree) -> None:
     """A child shares what its parent had at the fork; what it mapped later is its own."""
     shorter = replace(ORDINARY, end=ORDINARY.end - PAGE_SIZE)
     moved = replace(ORDINARY, start=ORDINARY.end, end=ORDINARY.end + PAGE_SIZE)
@@ -75,7 +75,7 @@ def test_criu_restores_maps_that_processes_may_share(tree: ImageTree) -> None:
 @pytest.mark.parametrize(
     ("offset", "size", "left_out"), [(0, 32, (0,)), (2 * PAGE_SIZE + 64, 32, (2,)), (PAGE_SIZE - 16, 32, (0, 1))]
 )
-def test_pages_that_the_kernel_writes_are_left_out(
+def test_pages_written_by_the_kernel_are_left_to_criu(
     tree: ImageTree, offset: int, size: int, left_out: tuple[int, ...]
 ) -> None:
     (ranges,) = own_memory(alone(tree, ORDINARY, rseq=(START + offset, size))).values()
@@ -83,11 +83,11 @@ def test_pages_that_the_kernel_writes_are_left_out(
     assert pages == [START + page * PAGE_SIZE for page in range(64) if page not in left_out]
 
 
-def test_a_zombie_has_no_own_memory(tree: ImageTree) -> None:
+def test_zombie_has_no_memory(tree: ImageTree) -> None:
     assert own_memory(replace(tree, processes=(replace(tree.root, memory=None),))) == {}
 
 
-def test_a_real_process_has_its_heap(tree: ImageTree) -> None:
+def test_real_process_has_its_heap(tree: ImageTree) -> None:
     """Without its children, which share all of it."""
     (ranges,) = own_memory(replace(tree, processes=(tree.root,))).values()
     assert tree.root.memory is not None
@@ -109,7 +109,7 @@ def of_runs(given_runs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @given(entries=runs, ranges=runs)
-def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list[tuple[int, int]]) -> None:
+def test_pages_are_cut_at_range_boundaries(entries: list[tuple[int, int]], ranges: list[tuple[int, int]]) -> None:
     """Every page is in one piece, in order, and marked if it is in a range."""
     there, between = of_runs(entries), of_runs(ranges)
     bounds = np.array([edge for first, count in between for edge in (first, first + count)], np.uint64)
@@ -134,7 +134,7 @@ def test_pages_are_cut_at_the_edges(entries: list[tuple[int, int]], ranges: list
     start=st.integers(0, 1500),
     sizes=st.lists(st.integers(1, 2000), min_size=1, max_size=3),
 )
-def test_criu_fills_a_page_of_an_incomplete_huge_page(
+def test_first_page_of_an_incomplete_huge_page_is_left_to_criu(
     entries: list[tuple[int, int]], start: int, sizes: list[int]
 ) -> None:
     """The first that there is, unless all of it is there, in mappings next to each other, too.

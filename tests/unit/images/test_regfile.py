@@ -22,7 +22,7 @@ def opened(tree: ImageTree, name: str, *, deleted: bool = False) -> regfile.Regu
     return file
 
 
-def test_open_files(tree: ImageTree) -> None:
+def test_open_files_are_read(tree: ImageTree) -> None:
     plain = opened(tree, "plain")
     assert (plain.size, plain.pos, plain.flags & os.O_ACCMODE) == (100, 42, os.O_RDONLY)
     data = opened(tree, "data")
@@ -33,14 +33,14 @@ def test_open_files(tree: ImageTree) -> None:
     assert os.fsencode(opened(tree, "na\u00efve-\udcff").path).endswith(b"-\xff")
 
 
-def test_criu_records_no_size_of_append_only_files(tree: ImageTree) -> None:
+def test_append_only_files_have_no_recorded_size(tree: ImageTree) -> None:
     log = opened(tree, "log")
     assert (log.is_append_only, log.size, log.pos) == (True, None, 11)
     files = [file for file in tree.regular_files if stat.S_ISREG(file.mode or stat.S_IFREG)]
     assert [file for file in files if (file.size is None) != file.is_append_only] == []
 
 
-def test_deleted_files(tree: ImageTree) -> None:
+def test_deleted_files_are_read(tree: ImageTree) -> None:
     sizes = {name: opened(tree, name, deleted=True).remap for name in ("small", "gone.log", "large")}
     assert {name: remap and (remap.kind, remap.size) for name, remap in sizes.items()} == {
         "small": (regfile.GHOST, 1000),
@@ -50,14 +50,14 @@ def test_deleted_files(tree: ImageTree) -> None:
     assert opened(tree, "large", deleted=True).is_ghost
 
 
-def test_holes_of_a_ghost_are_not_stored(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_holes_of_a_ghost_file_are_not_stored(tree: ImageTree, images: dict[str, bytes]) -> None:
     remap = opened(tree, "large", deleted=True).remap
     assert remap is not None
     ghost = regfile.read_ghost(images[regfile.ghost_image(remap.target)])
     assert (ghost.uid, ghost.gid, ghost.mode, ghost.size, ghost.stored) == (0, 0, 0o100600, 8 << 20, 4096)
 
 
-def test_a_deleted_file_with_another_name_is_linked(tree: ImageTree) -> None:
+def test_deleted_file_with_another_name_is_linked(tree: ImageTree) -> None:
     linked = opened(tree, "linked", deleted=True)
     assert linked.remap is not None
     assert linked.remap == regfile.Remap(
@@ -67,7 +67,7 @@ def test_a_deleted_file_with_another_name_is_linked(tree: ImageTree) -> None:
     assert not any("link_remap" in file.path for file in tree.regular_files)
 
 
-def test_elf_files_have_build_ids_opened_or_mapped(tree: ImageTree) -> None:
+def test_open_and_mapped_elf_files_have_build_ids(tree: ImageTree) -> None:
     assert isinstance(tree.root.exe, regfile.RegularFile)
     assert len(bytes.fromhex(tree.root.exe.build_id)) == 20
     (libc,) = (file for file in tree.root.mapped if file.title.endswith("/libc.so.6"))
@@ -87,12 +87,12 @@ def test_elf_files_have_build_ids_opened_or_mapped(tree: ImageTree) -> None:
         (5, 3, Remap("unknown", 5)),
     ],
 )
-def test_remaps_of_old_and_new_criu(target: int, kind: int | None, remap: Remap) -> None:
+def test_remaps_of_old_and_new_criu_are_read(target: int, kind: int | None, remap: Remap) -> None:
     types = [] if kind is None else [(3, wire.VARINT, kind)]
     data = one(magics.REMAP_FPATH, (1, wire.VARINT, 9), (2, wire.VARINT, target), *types)
     assert read_remaps(data) == {9: remap}
 
 
-def test_a_ghost_image_without_records_is_refused() -> None:
+def test_ghost_image_without_records_is_refused() -> None:
     with pytest.raises(IntegrityError, match=r"ghost-file-1\.img: field 1 is missing"):
         read_ghost(write_image(Image(magics.GHOST_FILE, ())), "ghost-file-1.img")

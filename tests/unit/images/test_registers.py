@@ -33,7 +33,7 @@ def changed(content: bytes, *path: int, by: Callable[[bytes], bytes]) -> bytes:
         ((2, 3, 13), 2, "invalid floating-point registers"),
     ],
 )
-def test_damaged_registers(path: tuple[int, ...], lost: int, why: str) -> None:
+def test_missing_registers_are_damage(path: tuple[int, ...], lost: int, why: str) -> None:
     """A missing register is damage: a general one, a floating-point one, the upper half of a vector."""
     image = read_image(recorded.IMAGES[NAME], NAME)
     assert read_registers(recorded.IMAGES[NAME], NAME).is_native
@@ -48,7 +48,7 @@ def test_damaged_registers(path: tuple[int, ...], lost: int, why: str) -> None:
         read_registers(write_image(damaged), NAME)
 
 
-def test_registers_in_use_show_features_of_their_cpu() -> None:
+def test_used_registers_show_cpu_features() -> None:
     """Those images come from a CPU with AVX-512, whose C library uses its mask registers; a zombie uses none."""
     root = f"core-{recorded.RECORDED.root.pid}.img"
     (zombie,) = (f"core-{process.pid}.img" for process in recorded.RECORDED.processes if process.memory is None)

@@ -15,7 +15,7 @@ def _core(policy: int) -> bytes:
     return write_image(Image(magics.CORE, (Record(encode(((1, VARINT, 1), (5, BYTES, thread)))),)))
 
 
-def test_the_policy_of_a_thread_with_a_deadline_is_changed() -> None:
+def test_deadline_policy_is_replaced() -> None:
     """All other fields stay, also repeated ones."""
     assert drop_deadline(_core(6)) == _core(0)
     credentials = read_core(drop_deadline(_core(6))).credentials

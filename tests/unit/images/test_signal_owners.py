@@ -19,15 +19,15 @@ def file(*owner: tuple[int, int, int]) -> bytes:
     return one(magics.FILES, (1, VARINT, 2), (2, VARINT, ID), (PIPE, BYTES, entry))
 
 
-def test_an_owner_has_users_and_a_process() -> None:
+def test_signal_owner_has_users_and_a_process() -> None:
     owner = ((1, VARINT, 1000), (2, VARINT, 0), (3, VARINT, 9), (4, VARINT, 1), (5, VARINT, 42))
     assert list(read_signal_owners(file(*owner))) == [SignalOwner(ID, frozenset((1000, 0)), 42)]
 
 
-def test_most_descriptors_have_none() -> None:
+def test_most_descriptors_have_no_signal_owner() -> None:
     assert list(read_signal_owners(file(*((number, VARINT, 0) for number in range(1, 6))))) == []
 
 
-def test_a_damaged_image_is_refused() -> None:
+def test_damaged_image_is_refused() -> None:
     with pytest.raises(IntegrityError):
         list(read_signal_owners(file((1, VARINT, 1000))[:-1]))

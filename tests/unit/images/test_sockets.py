@@ -12,7 +12,7 @@ from crckpt.images.framing import read_image
 from crckpt.images.tree import ImageTree
 
 
-def test_unix_sockets(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_unix_sockets_are_read(tree: ImageTree, images: dict[str, bytes]) -> None:
     found = [file for file in tree.files if isinstance(file, sockets.UnixSocket)]
     pair = [socket for socket in found if socket.peer]
     assert {socket.inode for socket in pair} == {socket.peer for socket in pair}
@@ -24,7 +24,7 @@ def test_unix_sockets(tree: ImageTree, images: dict[str, bytes]) -> None:
     assert [record.extra for record in read_image(images["sk-queues.img"]).records] == [b"to the right"]
 
 
-def test_inet_sockets(tree: ImageTree, images: dict[str, bytes]) -> None:
+def test_inet_sockets_are_read(tree: ImageTree, images: dict[str, bytes]) -> None:
     assert {socket.title for socket in tree.listening} == {
         "tcp 127.0.0.1:47001 (listen)",
         "tcp [::1]:47002 (listen)",
@@ -37,7 +37,7 @@ def test_inet_sockets(tree: ImageTree, images: dict[str, bytes]) -> None:
     assert "netlink protocol 0" in [file.title for file in tree.files]
 
 
-def test_an_address_of_wrong_length_is_refused() -> None:
+def test_address_with_a_wrong_length_is_refused() -> None:
     socket = [(number, wire.VARINT, 2) for number in range(1, 9)] + [(11, wire.VARINT, 1)] * 3
     data = one(magics.FILES, (1, wire.VARINT, 4), (2, wire.VARINT, 7), (4, wire.BYTES, wire.encode(socket)))
     with pytest.raises(IntegrityError, match=r"f\.img: an address of family 2 has 3 words"):

@@ -22,7 +22,7 @@ def _image(ticks: int, value: tuple[int, int], interval: tuple[int, int]) -> byt
     return write_image(Image(magics.FILES, (Record(entry),)))
 
 
-def test_a_periodic_timer_with_an_unread_expiry_is_armed() -> None:
+def test_periodic_timer_with_an_unread_expiry_is_armed() -> None:
     """It fires after one interval; its ticks stay."""
     mended = rearm_timers(_image(3, (0, 0), (2, 500)))
     timer = read_messages(mended, "files.img", magics.FILES)[0].message(12)

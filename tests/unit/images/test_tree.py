@@ -11,7 +11,7 @@ from crckpt.images.framing import Image, read_image, write_image
 from crckpt.images.tree import ImageTree, read_tree
 
 
-def test_every_image_is_written_back_as_it_was(images: dict[str, bytes]) -> None:
+def test_every_image_is_written_back_unchanged(images: dict[str, bytes]) -> None:
     assert {name: write_image(read_image(data, name)) for name, data in images.items()} == images
 
 
@@ -58,7 +58,7 @@ def test_only_needed_images_are_read(images: dict[str, bytes]) -> None:
     assert [name for name in seen if name.startswith((*NOT_READ, "ghost-"))] == ["ghost-file-2.img"]
 
 
-def test_a_tree_without_processes_is_refused(images: dict[str, bytes]) -> None:
+def test_tree_without_processes_is_refused(images: dict[str, bytes]) -> None:
     empty = images | {"pstree.img": write_image(Image(magics.PSTREE, ()))}
     with pytest.raises(IntegrityError, match=r"pstree\.img: has no process"):
         read_tree(empty.__getitem__, empty)

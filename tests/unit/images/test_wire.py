@@ -52,9 +52,7 @@ def test_any_bytes_are_a_message_or_an_integrity_error(data: bytes) -> None:
 
 
 @given(st.lists(FIELDS, min_size=1), st.data())
-def test_a_message_cut_inside_a_field_is_refused(
-    items: list[tuple[int, int, int | bytes]], data: st.DataObject
-) -> None:
+def test_message_cut_inside_a_field_is_refused(items: list[tuple[int, int, int | bytes]], data: st.DataObject) -> None:
     start, whole = len(encode(items[:-1])), encode(items)
     cut = data.draw(st.integers(start + 1, len(whole) - 1))
     with pytest.raises(IntegrityError, match=r"here\.img: cut short"):
@@ -77,7 +75,7 @@ def test_invalid_protobuf_is_refused(data: bytes, why: str) -> None:
         list(fields(data, "core-1.img"))
 
 
-def test_a_message_answers_by_field_number() -> None:
+def test_message_is_accessed_by_field_number() -> None:
     message = Message(
         encode(
             [
@@ -108,7 +106,7 @@ def test_absent_fields_have_defaults() -> None:
         message.required(1)
 
 
-def test_a_field_of_another_type_is_refused() -> None:
+def test_field_of_another_type_is_refused() -> None:
     message = Message(encode([(1, wire.VARINT, 5), (2, wire.BYTES, b"text")]), "x.img")
     with pytest.raises(IntegrityError, match=r"x\.img: field 2 is not a number"):
         message.uint(2)
@@ -118,7 +116,7 @@ def test_a_field_of_another_type_is_refused() -> None:
         message.messages(1)
 
 
-def test_a_string_with_a_zero_byte_is_refused() -> None:
+def test_string_with_a_zero_byte_is_refused() -> None:
     """CRIU would open `/bin/true`, while crckpt shows another name."""
     message = Message(encode([(6, wire.BYTES, b"/bin/true\0/bin/false")]), "files.img")
     with pytest.raises(IntegrityError, match=r"files\.img: field 6 is a string with a zero byte"):
@@ -126,7 +124,7 @@ def test_a_string_with_a_zero_byte_is_refused() -> None:
     assert message.octets(6) == b"/bin/true\0/bin/false"
 
 
-def test_an_embedded_message_that_occurs_twice_is_merged() -> None:
+def test_repeated_embedded_message_is_merged() -> None:
     first, second = encode([(1, wire.VARINT, 1), (2, wire.VARINT, 2)]), encode([(1, wire.VARINT, 9)])
     message = Message(encode([(3, wire.BYTES, first), (3, wire.BYTES, second)]), "x").message(3)
     assert (message.uint(1), message.uint(2)) == (9, 2)

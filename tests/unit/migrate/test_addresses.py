@@ -8,7 +8,7 @@ from crckpt.errors import UsageError
 from crckpt.migrate.addresses import list_destination_addresses, list_source_addresses
 
 
-def test_the_device_of_each_side() -> None:
+def test_device_of_each_side() -> None:
     typed = ("10.0.0.5/24@eth0", "2001:db8::5/64@eth0:ens3.7")
     assert [str(address) for address in list_source_addresses(typed)] == ["10.0.0.5/24@eth0", "2001:db8::5/64@eth0"]
     assert [str(address) for address in list_destination_addresses(typed)] == [
@@ -20,7 +20,7 @@ def test_the_device_of_each_side() -> None:
 @pytest.mark.parametrize(
     "typed", ["10.0.0.5/24@eth0:", "10.0.0.5/24@:ens3", "10.0.0.5/24@eth0:a:b", "10.0.0.5/24:eth0", "10.0.0.5/24@"]
 )
-def test_what_is_no_pair_of_devices(typed: str) -> None:
+def test_invalid_device_pairs_are_refused(typed: str) -> None:
     for find in (list_source_addresses, list_destination_addresses):
         with pytest.raises(UsageError):
             find([typed])

@@ -22,22 +22,22 @@ TERMINALS = (terminal(100, "trainer", "abcd"), terminal(200, "worker", "1234"), 
 
 
 @pytest.mark.parametrize(("name", "root"), [("trainer", 100), ("200", 200), ("5678", 300), ("abcdabcdabcd", 100)])
-def test_a_job_a_pid_or_an_id_names_one(name: str, root: int) -> None:
+def test_terminal_is_found_by_job_pid_or_id(name: str, root: int) -> None:
     assert pick_terminal(name, TERMINALS).terminal.tree.root == root
 
 
-def test_the_only_one_needs_no_name() -> None:
+def test_single_terminal_needs_no_name() -> None:
     assert pick_terminal(None, TERMINALS[:1]) is TERMINALS[0]
 
 
 @pytest.mark.parametrize("name", [None, "worker"])
-def test_of_several_the_pids_are_said(name: str | None) -> None:
+def test_ambiguous_name_lists_the_pids(name: str | None) -> None:
     with pytest.raises(UsageError, match=r"worker \(PID 200\), worker \(PID 300\)") as raised:
         pick_terminal(name, TERMINALS)
     assert "crckpt attach " in raised.value.hint
 
 
-def test_a_second_one_is_refused_before_it_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_client_is_refused_before_the_announcement(monkeypatch: pytest.MonkeyPatch) -> None:
     held = replace(TERMINALS[0].terminal, attached=77)
     monkeypatch.setattr("crckpt.ops.attach.find_terminals", lambda: (replace(TERMINALS[0], terminal=held),))
     announced: list[HeldTerminal] = []
@@ -55,14 +55,14 @@ def test_a_second_one_is_refused_before_it_is_announced(monkeypatch: pytest.Monk
         ("a b", "crckpt restore 'a b' --tty new; if it runs, first: crckpt dump PID 'a b' --stop"),
     ],
 )
-def test_the_command_that_gives_it_one(name: str | None, command: str) -> None:
+def test_hint_is_the_command_that_gives_a_terminal(name: str | None, command: str) -> None:
     with pytest.raises(TargetNotRunning) as raised:
         pick_terminal(name, ())
     assert raised.value.hint.endswith(command)
 
 
 @pytest.mark.parametrize("name", ["nothing", "abc", "99"])
-def test_what_has_none_is_said(name: str) -> None:
+def test_target_without_a_terminal_is_refused(name: str) -> None:
     with pytest.raises(TargetNotRunning, match="has no terminal to attach to") as raised:
         pick_terminal(name, TERMINALS)
     assert "trainer (PID 100)" in raised.value.hint

@@ -14,7 +14,7 @@ from crckpt.errors import UsageError
 from crckpt.ops.context import Context, nsenter_words, pid_namespace_words, require_staging, setpriv_words
 
 
-def test_a_staging_directory_that_others_can_replace_is_refused(context: Context) -> None:
+def test_staging_replaceable_by_others_is_refused(context: Context) -> None:
     with open_workdir() as workdir:
         require_staging(context)
         require_staging(replace(context, staging=workdir))
@@ -32,7 +32,7 @@ def said(*words: str) -> str:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to enter namespaces and to be another user")
-def test_the_words_do_what_they_say() -> None:
+def test_prefix_enters_namespaces_and_drops_rights() -> None:
     argv = ["unshare", "--pid", "--uts", "--mount-proc", "--fork", "--kill-child", "sh", "-c", "echo; read line"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as unshare:
         assert unshare.stdout is not None
@@ -50,6 +50,6 @@ def test_the_words_do_what_they_say() -> None:
     assert status["Groups"].strip() == ""
 
 
-def test_no_words_where_nothing_is_to_change() -> None:
+def test_prefix_is_empty_without_changes() -> None:
     assert nsenter_words(1, ()) == ()
     assert setpriv_words(None, frozenset({21})) == ()

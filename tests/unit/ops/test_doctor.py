@@ -24,7 +24,7 @@ def keys(facts: tuple[Fact, ...]) -> list[str]:
     return [each.key for each in facts]
 
 
-def test_what_prevents_every_checkpoint_comes_first() -> None:
+def test_blockers_of_every_checkpoint_come_first() -> None:
     limited = (fact("memory", "limited"), fact("capabilities", "limited"))
     found = diagnosis(*limited, fact("tun"), fact("criu"), fact("x", "ok"))
     assert keys(found.obstacles) == ["criu"]
@@ -33,13 +33,13 @@ def test_what_prevents_every_checkpoint_comes_first() -> None:
     assert diagnosis(fact("tun")).able
 
 
-def test_what_crckpt_does_not_use_is_no_problem() -> None:
+def test_unused_features_are_no_problem() -> None:
     found = diagnosis(fact("lock_iptables"), fact("ssh"), fact("lazy_pages", "limited"), fact("tun"))
     assert keys(found.problems) == ["tun"]
     assert keys(found.shown) == ["lock_iptables", "ssh", "lazy_pages", "tun"]
 
 
-def test_one_way_to_track_is_enough() -> None:
+def test_one_tracking_method_is_enough() -> None:
     """`tracker` says what follows from both."""
     found = diagnosis(fact("soft_dirty"), fact("write_protection", "ok"), fact("tracker", "ok"))
     assert (keys(found.shown), found.problems) == (["tracker"], ())
@@ -48,9 +48,7 @@ def test_one_way_to_track_is_enough() -> None:
 @pytest.mark.parametrize(
     ("version", "state"), [("4.2", "limited"), ("4.1.1", "limited"), ("4.2.1", "ok"), ("5.0", "ok")]
 )
-def test_a_criu_that_programs_can_take_over_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str
-) -> None:
+def test_vulnerable_criu_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, state: str) -> None:
     """Only without the library, which keeps every CRIU from that."""
     found = Search(Criu(Path("/criu"), "PATH", version, "", locks_by_nftables=True), ())
     monkeypatch.setattr(library, "LIBRARY", Path(__file__))

@@ -11,7 +11,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.export import export
 
 
-def test_all_files_are_synced_after_they_are_written(tmp_path: Path) -> None:
+def test_files_are_synced_after_writing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 300))]}))
     target = tmp_path / "above/exported"

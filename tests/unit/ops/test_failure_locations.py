@@ -36,29 +36,29 @@ def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
     return place.path
 
 
-def test_a_socket_that_still_exists(seen: Observed, listening: socket.socket) -> None:
+def test_existing_socket_is_named(seen: Observed, listening: socket.socket) -> None:
     assert _path(seen, listening.fileno()) == f"tcp 127.0.0.1:{listening.getsockname()[1]} (listen)"
 
 
-def test_a_socket_that_is_new(seen: Observed) -> None:
+def test_new_socket_is_named(seen: Observed) -> None:
     with socket.create_server(("127.0.0.1", 0)) as new:
         assert _path(seen, new.fileno()) == f"tcp 127.0.0.1:{new.getsockname()[1]} (listen)"
 
 
-def test_a_descriptor_that_is_another_socket_now(seen: Observed, listening: socket.socket) -> None:
+def test_reused_descriptor_is_not_named(seen: Observed, listening: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         os.dup2(other.fileno(), listening.fileno())
         assert _path(seen, listening.fileno()) == ""
 
 
-def test_processes_that_are_gone_or_were_not_observed(seen: Observed, listening: socket.socket) -> None:
+def test_ended_or_unobserved_processes_have_no_names(seen: Observed, listening: socket.socket) -> None:
     replaced = replace(seen.tree.root, start=seen.tree.root.start + 1)
     tree = proc.Tree(replaced, (replaced,))
     assert _path(replace(seen, tree=tree), listening.fileno()) == ""
     assert _path(seen, listening.fileno(), os.getppid()) == ""
 
 
-def test_other_files_have_their_name_in_proc(seen: Observed) -> None:
+def test_other_files_are_named_by_their_link(seen: Observed) -> None:
     reads, writes = os.pipe()
     try:
         assert _path(seen, reads).startswith("pipe:[")

@@ -32,14 +32,14 @@ def test_all_blockers_are_in_one_refusal() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_is_the_stores_failure(number: int) -> None:
+def test_full_disk_is_a_store_failure(number: int) -> None:
     error = to_crckpt_error(OSError(number, os.strerror(number), "/srv/x"), DumpFailed, "the dump")
     assert isinstance(error, StoreUnusable)
     assert error.message.endswith("for the dump (/srv/x)")
     assert "crckpt gc" in error.hint
 
 
-def test_other_errors_keep_their_kind() -> None:
+def test_other_errors_keep_their_type() -> None:
     failed = to_crckpt_error(PermissionError(errno.EACCES, "Permission denied", "/srv/x"), DumpFailed, "the dump")
     assert (type(failed), failed.message) == (DumpFailed, "the dump failed: Permission denied (/srv/x)")
     ours = NoSuchCheckpoint("there is none")
@@ -47,13 +47,13 @@ def test_other_errors_keep_their_kind() -> None:
 
 
 @pytest.mark.parametrize("error", [Interrupted("interrupted by SIGINT"), OSError(errno.EIO, "Input/output error")])
-def test_before_the_tree_is_touched_it_runs_on(error: Exception) -> None:
+def test_early_error_reports_that_the_tree_runs_on(error: Exception) -> None:
     told = pytest.raises((Interrupted, DumpFailed), match="nothing was changed, the tree runs on")
     with told, nothing_begun_reported(Context(Path("/srv/store"))):
         raise error
 
 
-def test_a_full_disk_outside_of_the_store() -> None:
+def test_full_disk_outside_the_store() -> None:
     told = pytest.raises(UsageError, match="no space is left for /srv/x")
     with told as caught, full_disk_reported(Path("/srv/x"), "name another"):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -67,7 +67,7 @@ def failed(log: str = "", status: int = 1, **more: Any) -> DumpFailed:
     return criu_failure(result, DumpFailed, "the dump", lambda _: None, "the tree runs on", [finding("bpf-map")])
 
 
-def test_a_criu_that_says_nothing_is_told_by_how_it_ended() -> None:
+def test_silent_criu_is_described_by_its_exit() -> None:
     assert failed(status=7).message == (
         "the dump failed: CRIU ended with status 7 and printed no error; the tree runs on"
     )
@@ -78,7 +78,7 @@ def test_a_criu_that_says_nothing_is_told_by_how_it_ended() -> None:
     assert "fusermount3 -u '/mnt/a b'" in silent.hint
 
 
-def test_the_log_tells_the_cause() -> None:
+def test_log_gives_the_cause() -> None:
     line = "(00.1) Error (criu/sk-inet.c:137): inet: Unsupported proto 6 for socket 1"
     error = failed(f"{line}\n")
     assert error.message.startswith("the dump failed: a socket uses IP protocol 6")

@@ -11,7 +11,7 @@ from crckpt.ops.context import Context
 from crckpt.ops.full_disk import find_full_directory
 
 
-def test_without_a_staging_directory_it_is_the_store(tmp_path: Path) -> None:
+def test_store_is_full_without_a_staging_directory(tmp_path: Path) -> None:
     assert find_full_directory(Context(tmp_path)).what == f"no space is left in {tmp_path}, the store"
 
 
@@ -26,7 +26,9 @@ def test_without_a_staging_directory_it_is_the_store(tmp_path: Path) -> None:
         ("disk/store", "disk", "disk/crckpt-1/x", "staging-full"),
     ],
 )
-def test_the_file_that_was_written_tells(tmp_path: Path, store: str, staging: str, written: str, key: str) -> None:
+def test_written_file_identifies_the_full_directory(
+    tmp_path: Path, store: str, staging: str, written: str, key: str
+) -> None:
     for directory in (store, staging):
         (tmp_path / directory).mkdir(parents=True, exist_ok=True)
     context = Context(tmp_path / store, staging=tmp_path / staging)
@@ -34,7 +36,7 @@ def test_the_file_that_was_written_tells(tmp_path: Path, store: str, staging: st
 
 
 @pytest.mark.parametrize("full", ["store", "staging"])
-def test_else_it_is_the_one_with_less_space(tmp_path: Path, full: str) -> None:
+def test_directory_with_less_space_is_the_full_one(tmp_path: Path, full: str) -> None:
     for directory in ("store", "staging"):
         (tmp_path / directory).mkdir()
     context = Context(tmp_path / "store", staging=tmp_path / "staging")

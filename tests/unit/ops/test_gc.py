@@ -14,7 +14,7 @@ from crckpt.ops.rm import rm
 from crckpt.store import Checkpoint, Repository
 
 
-def test_a_dry_run_says_what_a_run_does(
+def test_dry_run_predicts_a_run(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
@@ -26,7 +26,7 @@ def test_a_dry_run_says_what_a_run_does(
     assert len(packs(repository)) == 1
 
 
-def test_it_waits_for_who_reads(context: Context, repository: Repository) -> None:
+def test_gc_waits_for_readers(context: Context, repository: Repository) -> None:
     reading, is_done = threading.Event(), threading.Event()
 
     def read() -> None:

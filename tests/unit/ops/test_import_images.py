@@ -19,7 +19,7 @@ def images(tmp_path: Path) -> Path:
     return write_set(tmp_path / "images", image_set(PAGES))
 
 
-def test_a_real_tree(images: Path, tmp_path: Path) -> None:
+def test_real_tree_is_imported(images: Path, tmp_path: Path) -> None:
     before = files_of(images)
     made = import_images(Context(tmp_path / "store"), images, "job", "a note")
     assert files_of(images) == before
@@ -33,7 +33,7 @@ def test_a_real_tree(images: Path, tmp_path: Path) -> None:
     assert restore_files(repository, made, tmp_path).keys() >= before.keys() - {"stats-dump"}
 
 
-def test_what_has_no_images(tmp_path: Path) -> None:
+def test_directory_without_images_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for directory, why in (("empty", r"has no CRIU images \(no inventory.img\)"), ("none", "does not exist")):
         with pytest.raises(UsageError, match=why):
@@ -41,7 +41,7 @@ def test_what_has_no_images(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-def test_a_name_that_cannot_be_and_images_that_are_damaged(images: Path, tmp_path: Path) -> None:
+def test_invalid_job_name_and_damaged_images_are_refused(images: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a valid job name"):
         import_images(Context(tmp_path / "store"), images, "../job")
     (images / "pstree.img").write_bytes(b"damaged")

@@ -17,7 +17,7 @@ from crckpt.store import Checkpoint, PendingCheckpoint, Repository, UnreadableCh
 NOW = datetime.now(UTC)
 
 
-def test_each_has_its_tags(
+def test_each_checkpoint_has_its_tags(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
@@ -29,7 +29,7 @@ def test_each_has_its_tags(
     assert list_checkpoints(context, None) == listing
 
 
-def test_a_job_without_checkpoints(context: Context, repository: Repository) -> None:
+def test_unknown_job_is_refused(context: Context, repository: Repository) -> None:
     with pytest.raises(NoSuchCheckpoint, match="job"):
         list_checkpoints(context, "job")
     with repository.announced(JobName("job"), NOW, None, alone=False):
@@ -37,7 +37,7 @@ def test_a_job_without_checkpoints(context: Context, repository: Repository) -> 
     assert ([pending.job for pending in listing.pending], listing.entries) == (["job"], ())
 
 
-def test_what_was_stored_in_the_end_is_not_lost(
+def test_committed_checkpoint_is_not_listed_lost(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     """As where crckpt was killed just after it had stored a checkpoint."""
@@ -49,7 +49,7 @@ def test_what_was_stored_in_the_end_is_not_lost(
     assert lost == (["another"] if stored else [stored, "another"])
 
 
-def test_what_is_stored_meanwhile_is_listed_once(
+def test_checkpoint_committed_meanwhile_is_listed_once(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     """Another crckpt stores it after this one has looked for the first time."""
@@ -79,7 +79,7 @@ def test_what_is_stored_meanwhile_is_listed_once(
     assert ([entry.checkpoint for entry in listing.entries], listing.pending) == ([made], ())
 
 
-def test_a_manifest_that_cannot_be_read(
+def test_unreadable_manifest_is_listed(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints

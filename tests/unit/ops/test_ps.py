@@ -36,14 +36,14 @@ def description(root: proc.Process) -> Answer:
     return Answer(keeper=replace(KEEPER, pid=os.getpid(), root=root.pid))
 
 
-def test_a_tracked_tree_with_what_its_keeper_uses(root: proc.Process) -> None:
+def test_tracked_tree_is_listed_with_its_trackers_usage(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener, description(root)):
         (found,) = (each for each in list_processes().trackers if each.keeper.root == root.pid)
     assert found.usage is not None
     assert found.usage.memory_bytes > 1 << 20
 
 
-def test_a_helper_is_listed_with_what_ends_it() -> None:
+def test_helper_is_listed_with_its_end_command() -> None:
     helper = start_helper(REMOTE_CALLER)
     try:
         (found,) = (each for each in list_processes().processes if each.pid == helper.pid)
@@ -54,7 +54,7 @@ def test_a_helper_is_listed_with_what_ends_it() -> None:
 
 
 @pytest.mark.parametrize("program", ["criu", "crckpt"])
-def test_a_command_is_listed_as_it_is_typed(tmp_path: Path, program: str) -> None:
+def test_command_is_listed_as_typed(tmp_path: Path, program: str) -> None:
     """Not with what runs it, a Python or a loader in a long path: nobody reads a command to its end."""
     script = tmp_path / program
     script.write_text("#!/bin/sh\necho\nread end\n")
@@ -67,7 +67,7 @@ def test_a_command_is_listed_as_it_is_typed(tmp_path: Path, program: str) -> Non
     assert (found.kind, found.program) == (program, f"{program} dump 4")
 
 
-def test_a_lock_is_listed_with_the_process_that_holds_it(tmp_path: Path) -> None:
+def test_lock_is_listed_with_its_holder(tmp_path: Path) -> None:
     """Here a helper has inherited it."""
     (tmp_path / "lock").touch()
     with (tmp_path / "lock").open("w") as lock:
@@ -80,13 +80,13 @@ def test_a_lock_is_listed_with_the_process_that_holds_it(tmp_path: Path) -> None
         helper.end()
 
 
-def test_what_a_killed_keeper_left_is_listed_with_what_removes_it(root: proc.Process) -> None:
+def test_remains_of_a_killed_tracker_are_listed(root: proc.Process) -> None:
     leave_socket(root)
     (found,) = (each for each in list_processes().locks if each.name == str(keeper_socket(root)))
     assert (found.pid, found.ends) == (None, f"the next dump; crckpt ps --end {root.pid}")
 
 
-def test_a_keeper_is_ended_by_its_tree(root: proc.Process) -> None:
+def test_tracker_is_ended_by_its_tree(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener, description(root), Answer()) as asked:
         result = end_trackers(str(root.pid))
     assert result.ended
@@ -94,14 +94,14 @@ def test_a_keeper_is_ended_by_its_tree(root: proc.Process) -> None:
     assert [request.do for request in asked] == ["tell", "end"]
 
 
-def test_a_tree_that_is_not_tracked(root: proc.Process) -> None:
+def test_untracked_tree_is_a_usage_error(root: proc.Process) -> None:
     with pytest.raises(UsageError) as refused:
         end_trackers(str(root.pid))
     assert refused.value.message == f"the tree of PID {root.pid} is not tracked"
     assert refused.value.hint == "list the tracked trees: crckpt ps"
 
 
-def test_a_keeper_that_was_killed_is_forgotten(root: proc.Process) -> None:
+def test_killed_tracker_is_forgotten(root: proc.Process) -> None:
     """Otherwise the next dump would start another."""
     leave_socket(root)
     result = end_trackers(str(root.pid))
@@ -109,7 +109,7 @@ def test_a_keeper_that_was_killed_is_forgotten(root: proc.Process) -> None:
     assert not was_killed(root)
 
 
-def test_a_keeper_that_does_not_answer(root: proc.Process) -> None:
+def test_tracker_that_does_not_answer(root: proc.Process) -> None:
     with smaller_bounds(client, PATIENCE_TELL_S=0.1), listening(root):
         (words,) = (words for words in list_processes().unanswered if str(os.getpid()) in words)
         assert words.startswith(f"its tracker (process {os.getpid()}) does not answer; end it: kill -KILL ")

@@ -14,7 +14,7 @@ from crckpt.ops.repair import repair
 from crckpt.store import Checkpoint, Repository
 
 
-def test_a_copy_repairs_what_is_damaged(
+def test_copy_repairs_damage(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     shutil.copytree(repository.root, tmp_path / "copy")
@@ -26,7 +26,7 @@ def test_a_copy_repairs_what_is_damaged(
     assert repair(context, checkpoints[0].short_id, None).now.damages == ()
 
 
-def test_what_is_no_other_store(
+def test_invalid_other_store_is_refused(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     with pytest.raises(StoreUnusable) as caught:

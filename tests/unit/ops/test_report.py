@@ -16,7 +16,7 @@ def fails(error: BaseException) -> bytes:
     raise error
 
 
-def test_what_crckpt_did_not_expect_is_said_without_its_words(tmp_path: Path) -> None:
+def test_unexpected_error_is_reported_without_its_text(tmp_path: Path) -> None:
     """They may quote what was read."""
     content = "swordfish"
     request = ReportRequest(tmp_path / "it.tar.gz", read_log=lambda: fails(RuntimeError(content)))
@@ -32,14 +32,14 @@ def test_what_crckpt_did_not_expect_is_said_without_its_words(tmp_path: Path) ->
     assert result.bytes == (tmp_path / "it.tar.gz").stat().st_size
 
 
-def test_an_interruption_ends_it_and_leaves_nothing(tmp_path: Path) -> None:
+def test_interruption_leaves_no_report(tmp_path: Path) -> None:
     request = ReportRequest(tmp_path / "it.tar.gz", read_log=lambda: fails(Interrupted("interrupted by SIGINT")))
     with pytest.raises(Interrupted):
         report(Context(tmp_path / "store"), request)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "it.tar.gz").write_text("something else")
     with pytest.raises(UsageError, match="exists already"):
         report(Context(tmp_path / "store"), ReportRequest(tmp_path / "it.tar.gz"))

@@ -22,7 +22,7 @@ def remove(context: Context, *refs: str) -> RemovalResult:
     return rm(context, plan_removal(context, refs).ids)
 
 
-def test_what_is_named_twice_is_removed_once(
+def test_checkpoint_named_twice_is_removed_once(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
@@ -30,7 +30,7 @@ def test_what_is_named_twice_is_removed_once(
     assert repository.checkpoints() == (second,)
 
 
-def test_if_one_does_not_exist_all_stay(
+def test_unknown_checkpoint_removes_none(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     with pytest.raises(NoSuchCheckpoint):
@@ -38,7 +38,9 @@ def test_if_one_does_not_exist_all_stay(
     assert repository.checkpoints() == checkpoints
 
 
-def test_all_of_a_job(context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_all_checkpoints_of_a_job_are_selected(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
     first, second = checkpoints
     assert plan_removal(context, ("job",), whole_jobs=True).ids == (first.id, second.id)
     # Of a damaged one the job can still be read.
@@ -59,7 +61,7 @@ def irreplaceable(context: Context, *refs: str, whole_jobs: bool = False) -> tup
     return tuple(found.id for found in plan_removal(context, refs, whole_jobs=whole_jobs).irreplaceable)
 
 
-def test_the_last_checkpoint_of_a_stopped_program(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_last_checkpoint_of_a_stopped_program(context: Context, repository: Repository, tmp_path: Path) -> None:
     first, second = stopped(repository, tmp_path, 1), stopped(repository, tmp_path, 2)
     # After the first one the program ran again, else there would be no second.
     assert irreplaceable(context, "job~1") == ()
@@ -76,7 +78,7 @@ def test_the_last_checkpoint_of_a_stopped_program(context: Context, repository: 
     ("boot", "start", "is_lost"),
     [("one", 499, True), ("one", 500, True), ("one", 501, False), ("another", 1, False), ("older crckpt", 1, False)],
 )
-def test_a_newer_checkpoint_of_another_program(
+def test_newer_checkpoint_of_another_program(
     context: Context, repository: Repository, tmp_path: Path, boot: str, start: int, is_lost: bool
 ) -> None:
     """One that ran already when the first was stopped does not have its state."""
@@ -94,13 +96,13 @@ def test_a_newer_checkpoint_of_another_program(
     assert irreplaceable(context, "job~1", "job") == tuple(each.id for each in (made if is_lost else made[1:]))
 
 
-def test_a_program_that_ran_on(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_program_left_running_needs_no_checkpoint(context: Context, repository: Repository, tmp_path: Path) -> None:
     stopped(repository, tmp_path, 1)
     store(repository, tmp_path, of_pages(2), described())
     assert irreplaceable(context, "job", whole_jobs=True) == ()
 
 
-def test_a_program_that_runs_again(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_program_that_runs_again_needs_no_checkpoint(context: Context, repository: Repository, tmp_path: Path) -> None:
     """An older crckpt has restored it, and left no mark."""
     own = read(os.getpid())
     task = replace(described().tree[0], pid=own.pid, comm=own.comm)
@@ -112,7 +114,7 @@ def test_a_program_that_runs_again(context: Context, repository: Repository, tmp
     assert made.id != other.id
 
 
-def test_the_space_that_comes_back(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_freed_space_is_estimated(context: Context, repository: Repository, tmp_path: Path) -> None:
     first = store(repository, tmp_path, of_pages(*range(1, 40)), described())
     second = store(repository, tmp_path, of_pages(*range(1, 40), *range(50, 90)), described())
     # The second needs the pages of the first, but not its index.
@@ -125,7 +127,7 @@ def test_the_space_that_comes_back(context: Context, repository: Repository, tmp
     assert 0 < both <= freed
 
 
-def test_the_space_is_unknown_if_another_checkpoint_cannot_be_read(
+def test_freed_space_is_unknown_if_another_checkpoint_is_unreadable(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints

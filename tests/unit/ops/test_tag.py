@@ -11,7 +11,7 @@ from crckpt.ops.tag import TagResult, tag
 from crckpt.store import Checkpoint, Repository
 
 
-def test_a_tag_moves_from_one_to_the_other(
+def test_tag_moves_to_another_checkpoint(
     context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
@@ -22,7 +22,7 @@ def test_a_tag_moves_from_one_to_the_other(
     assert repository.tags() == ()
 
 
-def test_what_cannot_be_tagged(context: Context, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_invalid_tags_are_refused(context: Context, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     with pytest.raises(UsageError, match="is not a valid tag name"):
         tag(context, "job", "../x")
     with pytest.raises(NoSuchCheckpoint):

@@ -12,7 +12,9 @@ from crckpt.ops.verify import verify
 from crckpt.store import Checkpoint, Repository
 
 
-def test_one_or_all(context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_one_or_all_checkpoints_are_verified(
+    context: Context, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
     first, second = checkpoints
     (own,) = (use.digest for use in second.packs if use.digest != first.packs[0].digest)
     (pack,) = (path for path in packs(repository) if path.stem == own)
@@ -23,7 +25,7 @@ def test_one_or_all(context: Context, repository: Repository, checkpoints: tuple
         verify(context, "other")
 
 
-def test_progress_ends_at_the_whole(context: Context, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_progress_ends_at_the_total(context: Context, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     told: list[tuple[int, int]] = []
     verify(replace(context, progress=lambda done, total: told.append((done, total))), None)
     assert told[-1][0] == told[-1][1] > 0

@@ -12,7 +12,7 @@ from crckpt.preflight.attribute_record import (
 )
 
 
-def test_the_list_of_attributes_matches_readers_and_setters() -> None:
+def test_attribute_list_matches_readers_and_setters() -> None:
     read = {attribute.name for attribute in ATTRIBUTES if attribute.read == "outside"}
     assert read == {*OF_THREAD, *OF_PROCESS}
     assert {attribute.name for attribute in ATTRIBUTES if attribute.back == "outside"} == {*SETTERS}
@@ -20,7 +20,7 @@ def test_the_list_of_attributes_matches_readers_and_setters() -> None:
     assert all(attribute.note for attribute in ATTRIBUTES if attribute.back == "not")
 
 
-def test_a_checkpoint_may_have_no_record() -> None:
+def test_checkpoint_may_have_no_record() -> None:
     assert read_attribute_record({}) is None
     assert read_attribute_record({"schema": 1, "append_sizes": {}}) is None
 
@@ -36,7 +36,7 @@ def test_a_checkpoint_may_have_no_record() -> None:
         {"cpus": [0], "processes": [], "groups": [[{"controllers": 1, "path": "/"}]]},
     ],
 )
-def test_a_damaged_record_is_refused(damaged: object) -> None:
+def test_damaged_record_is_refused(damaged: object) -> None:
     with pytest.raises(IntegrityError, match="the record of the program's attributes is damaged"):
         read_attribute_record({"attributes": damaged})
 

@@ -48,7 +48,7 @@ def keeps(magic: int, path: str, flags: int = READS, mode: int = 0o444) -> bool:
         (CGROUP2, "/sys/fs/cgroup/mine/memory.current", READS),
     ],
 )
-def test_what_gives_no_right_is_kept(magic: int, path: str, flags: int) -> None:
+def test_harmless_kernel_file_is_kept(magic: int, path: str, flags: int) -> None:
     assert keeps(magic, path, flags)
 
 
@@ -73,7 +73,7 @@ def test_what_gives_no_right_is_kept(magic: int, path: str, flags: int) -> None:
         (DEBUGFS, "/sys/kernel/debug/sched/debug", READS, 0o444),
     ],
 )
-def test_what_would_give_a_right_is_not(magic: int, path: str, flags: int, mode: int) -> None:
+def test_privileged_kernel_file_is_not_kept(magic: int, path: str, flags: int, mode: int) -> None:
     assert not keeps(magic, path, flags, mode)
 
 
@@ -90,11 +90,11 @@ def test_what_would_give_a_right_is_not(magic: int, path: str, flags: int, mode:
         (rights(permitted=1), False),
     ],
 )
-def test_a_process_with_more_rights_is_not_looked_into(theirs: Rights, may: bool) -> None:
+def test_process_with_more_rights_is_not_opened(theirs: Rights, may: bool) -> None:
     assert may_trace_of(OWN, {OWN: rights(), CHILD: theirs}, ())(CHILD) == may
 
 
-def test_root_is_who_has_all_rights_that_we_have() -> None:
+def test_root_has_all_of_our_capabilities() -> None:
     assert is_root(rights(0, EVERYTHING), EVERYTHING)
     assert not is_root(rights(0, 0b11), EVERYTHING)
     assert not is_root(rights(1000, EVERYTHING), EVERYTHING)

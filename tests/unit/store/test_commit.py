@@ -12,7 +12,7 @@ from crckpt.model import CheckpointId
 from crckpt.store import Checkpoint, Repository, ingest
 
 
-def test_the_caller_gets_the_checkpoint_before_it_is_written(repository: Repository, tmp_path: Path) -> None:
+def test_callback_gets_the_checkpoint_before_it_is_written(repository: Repository, tmp_path: Path) -> None:
     calls: list[tuple[Checkpoint, bytes, tuple[CheckpointId, ...]]] = []
 
     def before(checkpoint: Checkpoint, manifest: bytes) -> None:
@@ -25,7 +25,7 @@ def test_the_caller_gets_the_checkpoint_before_it_is_written(repository: Reposit
     assert calls == [(made, manifest_path(repository, made.id).read_bytes(), ())]
 
 
-def test_nothing_is_written_if_the_caller_refuses(repository: Repository, tmp_path: Path) -> None:
+def test_nothing_is_written_if_the_callback_refuses(repository: Repository, tmp_path: Path) -> None:
     def refuse(_checkpoint: Checkpoint, _manifest: bytes) -> None:
         raise StoreUnusable("the other side is gone")
 
@@ -36,7 +36,7 @@ def test_nothing_is_written_if_the_caller_refuses(repository: Repository, tmp_pa
     assert ingest(repository, images, described()).sequence == 1
 
 
-def test_a_checkpoint_is_above_those_of_another_store(repository: Repository, tmp_path: Path) -> None:
+def test_sequence_is_above_that_of_another_store(repository: Repository, tmp_path: Path) -> None:
     assert repository.highest_sequence() == 0
     images = write_set(tmp_path / "images", ONE_PROCESS)
     numbers = [ingest(repository, images, described(), at_least=least).sequence for least in (0, 10, 5, 12)]
@@ -44,14 +44,14 @@ def test_a_checkpoint_is_above_those_of_another_store(repository: Repository, tm
     assert repository.highest_sequence() == 12
 
 
-def test_another_store_cannot_use_up_the_numbers(repository: Repository, tmp_path: Path) -> None:
+def test_other_store_cannot_exhaust_the_sequence_numbers(repository: Repository, tmp_path: Path) -> None:
     images = write_set(tmp_path / "images", ONE_PROCESS)
     with pytest.raises(StoreUnusable, match="other store has a checkpoint with sequence number 9007199254740992"):
         ingest(repository, images, described(), at_least=(1 << 53) + 1)
     assert ingest(repository, images, described()).sequence == 1
 
 
-def test_a_manifest_of_another_store_is_written_as_it_is(repository: Repository, tmp_path: Path) -> None:
+def test_manifest_of_another_store_is_written_unchanged(repository: Repository, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = open_store(tmp_path / "other")
     for number in range(3):
@@ -64,7 +64,7 @@ def test_a_manifest_of_another_store_is_written_as_it_is(repository: Repository,
     assert repository.add_manifest(manifest, last.id) == last
 
 
-def test_a_damaged_manifest_is_not_written(repository: Repository, tmp_path: Path) -> None:
+def test_damaged_manifest_is_not_written(repository: Repository, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = open_store(tmp_path / "other")
     made = store(other, tmp_path, ONE_PROCESS)

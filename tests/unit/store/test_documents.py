@@ -18,7 +18,7 @@ class _Note(Struct, frozen=True):
 DECODER = msgspec.json.Decoder(_Note)
 
 
-def test_a_string_in_no_encoding_is_read() -> None:
+def test_string_with_invalid_encoding_is_read() -> None:
     assert decode(b'{"text": "a\\udcff", "number": 7}', DECODER, "note") == _Note("a\udcff", 7)
 
 
@@ -36,7 +36,7 @@ def test_a_string_in_no_encoding_is_read() -> None:
     ],
     ids=lambda content: repr(content[:20]),
 )
-def test_what_is_not_json_is_damage(content: bytes) -> None:
+def test_invalid_json_is_damage(content: bytes) -> None:
     with pytest.raises(IntegrityError, match=r"^the note is damaged: ."):
         decode(content, DECODER, "the note")
 
@@ -44,6 +44,6 @@ def test_what_is_not_json_is_damage(content: bytes) -> None:
 @pytest.mark.parametrize(
     "content", [b"7", b"[]", b'{"text": 7}', b'{"number": 7}', b'{"text": "\\udcff", "number": "x"}']
 )
-def test_another_type_is_told_from_damage(content: bytes) -> None:
+def test_wrong_type_is_a_validation_error(content: bytes) -> None:
     with pytest.raises(msgspec.ValidationError):
         decode(content, DECODER, "the note")

@@ -24,7 +24,7 @@ def _key(repository: Repository) -> Path:
     return repository.root / "cache/fingerprints.key"
 
 
-def test_pages_made_to_collide_come_back_as_they_were(tmp_path: Path) -> None:
+def test_colliding_pages_round_trip(tmp_path: Path) -> None:
     """Three stores: pages that collide under one key in twelve at most are seen all the same."""
     pages = colliding_pages(4096)
     assert len(set(pages)) == len(pages)
@@ -36,7 +36,7 @@ def test_pages_made_to_collide_come_back_as_they_were(tmp_path: Path) -> None:
         assert restore_files(repository, checkpoint, tmp_path / name)["pages-1.img"] == b"".join(pages)
 
 
-def test_pages_made_to_collide_with_those_of_the_parent(tmp_path: Path) -> None:
+def test_pages_that_collide_with_the_parent_round_trip(tmp_path: Path) -> None:
     """At the same places, and anywhere: a page of the parent stands for an equal one only."""
     pages = colliding_pages(4096)
     for name in ("one", "two", "three"):
@@ -48,7 +48,7 @@ def test_pages_made_to_collide_with_those_of_the_parent(tmp_path: Path) -> None:
             assert restore_files(repository, checkpoint, tmp_path / name)["pages-1.img"] == b"".join(some)
 
 
-def test_the_key_is_the_stores_own_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_fingerprint_key_is_private_to_the_store(tmp_path: Path) -> None:
     keys = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -66,7 +66,7 @@ def test_the_key_is_the_stores_own_and_for_its_owner_alone(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("content", [None, b"", b"short", bytes(33)])
-def test_another_key_makes_other_fingerprints(tmp_path: Path, content: bytes | None) -> None:
+def test_other_key_makes_other_fingerprints(tmp_path: Path, content: bytes | None) -> None:
     """Those that are there are not believed then, and pages are found all the same."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, IMAGES)
@@ -82,7 +82,7 @@ def test_another_key_makes_other_fingerprints(tmp_path: Path, content: bytes | N
     assert cache.read_bytes()[:16] != kept[:16]
 
 
-def test_a_store_with_fingerprints_of_another_function_stays_good(tmp_path: Path) -> None:
+def test_fingerprints_of_another_function_are_recomputed(tmp_path: Path) -> None:
     """They are worked out again; not one is believed."""
     shutil.copytree(BEFORE, tmp_path / "store")
     (tmp_path / "store").chmod(0o700)

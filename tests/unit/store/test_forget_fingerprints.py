@@ -10,7 +10,7 @@ from crckpt.model import PackId
 from crckpt.store.forget_fingerprints import forget_fingerprints
 
 
-def test_only_those_that_are_named_go(tmp_path: Path) -> None:
+def test_only_named_fingerprints_are_removed(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*range(1, 100)), described("one"))
     second = store(repository, tmp_path, of_pages(*range(200, 300)), described("two"))

@@ -547,7 +547,7 @@ def commands(evil: str, out: Path) -> Iterator[tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_every_command_ends_and_touches_nothing_outside(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_every_command_ends_and_changes_nothing_outside(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
     canary = _canary(tmp_path)
@@ -571,7 +571,7 @@ def test_every_command_ends_and_touches_nothing_outside(name: str, whole: Path, 
     ]
     + [name for name in ATTACKS if name.endswith("nested") and not name.startswith(("facts", "details"))],
 )
-def test_one_bad_entry_costs_itself_only(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_one_bad_entry_affects_only_itself(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
     attacked = Store(root, _canary(tmp_path))
@@ -621,9 +621,7 @@ REPAIRS: dict[str, Attack] = {
 
 
 @pytest.mark.parametrize("name", REPAIRS)
-def test_repairs_write_nothing_outside_and_read_what_may_be_there(
-    name: str, whole: Path, runner: Runner, tmp_path: Path
-) -> None:
+def test_repairs_stay_inside_the_store(name: str, whole: Path, runner: Runner, tmp_path: Path) -> None:
     """Whichever of the two stores was attacked."""
     for root in (tmp_path / "evil", tmp_path / "good"):
         shutil.copytree(whole, root)
@@ -637,7 +635,7 @@ def test_repairs_write_nothing_outside_and_read_what_may_be_there(
     assert _picture(canary) == before
 
 
-def test_dump_logs_that_are_links_are_in_no_report(whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_linked_dump_logs_are_not_reported(whole: Path, runner: Runner, tmp_path: Path) -> None:
     root = tmp_path / "store"
     shutil.copytree(whole, root)
     attacked = Store(root, _canary(tmp_path))
@@ -650,7 +648,7 @@ def test_dump_logs_that_are_links_are_in_no_report(whole: Path, runner: Runner, 
     assert "logs/" not in listed.stdout
 
 
-def test_exports_go_to_directories_of_ours_alone(whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_exports_need_a_directory_of_ours(whole: Path, runner: Runner, tmp_path: Path) -> None:
     for name, owner, mode in (("theirs", NOBODY, 0o777), ("open", os.geteuid(), 0o777), ("read", NOBODY, 0o755)):
         target = tmp_path / name
         target.mkdir()
@@ -667,14 +665,14 @@ def test_exports_go_to_directories_of_ours_alone(whole: Path, runner: Runner, tm
 
 
 @pytest.mark.parametrize("kind", ["fifo", "socket", "zeros", "terabyte", "nobody"])
-def test_configurations_are_files(kind: str, runner: Runner, tmp_path: Path) -> None:
+def test_configuration_must_be_a_regular_file(kind: str, runner: Runner, tmp_path: Path) -> None:
     KINDS[kind](tmp_path / "crckpt.yaml")
     code, said = runner.run("list", "--config", str(tmp_path / "crckpt.yaml"), "--store", str(tmp_path / "none"))
     # The user has named it: so it may be another's.
     assert code == (10 if kind == "nobody" else 2), said
 
 
-def test_configurations_are_nested_as_they_may_be(runner: Runner, tmp_path: Path) -> None:
+def test_deeply_nested_configuration_is_refused(runner: Runner, tmp_path: Path) -> None:
     bomb = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))])
     for text in ("[" * 100_000, f"{bomb}\ncompress: *a8\n", "compress: " + "9" * 100_000):
         (tmp_path / "crckpt.yaml").write_text(text)
@@ -716,7 +714,7 @@ IMAGE_ATTACKS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", IMAGE_ATTACKS)
-def test_images_from_elsewhere(name: str, runner: Runner, tmp_path: Path) -> None:
+def test_forged_images_are_imported_or_refused(name: str, runner: Runner, tmp_path: Path) -> None:
     directory = tmp_path / "images"
     source = open_store(tmp_path)
     files = {path.name: path.read_bytes() for path in IMAGES.iterdir() if not path.name.startswith("pagemap-")}
@@ -730,7 +728,7 @@ def test_images_from_elsewhere(name: str, runner: Runner, tmp_path: Path) -> Non
     assert runner.run("verify", "--all", "--store", str(tmp_path / "new"))[0] in (0, 10)
 
 
-def test_what_is_short_of_memory_says_so(whole: Path, runner: Runner, tmp_path: Path) -> None:
+def test_lack_of_memory_is_reported(whole: Path, runner: Runner, tmp_path: Path) -> None:
     """EXTENT is what the store holds most of: with next to no memory left no command says that it has a bug."""
     assert EXTENT.itemsize == 24
     words = json.dumps(["list", "--store", str(whole)])

@@ -12,7 +12,7 @@ from crckpt.errors import IntegrityError
 from crckpt.store.layout import DIRECTORIES, checkpoint_directory, fingerprints_name, manifest_name, pack_name
 
 
-def test_a_store_has_these_files(tmp_path: Path) -> None:
+def test_store_has_the_documented_files(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2))
     (pack,) = checkpoint.packs
@@ -23,7 +23,7 @@ def test_a_store_has_these_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [checkpoint_directory, fingerprints_name, manifest_name, pack_name])
 @pytest.mark.parametrize("wrong", ["", "..", "../" * 21 + "x", "a" * 63, "A" * 64, "a" * 64 + "\n", "٣" * 64])
-def test_what_is_no_digest_becomes_no_name(name: Callable[[str], str], wrong: str) -> None:
+def test_invalid_digest_becomes_no_name(name: Callable[[str], str], wrong: str) -> None:
     """It may come from a manifest that somebody else wrote."""
     with pytest.raises(IntegrityError):
         name(wrong)

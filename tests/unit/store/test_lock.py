@@ -61,7 +61,7 @@ def held_by_another(repository: Repository, how: str) -> Iterator[subprocess.Pop
 @pytest.mark.parametrize(
     ("theirs", "ours"), [("shared", "exclusive"), ("exclusive", "shared"), ("exclusive", "exclusive")]
 )
-def test_who_waits_in_vain_is_told_for_whom(theirs: str, ours: str, tmp_path: Path) -> None:
+def test_timeout_names_the_lock_holder(theirs: str, ours: str, tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, theirs) as other:
         with pytest.raises(StoreLocked, match=f"PID {other.pid} ") as refusal, getattr(repository, ours)(timeout=0.1):
@@ -73,14 +73,14 @@ def test_who_waits_in_vain_is_told_for_whom(theirs: str, ours: str, tmp_path: Pa
     assert holders(repository.root) == ()
 
 
-def test_readers_and_writers_share(tmp_path: Path) -> None:
+def test_readers_and_writers_share_the_lock(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, "shared"):
         checkpoint = store(repository, tmp_path, ImageSet(files={"a.img": b"a"}))
         assert restore_files(repository, checkpoint, tmp_path) == {"a.img": b"a"}
 
 
-def test_who_waits_gets_it_when_the_holder_is_done(tmp_path: Path) -> None:
+def test_waiting_process_gets_the_lock_next(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, "exclusive") as other:
         command = [sys.executable, "-c", HOLD, str(repository.root), "shared"]
@@ -92,7 +92,7 @@ def test_who_waits_gets_it_when_the_holder_is_done(tmp_path: Path) -> None:
             waiting.communicate(b"x")
 
 
-def test_the_dead_hold_nothing(tmp_path: Path) -> None:
+def test_dead_processes_hold_no_lock(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with held_by_another(repository, "exclusive") as other:
         other.send_signal(signal.SIGKILL)
@@ -103,7 +103,7 @@ def test_the_dead_hold_nothing(tmp_path: Path) -> None:
     assert list((repository.root / "locks").iterdir()) == []
 
 
-def test_holding_is_nested(tmp_path: Path) -> None:
+def test_locks_can_be_nested(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with repository.exclusive(timeout=0), repository.shared(timeout=0), repository.exclusive(timeout=0):
         assert len(holders(repository.root)) == 1
@@ -113,7 +113,7 @@ def test_holding_is_nested(tmp_path: Path) -> None:
         pass
 
 
-def test_killed_at_any_moment_it_leaves_a_whole_store(tmp_path: Path) -> None:
+def test_kill_at_any_time_leaves_a_valid_store(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     (tmp_path / "sets").mkdir()
     for number in range(6):

@@ -184,7 +184,7 @@ def test_two_copies_never_run(worlds: dict[World, World | None]) -> None:
         assert not (world.here == "runs" and world.there == "runs"), describe_path(world, worlds)
 
 
-def test_a_tree_runs_only_where_the_table_says(worlds: dict[World, World | None]) -> None:
+def test_tree_runs_only_where_the_table_says(worlds: dict[World, World | None]) -> None:
     for world in worlds:
         if world.source_alive and world.here == "runs" and world.source != "committing":
             can_run = find_rule("source", world.source).runs or world.hold == "abort"
@@ -193,7 +193,7 @@ def test_a_tree_runs_only_where_the_table_says(worlds: dict[World, World | None]
             assert world.destination in ("committed", "done"), describe_path(world, worlds)
 
 
-def test_from_everywhere_exactly_one_copy_is_reached(worlds: dict[World, World | None]) -> None:
+def test_exactly_one_copy_is_reachable_from_every_state(worlds: dict[World, World | None]) -> None:
     # Backwards: which worlds lead to one that is settled, without another fault?
     before: dict[World, list[World]] = {world: [] for world in worlds}
     for world in worlds:
@@ -211,7 +211,7 @@ def test_from_everywhere_exactly_one_copy_is_reached(worlds: dict[World, World |
     assert lost is None, describe_path(lost, worlds) if lost else ""
 
 
-def test_what_does_not_run_yet_cannot_be_restored(worlds: dict[World, World | None]) -> None:
+def test_tree_that_does_not_run_yet_cannot_be_restored(worlds: dict[World, World | None]) -> None:
     # A restore by hand on either side would be a second copy, or would become one.
     for world in worlds:
         is_undecided = world.here == "held" or world.source == "ended" or world.destination in ("prepared", "committed")
@@ -226,7 +226,7 @@ def test_every_state_is_reached(worlds: dict[World, World | None]) -> None:
 
 
 @pytest.mark.parametrize("side", RULES)
-def test_the_table_is_closed(side: Side) -> None:
+def test_table_is_closed(side: Side) -> None:
     for state, rule in RULES[side].items():
         assert set(rule.next) <= set(RULES[side]), state
         # From a state that forbids restores, a resume leads on.

@@ -36,7 +36,7 @@ from crckpt.store.repository import Repository
 
 
 @pytest.mark.parametrize("peer", ["", "a\nb", "\x1b[2J", "\udcff", "x" * 1000])
-def test_whatever_a_peer_calls_itself_its_record_can_be_read(tmp_path: Path, peer: str) -> None:
+def test_record_is_readable_whatever_the_peers_name(tmp_path: Path, peer: str) -> None:
     """A record that cannot be read prevents every restore of the job."""
     backend = Repository.open(tmp_path / "store", create=True).backend
     stored = store_move(backend, begin_move("destination", JobName("job"), peer))
@@ -45,7 +45,7 @@ def test_whatever_a_peer_calls_itself_its_record_can_be_read(tmp_path: Path, pee
     assert "\x1b" not in stored.peer
 
 
-def test_whatever_the_reason_its_record_can_be_read(tmp_path: Path) -> None:
+def test_record_is_readable_whatever_the_reason(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     move = begin_move("source", JobName("job"), "there")
     stored = store_move(backend, advance(move, "aborted", why="no file /tmp/\udcff\x1b[2J" + "x" * (1 << 20)))
@@ -60,7 +60,7 @@ def aborted(backend: Backend, peer: str = "first") -> Move:
     return store_move(backend, advance(handed, "aborted", why="the connection was lost"))
 
 
-def test_a_move_whose_destination_is_in_doubt_is_never_forgotten(tmp_path: Path) -> None:
+def test_move_with_a_destination_in_doubt_is_kept(tmp_path: Path) -> None:
     """Not by the next move, nor by one that comes from another host, nor by a restore despite the move."""
     backend = Repository.open(tmp_path / "store", create=True).backend
     old = [aborted(backend, "first"), aborted(backend, "second")]
@@ -77,7 +77,7 @@ def test_a_move_whose_destination_is_in_doubt_is_never_forgotten(tmp_path: Path)
     assert read_all_moves(backend) == ((), ())
 
 
-def test_a_move_that_was_killed_is_kept_as_aborted(tmp_path: Path) -> None:
+def test_killed_move_is_kept_as_aborted(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     begun = advance(begin_move("source", JobName("job"), "first"), "handing-over", is_settled=False)
     killed = store_move(backend, replace(begun, owner=replace(begun.owner, start=begun.owner.start + 1)))
@@ -86,14 +86,14 @@ def test_a_move_that_was_killed_is_kept_as_aborted(tmp_path: Path) -> None:
     assert (kept.id, kept.state, kept.is_replaced) == (killed.id, "aborted", True)
 
 
-def test_what_is_settled_is_not_kept(tmp_path: Path) -> None:
+def test_settled_move_is_not_kept(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     mark_reported(backend, aborted(backend))
     last = store_move(backend, begin_move("source", JobName("job"), "second"))
     assert read_all_moves(backend) == ((last,), ())
 
 
-def test_a_crckpt_that_was_stopped_for_long_overwrites_nothing(tmp_path: Path) -> None:
+def test_long_stopped_crckpt_overwrites_nothing(tmp_path: Path) -> None:
     backend = Repository.open(tmp_path / "store", create=True).backend
     stopped = store_move(backend, begin_move("destination", JobName("job"), "first"))
     for move in (begin_move("source", JobName("job"), "second"), begin_move("destination", JobName("job"), "third")):
@@ -112,7 +112,7 @@ def test_a_crckpt_that_was_stopped_for_long_overwrites_nothing(tmp_path: Path) -
         store_move(backend, begin_move("destination", JobName("job"), "first"), replaces=over.id)
 
 
-def test_a_damaged_record_of_an_aborted_move_costs_itself_only(tmp_path: Path) -> None:
+def test_damaged_record_of_an_aborted_move_affects_only_itself(tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "store", create=True)
     old = [aborted(repository.backend, "first"), aborted(repository.backend, "second")]
     last = store_move(repository.backend, begin_move("source", JobName("job"), "third"))
@@ -167,7 +167,7 @@ def test_only_the_host_of_the_move_can_settle_it(
 
 
 @pytest.mark.parametrize(("host", "is_asked"), [("first", True), ("hostile", False)])
-def test_a_host_that_claims_the_store_of_another_one_settles_nothing(tmp_path: Path, host: str, is_asked: bool) -> None:
+def test_host_that_claims_another_store_settles_nothing(tmp_path: Path, host: str, is_asked: bool) -> None:
     """It knows the other store if it has moved something there. Only ssh knows which host was reached."""
     repository = Repository.open(tmp_path / "store", create=True)
     move = replace(aborted(repository.backend), peer_store="its store")
@@ -181,7 +181,7 @@ def test_a_host_that_claims_the_store_of_another_one_settles_nothing(tmp_path: P
     assert read_all_moves(repository.backend)[0][0].is_settled == is_asked
 
 
-def test_a_tree_that_ended_there_settles_the_move(tmp_path: Path) -> None:
+def test_tree_that_ended_at_the_destination_settles_the_move(tmp_path: Path) -> None:
     """Its user said that the source was gone."""
     repository = Repository.open(tmp_path / "store", create=True)
     move = replace(aborted(repository.backend), peer_store="its store")
@@ -192,7 +192,7 @@ def test_a_tree_that_ended_there_settles_the_move(tmp_path: Path) -> None:
     assert read_all_moves(repository.backend)[0][0].is_settled
 
 
-def test_a_destination_remembers_an_abort_of_a_move_that_it_does_not_know(tmp_path: Path) -> None:
+def test_destination_remembers_the_abort_of_an_unknown_move(tmp_path: Path) -> None:
     """A crckpt there that was stopped before it recorded the move cannot begin it any more."""
     repository = Repository.open(tmp_path / "store", create=True)
     late = begin_move("destination", JobName("job"), "source")
@@ -204,7 +204,7 @@ def test_a_destination_remembers_an_abort_of_a_move_that_it_does_not_know(tmp_pa
         store_move(repository.backend, late, replaces="")
 
 
-def test_another_host_cannot_decide_about_what_was_moved_away(tmp_path: Path) -> None:
+def test_other_host_cannot_decide_about_a_moved_job(tmp_path: Path) -> None:
     """It knows the id of the move if it is the destination, and may connect to this host, too."""
     repository = Repository.open(tmp_path / "store", create=True)
     handed = advance(begin_move("source", JobName("job"), "hostile"), "handing-over")
@@ -214,7 +214,7 @@ def test_another_host_cannot_decide_about_what_was_moved_away(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("has_ended", [True, False])
-def test_a_tree_that_ended_there_hides_no_abort(tmp_path: Path, has_ended: bool) -> None:
+def test_ended_tree_does_not_hide_an_abort(tmp_path: Path, has_ended: bool) -> None:
     """The job moved there once before. Were its last move unknown there, the source could never settle it."""
     repository = Repository.open(tmp_path / "store", create=True)
     root = proc.read_process(os.getpid())

@@ -251,7 +251,7 @@ def test_no_host_stays_in_doubt_and_two_copies_never_run() -> None:
 
 
 @pytest.mark.parametrize("rules", [FORGETS, ASKS_ANYBODY], ids=["forgets", "asks anybody"])
-def test_the_search_finds_a_host_that_was_forgotten(rules: Rules) -> None:
+def test_search_finds_a_forgotten_host(rules: Rules) -> None:
     lost, _ = find_lost(rules)
     assert lost is not None
     assert any(is_in_doubt(host) for host in lost.hosts)

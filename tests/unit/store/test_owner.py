@@ -11,7 +11,7 @@ from crckpt.host import proc
 from crckpt.store.owner import identify_owner
 
 
-def test_a_zombie_is_dead(tmp_path: Path) -> None:
+def test_zombie_is_dead(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)

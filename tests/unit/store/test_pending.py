@@ -29,7 +29,7 @@ def record(repository: Repository) -> Path:
     return path
 
 
-def test_one_is_pending_for_as_long_as_it_is_stored(repository: Repository) -> None:
+def test_checkpoint_is_pending_while_it_is_stored(repository: Repository) -> None:
     with repository.announced(JOB, CREATED, RunId("run-1"), alone=True):
         (pending,) = repository.pending()
         assert (pending.job, pending.created, pending.run_id) == (JOB, CREATED, "run-1")
@@ -38,13 +38,13 @@ def test_one_is_pending_for_as_long_as_it_is_stored(repository: Repository) -> N
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_a_failure_is_remembered_only_where_nobody_sees_it(repository: Repository, alone: bool) -> None:
+def test_failure_is_recorded_only_in_the_background(repository: Repository, alone: bool) -> None:
     with pytest.raises(StoreUnusable), repository.announced(JOB, CREATED, None, alone=alone):
         raise StoreUnusable("the disk is full")
     assert [pending.lost for pending in repository.pending()] == ["the disk is full"] * alone
 
 
-def test_what_a_dead_process_was_storing_is_lost(repository: Repository) -> None:
+def test_checkpoint_of_a_dead_process_is_lost(repository: Repository) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     with repository.announced(JOB, CREATED, None, alone=True):
@@ -56,7 +56,7 @@ def test_what_a_dead_process_was_storing_is_lost(repository: Repository) -> None
         assert pending.lost == f"crckpt (PID {ended.pid}) ended before the checkpoint was stored"
 
 
-def test_what_another_host_stores_is_not_lost(repository: Repository) -> None:
+def test_checkpoint_of_another_host_is_not_lost(repository: Repository) -> None:
     """Nobody here knows whether its process runs: but who stores a checkpoint holds the store's lock."""
     with repository.announced(JOB, CREATED, None, alone=True):
         path = record(repository)
@@ -76,7 +76,7 @@ def test_what_another_host_stores_is_not_lost(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{}", "nonsense", '{"job": "../x", "created": "2026-01-02T03:04:05Z"}'])
-def test_a_damaged_record_is_none(repository: Repository, content: str) -> None:
+def test_damaged_record_is_ignored(repository: Repository, content: str) -> None:
     with repository.announced(JOB, CREATED, None, alone=False):
         record(repository).write_text(content)
         assert repository.pending() == ()

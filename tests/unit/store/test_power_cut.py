@@ -95,7 +95,7 @@ def _recorded(forked: Writers, stage: Stage, act: Act, kill_at: str = "") -> lis
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
-def test_a_power_cut_at_any_moment(act: Act, stage: Stage, forked: Writers) -> None:
+def test_power_cut_at_any_step(act: Act, stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
         disk = Disk(copy.root)
@@ -106,7 +106,7 @@ def test_a_power_cut_at_any_moment(act: Act, stage: Stage, forked: Writers) -> N
             check(found, before, act)
 
 
-def test_a_power_cut_while_two_packs_are_taken_in(stage: Stage, forked: Writers) -> None:
+def test_power_cut_while_two_packs_are_added(stage: Stage, forked: Writers) -> None:
     before = Repository.open(stage.root).checkpoints()
     act = Act("ingest", "ingest", ("/large", "large"), adds=1)
     pages = tuple(number.to_bytes(PAGE_SIZE) for number in range(1, 4500))
@@ -124,7 +124,7 @@ def test_a_power_cut_while_two_packs_are_taken_in(stage: Stage, forked: Writers)
             check(found, before, act)
 
 
-def test_a_power_cut_at_any_moment_of_a_repair(stage: Stage, forked: Writers) -> None:
+def test_power_cut_at_any_step_of_a_repair(stage: Stage, forked: Writers) -> None:
     """No more is lost than before, and what it said to be mended stays so; another repair ends the work."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
@@ -143,7 +143,7 @@ def test_a_power_cut_at_any_moment_of_a_repair(stage: Stage, forked: Writers) ->
             check(found, before, REPAIR)
 
 
-def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers) -> None:
+def test_power_cut_at_any_step_of_the_creation(stage: Stage, forked: Writers) -> None:
     with memory_directory() as base:
         disk = Disk(base)
         store = Stage(base / "above/below")
@@ -158,7 +158,7 @@ def test_a_power_cut_at_any_moment_of_the_creation(stage: Stage, forked: Writers
 
 
 @pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name)
-def test_a_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> None:
+def test_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> None:
     """Whoever comes next relies on what the killed one has not synced."""
     before = Repository.open(stage.root).checkpoints()
     with stage.copy() as copy:
@@ -184,7 +184,7 @@ def test_a_power_cut_after_a_kill(act: Act, stage: Stage, forked: Writers) -> No
                     check(found, before, both)
 
 
-def test_a_power_cut_after_a_creation_was_killed(stage: Stage, forked: Writers) -> None:
+def test_power_cut_after_a_killed_creation(stage: Stage, forked: Writers) -> None:
     with memory_directory() as base:
         names = [entry.name for entry in forked.record_steps(Order("create", str(base / "above/store")), base / "log")]
     moments = dict.fromkeys((*names, *(f"{name}:{names.count(name)}" for name in names)))
@@ -218,7 +218,7 @@ def _apply(disk: Disk, entries: list[Entry], directory: Path) -> None:
     ],
     ids=str,
 )
-def test_without_a_sync_something_is_lost(act: Act, name: str, stage: Stage, forked: Writers) -> None:
+def test_missing_sync_is_detected(act: Act, name: str, stage: Stage, forked: Writers) -> None:
     """The cuts of these tests find a sync that is missing."""
     with stage.copy() as copy:
         if act == REPAIR:

@@ -41,7 +41,7 @@ KNOWN = RefTargets(
         ("dead", "dead".ljust(64, "0")),
     ],
 )
-def test_what_a_ref_names(ref: str, expected: str) -> None:
+def test_ref_resolves(ref: str, expected: str) -> None:
     assert resolve(ref, KNOWN) == expected
 
 
@@ -69,7 +69,7 @@ def test_what_a_ref_names(ref: str, expected: str) -> None:
         ("nope:good", "jobs in the store: beef, trainer; all checkpoints: crckpt list"),
     ],
 )
-def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
+def test_unknown_ref_lists_similar_names(ref: str, hint: str) -> None:
     with pytest.raises(NoSuchCheckpoint) as refusal:
         resolve(ref, KNOWN)
     assert hint in refusal.value.hint
@@ -86,13 +86,13 @@ def test_what_names_nothing_is_told_what_is_near(ref: str, hint: str) -> None:
         ("ffff", "there is no checkpoint 'ffff'"),
     ],
 )
-def test_the_message_says_which_part_is_missing(ref: str, message: str) -> None:
+def test_message_names_the_missing_part(ref: str, message: str) -> None:
     with pytest.raises(NoSuchCheckpoint) as refusal:
         resolve(ref, KNOWN)
     assert refusal.value.message == message
 
 
-def test_many_jobs_are_not_all_named() -> None:
+def test_long_list_of_jobs_is_shortened() -> None:
     jobs = {JobName(f"job{number:02}"): IDS[:1] for number in range(12)}
     with pytest.raises(NoSuchCheckpoint) as refusal:
         resolve("xyzzy", RefTargets(jobs, IDS, ()))
@@ -100,13 +100,13 @@ def test_many_jobs_are_not_all_named() -> None:
     assert "job07, and 4 more; " in refusal.value.hint
 
 
-def test_digits_that_fit_several() -> None:
+def test_ambiguous_digits_are_refused() -> None:
     with pytest.raises(UsageError, match="abcd is the start of 2 ids") as refusal:
         resolve("abcd", KNOWN)
     assert refusal.value.causes == ("abcd10000000", "abcd20000000")
 
 
-def test_an_empty_store_says_so(tmp_path: Path) -> None:
+def test_empty_store_is_reported(tmp_path: Path) -> None:
     with pytest.raises(NoSuchCheckpoint) as refusal:
         open_store(tmp_path).resolve("anything")
     assert "empty" in refusal.value.hint
@@ -134,7 +134,7 @@ def test_listing_is_in_the_order_of_commits(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOENT])
-def test_a_tag_that_is_lost_or_just_removed_hides_no_other(repository: Repository, number: int) -> None:
+def test_lost_tag_hides_no_other(repository: Repository, number: int) -> None:
     class Losing(LocalBackend):
         def read(self, name: str, most: int) -> bytes:
             if name.endswith("/a"):
@@ -171,7 +171,7 @@ def test_tags_are_kept_moved_and_removed(repository: Repository) -> None:
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "-x", ".hidden", "a/b", "a b", "a~1", "a:b", "ä", "x" * 101, "a\n"])
-def test_names_that_cannot_be(name: str, repository: Repository, tmp_path: Path) -> None:
+def test_invalid_names_are_refused(name: str, repository: Repository, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="is not a valid tag name"):
         repository.tag(repository.checkpoints()[0].id, name)
     with pytest.raises(UsageError, match="is not a valid job name"):
@@ -181,11 +181,11 @@ def test_names_that_cannot_be(name: str, repository: Repository, tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["a", "0", "redis-6.2_x", "x" * 100])
-def test_names_that_can_be(name: str) -> None:
+def test_valid_names_are_accepted(name: str) -> None:
     assert check_name(name, "job") == name
 
 
-def test_what_does_not_exist_cannot_be_tagged_or_had(repository: Repository) -> None:
+def test_unknown_checkpoint_cannot_be_tagged_or_read(repository: Repository) -> None:
     nobody = CheckpointId("0" * 64)
     with pytest.raises(NoSuchCheckpoint, match="000000000000"):
         repository.tag(nobody, "x")
@@ -194,7 +194,7 @@ def test_what_does_not_exist_cannot_be_tagged_or_had(repository: Repository) -> 
 
 
 @pytest.mark.parametrize("at", ["note", "job"])
-def test_a_damaged_manifest_is_not_passed_over_in_silence(repository: Repository, at: str) -> None:
+def test_damaged_manifest_refuses_its_job_name(repository: Repository, at: str) -> None:
     """Nobody knows whether it was the newest: its job's name is refused, ids and other jobs are not."""
     first, second, third, other = repository.checkpoints()
     manifest = manifest_path(repository, third.id)

@@ -15,7 +15,7 @@ from crckpt.errors import NoSuchCheckpoint
 from crckpt.model import CheckpointId
 
 
-def test_rm_takes_the_tags_along(tmp_path: Path) -> None:
+def test_rm_removes_the_tags(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first, second = (store(repository, tmp_path, of_pages(number)) for number in (1, 2))
     for checkpoint, name in ((first, "a"), (second, "b"), (first, "c")):

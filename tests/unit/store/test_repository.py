@@ -49,7 +49,7 @@ def _rewritten(repository: Repository, checkpoint_id: CheckpointId, **changes: o
     return found
 
 
-def test_a_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> None:
+def test_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     ahead = _stored(repository, tmp_path, IN_TWO_DAYS)
     assert repository.resolve("job") == ahead
@@ -60,7 +60,7 @@ def test_a_checkpoint_from_the_future_does_not_stay_the_newest(tmp_path: Path) -
     assert _order(repository) == [ahead, second, third]
 
 
-def test_a_clock_that_goes_back_all_the_time(tmp_path: Path) -> None:
+def test_clock_that_keeps_going_back(tmp_path: Path) -> None:
     """Also of several jobs: `list` shows what was stored last at the end."""
     repository = open_store(tmp_path)
     ids = [_stored(repository, tmp_path, NOW - timedelta(days=number), "ab"[number % 2]) for number in range(6)]
@@ -68,7 +68,7 @@ def test_a_clock_that_goes_back_all_the_time(tmp_path: Path) -> None:
     assert _order(repository, JobName("a")) == ids[::2]
 
 
-def test_the_order_outlives_what_is_removed(tmp_path: Path) -> None:
+def test_order_survives_removals(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     ahead, second, third = (_stored(repository, tmp_path, when) for when in (IN_TWO_DAYS, NOW, NOW))
     repository.remove([second])
@@ -81,7 +81,7 @@ def test_the_order_outlives_what_is_removed(tmp_path: Path) -> None:
     assert repository.get(_stored(repository, tmp_path, NOW)).sequence == 1
 
 
-def test_manifests_without_a_number_are_older_than_those_with_one(tmp_path: Path) -> None:
+def test_manifests_without_a_number_are_older(tmp_path: Path) -> None:
     """And stand in the order of their time, as before."""
     repository = open_store(tmp_path)
     times = (NOW, IN_TWO_DAYS, NOW - timedelta(days=1))
@@ -92,7 +92,7 @@ def test_manifests_without_a_number_are_older_than_those_with_one(tmp_path: Path
 
 
 @pytest.mark.parametrize("number", [-1, 1 << 54, 1 << 80, 1.5, "7", True])
-def test_a_number_that_is_none_is_refused(tmp_path: Path, number: object) -> None:
+def test_invalid_number_is_refused(tmp_path: Path, number: object) -> None:
     repository = open_store(tmp_path)
     bad = _rewritten(repository, _stored(repository, tmp_path, NOW), sequence=number)
     good = _stored(repository, tmp_path, NOW, "other")
@@ -101,7 +101,7 @@ def test_a_number_that_is_none_is_refused(tmp_path: Path, number: object) -> Non
         repository.get(bad)
 
 
-def test_the_highest_number_makes_none_the_newest_for_ever(tmp_path: Path) -> None:
+def test_highest_number_does_not_stay_the_newest(tmp_path: Path) -> None:
     """Nothing is said to be stored that `crckpt restore job` would not bring back."""
     repository = open_store(tmp_path)
     first = _stored(repository, tmp_path, NOW)
@@ -117,7 +117,7 @@ def test_the_highest_number_makes_none_the_newest_for_ever(tmp_path: Path) -> No
     assert _stored(repository, tmp_path, NOW) == repository.resolve("job")
 
 
-def test_another_host_does_not_use_up_the_numbers(tmp_path: Path) -> None:
+def test_other_host_does_not_exhaust_the_numbers(tmp_path: Path) -> None:
     """Other hosts refuse a checkpoint with a high number."""
     repository = open_store(tmp_path)
     _stored(repository, tmp_path, NOW)
@@ -142,7 +142,7 @@ for number in range(8):
 """
 
 
-def test_those_who_commit_at_the_same_time_get_different_numbers(tmp_path: Path) -> None:
+def test_concurrent_commits_get_different_numbers(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     words = [sys.executable, "-c", _COMMITS, str(tmp_path), str(SUPPORT)]
     running = [subprocess.Popen([*words, job]) for job in ("one", "two", "three")]
@@ -166,7 +166,7 @@ def test_others_commit_while_one_waits_for_its_tree(tmp_path: Path) -> None:
     assert repository.resolve("other") == meanwhile[0]
 
 
-def test_who_is_stopped_while_committing_keeps_nobody_waiting_for_ever(tmp_path: Path) -> None:
+def test_process_stopped_while_committing_does_not_block_forever(tmp_path: Path) -> None:
     other = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -181,7 +181,7 @@ def _listed(repository: Repository, *words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_a_checkpoint_from_the_future_is_shown_as_such(tmp_path: Path) -> None:
+def test_checkpoint_from_the_future_is_marked(tmp_path: Path) -> None:
     """By `list`; not for the seconds by which two hosts' clocks differ."""
     repository = open_store(tmp_path)
     times = (IN_TWO_DAYS, datetime.now(UTC) + timedelta(seconds=30), NOW)
@@ -197,7 +197,7 @@ def test_a_checkpoint_from_the_future_is_shown_as_such(tmp_path: Path) -> None:
     assert [line.split()[0] for line in lines] == [found[:12] for found in ids]
 
 
-def test_a_checkpoint_says_whether_it_is_from_the_future(tmp_path: Path) -> None:
+def test_is_in_future_tolerates_a_minute(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint: Checkpoint = repository.get(_stored(repository, tmp_path, NOW))
     assert not checkpoint.is_in_future(NOW - timedelta(seconds=59))

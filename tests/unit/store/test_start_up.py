@@ -28,7 +28,7 @@ main()
     ],
     ids=lambda value: value[0] if isinstance(value, tuple) else "",
 )
-def test_nothing_heavy_is_loaded(tmp_path: Path, words: tuple[str, ...], without: str) -> None:
+def test_startup_loads_no_slow_module(tmp_path: Path, words: tuple[str, ...], without: str) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
     place = ("--store", str(repository.root)) if not words[0].startswith("--") else ()

@@ -13,7 +13,7 @@ from image_sets import open_store
 from crckpt.errors import StoreUnusable
 
 
-def test_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_newer_format_is_refused(tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     document = json.loads((root / "store.json").read_bytes())
     (root / "store.json").write_text(json.dumps({**document, "format": 2}))
@@ -23,7 +23,7 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1}'])
-def test_a_damaged_store_json_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_damaged_store_json_is_refused(content: bytes, tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     (root / "store.json").write_bytes(content)
     with pytest.raises(StoreUnusable, match=re.escape("store.json is damaged")) as refusal:

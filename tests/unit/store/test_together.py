@@ -104,7 +104,7 @@ def _said_until(process: subprocess.Popen[str], last: str) -> Iterator[str]:
     raise AssertionError(f"it ended, and has not {last}")
 
 
-def test_all_at_once(tmp_path: Path) -> None:
+def test_concurrent_commands_keep_the_store_valid(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     dumping = {job: _start(repository.root, DUMP, job) for job in ("one", "two")}
     killed = _start(repository.root, DUMP, "three", kill_at="manifest-directory.rename:5")

@@ -15,7 +15,7 @@ from crckpt.store.owner import read_owner
 from crckpt.store.transaction import find_unused_transactions, staged
 
 
-def test_it_has_an_owner(tmp_path: Path) -> None:
+def test_directory_has_an_owner(tmp_path: Path) -> None:
     with handed_over(tmp_path, os.getppid()) as path:
         pass
     owner = read_owner(path / "owner.json")
@@ -24,13 +24,13 @@ def test_it_has_an_owner(tmp_path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o700
 
 
-def test_what_was_not_handed_over_is_removed(tmp_path: Path) -> None:
+def test_directory_is_removed_if_not_handed_over(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), handed_over(tmp_path, os.getpid(), outside=True):
         raise OSError("full")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_it_cannot_be_handed_to_nobody(tmp_path: Path) -> None:
+def test_handover_to_an_ended_process_fails(tmp_path: Path) -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -40,7 +40,7 @@ def test_it_cannot_be_handed_to_nobody(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_is_in_use_as_long_as_a_process_works_in_it(tmp_path: Path) -> None:
+def test_directory_is_in_use_while_a_process_works_in_it(tmp_path: Path) -> None:
     """As a CRIU does that has outlived its crckpt; links on the path to the store do not matter."""
     (tmp_path / "link").symlink_to(tmp_path)
     images = tmp_path / "tmp/1-dead/images"
@@ -53,7 +53,7 @@ def test_one_is_in_use_as_long_as_a_process_works_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can surely have mounts of its own")
-def test_a_user_whose_directory_has_the_path_of_one_does_not_use_it(tmp_path: Path) -> None:
+def test_namesake_in_another_mount_namespace_is_not_in_use(tmp_path: Path) -> None:
     """Anybody can mount a directory there, in a mount namespace of their own."""
     dead = tmp_path / "tmp/1-dead"
     dead.mkdir(parents=True)
@@ -68,7 +68,7 @@ def test_a_user_whose_directory_has_the_path_of_one_does_not_use_it(tmp_path: Pa
         user.communicate()
 
 
-def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
+def test_transaction_ends_with_its_block(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
 
     def fail() -> None:
@@ -83,12 +83,12 @@ def test_a_transaction_ends_with_its_block(tmp_path: Path) -> None:
     assert list((repository.root / "tmp").iterdir()) == []
 
 
-def test_a_link_to_where_a_process_works_is_not_in_use(tmp_path: Path) -> None:
+def test_link_to_a_working_directory_is_not_in_use(tmp_path: Path) -> None:
     (tmp_path / "planted").symlink_to(Path.cwd())
     assert [path.name for path in find_unused_transactions(tmp_path)] == ["planted"]
 
 
-def test_a_staging_directory_stays_as_long_as_a_command_names_it(tmp_path: Path) -> None:
+def test_staging_directory_stays_while_a_command_names_it(tmp_path: Path) -> None:
     """As a CRIU that has outlived its crckpt, which still writes its images there."""
     with subprocess.Popen(["sleep", "60"]) as crckpt:
         with handed_over(tmp_path, crckpt.pid, outside=True) as path:

@@ -17,7 +17,7 @@ from crckpt.tracking.uffd_wp import UffdWp
 
 @needs_write_protection
 @pytest.mark.parametrize("miss", [True, False])
-def test_write_protection_is_taken_where_soft_dirty_bits_miss_writes(target: Told, claims: Path, miss: bool) -> None:
+def test_write_protection_is_used_where_soft_dirty_misses_writes(target: Told, claims: Path, miss: bool) -> None:
     """And they are where any of its processes cannot be entered for it."""
     # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
     trials = Trials(lambda: True, lambda: miss, find_criu_refusal=lambda _criu, _tracker: "")

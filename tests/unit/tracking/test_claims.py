@@ -9,7 +9,7 @@ from crckpt.host.proc import Identity
 from crckpt.tracking.claims import Claims
 
 
-def test_a_claim_is_not_on_who_gets_the_pid_next(claims: Path) -> None:
+def test_claim_does_not_cover_a_reused_pid(claims: Path) -> None:
     earlier, later = (Identity("", 4194303, start) for start in (1 << 40, (1 << 40) + 1))
     with closing(Claims(claims)) as one, closing(Claims(claims)) as other:
         assert one.claim(earlier)

@@ -76,7 +76,7 @@ def filled(target: Told, advice: int) -> int:
     return place
 
 
-def test_what_stays_where_it_was_is_clean_and_what_is_new_is_not(dumps: Dumps, target: Told) -> None:
+def test_unmoved_pages_are_clean_and_new_ones_dirty(dumps: Dumps, target: Told) -> None:
     place = filled(target, SMALL_PAGES)
     assert dumps.dirty(place) == {HUGE}, "nothing was kept yet"
     assert dumps.dirty(place) == {0}
@@ -85,7 +85,7 @@ def test_what_stays_where_it_was_is_clean_and_what_is_new_is_not(dumps: Dumps, t
     assert dumps.dirty(place) - {HUGE} == {HUGE - 100}, "of the rest nothing was kept"
 
 
-def test_it_does_not_matter_what_is_read_at_once(dumps: Dumps, target: Told) -> None:
+def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: Told) -> None:
     """CRIU reads small maps together with the begin of a large one, which it reads as a whole then."""
     place = filled(target, SMALL_PAGES)
     for before in (100, 0, 300, 7, 100):
@@ -93,7 +93,7 @@ def test_it_does_not_matter_what_is_read_at_once(dumps: Dumps, target: Told) -> 
     assert found == {0}
 
 
-def test_pages_that_were_moved_with_their_page_table(dumps: Dumps, target: Told) -> None:
+def test_pages_moved_with_their_page_table_are_dirty(dumps: Dumps, target: Told) -> None:
     """Where both places are aligned mremap hangs the whole table elsewhere, bits and all."""
     place, to = filled(target, SMALL_PAGES), filled(target, SMALL_PAGES)
     low, pages = min(place, to), abs(place - to) // 4096 + HUGE
@@ -102,7 +102,7 @@ def test_pages_that_were_moved_with_their_page_table(dumps: Dumps, target: Told)
     assert dumps.dirty(to) == {HUGE}
 
 
-def test_memory_that_was_given_back_and_read_in_a_huge_page(dumps: Dumps, target: Told) -> None:
+def test_discarded_memory_read_in_a_huge_page_is_dirty(dumps: Dumps, target: Told) -> None:
     place = filled(target, HUGE_PAGE)
     assert dumps.dirty(place) == {HUGE}
     target.do(f"drop({place}, {HUGE}); told = ctypes.c_char.from_address({place}).value[0]")
@@ -110,7 +110,7 @@ def test_memory_that_was_given_back_and_read_in_a_huge_page(dumps: Dumps, target
     assert dumps.dirty(place) == {0}, "it is as it was"
 
 
-def test_pages_that_were_merged_and_parted(dumps: Dumps, target: Told) -> None:
+def test_merged_and_split_pages_are_dirty(dumps: Dumps, target: Told) -> None:
     count = Path(f"/proc/{target.pid}/ksm_merging_pages")
     place = filled(target, MERGEABLE)
     dumps.dirty(place)
@@ -123,7 +123,7 @@ def test_pages_that_were_merged_and_parted(dumps: Dumps, target: Told) -> None:
     assert dumps.dirty(place) == {HUGE}
 
 
-def test_memory_whose_map_was_cut_or_has_joined_another(dumps: Dumps, target: Told) -> None:
+def test_memory_of_split_or_merged_mappings_is_dirty(dumps: Dumps, target: Told) -> None:
     place = filled(target, SMALL_PAGES)
     dumps.dirty(place)
     assert dumps.dirty(place) == {0}
@@ -133,7 +133,7 @@ def test_memory_whose_map_was_cut_or_has_joined_another(dumps: Dumps, target: To
         assert dumps.dirty(place) == {0}
 
 
-def test_memory_that_is_where_another_map_was(dumps: Dumps, target: Told) -> None:
+def test_memory_in_place_of_another_mapping_is_dirty(dumps: Dumps, target: Told) -> None:
     """Only the permissions tell it: nothing is joined, nothing cut."""
     place = filled(target, SMALL_PAGES)
     target.do(protected(place, 1))
@@ -143,7 +143,7 @@ def test_memory_that_is_where_another_map_was(dumps: Dumps, target: Told) -> Non
     assert dumps.dirty(place, 100) == {100}
 
 
-def test_maps_that_criu_joins(dumps: Dumps, target: Told) -> None:
+def test_mappings_merged_by_criu_are_dirty(dumps: Dumps, target: Told) -> None:
     """It makes all memory readable before it opens the page map, and undoes that: the kernel may forget bits then."""
     place = filled(target, SMALL_PAGES)
     rest = place + 100 * 4096
@@ -153,7 +153,7 @@ def test_maps_that_criu_joins(dumps: Dumps, target: Told) -> None:
         target.do(protected(place, 0))
 
 
-def test_maps_that_the_program_joins_as_criu_did(dumps: Dumps, target: Told) -> None:
+def test_mappings_merged_by_the_program_are_dirty(dumps: Dumps, target: Told) -> None:
     place = filled(target, SMALL_PAGES)
     rest = place + 100 * 4096
     target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")
@@ -162,7 +162,7 @@ def test_maps_that_the_program_joins_as_criu_did(dumps: Dumps, target: Told) -> 
     assert dumps.dirty(place) == {0}
 
 
-def test_memory_that_criu_makes_readable(dumps: Dumps, target: Told) -> None:
+def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: Told) -> None:
     """It is as it was, if that joins nothing."""
     place = filled(target, SMALL_PAGES)
     for expected in (HUGE, 0, 0):
@@ -170,7 +170,7 @@ def test_memory_that_criu_makes_readable(dumps: Dumps, target: Told) -> None:
         assert dumps.dirty(place, meanwhile=protected(place, 1)) == {expected}
 
 
-def test_kernels_that_forget_no_bits_are_believed(dumps: Dumps, target: Told) -> None:
+def test_kernels_that_keep_bits_are_trusted(dumps: Dumps, target: Told) -> None:
     place = filled(target, SMALL_PAGES)
     dumps.environment["CRCKPT_JOINED_ARE_DIRTY"] = "1"
     dumps.dirty(place)

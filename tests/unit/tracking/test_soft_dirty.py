@@ -13,7 +13,7 @@ from crckpt.host.syscalls.pagemap import AddressRange, private_anonymous
 PAGE = 4096
 
 
-def test_the_bits_tell_which_pages_were_written(target: Told) -> None:
+def test_soft_dirty_bits_show_written_pages(target: Told) -> None:
     place = target.do("told = area(64); write(told, range(64))")
     if not memory_trials.tracks_by_soft_dirty():
         rows = pagemap.find_soft_dirty(target.pid, private_anonymous(target.pid))
@@ -25,7 +25,7 @@ def test_the_bits_tell_which_pages_were_written(target: Told) -> None:
     assert rows.tolist() == [[place + page * PAGE, place + (page + 1) * PAGE] for page in (3, 40)]
 
 
-def test_the_trial_says_whether_writes_are_missed_where_maps_have_joined(target: Told) -> None:
+def test_trial_detects_writes_missed_in_merged_mappings(target: Told) -> None:
     """As Linux 6.0 and later do it, to three times 64 pages."""
     if not memory_trials.tracks_by_soft_dirty():
         pytest.skip("this kernel has no soft-dirty bits (CONFIG_MEM_SOFT_DIRTY)")

@@ -52,7 +52,7 @@ def test_nothing_is_left_in_the_target(target: Told, method: Method, claims: Pat
     assert target.do("write(place := told, range(64)); told = 5") == 5
 
 
-def test_new_maps_are_registered_in_the_next_round(target: Told, method: Method, claims: Path) -> None:
+def test_new_mappings_are_registered_in_the_next_round(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         place = target.do("told = area(64); write(told, range(64))")
@@ -62,7 +62,7 @@ def test_new_maps_are_registered_in_the_next_round(target: Told, method: Method,
         assert pages(tracker, target.pid, place) == {3}
 
 
-def test_a_forked_child_is_followed(target: Told, method: Method, claims: Path) -> None:
+def test_forked_child_is_tracked(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
@@ -77,7 +77,7 @@ def test_a_forked_child_is_followed(target: Told, method: Method, claims: Path) 
         assert tracker.begin() == DumpBasis(at("third"), "", tracks=True, whole=())
 
 
-def test_after_exec_the_next_dump_is_full(target: Told, method: Method, claims: Path) -> None:
+def test_next_dump_is_full_after_exec(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         assert target.process.stdin is not None
@@ -93,7 +93,7 @@ def test_after_exec_the_next_dump_is_full(target: Told, method: Method, claims: 
         assert pages(tracker, target.pid, place) == {9}
 
 
-def test_looking_between_two_dumps_forgets_nothing(target: Told, method: Method, claims: Path) -> None:
+def test_query_between_two_dumps_forgets_nothing(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
@@ -108,7 +108,7 @@ def test_looking_between_two_dumps_forgets_nothing(target: Told, method: Method,
         assert [one.pid for one in tracker.begin().whole] == [grandchild], "it came after the round had begun"
 
 
-def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method, claims: Path) -> None:
+def test_second_tracker_resets_nothing(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as first:
         dump_round(first, target.pid)
         with tracking(target.pid, method, claims) as second:
@@ -121,7 +121,7 @@ def test_of_two_trackers_the_second_resets_nothing(target: Told, method: Method,
         assert third.begin().tracks, "the claim ended with its owner"
 
 
-def test_a_tree_that_has_ended_is_told(target: Told, method: Method, claims: Path) -> None:
+def test_ended_tree_is_an_error(target: Told, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         target.process.kill()
@@ -138,7 +138,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("what", UNSEEN)
-def test_what_a_device_writes_would_be_missed(
+def test_device_writes_make_the_dump_full(
     target: Told, method: Method, claims: Path, tmp_path: Path, what: str
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
@@ -154,7 +154,7 @@ def test_what_a_device_writes_would_be_missed(
         assert tracker.begin().why == began.why
 
 
-def test_what_came_up_before_the_freeze_spoils_the_next_round(
+def test_device_seen_before_the_freeze_spoils_the_next_round(
     target: Told, method: Method, claims: Path, tmp_path: Path
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
@@ -172,7 +172,7 @@ def test_what_came_up_before_the_freeze_spoils_the_next_round(
 
 
 @needs_write_protection
-def test_the_tracker_dies_and_the_target_does_not_notice(target: Told, claims: Path) -> None:
+def test_death_of_the_tracker_does_not_affect_the_target(target: Told, claims: Path) -> None:
     place = target.do("told = area(64); write(told, range(64))")
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom crckpt.host import proc\n"

@@ -26,7 +26,7 @@ FOREIGN = "another process's userfaultfd manages its memory"
 
 @needs_write_protection
 @pytest.mark.parametrize("still_open", [True, False])
-def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: Told, still_open: bool) -> None:
+def test_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: Told, still_open: bool) -> None:
     (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor)
     for one in private_anonymous(target.pid):
@@ -43,7 +43,7 @@ def test_a_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: 
 
 
 @needs_write_protection
-def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, target: Told) -> None:
+def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: Told) -> None:
     """By a userfaultfd of the program that it has handed on: among its descriptors there is none."""
     file = f"file = os.memfd_create('shared'); os.ftruncate(file, {64 * PAGE})"
     place = target.do(
@@ -59,7 +59,7 @@ def test_shared_memory_that_somebody_else_protects_is_left_alone(claims: Path, t
 
 
 @needs_write_protection
-def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims: Path) -> None:
+def test_process_that_cannot_be_entered_is_dumped_in_full(target: Told, claims: Path) -> None:
     with tracking(target.pid, UffdWp(), claims) as tracker:
         dump_round(tracker, target.pid)
         child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
@@ -76,7 +76,7 @@ def test_one_process_that_cannot_be_entered_is_dumped_whole(target: Told, claims
 
 
 @needs_write_protection
-def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(target: Told, claims: Path) -> None:
+def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Told, claims: Path) -> None:
     """The moment is made: another thread forks between the two calls that are injected."""
     is_first = True
 
@@ -106,7 +106,7 @@ def test_a_child_forked_while_its_parent_was_entered_is_rid_of_ours(target: Told
 @needs_write_protection
 @pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("how", [0x11, 0x12], ids=["shared", "private"])
-def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
+def test_file_mapped_after_the_listing_is_not_tracked(
     target: Told, claims: Path, tmp_path: Path, how: int, is_old: bool
 ) -> None:
     """The moment is made. What is written over a file and dropped would keep its mark, and count as clean."""
@@ -125,7 +125,7 @@ def test_a_file_that_came_where_memory_was_listed_is_not_tracked(
 
 
 @needs_write_protection
-def test_a_map_that_grew_since_it_was_listed_is_not_split(target: Told, claims: Path) -> None:
+def test_mapping_that_grew_after_the_listing_is_not_split(target: Told, claims: Path) -> None:
     """The moment is made. The program could not move or grow it as a whole any more."""
     place = target.do(f"told = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(told + 64 * PAGE), 64 * PAGE)")
     moment = Moment(place, lambda: target.do(f"resized({place}, 64, 128)"), is_awaited=True)
@@ -137,7 +137,7 @@ def test_a_map_that_grew_since_it_was_listed_is_not_split(target: Told, claims: 
 
 
 @needs_write_protection
-def test_what_was_not_unprotected_is_not_tracked(target: Told, claims: Path) -> None:
+def test_mapping_that_was_not_unprotected_is_not_tracked(target: Told, claims: Path) -> None:
     """The moment is made: another map comes in the midst; the kernel stops there, and behind it are old marks."""
     place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
     other = f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))"

@@ -17,7 +17,7 @@ OPENS = "import sys, time\nfile = open(sys.argv[1], 'a')\nprint(flush=True)\ntim
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["crckpt is killed", "the tree runs"])
-def test_the_guard_ends_an_unfinished_tree(tmp_path: Path, is_kept: bool) -> None:
+def test_guard_ends_an_unfinished_tree(tmp_path: Path, is_kept: bool) -> None:
     log = tmp_path / "restore.log"
     programs = []
     try:
@@ -45,7 +45,7 @@ def test_the_guard_ends_an_unfinished_tree(tmp_path: Path, is_kept: bool) -> Non
             program.communicate()
 
 
-def test_nothing_fails_if_the_guard_was_killed(tmp_path: Path) -> None:
+def test_killed_guard_is_no_failure(tmp_path: Path) -> None:
     process = proc.read_process(1)
     assert process is not None
     with guarded_addresses((), MOVE) as guard:

@@ -80,7 +80,7 @@ def has_context(pid: int) -> bool:
     return "[aio]" in Path(f"/proc/{pid}/maps").read_text()
 
 
-def test_it_waits_and_finds_no_zeros() -> None:
+def test_process_waits_and_finds_no_zero_pages() -> None:
     with running(PYTHON, "-c", READER) as process:
         address = int(read(process))
         descriptors = list_descriptors(process.pid)
@@ -92,7 +92,7 @@ def test_it_waits_and_finds_no_zeros() -> None:
         wait_for(lambda: "userfault" in Path(f"/proc/{process.pid}/wchan").read_text(), 60, "it to wait")
 
 
-def test_it_goes_on_once_it_is_let_go() -> None:
+def test_process_continues_once_released() -> None:
     with running(PYTHON, "-c", READER) as process:
         address = int(read(process))
         missing, context = take_pinned(identify(process), FLAGS)
@@ -111,7 +111,7 @@ def test_it_goes_on_once_it_is_let_go() -> None:
         assert not is_incomplete(process.pid)
 
 
-def test_a_32_bit_program_has_its_own_numbers(tmp_path: Path) -> None:
+def test_32_bit_program(tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
         program = compile_program("entered_32.c", tmp_path, *flags)

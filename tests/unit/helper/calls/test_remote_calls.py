@@ -21,7 +21,7 @@ from crckpt.host import proc
 
 
 @needs_root
-def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
+def test_process_with_a_reused_pid_is_not_entered() -> None:
     with running("/usr/bin/python3", "-c", CONFINED, "nobody", "free") as process:
         found = proc.read_process(process.pid)
         assert found is not None
@@ -35,7 +35,7 @@ def test_a_process_that_was_given_the_number_meanwhile_is_not_entered() -> None:
 
 
 @needs_root
-def test_a_helper_that_is_kept_waiting_is_waited_for_no_longer() -> None:
+def test_blocked_helper_is_abandoned_after_a_limit() -> None:
     """As by a file system of the program's own, in which its memory lies: not even a SIGKILL would end it."""
     with (
         smaller_bounds(remote_calls, _PATIENCE_S=1.0),
@@ -67,7 +67,7 @@ def _helpers() -> list[int]:
 
 @needs_root
 @pytest.mark.parametrize("how", ["spins", "changes"])
-def test_a_filter_of_system_calls_lets_through_nothing_but_our_own(tmp_path: Path, how: str) -> None:
+def test_system_call_filter_allows_only_our_own_calls(tmp_path: Path, how: str) -> None:
     """Neither while the thread comes to its stop, nor by code that another thread puts in the place of our call."""
     program, made = compile_program("filtered.c", tmp_path, "-O1", "-pthread"), tmp_path / "made"
     with running(program, how, str(made), ready="") as process:
@@ -80,7 +80,7 @@ def test_a_filter_of_system_calls_lets_through_nothing_but_our_own(tmp_path: Pat
 
 
 @needs_root
-def test_a_memory_policy_is_set_inside() -> None:
+def test_memory_policy_is_set_inside() -> None:
     """With nodes that lie in the thread's own memory while it is made to set them; the memory is as it was."""
     with running("/usr/bin/python3", "-c", CONFINED, "root", "free") as process:
         order = Order(process.pid, process.pid, "set", (("memory_policy", (3, 0)),))
@@ -93,7 +93,7 @@ def test_a_memory_policy_is_set_inside() -> None:
 
 
 @needs_root
-def test_what_the_kernel_refuses_is_said() -> None:
+def test_refusal_of_the_kernel_is_reported() -> None:
     with running("/usr/bin/python3", "-c", CONFINED, "root", "free") as process:
         (answer,) = carry_out([Order(process.pid, process.pid, "set", (("no_written_code", (64,)), ("unknown", (1,))))])
         assert dict(answer.failed) == {"no_written_code": "Invalid argument", "unknown": "Function not implemented"}
@@ -102,7 +102,7 @@ def test_what_the_kernel_refuses_is_said() -> None:
 
 
 @needs_root
-def test_a_32_bit_program_is_asked_too(tmp_path: Path) -> None:
+def test_32_bit_program_is_queried(tmp_path: Path) -> None:
     program = compile_program(
         "locks_32.c", tmp_path, "-m32", "-ffreestanding", "-nostdlib", "-static", "-fno-pic", "-no-pie"
     )
@@ -128,7 +128,7 @@ sys.stdin.readline()
 
 @needs_root
 @pytest.mark.parametrize(("flags", "locked"), [("1", None), ("3", (1,)), ("7", (2,))])
-def test_locking_is_found_while_another_thread_maps_and_unmaps(flags: str, locked: tuple[int, ...] | None) -> None:
+def test_memory_locking_is_read_while_another_thread_maps(flags: str, locked: tuple[int, ...] | None) -> None:
     with running("/usr/bin/python3", "-c", LOCKING, flags) as process:
         answers = carry_out([Order(process.pid, process.pid, "ask")] * 200)
         assert {answer.values.get("lock_future") for answer in answers} == {locked}

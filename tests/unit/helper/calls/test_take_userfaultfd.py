@@ -65,7 +65,7 @@ def said_after(process: subprocess.Popen[str], typed: str = "") -> str:
     return process.stdout.readline().strip()
 
 
-def test_a_wait_goes_on_to_its_end(program: str) -> None:
+def test_interrupted_wait_continues_to_its_end(program: str) -> None:
     ends = {"nanosleep": 0, "poll": 0, "futex": -errno.ETIMEDOUT, "epoll": 0, "sigtimedwait": -errno.EAGAIN}
     with ExitStack() as stack:
         waiting = {waits: stack.enter_context(running(program, waits)) for waits in ends}
@@ -78,7 +78,7 @@ def test_a_wait_goes_on_to_its_end(program: str) -> None:
         assert [said_after(process) for process in waiting.values()] == [f"{name} {end}" for name, end in ends.items()]
 
 
-def test_a_read_gets_what_comes_later(program: str) -> None:
+def test_interrupted_read_gets_later_input(program: str) -> None:
     with running(program, "read") as process:
         wait_for(lambda: state(process.pid) == "S", "the read to begin")
         assert entered(process.pid).descriptor >= 0
@@ -86,7 +86,7 @@ def test_a_read_gets_what_comes_later(program: str) -> None:
         assert said_after(process, "x\n") == f"read {ord('x')}"
 
 
-def test_no_signal_is_lost_or_doubled(program: str) -> None:
+def test_no_signal_is_lost_or_duplicated(program: str) -> None:
     with running(program, "signals") as process:
 
         def send() -> None:
@@ -101,7 +101,7 @@ def test_no_signal_is_lost_or_doubled(program: str) -> None:
         assert said_after(process) == "counted 200"
 
 
-def test_a_restartable_sequence_is_aborted_not_forgotten(program: str) -> None:
+def test_restartable_sequence_is_aborted_correctly(program: str) -> None:
     with running(program, "sequences") as process, running(program, "sequences") as other:
         # A sequence is aborted when its thread loses the processor: here to the other one.
         for pid in (process.pid, other.pid):
@@ -114,7 +114,7 @@ def test_a_restartable_sequence_is_aborted_not_forgotten(program: str) -> None:
                 assert int(said_after(process).split()[1]) > before
 
 
-def test_a_filter_that_would_kill_is_suspended() -> None:
+def test_killing_seccomp_filter_is_suspended() -> None:
     with running(sys.executable, "-c", FILTERED) as process:
         assert entered(process.pid).descriptor >= 0
         assert said_after(process, "go on\n") == "lives"
@@ -122,7 +122,7 @@ def test_a_filter_that_would_kill_is_suspended() -> None:
         assert said_after(process, "call\n") == "", "the filter is in force again for the program itself"
 
 
-def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
+def test_nothing_is_injected_where_filters_cannot_be_suspended() -> None:
     drop = shutil.which("capsh")
     if drop is None:
         pytest.skip("capsh (libcap2-bin) is not installed")
@@ -136,7 +136,7 @@ def test_where_filters_cannot_be_suspended_nothing_is_injected() -> None:
         assert said_after(process, "go on\n") == "lives"
 
 
-def test_a_stopped_process_stays_stopped(program: str) -> None:
+def test_stopped_process_stays_stopped(program: str) -> None:
     with running(program, "read") as process:
         os.kill(process.pid, signal.SIGSTOP)
         wait_for(lambda: state(process.pid) == "T", "the stop")
@@ -146,7 +146,7 @@ def test_a_stopped_process_stays_stopped(program: str) -> None:
         assert said_after(process, "y\n") == f"read {ord('y')}"
 
 
-def test_a_32_bit_program_has_its_own_numbers(tmp_path: Path) -> None:
+def test_32_bit_program(tmp_path: Path) -> None:
     flags = ("-m32", "-nostdlib", "-static", "-ffreestanding", "-fno-stack-protector", "-fno-pic", "-no-pie")
     try:
         program = compile_program("entered_32.c", tmp_path, *flags)
@@ -173,7 +173,7 @@ def traced(pid: int, *argv: str) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("debugger", ["tracer", "gdb"])
-def test_who_traces_it_is_named(program: str, debugger: str) -> None:
+def test_tracer_of_the_process_is_reported(program: str, debugger: str) -> None:
     if shutil.which("gdb") is None and debugger == "gdb":
         pytest.skip("gdb is not installed")
     with running(program, "read") as process:
@@ -198,14 +198,14 @@ def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
         assert process.wait() == 0
 
 
-def test_another_thread_does_it_where_the_main_one_cannot(program: str) -> None:
+def test_another_thread_is_used_when_the_main_one_cannot(program: str) -> None:
     with running(program, "partly uninterruptible") as process:
         wait_for(lambda: state(process.pid) == "D", "vfork to wait")
         assert entered(process.pid).descriptor >= 0
         assert UFFD not in list_descriptors(process.pid)
 
 
-def test_whoever_asked_may_be_killed_at_any_moment(program: str) -> None:
+def test_caller_may_be_killed_at_any_step(program: str) -> None:
     asks = (
         "import sys; from crckpt.helper.calls.take_userfaultfd import take_userfaultfds\nprint('ready', flush=True)\n"
     )
@@ -238,7 +238,7 @@ def reaped(helpers: list[Path]) -> bool:
     return not any(helper.exists() for helper in helpers)
 
 
-def test_one_that_does_not_stop_is_let_go(program: str) -> None:
+def test_process_that_does_not_stop_is_released(program: str) -> None:
     """As above, but asleep only once we have looked: its state is hidden from the first look."""
     hidden = (
         "import os, sys\nfrom crckpt.host.syscalls import ptrace\nptrace._state = lambda pid, tid: 'S'\n"
@@ -261,7 +261,7 @@ def test_one_that_does_not_stop_is_let_go(program: str) -> None:
         assert process.wait() == 0
 
 
-def test_one_that_does_not_get_to_run_is_left_as_it_was(program: str) -> None:
+def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
     """It is stopped with our registers when it turns out that it will not run with them for long."""
     with running(program, "read") as process:
         for _ in range(3):
@@ -275,7 +275,7 @@ def test_one_that_does_not_get_to_run_is_left_as_it_was(program: str) -> None:
         assert said_after(process, "z\n") == f"read {ord('z')}"
 
 
-def test_who_is_in_it_is_not_ended_by_a_signal(program: str) -> None:
+def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
     """As systemd sends it to all of a unit. The group is frozen so that it stays in the middle of its call."""
     with running(program, "read") as process:
         with frozen(process.pid):
@@ -294,7 +294,7 @@ def blocks_all(pid: int) -> bool:
     return "SigBlk:\tfffffffffffbfeff" in Path(f"/proc/{pid}/status").read_text()
 
 
-def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_path: Path) -> None:
+def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> None:
     """It does so in the moment between the call that makes ours and the one that closes it."""
     os.mkfifo(tmp_path / "told")
     redirects = (
@@ -329,13 +329,13 @@ def test_a_descriptor_that_another_thread_puts_in_its_place_is_left_alone(tmp_pa
         assert (files / "4").readlink() == (files / "0").readlink()
 
 
-def test_a_process_without_its_main_thread_is_refused(program: str) -> None:
+def test_process_without_its_main_thread_is_refused(program: str) -> None:
     with running(program, "leaderless") as process:
         wait_for(lambda: state(process.pid) == "Z", "the main thread to exit")
         assert entered(process.pid).why == f"PID {process.pid}: the main thread has exited"
 
 
-def test_a_full_table_of_descriptors_is_named(program: str) -> None:
+def test_full_descriptor_table_is_reported(program: str) -> None:
     with running(program, "read") as process:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, 3))
         taken = entered(process.pid)
@@ -343,14 +343,14 @@ def test_a_full_table_of_descriptors_is_named(program: str) -> None:
         assert said_after(process, "w\n") == f"read {ord('w')}"
 
 
-def test_a_program_that_dispatches_its_own_calls_is_left_alone(program: str) -> None:
+def test_program_with_syscall_user_dispatch_is_left_alone(program: str) -> None:
     with running(program, "dispatch") as process:
         assert "PR_SET_SYSCALL_USER_DISPATCH" in entered(process.pid).why
         assert tracer(process.pid) == 0
         assert process.poll() is None
 
 
-def test_many_are_entered_at_once_and_each_is_answered_for(program: str) -> None:
+def test_several_processes_are_entered_with_one_answer_each(program: str) -> None:
     with running(program, "read") as first, running(program, "read") as second:
         taken = take_userfaultfds([first.pid, 2**22 - 1, second.pid])
         assert [one.pid for one in taken] == [first.pid, 2**22 - 1, second.pid]

@@ -47,7 +47,7 @@ def listener(tmp_path: Path) -> Iterator[socket.socket]:
         yield listening
 
 
-def test_attach(listener: socket.socket) -> None:
+def test_signal_ends_attach(listener: socket.socket) -> None:
     master, slave = os.openpty()
     words = (sys.executable, "-c", ATTACHED, listener.getsockname())
     process = subprocess.Popen(words, stdin=slave, stdout=subprocess.PIPE, text=True)
@@ -94,7 +94,7 @@ print(TerminalHolder(StartedHelper(TERMINAL, ours, program), -1).wait(program.pi
 """
 
 
-def test_a_program_whose_terminal_a_holder_has() -> None:
+def test_signal_reaches_a_program_on_a_held_terminal() -> None:
     process = subprocess.Popen((sys.executable, "-c", HOLDS), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     program = int(process.stdout.readline())

@@ -35,7 +35,7 @@ def read(path: str, monkeypatch: pytest.MonkeyPatch) -> tuple[tuple[DescriptorRe
             process.kill()
 
 
-def test_a_file_with_the_path_of_a_terminal_gets_no_ioctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_with_the_path_of_a_terminal_gets_no_ioctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A program can put anything there in mounts of its own."""
     path = Path("/dev/pts/crckpt-test")
     subprocess.run(["mount", "-t", "tmpfs", "none", "/dev/pts"], check=True)
@@ -46,7 +46,7 @@ def test_a_file_with_the_path_of_a_terminal_gets_no_ioctl(tmp_path: Path, monkey
         subprocess.run(["umount", "/dev/pts"], check=True)
 
 
-def test_a_terminal_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminal_gets_an_ioctl(monkeypatch: pytest.MonkeyPatch) -> None:
     master, slave = os.openpty()
     try:
         assert read(os.ttyname(slave), monkeypatch) == ((), [stat.S_IFCHR])
@@ -55,6 +55,6 @@ def test_a_terminal_does(monkeypatch: pytest.MonkeyPatch) -> None:
         os.close(slave)
 
 
-def test_what_is_no_terminal_is_not_made_exclusive(tmp_path: Path) -> None:
+def test_other_file_is_not_made_exclusive(tmp_path: Path) -> None:
     with (tmp_path / "file").open("w") as file, pytest.raises(OSError, match="ioctl"):
         restore_descriptor(file.fileno(), os.getpid(), DescriptorRecord(1, file.fileno(), is_exclusive=True))

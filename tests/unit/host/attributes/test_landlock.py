@@ -22,7 +22,7 @@ from crckpt.host.proc.stat import read_stat
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
 @pytest.mark.parametrize("user", ["root", "nobody"])
 @pytest.mark.parametrize("confined", ["free", "confined"])
-def test_a_landlock_domain_is_found_whoever_has_it(user: str, confined: str) -> None:
+def test_landlock_domain_is_detected_for_any_user(user: str, confined: str) -> None:
     with running("/usr/bin/python3", "-c", CONFINED, user, confined) as process:
         (answer,) = carry_out([Order(process.pid, process.pid, "ask")])
         assert answer.why == ""
@@ -31,7 +31,7 @@ def test_a_landlock_domain_is_found_whoever_has_it(user: str, confined: str) -> 
 
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-def test_what_a_program_is_compared_with_has_nothing_of_ours() -> None:
+def test_comparison_process_has_no_resources_of_ours() -> None:
     """It belongs to the program's user, who may look into it, and put code into it."""
     seen: dict[str, object] = {}
 
@@ -51,7 +51,7 @@ def test_what_a_program_is_compared_with_has_nothing_of_ours() -> None:
 
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-def test_who_ends_what_it_is_compared_with_is_not_taken_for_free() -> None:
+def test_killed_comparison_process_is_an_error() -> None:
     def end(other: int) -> int:
         os.kill(other, signal.SIGKILL)
         return -errno.ESRCH
@@ -62,7 +62,7 @@ def test_who_ends_what_it_is_compared_with_is_not_taken_for_free() -> None:
 
 @needs_root
 @pytest.mark.skipif(not kernel_has_landlock(), reason="this kernel has no Landlock")
-def test_another_thread_does_not_answer_for_the_main_one(tmp_path: Path) -> None:
+def test_other_thread_does_not_answer_for_the_main_one(tmp_path: Path) -> None:
     """Each has a domain of its own."""
     with running(compile_program("entered.c", tmp_path, "-pthread"), "partly uninterruptible") as process:
         wait_for(lambda: read_stat(process.pid).state == "D", 10, "vfork to wait")

@@ -51,13 +51,13 @@ def memberships(held: socket.socket) -> set[Membership]:
     ],
     ids=["plain", "blocked sources", "chosen sources"],
 )
-def test_memberships_come_back(held: socket.socket, wanted: tuple[Membership, ...]) -> None:
+def test_memberships_are_restored(held: socket.socket, wanted: tuple[Membership, ...]) -> None:
     assert memberships(held) == set()
     assert list(join(held, wanted)) == []
     assert memberships(held) == set(wanted)
 
 
-def test_more_sources_than_are_read_at_once(held_6: socket.socket) -> None:
+def test_more_sources_than_one_read_returns(held_6: socket.socket) -> None:
     wanted = (Membership("lo", GROUP_6, excludes=False, sources=SOURCES_6),)
     assert list(join(held_6, wanted)) == []
     (found,) = memberships(held_6)
@@ -65,7 +65,7 @@ def test_more_sources_than_are_read_at_once(held_6: socket.socket) -> None:
     assert len(found.sources) == len(SOURCES_6)
 
 
-def test_a_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
+def test_membership_of_another_socket_is_not_found(held: socket.socket) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as other:
         assert list(join(other, (Membership("lo", GROUP),))) == []
         assert GROUP in {group for _, _, group in find_groups(os.getpid())}
@@ -84,7 +84,7 @@ def test_a_membership_of_another_socket_is_not_found(held: socket.socket) -> Non
         (Membership("l\0o", "::x"), ""),
     ],
 )
-def test_what_cannot_be_joined_is_named_and_keeps_no_other_back(
+def test_failed_membership_is_reported_and_the_others_are_joined(
     held: socket.socket, wrong: Membership, why: str
 ) -> None:
     ((title, reason),) = join(held, (wrong, Membership("lo", OTHER_GROUP)))
@@ -94,7 +94,7 @@ def test_what_cannot_be_joined_is_named_and_keeps_no_other_back(
     assert Membership("lo", OTHER_GROUP) in memberships(held)
 
 
-def test_groups_that_the_kernel_joins_by_itself_are_left_out() -> None:
+def test_groups_joined_by_the_kernel_are_ignored() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as held:
         assert list(join(held, (Membership("lo", GROUP),))) == []
         assert not {group for _, _, group in find_groups(os.getpid())} & {"224.0.0.1", "ff02::1"}

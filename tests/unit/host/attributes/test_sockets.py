@@ -37,12 +37,12 @@ def udp() -> Iterator[socket.socket]:
         yield made
 
 
-def test_a_socket_that_is_as_new_is_not_recorded(others: set[int], udp: socket.socket) -> None:
+def test_socket_with_defaults_is_not_recorded(others: set[int], udp: socket.socket) -> None:
     assert list(read_sockets(os.getpid(), 1, 0, others)) == []
     assert os.fstat(udp.fileno()).st_ino in others
 
 
-def test_a_socket_is_recorded_once_with_what_is_unusual(others: set[int], udp: socket.socket) -> None:
+def test_socket_is_recorded_once_with_its_unusual_options(others: set[int], udp: socket.socket) -> None:
     udp.setsockopt(socket.IPPROTO_IP, RECVERR, 1)
     with udp.dup() as again:
         (found,) = read_sockets(os.getpid(), 77, 0, others)
@@ -51,7 +51,7 @@ def test_a_socket_is_recorded_once_with_what_is_unusual(others: set[int], udp: s
     assert (found.pid, found.inode) == (77, os.fstat(udp.fileno()).st_ino)
 
 
-def test_a_socket_of_another_kind_is_left_as_it_is() -> None:
+def test_socket_of_another_kind_is_left_alone() -> None:
     with socket.socket() as tcp:
         assert (
             list(restore_socket(tcp.fileno(), _record(tcp, kind=socket.SOCK_DGRAM, options={"IP_RECVERR": (1,)}))) == []
@@ -63,7 +63,7 @@ def test_a_socket_of_another_kind_is_left_as_it_is() -> None:
     ("name", "value"),
     [("IP_MULTICAST_IF", (999, -1)), ("IP_RECVERR", ()), ("IP_RECVERR", (1, 2)), ("SO_TXTIME", (1,) * 60)],
 )
-def test_values_that_are_none_are_not_set(udp: socket.socket, name: str, value: tuple[int, ...]) -> None:
+def test_invalid_values_are_not_set(udp: socket.socket, name: str, value: tuple[int, ...]) -> None:
     """A record may have been made by anyone."""
     (lost,) = restore_socket(udp.fileno(), _record(udp, options={name: value}))
     assert lost.title == name
@@ -80,12 +80,12 @@ def test_values_that_are_none_are_not_set(udp: socket.socket, name: str, value: 
         Membership("lo", "\ud800"),
     ],
 )
-def test_groups_that_are_none_are_not_joined(udp: socket.socket, member: Membership) -> None:
+def test_invalid_groups_are_not_joined(udp: socket.socket, member: Membership) -> None:
     (lost,) = restore_socket(udp.fileno(), _record(udp, memberships=(member,)))
     assert lost.title.startswith("the membership in ")
 
 
-def test_options_that_are_not_in_the_list_are_not_set(udp: socket.socket) -> None:
+def test_unlisted_options_are_not_set(udp: socket.socket) -> None:
     assert (
         list(restore_socket(udp.fileno(), _record(udp, options={"SO_ATTACH_FILTER": (1,)}, interfaces={"X": "lo"})))
         == []
@@ -103,7 +103,7 @@ def test_options_that_are_not_in_the_list_are_not_set(udp: socket.socket) -> Non
         {"fd": "x"},
     ],
 )
-def test_a_record_out_of_bounds_is_refused(more: dict[str, object]) -> None:
+def test_record_out_of_bounds_is_refused(more: dict[str, object]) -> None:
     place = {"pid": 1, "fd": 3, "inode": 7, "family": 2, "kind": 2, "protocol": 17}
     details: dict[str, object] = {"attributes": {"cpus": [0], "processes": [], "sockets": [place | more]}}
     with pytest.raises(IntegrityError, match="damaged"):

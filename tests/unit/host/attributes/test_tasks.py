@@ -23,12 +23,12 @@ from crckpt.host.attributes import tasks
         ("", ()),
     ],
 )
-def test_memory_policies(line: str, value: tuple[int, ...]) -> None:
+def test_memory_policies_are_parsed(line: str, value: tuple[int, ...]) -> None:
     assert tasks.parse_memory_policy(line) == value
 
 
 @pytest.mark.parametrize(("said", "value"), [("/autogroup-7 nice -5\n", (-5,)), ("", ())])
-def test_nice_values_of_autogroups(said: str, value: tuple[int, ...]) -> None:
+def test_autogroup_nice_values_are_parsed(said: str, value: tuple[int, ...]) -> None:
     assert tasks.parse_autogroup(said) == value
 
 

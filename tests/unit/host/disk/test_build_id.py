@@ -41,7 +41,7 @@ def read(path: Path, data: bytes) -> bytes | None:
     return build_id.read_build_id(str(path))
 
 
-def test_the_interpreter_has_the_one_that_readelf_or_file_tells() -> None:
+def test_build_id_matches_readelf_or_file() -> None:
     found = build_id.read_build_id(str(ELF))
     assert found is None or len(found) in (8, 16, 20, 32)
     try:
@@ -51,13 +51,13 @@ def test_the_interpreter_has_the_one_that_readelf_or_file_tells() -> None:
     assert (found.hex() if found else "Build ID") in told or found is None
 
 
-def test_the_build_id_among_other_notes(tmp_path: Path) -> None:
+def test_build_id_is_found_among_other_notes(tmp_path: Path) -> None:
     others = note(1, b"GNU\0", b"abi") + note(3, b"Go\0\0", b"not this") + note(4, b"GNU\0", b"gold 1")
     data = image((1, b"code"), (4, others), (4, note(5, b"GNU\0", b"property") + note(3, b"GNU\0", b"12345")))
     assert read(tmp_path / "elf", data) == b"12345"
 
 
-def test_longer_program_headers(tmp_path: Path) -> None:
+def test_longer_program_headers_are_read(tmp_path: Path) -> None:
     assert read(tmp_path / "elf", image((4, note(3, b"GNU\0", b"wide")), (1, b""), entry=64)) == b"wide"
 
 
@@ -79,28 +79,28 @@ def test_longer_program_headers(tmp_path: Path) -> None:
     ],
     ids=lambda data: f"{len(data)}",
 )
-def test_none_for_what_has_none(tmp_path: Path, data: bytes) -> None:
+def test_file_without_a_build_id_gives_none(tmp_path: Path, data: bytes) -> None:
     assert read(tmp_path / "file", data) is None
 
 
-def test_a_segment_that_lies_nowhere(tmp_path: Path) -> None:
+def test_segment_outside_the_file_gives_none(tmp_path: Path) -> None:
     data = bytearray(image((4, note(3, b"GNU\0", b"x"))))
     struct.pack_into("<Q", data, 64 + 8, 2**64 - 1)
     assert read(tmp_path / "file", bytes(data)) is None
 
 
-def test_what_cannot_be_read(tmp_path: Path) -> None:
+def test_unreadable_file_gives_none(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         build_id.read_build_id(str(tmp_path / "none"))
     assert build_id.read_build_id(str(tmp_path)) is None
 
 
-def test_a_fifo_in_its_place_blocks_nobody(tmp_path: Path) -> None:
+def test_fifo_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     assert build_id.read_build_id(str(tmp_path / "fifo")) is None
 
 
-def test_headers_that_would_fill_the_memory(tmp_path: Path) -> None:
+def test_huge_headers_take_no_memory(tmp_path: Path) -> None:
     """A sparse file whose header asks for 4 GiB of program headers costs next to nothing."""
     path = tmp_path / "sparse"
     path.write_bytes(image((4, b""), entry=0xFFFF)[:56] + struct.pack("<H", 0xFFFF) + bytes(6))

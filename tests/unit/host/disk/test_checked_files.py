@@ -33,7 +33,7 @@ MOST = 1 << 20
 
 
 @pytest.mark.parametrize("size", [0, 1, 64 << 10, (64 << 10) + 1, 300_000])
-def test_all_of_a_file_is_read(tmp_path: Path, size: int) -> None:
+def test_whole_file_is_read(tmp_path: Path, size: int) -> None:
     content = bytes(number % 251 for number in range(size))
     (tmp_path / "file").write_bytes(content)
     assert read_checked(tmp_path / "file", MOST) == content
@@ -76,7 +76,7 @@ PLANTED: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("kind", PLANTED)
-def test_what_is_no_regular_file_of_ours_is_refused(kind: str, tmp_path: Path) -> None:
+def test_planted_file_is_refused(kind: str, tmp_path: Path) -> None:
     plant, words = PLANTED[kind]
     plant(tmp_path / "file")
     for attempt in (
@@ -89,7 +89,7 @@ def test_what_is_no_regular_file_of_ours_is_refused(kind: str, tmp_path: Path) -
         assert read_checked(tmp_path / "file", MOST, owner=NOBODY) == b"theirs"
 
 
-def test_sizes_are_asked_before_anything_is_read(tmp_path: Path) -> None:
+def test_sizes_are_checked_before_reading(tmp_path: Path) -> None:
     _of_a_terabyte(tmp_path / "file")
     with pytest.raises(IntegrityError, match="has 1099511627776 bytes; such a file may have at most 1048576"):
         read_checked(tmp_path / "file", MOST)
@@ -99,14 +99,14 @@ def test_sizes_are_asked_before_anything_is_read(tmp_path: Path) -> None:
         read_checked("/proc/version", 10)
 
 
-def test_a_lock_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
+def test_existing_lock_keeps_its_mode(tmp_path: Path) -> None:
     (tmp_path / "lock").touch()
     (tmp_path / "lock").chmod(0o644)
     os.close(open_lock(tmp_path / "lock", "lock"))
     assert (tmp_path / "lock").stat().st_mode & 0o777 == 0o644
 
 
-def test_directories_are_no_links_and_ours(tmp_path: Path) -> None:
+def test_directory_must_be_ours_and_no_link(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "theirs").mkdir()
     os.chown(tmp_path / "theirs", NOBODY, NOBODY)
@@ -140,7 +140,7 @@ def test_removal_follows_no_link(tmp_path: Path) -> None:
         remove_tree(tmp_path / "none", "test")
 
 
-def test_removal_goes_to_any_depth(tmp_path: Path) -> None:
+def test_removal_reaches_any_depth(tmp_path: Path) -> None:
     """A path that no call can name, and more levels than descriptors or frames of Python."""
     levels = sys.getrecursionlimit() + 100
     here = os.open(tmp_path, os.O_RDONLY)
@@ -166,14 +166,14 @@ def test_removal_of_a_nested_directory_with_the_longest_name(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_with_the_longest_name_is_replaced(tmp_path: Path) -> None:
+def test_file_with_the_longest_name_is_replaced(tmp_path: Path) -> None:
     for content in (b"old", b"new"):
         write_durably(tmp_path / LONGEST, content, "test")
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"new"]
 
 
 @pytest.mark.parametrize("read", [build_id.read_build_id, read_file_ends])
-def test_what_is_no_file_is_not_opened(tmp_path: Path, read: Callable[[str], object]) -> None:
+def test_device_and_fifo_are_not_opened(tmp_path: Path, read: Callable[[str], object]) -> None:
     """A device may act when it is opened (a watchdog, a tape). A FIFO lets go on who waits at it, as is seen here."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
@@ -192,7 +192,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, read: Callable[[str], obj
         writer.kill()
 
 
-def test_a_file_is_made_for_appending(tmp_path: Path) -> None:
+def test_file_is_created_for_appending(tmp_path: Path) -> None:
     for word in (b"one", b"two"):
         descriptor = open_for_appending(tmp_path / "new")
         os.write(descriptor, word)
@@ -201,7 +201,7 @@ def test_a_file_is_made_for_appending(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o600
 
 
-def test_a_link_of_another_user_is_not_followed_for_appending(tmp_path: Path) -> None:
+def test_link_of_another_user_is_not_followed_for_appending(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.close(open_for_appending(tmp_path / "link/ours"))

@@ -17,7 +17,7 @@ from crckpt.host.disk import files
 pytestmark = pytest.mark.usefixtures("wide_umask")
 
 
-def test_private_directories(tmp_path: Path) -> None:
+def test_private_directories_have_mode_0700(tmp_path: Path) -> None:
     files.make_private_directory(tmp_path / "new", "test")
     assert mode(tmp_path / "new") == 0o700
     with pytest.raises(FileExistsError):
@@ -27,7 +27,7 @@ def test_private_directories(tmp_path: Path) -> None:
     assert mode(tmp_path / "other") == 0o700
 
 
-def test_private_files(tmp_path: Path) -> None:
+def test_private_files_have_mode_0600(tmp_path: Path) -> None:
     files.write_new(tmp_path / "new", b"content", "test")
     assert ((tmp_path / "new").read_bytes(), mode(tmp_path / "new")) == (b"content", 0o600)
     with pytest.raises(FileExistsError):
@@ -35,7 +35,7 @@ def test_private_files(tmp_path: Path) -> None:
     assert (tmp_path / "new").read_bytes() == b"content"
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "file"
     files.write_durably(path, b"first", "test")
     files.write_durably(path, b"second", "test")
@@ -46,7 +46,7 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert names(tmp_path) == ["directory", "file"], "a failure must leave no temporary file"
 
 
-def test_an_interruption_just_after_the_creation_leaves_no_file(tmp_path: Path) -> None:
+def test_interruption_after_the_creation_leaves_no_file(tmp_path: Path) -> None:
     code = """
 import os, signal, sys
 from pathlib import Path
@@ -69,7 +69,7 @@ except Interrupted:
     assert done.stdout == "False\n"
 
 
-def test_moving(tmp_path: Path) -> None:
+def test_file_is_moved_durably(tmp_path: Path) -> None:
     (tmp_path / "a").touch()
     (tmp_path / "below").mkdir()
     (tmp_path / "below").chmod(0o700)
@@ -77,25 +77,25 @@ def test_moving(tmp_path: Path) -> None:
     assert names(tmp_path / "below") == ["b"]
 
 
-def test_what_is_named(log: Path, tmp_path: Path) -> None:
+def test_is_named_checks_existence_without_following(log: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     assert all(map(files.is_named, (log, tmp_path, tmp_path / "link")))
     assert not any(map(files.is_named, (log / "x", tmp_path / "none")))
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EUCLEAN, errno.EBADMSG])
-def test_what_the_disk_has_lost_is_no_error(number: int) -> None:
+def test_io_errors_of_a_lost_disk_are_ignored(number: int) -> None:
     with files.losses_ignored():
         raise OSError(number, os.strerror(number))
 
 
 @pytest.mark.parametrize("number", [errno.ENOENT, errno.EACCES, errno.ENOSPC])
-def test_other_errors_of_a_disk_are_raised(number: int) -> None:
+def test_other_disk_errors_are_raised(number: int) -> None:
     with pytest.raises(OSError, match=os.strerror(number)), files.losses_ignored():
         raise OSError(number, os.strerror(number))
 
 
-def test_where_a_user_has_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_directories_follow_xdg(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert files.user_directory("XDG_CACHE_HOME", ".cache") == tmp_path / ".cache"
@@ -104,7 +104,7 @@ def test_where_a_user_has_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_user_without_a_name_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_without_a_name_has_no_directories(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME")
 
@@ -114,7 +114,7 @@ def test_a_user_without_a_name_has_none(monkeypatch: pytest.MonkeyPatch) -> None
     as_user(check, 2**31 - 3)
 
 
-def test_status_of(tmp_path: Path) -> None:
+def test_status_of_a_missing_path_is_none(tmp_path: Path) -> None:
     assert files.status_of(str(tmp_path)) is not None
     assert files.status_of(str(tmp_path / "none")) is None
     assert files.status_of(f"{tmp_path}/{'x' * 300}") is None

@@ -102,7 +102,7 @@ def started(base: Path, user: int = 0) -> Iterator[Reader]:
         process.communicate()
 
 
-def test_who_waits_gets_an_error(workdir: Path) -> None:
+def test_waiting_process_gets_an_error(workdir: Path) -> None:
     with started(workdir) as reader:
         reader.wait_for_answer()
         before = descriptors()
@@ -111,14 +111,14 @@ def test_who_waits_gets_an_error(workdir: Path) -> None:
         assert reader.said() == os.strerror(107)  # ENOTCONN
 
 
-def test_a_file_system_that_owes_no_answer_is_left_alone(workdir: Path) -> None:
+def test_file_system_without_pending_requests_is_left_alone(workdir: Path) -> None:
     with started(workdir) as reader:
         assert abort_connections((reader.pid,)) == ()
         reader.read()
         assert reader.said() == "silence"
 
 
-def test_a_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
+def test_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
     with started(workdir, NOBODY) as reader:
         reader.wait_for_answer()
         assert abort_connections((reader.pid,)) == ()
@@ -127,7 +127,7 @@ def test_a_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
         assert reader.said() == os.strerror(107)
 
 
-def test_a_wait_is_limited(workdir: Path) -> None:
+def test_wait_for_a_file_system_is_limited(workdir: Path) -> None:
     with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.02):
         waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(tree_pids(reader.pid)))
         with limited_answers(waiting, abort) as aborted:
@@ -136,7 +136,7 @@ def test_a_wait_is_limited(workdir: Path) -> None:
         assert aborted == [str(reader.mount)]
 
 
-def test_who_does_not_wait_is_not_cut_off(workdir: Path) -> None:
+def test_process_that_does_not_wait_is_not_disconnected(workdir: Path) -> None:
     with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.01):
         with limited_answers(lambda: (reader.pid,), lambda: ("never",)) as aborted:
             reader.read()

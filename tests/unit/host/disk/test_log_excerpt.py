@@ -16,13 +16,13 @@ MOST = 1 << 21
 
 
 @pytest.mark.parametrize("size", [0, 1, MOST - 1, MOST])
-def test_a_short_log_is_read_whole(tmp_path: Path, size: int) -> None:
+def test_short_log_is_read_completely(tmp_path: Path, size: int) -> None:
     content = os.urandom(size)
     (tmp_path / "log").write_bytes(content)
     assert read_file_ends(tmp_path / "log", MOST) == content
 
 
-def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
+def test_both_ends_of_a_long_log_are_read(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as file:
         file.write(b"begin")
         file.seek(1 << 40)
@@ -32,7 +32,7 @@ def test_of_a_long_log_both_ends_are_read(tmp_path: Path) -> None:
     assert (read[:5], read[-3:], read[MOST // 2 : MOST // 2 + 1]) == (b"begin", b"end", b"\n")
 
 
-def test_a_link_is_followed(tmp_path: Path) -> None:
+def test_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("content")
     (tmp_path / "link").symlink_to("log")
     assert read_file_ends(tmp_path / "link") == b"content"
@@ -47,7 +47,7 @@ def test_a_link_is_followed(tmp_path: Path) -> None:
         ("socket", "is a socket, not a file"),
     ],
 )
-def test_what_is_no_file_is_named_and_blocks_nobody(tmp_path: Path, kind: str, said: str) -> None:
+def test_special_file_is_reported_without_blocking(tmp_path: Path, kind: str, said: str) -> None:
     path = tmp_path / "log"
     if kind == "directory":
         path.mkdir()
@@ -79,7 +79,7 @@ def stream(chunks: Iterator[bytes]) -> int:
     return reading
 
 
-def test_a_stream_is_read_like_a_file() -> None:
+def test_stream_is_read_like_a_file() -> None:
     for size in (0, 100, MOST, 3 * MOST):
         content = os.urandom(size)
         reading = stream(iter([content]))
@@ -91,7 +91,7 @@ def test_a_stream_is_read_like_a_file() -> None:
             assert read == content[: MOST // 2] + b"\n" + content[-MOST // 2 :]
 
 
-def test_a_file_as_a_stream_is_read_from_where_it_stands(tmp_path: Path) -> None:
+def test_file_as_a_stream_is_read_from_its_offset(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"first second")
     with (tmp_path / "log").open("rb") as file:
         assert read_stream_ends(file.fileno()) == b"first second"
@@ -99,7 +99,7 @@ def test_a_file_as_a_stream_is_read_from_where_it_stands(tmp_path: Path) -> None
         assert read_stream_ends(file.fileno()) == b"second"
 
 
-def test_a_stream_without_end_is_given_up() -> None:
+def test_endless_stream_is_refused() -> None:
     with Path("/dev/zero").open("rb") as zeros, pytest.raises(EndlessError) as caught:
         read_stream_ends(zeros.fileno(), MOST)
     assert caught.value.strerror == f"is longer than {MOST_STREAMED >> 20} MiB"

@@ -13,7 +13,7 @@ from crckpt.errors import RestoreFailed
 from crckpt.host.disk.other_names import OtherNames, linked_again
 
 
-def test_a_name_is_found_by_the_inode(tmp_path: Path) -> None:
+def test_name_is_found_by_inode(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     inode = file.stat().st_ino
@@ -22,7 +22,7 @@ def test_a_name_is_found_by_the_inode(tmp_path: Path) -> None:
     assert OtherNames().find(f"{tmp_path}/nowhere/gone", {inode}) == ""
 
 
-def test_the_link_stays_unless_the_block_fails(tmp_path: Path) -> None:
+def test_link_stays_unless_the_block_fails(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     link, inode = tmp_path / "link", (tmp_path / "file").stat().st_ino
     with pytest.raises(FileNotFoundError), linked_again(link, "file", inode, os.getuid()):
@@ -36,7 +36,7 @@ def test_the_link_stays_unless_the_block_fails(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("other", [(1, 0), (0, 1)])
-def test_a_file_of_the_same_inode_that_belongs_to_another_is_not_linked(tmp_path: Path, other: tuple[int, int]) -> None:
+def test_file_of_another_user_with_the_same_inode_is_not_linked(tmp_path: Path, other: tuple[int, int]) -> None:
     """Once a file has gone, its inode is given to others: in a directory like /tmp it may be root's."""
     (tmp_path / "file").touch()
     found = (tmp_path / "file").stat()

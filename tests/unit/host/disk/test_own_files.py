@@ -21,7 +21,7 @@ def _permissive_umask() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("spoilt", ["readable by its group only", "writable by its group", "writable by all"])
-def test_a_file_that_others_can_write_to_is_not_read(tmp_path: Path, spoilt: str) -> None:
+def test_file_writable_by_others_is_not_read(tmp_path: Path, spoilt: str) -> None:
     path = tmp_path / "file"
     write_private(path, b"text")
     assert path.stat().st_mode & 0o777 == 0o600
@@ -35,14 +35,14 @@ def test_a_file_that_others_can_write_to_is_not_read(tmp_path: Path, spoilt: str
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
-def test_nor_is_one_of_another_user(tmp_path: Path) -> None:
+def test_file_of_another_user_is_not_read(tmp_path: Path) -> None:
     write_private(tmp_path / "file", b"text")
     os.chown(tmp_path / "file", NOBODY, NOBODY)
     with pytest.raises(PermissionError):
         read_own(tmp_path / "file")
 
 
-def test_nor_a_link_a_pipe_or_a_directory(tmp_path: Path) -> None:
+def test_link_pipe_or_directory_is_not_read(tmp_path: Path) -> None:
     write_private(tmp_path / "file", b"text")
     (tmp_path / "link").symlink_to("file")
     os.mkfifo(tmp_path / "pipe", 0o600)

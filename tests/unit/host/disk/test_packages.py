@@ -24,7 +24,7 @@ def local(day: int, hour: int = 0, minute: int = 0, second: int = 0) -> datetime
     return datetime(2026, 1, day, hour, minute, second).astimezone(UTC)
 
 
-def test_the_first_change_after_a_moment_counts() -> None:
+def test_first_change_after_a_time_counts() -> None:
     """The version before it is the one that the program had mapped."""
     assert packages.first_change(LOG, "libc6:amd64", local(1)) == (local(2, 3, 4, 5), "2.41-4")
     assert packages.first_change(LOG, "libc6", local(3)) == (local(4, 10), "2.41-5")
@@ -33,7 +33,7 @@ def test_the_first_change_after_a_moment_counts() -> None:
     assert packages.first_change("", "libc6", local(1)) is None
 
 
-def test_a_moment_within_the_same_second_is_before() -> None:
+def test_change_within_the_same_second_counts_as_later() -> None:
     """The log has no fractions; who is asked knows that the file did change after that moment."""
     half = local(2, 3, 4, 5) + timedelta(milliseconds=500)
     found = packages.first_change(LOG, "libc6", half)
@@ -43,7 +43,7 @@ def test_a_moment_within_the_same_second_is_before() -> None:
 
 
 @pytest.mark.skipif(shutil.which("dpkg") is None, reason="no dpkg here")
-def test_files_of_this_system() -> None:
+def test_packages_of_system_files_are_found() -> None:
     """Under the name by which programs map them, which a package may know without /usr."""
     # Not of this process: Python may have a libc of its own.
     maps = subprocess.run(["/usr/bin/cat", "/proc/self/maps"], capture_output=True, text=True, check=True).stdout

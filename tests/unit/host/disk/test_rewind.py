@@ -20,7 +20,7 @@ from crckpt.host.syscalls.openat2 import file_rights_of
 pytestmark = pytest.mark.usefixtures("wide_umask")
 
 
-def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:
+def test_cut_off_part_is_kept_in_another_file(log: Path, tmp_path: Path) -> None:
     with restored_on_failure(log, 4, "kept") as kept:
         assert log.read_bytes() == b"old "
     assert kept == tmp_path / "kept"
@@ -28,7 +28,7 @@ def test_what_came_after_is_kept_beside(log: Path, tmp_path: Path) -> None:
     assert ((tmp_path / "kept").read_bytes(), mode(tmp_path / "kept")) == (b"new lines", 0o600)
 
 
-def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
+def test_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), restored_on_failure(log, 4, "kept"):
         raise KeyboardInterrupt
     assert log.read_bytes() == b"old new lines"
@@ -36,7 +36,7 @@ def test_a_failure_puts_the_lines_back(log: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_cut", [True, False])
-def test_an_interruption_while_it_is_cut_loses_nothing(log: Path, tmp_path: Path, *, has_cut: bool) -> None:
+def test_interruption_during_the_cut_loses_nothing(log: Path, tmp_path: Path, *, has_cut: bool) -> None:
     def interrupt(name: str, _operands: tuple[object, ...]) -> None:
         if name == "rewound.resize":
             steps.watch(None)
@@ -51,7 +51,7 @@ def test_an_interruption_while_it_is_cut_loses_nothing(log: Path, tmp_path: Path
     assert names(tmp_path) == ["log"]
 
 
-def test_the_lines_are_durable_before_the_other_copy_goes(log: Path, tmp_path: Path) -> None:
+def test_lines_are_durable_before_their_copy_is_removed(log: Path, tmp_path: Path) -> None:
     taken: list[str] = []
     steps.watch(lambda name, _operands: taken.append(name))
     try:
@@ -62,7 +62,7 @@ def test_the_lines_are_durable_before_the_other_copy_goes(log: Path, tmp_path: P
     assert taken[-4:] == ["rewound.resize", "rewound.write", "rewound.sync", "tail.unlink"]
 
 
-def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
+def test_earlier_kept_lines_stay(log: Path, tmp_path: Path) -> None:
     """The same checkpoint may be restored, and its logs cut back, more than once."""
     for _ in range(3):
         with restored_on_failure(log, 4, "kept"):
@@ -79,7 +79,7 @@ def test_lines_that_were_kept_before_stay(log: Path, tmp_path: Path) -> None:
     }
 
 
-def test_a_log_with_the_longest_name(log: Path, tmp_path: Path) -> None:
+def test_log_with_the_longest_name(log: Path, tmp_path: Path) -> None:
     kept = name_with_ending("\U0001f600" * 63, ".after-0123456789ab")
     (tmp_path / kept).touch()
     with restored_on_failure(log, 4, kept) as other:
@@ -87,7 +87,7 @@ def test_a_log_with_the_longest_name(log: Path, tmp_path: Path) -> None:
     assert other.name.endswith(".2")
 
 
-def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
+def test_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
     with (
         pytest.raises(IsADirectoryError),
         restored_on_failure(tmp_path, 4, "kept"),
@@ -96,7 +96,7 @@ def test_a_log_that_cannot_be_cut_loses_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
-def test_a_link_in_its_place_is_not_followed(log: Path, tmp_path: Path) -> None:
+def test_link_in_the_place_of_a_log_is_not_followed(log: Path, tmp_path: Path) -> None:
     """Who owns the directory may choose the target; we may cut what he may not."""
     (tmp_path / "link").symlink_to(log)
     with (
@@ -114,13 +114,13 @@ def test_a_link_in_its_place_is_not_followed(log: Path, tmp_path: Path) -> None:
     assert names(tmp_path) == ["below", "link", "there"]
 
 
-def test_a_log_that_was_begun_anew_is_not_filled_up(log: Path, tmp_path: Path) -> None:
+def test_restarted_log_is_not_extended(log: Path, tmp_path: Path) -> None:
     with pytest.raises(RestoreFailed, match="replaced or truncated"), restored_on_failure(log, 40, "kept"):
         pytest.fail("it was resized")
     assert (log.read_bytes(), names(tmp_path)) == (b"old new lines", ["log"])
 
 
-def test_what_is_appended_while_it_is_copied_is_kept_too(log: Path, tmp_path: Path) -> None:
+def test_lines_appended_during_the_copy_are_kept(log: Path, tmp_path: Path) -> None:
     def append(name: str, _operands: object) -> None:
         if name == "tail.sync-directory":
             with log.open("ab") as file:
@@ -156,7 +156,7 @@ def others(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("moment", ["rewound.open", "tail.create", "tail.sync-directory", "rewound.resize"])
-def test_a_directory_that_is_exchanged_for_a_link_leads_nowhere(others: Path, moment: str) -> None:
+def test_directory_replaced_by_a_link_is_not_followed(others: Path, moment: str) -> None:
     """Who owns a directory can exchange it at any moment: root then made files wherever the link led."""
     victim = others.with_name("victim")
 
@@ -177,14 +177,14 @@ def test_a_directory_that_is_exchanged_for_a_link_leads_nowhere(others: Path, mo
     assert names(others.with_name("moved")) == ["kept", "log"]
 
 
-def test_what_came_after_belongs_to_the_owner_of_the_log(others: Path) -> None:
+def test_kept_lines_belong_to_the_owner_of_the_log(others: Path) -> None:
     with restored_on_failure(others / "log", 4, "kept"):
         pass
     kept = (others / "kept").stat()
     assert (kept.st_uid, kept.st_gid, stat.S_IMODE(kept.st_mode)) == (_USER, _USER, 0o600)
 
 
-def test_it_is_kept_where_the_owner_of_the_log_may_make_no_file(others: Path) -> None:
+def test_lines_are_kept_where_the_owner_may_create_no_file(others: Path) -> None:
     """As in /var/log."""
     os.chown(others, 0, 0)
     with restored_on_failure(others / "log", 4, "kept"):
@@ -196,7 +196,7 @@ def test_it_is_kept_where_the_owner_of_the_log_may_make_no_file(others: Path) ->
 
 
 @pytest.mark.parametrize("kind", ["link", "hard link", "fifo", "directory", "file of root's"])
-def test_what_came_in_the_place_of_a_log_is_left_alone(others: Path, kind: str) -> None:
+def test_replacement_of_a_log_is_left_alone(others: Path, kind: str) -> None:
     secret = others.with_name("victim") / "secret"
     secret.write_bytes(b"a secret of root's")
     secret.chmod(0o600)
@@ -226,7 +226,7 @@ def test_what_came_in_the_place_of_a_log_is_left_alone(others: Path, kind: str) 
     assert (secret.read_bytes(), names(others)) == (b"a secret of root's", ["log"])
 
 
-def test_a_log_that_its_owner_may_not_write_is_not_cut(others: Path) -> None:
+def test_log_that_its_owner_may_not_write_is_not_cut(others: Path) -> None:
     (others / "log").chmod(0o444)
     with pytest.raises(PermissionError, match="log"), restored_on_failure(others / "log", 4, "kept"):
         pytest.fail("it was cut")
@@ -254,7 +254,7 @@ def test_other_threads_keep_their_rights(others: Path) -> None:
     os.close(os.open(others.with_name("victim"), os.O_RDONLY))
 
 
-def test_a_log_that_declares_terabytes_takes_none(log: Path, tmp_path: Path) -> None:
+def test_sparse_log_takes_no_disk_space(log: Path, tmp_path: Path) -> None:
     """Its owner makes it so long by a hole, which is none of the disk's."""
     end, size = b"the end", 1 << 40
     with log.open("r+b") as file:
@@ -274,7 +274,7 @@ def test_a_log_that_declares_terabytes_takes_none(log: Path, tmp_path: Path) -> 
         assert file.read(14) == b"old new lines\0"
 
 
-def test_whoever_appends_all_the_time_is_not_waited_for(log: Path, tmp_path: Path) -> None:
+def test_endless_writer_is_not_waited_for(log: Path, tmp_path: Path) -> None:
     """Each write of ours is followed by one of theirs, to the log and to what is kept of it."""
     written = 0
 

@@ -23,7 +23,7 @@ def as_nobody(monkeypatch: pytest.MonkeyPatch, check: Callable[[Path], object]) 
         as_user(lambda: check(workdir / f"crckpt-{NOBODY}"))
 
 
-def test_the_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(top: Path) -> None:
         os.umask(0)
         runtime_directory.make_runtime_directory(top / "keepers/1-2")
@@ -34,7 +34,7 @@ def test_the_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["", "keepers"])
-def test_a_directory_of_others_is_not_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_directory_of_others_is_not_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def check(top: Path) -> None:
         wanted = top / "keepers/1-2"
         runtime_directory.make_runtime_directory(wanted)

@@ -14,30 +14,30 @@ from crckpt.host.disk import space
 from crckpt.host.proc.smaps import sum_memory
 
 
-def test_what_is_missing_will_lie_where_its_parent_does(tmp_path: Path) -> None:
+def test_nearest_existing_parent_is_found(tmp_path: Path) -> None:
     assert space.nearest_existing(tmp_path / "a/b/c") == tmp_path
     assert space.nearest_existing(tmp_path) == tmp_path
 
 
-def test_disk(tmp_path: Path) -> None:
+def test_free_disk_matches_shutil(tmp_path: Path) -> None:
     assert abs(space.free_disk(tmp_path) - shutil.disk_usage(tmp_path).free) < 1 << 30
 
 
-def test_memory_is_at_most_what_is_available() -> None:
+def test_free_memory_is_at_most_the_available() -> None:
     assert 0 < space.free_memory() <= psutil.virtual_memory().available + (1 << 28)
 
 
-def test_a_part_of_memory_may_wait_to_be_written() -> None:
+def test_dirty_pages_are_limited() -> None:
     fixed = int(Path("/proc/sys/vm/dirty_bytes").read_text())
     assert space.unwritten_limit() == fixed or 0 < space.unwritten_limit() <= space.free_memory() + (1 << 28)
 
 
-def test_what_lies_in_memory() -> None:
+def test_memory_file_systems_are_recognized() -> None:
     assert space.is_in_memory(Path("/dev/shm"))
     assert not space.is_in_memory(Path("/proc"))
 
 
-def test_the_memory_of_a_process_is_what_it_wrote() -> None:
+def test_memory_of_a_process_is_what_it_wrote() -> None:
     before = proc.memory(os.getpid())
     with mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as private:
         for at in range(0, len(private), mmap.PAGESIZE):
@@ -46,7 +46,7 @@ def test_the_memory_of_a_process_is_what_it_wrote() -> None:
     assert proc.memory(2**22 + 1) == 0
 
 
-def test_huge_pages_that_are_shared_count_once() -> None:
+def test_shared_huge_pages_count_once() -> None:
     """A hundred processes of a database have the same ones."""
     rows = [
         "0-1 ---p 0 0 0 [rollup]",

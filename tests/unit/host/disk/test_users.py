@@ -44,25 +44,25 @@ def opened() -> Iterator[Path]:
             yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
-def test_who_may_read_and_not_write(opened: Path, root: int) -> None:
+def test_user_who_may_read_but_not_write(opened: Path, root: int) -> None:
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
     assert find_refused_user(str(opened), os.W_OK, [User(0, 0), SOMEBODY], root) == SOMEBODY
 
 
-def test_a_directory_above_that_is_closed(opened: Path, root: int) -> None:
+def test_closed_parent_directory_is_found(opened: Path, root: int) -> None:
     """Its own mode does not say so: the process may have opened it before."""
     opened.readlink().parent.chmod(0o700)
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) == SOMEBODY
 
 
-def test_of_a_deleted_file_its_mode_counts(opened: Path, root: int) -> None:
+def test_mode_of_a_deleted_file_counts(opened: Path, root: int) -> None:
     path = opened.readlink()
     path.unlink()
     path.parent.chmod(0o700)
     assert find_refused_user(str(opened), os.R_OK, [SOMEBODY], root) is None
 
 
-def test_a_group_may_open_it(opened: Path, root: int) -> None:
+def test_group_may_open_the_file(opened: Path, root: int) -> None:
     path = opened.readlink()
     path.chmod(0o640)
     os.chown(path, 0, 4242)
@@ -70,7 +70,7 @@ def test_a_group_may_open_it(opened: Path, root: int) -> None:
     assert find_refused_user(str(opened), os.R_OK, [User(NOBODY, NOBODY, (4242,))], root) is None
 
 
-def test_users_by_their_numbers() -> None:
+def test_users_are_found_by_number() -> None:
     assert (read_user(0).gid, user_name(read_user(0))) == (0, "root")
     assert pwd.getpwuid(0).pw_gid in read_user(0).groups
     assert read_user(424242) == User(424242, NOBODY)
@@ -79,7 +79,7 @@ def test_users_by_their_numbers() -> None:
     assert users_of(Changers()) == ()
 
 
-def test_where_a_link_leads(opened: Path) -> None:
+def test_link_target_is_read(opened: Path) -> None:
     path = opened.readlink()
     status = path.stat()
     assert read_link_target(str(opened)) == LinkTarget(str(path), status.st_dev, status.st_ino, 0)

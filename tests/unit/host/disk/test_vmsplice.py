@@ -24,7 +24,7 @@ def pipe() -> Iterator[tuple[int, int]]:
     assert descriptors() == before
 
 
-def test_all_goes_through_as_it_was(pipe: tuple[int, int]) -> None:
+def test_content_passes_unchanged(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     content = memoryview(bytearray(os.urandom(3 * PIPE_SIZE)))
     read = bytearray()
@@ -43,7 +43,7 @@ def test_all_goes_through_as_it_was(pipe: tuple[int, int]) -> None:
     assert read == content
 
 
-def test_what_is_lent_is_no_copy(pipe: tuple[int, int]) -> None:
+def test_lent_pages_are_not_copied(pipe: tuple[int, int]) -> None:
     """So the content must not change before the reader has it."""
     reading, writing = pipe
     content = memoryview(bytearray(b"before".ljust(PAGE)))
@@ -54,7 +54,7 @@ def test_what_is_lent_is_no_copy(pipe: tuple[int, int]) -> None:
     lender.close()
 
 
-def test_without_a_reader_it_ends() -> None:
+def test_missing_reader_is_a_broken_pipe() -> None:
     reading, writing = os.pipe()
     lender = Lender(writing)
     os.close(reading)

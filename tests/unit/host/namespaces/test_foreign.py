@@ -27,20 +27,20 @@ def unshared(*kinds: str) -> Iterator[proc.Process]:
         shell.communicate()
 
 
-def test_our_own_and_those_that_we_made_are_not_foreign(waiting: subprocess.Popen[bytes]) -> None:
+def test_own_namespaces_are_not_foreign(waiting: subprocess.Popen[bytes]) -> None:
     own = read(os.getpid())
     assert find_foreign_namespaces([own, read(waiting.pid)], own) == ()
     with unshared("uts", "ipc") as shell:
         assert find_foreign_namespaces([own, shell], own) == ()
 
 
-def test_a_process_in_a_user_namespace_is_told_once() -> None:
+def test_process_in_a_user_namespace_is_reported_once() -> None:
     own = read(os.getpid())
     with unshared("user", "uts") as shell:
         assert find_foreign_namespaces([own, shell], own) == (ForeignNamespace(shell.pid, shell.comm, "user"),)
 
 
-def test_a_namespace_that_a_user_namespace_owns() -> None:
+def test_namespace_owned_by_a_user_namespace_is_foreign() -> None:
     """A process of ours may have joined it: who made it controls it."""
     own = read(os.getpid())
     with unshared("user", "uts") as shell:
@@ -54,7 +54,7 @@ def test_a_namespace_that_a_user_namespace_owns() -> None:
             joined.communicate()
 
 
-def test_a_process_that_has_ended_is_skipped() -> None:
+def test_ended_process_is_skipped() -> None:
     own = read(os.getpid())
     with unshared("uts") as shell:
         pass

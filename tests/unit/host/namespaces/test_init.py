@@ -30,7 +30,7 @@ sys.exit(main(root, *sys.argv[1:]))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to make a PID namespace")
-def test_the_init_of_a_namespace(tmp_path: Path) -> None:
+def test_init_of_a_namespace_forwards_signals(tmp_path: Path) -> None:
     ready, owner = tmp_path / "ready", tmp_path / "owner"
     os.mkfifo(ready)
     owner.touch()

@@ -56,14 +56,14 @@ def wait_until_removed(path: Path) -> None:
     wait_for(lambda: not path.exists(), f"{path} to be removed")
 
 
-def test_what_takes_more_is_ended(group: memory_limit.MemoryGroup) -> None:
+def test_process_over_the_limit_is_killed(group: memory_limit.MemoryGroup) -> None:
     assert not group.ran_out
     done = subprocess.run([*group.joining, "python3", "-c", GREEDY], stderr=subprocess.DEVNULL, check=False)
     assert done.returncode < 0
     assert group.ran_out
 
 
-def test_a_command_keeps_its_words_and_its_status(group: memory_limit.MemoryGroup) -> None:
+def test_command_keeps_its_arguments_and_status(group: memory_limit.MemoryGroup) -> None:
     words = ("sh", "-c", 'echo "$@"; cat /proc/self/cgroup; exit 3', "-", "a b", "$HOME")
     done = subprocess.run([*group.joining, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 3
@@ -71,7 +71,7 @@ def test_a_command_keeps_its_words_and_its_status(group: memory_limit.MemoryGrou
     assert group.path.name in done.stdout
 
 
-def test_it_is_gone_after_the_block(group: memory_limit.MemoryGroup) -> None:
+def test_group_is_removed_after_the_block(group: memory_limit.MemoryGroup) -> None:
     with memory_limit.limited(LIMIT, (group.path.parent,)) as other:
         assert other is not None
         assert other.path.is_dir()
@@ -79,27 +79,27 @@ def test_it_is_gone_after_the_block(group: memory_limit.MemoryGroup) -> None:
     assert group.path.is_dir(), "that of another one who lives was removed"
 
 
-def test_what_a_dead_one_left_is_removed(group: memory_limit.MemoryGroup) -> None:
+def test_group_of_a_dead_process_is_removed(group: memory_limit.MemoryGroup) -> None:
     left = group.path.with_name("crckpt-rehearsal-left")
     left.mkdir()
     with memory_limit.limited(LIMIT, (group.path.parent,)):
         wait_until_removed(left)
 
 
-def test_what_one_left_who_ran_in_another_group_is_removed(group: memory_limit.MemoryGroup) -> None:
+def test_group_of_a_dead_process_from_another_group_is_removed(group: memory_limit.MemoryGroup) -> None:
     left = group.path / "crckpt-rehearsal-left"
     left.mkdir()
     with memory_limit.limited(LIMIT, (group.path.parent,)):
         wait_until_removed(left)
 
 
-def test_where_there_can_be_none(tmp_path: Path) -> None:
+def test_limit_is_none_where_cgroups_are_missing(tmp_path: Path) -> None:
     with memory_limit.limited(LIMIT, (tmp_path,)) as found:
         assert found is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_groups_that_others_remove_meanwhile(group: memory_limit.MemoryGroup) -> None:
+def test_groups_removed_concurrently_are_no_error(group: memory_limit.MemoryGroup) -> None:
     going, left, is_over = group.path / "going/below", group.path / "crckpt-rehearsal-left", threading.Event()
 
     def come_and_go() -> None:
@@ -121,7 +121,7 @@ def test_groups_that_others_remove_meanwhile(group: memory_limit.MemoryGroup) ->
         other.join()
 
 
-def test_a_group_that_another_removes_before_it_is_locked(top: Path) -> None:
+def test_group_removed_before_it_is_locked(top: Path) -> None:
     with running(sys.executable, "-c", MAKES_ONE, str(top)) as other:
         assert other.stdin is not None
         assert other.stdout is not None

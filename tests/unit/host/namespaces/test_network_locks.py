@@ -11,7 +11,7 @@ from crckpt.host.process import run
 from crckpt.model import RunId
 
 
-def test_a_network_lock_is_found_and_lifted() -> None:
+def test_network_lock_is_found_and_lifted() -> None:
     if not network_locks.can_filter():
         pytest.skip("no nft, or the kernel does not let us look at its packet filter")
     run_id = f"test-{secrets.token_hex(8)}"
@@ -26,7 +26,7 @@ def test_a_network_lock_is_found_and_lifted() -> None:
 
 
 @pytest.mark.usefixtures("commands")
-def test_without_nft_there_is_no_lock_to_lift() -> None:
+def test_no_lock_is_lifted_without_nft() -> None:
     if network_locks.find_nft() is not None:
         pytest.skip("the nft that came with CRIU is there")
     assert (network_locks.can_filter(), network_locks.lift_lock(RunId("x"))) == (False, None)

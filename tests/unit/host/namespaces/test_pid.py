@@ -60,14 +60,14 @@ def status_of(parent: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(parent, 0)[1])
 
 
-def test_the_status_of_the_root_comes_through(tmp_path: Path) -> None:
+def test_status_of_the_root_is_returned(tmp_path: Path) -> None:
     with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
         left_behind(new.init, "echo there; exec >/dev/null; sleep 0.1; exit 9")
     assert status_of(new.parent) == 9
 
 
 @pytest.mark.parametrize("script", ["sleep 0.2; exit 9", "exit 9"])
-def test_a_root_that_comes_while_the_init_looks_at_the_lock(tmp_path: Path, script: str) -> None:
+def test_root_that_appears_while_the_init_checks_the_lock(tmp_path: Path, script: str) -> None:
     with ExitStack() as stack:
         with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
             stack.enter_context(held_before_call(new.init, "flock"))
@@ -76,13 +76,13 @@ def test_a_root_that_comes_while_the_init_looks_at_the_lock(tmp_path: Path, scri
         assert status_of(new.parent) == 9
 
 
-def test_a_root_that_ends_before_its_parent(tmp_path: Path) -> None:
+def test_root_that_ends_before_its_parent(tmp_path: Path) -> None:
     with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
         left_behind(new.init, "echo there; exit 9", parent="exec sleep 0.3")
     assert status_of(new.parent) == 9
 
 
-def test_a_root_that_a_signal_ends(tmp_path: Path) -> None:
+def test_root_killed_by_a_signal(tmp_path: Path) -> None:
     with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
         left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
         assert proc.find_ended_tasks([(ROOT, ROOT), (99, 99)], new.init) == (99,)
@@ -99,7 +99,7 @@ def test_signals_to_the_init_reach_the_root(tmp_path: Path, name: str) -> None:
     assert status_of(new.parent) == 6
 
 
-def test_what_else_is_orphaned_is_reaped(tmp_path: Path) -> None:
+def test_other_orphans_are_reaped(tmp_path: Path) -> None:
     with locked(tmp_path / "owner"), namespace.pid_namespace(ROOT, tmp_path, tmp_path / "owner") as new:
         left_behind(new.init, "echo there; exec >/dev/null; exec sleep 60")
         left_behind(new.init, "echo there; exec >/dev/null; sleep 0.02")
@@ -111,7 +111,7 @@ def test_what_else_is_orphaned_is_reaped(tmp_path: Path) -> None:
     assert status_of(new.parent) == -signal.SIGKILL
 
 
-def test_a_failure_ends_the_namespace(tmp_path: Path) -> None:
+def test_failure_ends_the_namespace(tmp_path: Path) -> None:
     made: list[namespace.PidNamespace] = []
 
     def fail_inside() -> None:
@@ -125,14 +125,14 @@ def test_a_failure_ends_the_namespace(tmp_path: Path) -> None:
     assert proc.wait_until_gone([made[0].init, made[0].parent], 20) == ()
 
 
-def test_the_namespace_ends_when_the_owner_dies_before_the_root_is_there(tmp_path: Path) -> None:
+def test_namespace_ends_when_the_owner_dies_early(tmp_path: Path) -> None:
     with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
         pass
     assert status_of(new.parent) == 1
     assert proc.wait_until_gone([new.init], 20) == ()
 
 
-def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
+def test_no_descriptor_is_leaked(tmp_path: Path) -> None:
     before = descriptors()
     with locked(tmp_path / "owner"), namespace.pid_namespace(99, tmp_path, tmp_path / "owner") as new:
         pass
@@ -140,7 +140,7 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_where_no_namespace_can_be_made(tmp_path: Path, commands: Path) -> None:
+def test_failure_to_create_a_namespace_is_reported(tmp_path: Path, commands: Path) -> None:
     refusing = commands / "unshare"
     refusing.write_text("#!/bin/sh\necho 'unshare failed: Operation not permitted' >&2\nexit 1\n")
     refusing.chmod(0o700)

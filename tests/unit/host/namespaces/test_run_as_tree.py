@@ -19,7 +19,7 @@ NOBODY = 65534
 PROGRAM = Rights((33, 33, 33, 33), (34, 35, 34, 34), frozenset({5, 4}), (0, 0b11, 0b1, 0b111, 0), confined=False)
 
 
-def test_the_rights_of_a_program() -> None:
+def test_command_has_the_rights_of_the_program() -> None:
     assert rights_of(PROGRAM) == TreeRights(33, 35, (4, 5), 0), "of a user: no capabilities"
     root = replace(PROGRAM, uids=(0, 0, 0, 0))
     assert rights_of(root) == TreeRights(0, 35, (4, 5), 0b11), "of root: those that are permitted"
@@ -40,7 +40,7 @@ def said(init: int, rights: TreeRights, output: Path, *words: str) -> tuple[int,
     return child.wait(), output.read_text()
 
 
-def test_a_user_gets_nothing_of_roots(init: int, tmp_path: Path) -> None:
+def test_user_gets_no_rights_of_root(init: int, tmp_path: Path) -> None:
     status, text = said(init, TreeRights(NOBODY, NOBODY, (4,), 0), tmp_path / "out", "cat", "/proc/self/status")
     fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     assert status == 0
@@ -50,7 +50,7 @@ def test_a_user_gets_nothing_of_roots(init: int, tmp_path: Path) -> None:
         assert int(fields[name], 16) == 0
 
 
-def test_root_keeps_what_it_has_and_no_more(init: int, tmp_path: Path) -> None:
+def test_root_keeps_only_its_capabilities(init: int, tmp_path: Path) -> None:
     rights = TreeRights(0, 0, (), 1 << 7 | 1 << 21)
     _, text = said(init, rights, tmp_path / "out", "grep", "CapEff", "/proc/self/status")
     assert int(text.split()[1], 16) == rights.capabilities
@@ -59,16 +59,16 @@ def test_root_keeps_what_it_has_and_no_more(init: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status"), [(("sh", "-c", "exit 7"), 7), (("sh", "-c", "kill -TERM $$"), -signal.SIGTERM)]
 )
-def test_it_ends_as_the_command_ends(init: int, tmp_path: Path, words: tuple[str, ...], status: int) -> None:
+def test_exit_status_of_the_command_is_returned(init: int, tmp_path: Path, words: tuple[str, ...], status: int) -> None:
     assert said(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", *words)[0] == status
 
 
-def test_a_command_that_is_not_there(init: int, tmp_path: Path) -> None:
+def test_missing_command_is_reported(init: int, tmp_path: Path) -> None:
     status, text = said(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", "/none\x01")
     assert (status, text.startswith("cannot run /none")) == (127, True)
 
 
-def test_namespaces_that_have_ended(tmp_path: Path) -> None:
+def test_ended_namespaces_are_an_error(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
     status, text = said(ended.pid, TreeRights(0, 0, (), 0), tmp_path / "out", "true")

@@ -15,7 +15,7 @@ from crckpt.host.process.cgroups import group_directory
 pytestmark = pytest.mark.skipif(shutil.which("nft") is None, reason="there is no nft")
 
 
-def test_rules_that_came_later_count_in_the_next_dump() -> None:
+def test_later_rules_count_in_the_next_dump() -> None:
     """Of `migrate --all`, or of a service: one process makes them all."""
     above = group_directory("", "/")
     if above is None:

@@ -36,7 +36,7 @@ def own_descriptors() -> Iterator[None]:
                 os.close(fd)
 
 
-def test_an_epoll_that_watches_a_file_that_is_closed() -> None:
+def test_epoll_watching_a_closed_file_is_lost() -> None:
     """The open file lives on in the queue of a socket, say."""
     left, right = socket.socketpair()
     watched = os.eventfd(0)
@@ -49,7 +49,7 @@ def test_an_epoll_that_watches_a_file_that_is_closed() -> None:
         assert found.fd == epoll.fileno()
 
 
-def test_an_epoll_whose_file_has_another_number_is_not_lost() -> None:
+def test_epoll_whose_file_has_another_number_is_kept() -> None:
     watched = os.eventfd(0)
     with select.epoll() as epoll:
         epoll.register(watched)
@@ -73,7 +73,7 @@ def two_sockets() -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("open_two", [two_eventfds, two_pipes, two_sockets])
-def test_an_epoll_of_a_closed_file_whose_number_is_that_of_another(open_two: Callable[[], tuple[int, int]]) -> None:
+def test_epoll_of_a_closed_file_with_a_reused_number(open_two: Callable[[], tuple[int, int]]) -> None:
     """All eventfds have one inode, each socket its own."""
     left, right = socket.socketpair()
     with own_descriptors(), left, right, select.epoll() as epoll:
@@ -89,7 +89,7 @@ def test_an_epoll_of_a_closed_file_whose_number_is_that_of_another(open_two: Cal
         assert found.fd == epoll.fileno()
 
 
-def test_an_epoll_of_two_open_files_that_were_added_by_one_number() -> None:
+def test_epoll_with_two_files_added_by_one_number() -> None:
     with own_descriptors(), select.epoll() as epoll:
         watched, other = two_eventfds()
         epoll.register(watched)
@@ -99,7 +99,7 @@ def test_an_epoll_of_two_open_files_that_were_added_by_one_number() -> None:
         assert find_lost(proc.descriptors(os.getpid()), {}) == ()
 
 
-def test_an_epoll_that_watches_a_file_no_longer_when_it_is_compared() -> None:
+def test_epoll_that_stops_watching_during_the_check() -> None:
     """A server goes on while its descriptors are read."""
     with own_descriptors(), select.epoll() as epoll:
         watched, other = two_eventfds()
@@ -115,7 +115,7 @@ def test_an_epoll_that_watches_a_file_no_longer_when_it_is_compared() -> None:
         assert find_lost(without, {}) == ()
 
 
-def test_an_epoll_that_another_process_would_make() -> None:
+def test_epoll_that_another_process_would_create() -> None:
     """The one with the lowest PID, by the numbers of the first that has it."""
     with own_descriptors(), select.epoll() as epoll:
         watched, other = os.eventfd(0), os.eventfd(0)
@@ -132,7 +132,7 @@ def test_an_epoll_that_another_process_would_make() -> None:
             assert find_lost((*ours, *proc.descriptors(child.pid)), {child.pid: 1, os.getpid(): 2})
 
 
-def test_an_epoll_of_one_file_by_two_numbers_of_which_one_is_closed() -> None:
+def test_epoll_of_one_file_by_two_numbers_one_closed() -> None:
     """CRIU would add it twice by the other."""
     with own_descriptors(), select.epoll() as epoll:
         watched = os.eventfd(0)
@@ -144,7 +144,7 @@ def test_an_epoll_of_one_file_by_two_numbers_of_which_one_is_closed() -> None:
         assert find_lost(proc.descriptors(os.getpid()), {}) == (LostEpoll(os.getpid(), epoll.fileno()),)
 
 
-def test_an_epoll_of_a_file_by_another_number_that_a_process_before_has_too() -> None:
+def test_epoll_of_a_file_that_an_earlier_process_has_by_another_number() -> None:
     """CRIU finds it only in the first process that has the file."""
     with own_descriptors():
         watched = os.eventfd(0)
@@ -162,7 +162,7 @@ def test_an_epoll_of_a_file_by_another_number_that_a_process_before_has_too() ->
             assert (pid, builder) == (child.pid, 0)
 
 
-def test_epolls_of_too_many_files_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_epolls_with_too_many_files_take_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel walks through all files of an epoll for each comparison: here some seconds for each of them."""
     monkeypatch.setattr(epolls, "_COMPARES_FOR_S", 0.05)
     with own_descriptors(), select.epoll() as epoll, select.epoll() as other:

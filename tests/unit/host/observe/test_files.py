@@ -41,7 +41,7 @@ def hide(place: Path) -> None:
         pytest.skip("nothing can be mounted here")
 
 
-def test_a_mount_hides_what_lies_below_it(hides: Path) -> None:
+def test_mount_hides_files_below_it(hides: Path) -> None:
     file = hides / "file"
     code = f"""
 import mmap
@@ -59,7 +59,7 @@ os.chdir({str(hides)!r})
         assert {each.pid for each in found} == {process.pid}
 
 
-def test_another_file_of_the_same_name_hides_it(hides: Path) -> None:
+def test_other_file_of_the_same_name_hides_the_first(hides: Path) -> None:
     """But one that is deleted is saved with its content."""
     code = f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n"
     with program(code + WAITS) as process:
@@ -72,7 +72,7 @@ def test_another_file_of_the_same_name_hides_it(hides: Path) -> None:
         assert find(process.pid) == ()
 
 
-def test_a_mount_that_is_gone(hides: Path) -> None:
+def test_file_of_a_mount_that_is_gone(hides: Path) -> None:
     hide(hides)
     (hides / "file").touch()
     with program(f"file = os.open({str(hides / 'file')!r}, os.O_RDONLY)\n{WAITS}") as process:
@@ -82,7 +82,7 @@ def test_a_mount_that_is_gone(hides: Path) -> None:
         assert (found.pid, found.why) == (process.pid, "mount")
 
 
-def test_a_device_of_a_mount_that_is_gone(hides: Path) -> None:
+def test_device_of_a_mount_that_is_gone(hides: Path) -> None:
     """As the /dev/null of another mount namespace, which a container's program may inherit."""
     hide(hides)
     os.mknod(hides / "null", 0o600 | stat.S_IFCHR, Path("/dev/null").stat().st_rdev)
@@ -94,7 +94,7 @@ def test_a_device_of_a_mount_that_is_gone(hides: Path) -> None:
         assert (found.pid, found.why) == (process.pid, "mount")
 
 
-def test_memory_files_lie_nowhere_and_are_reached() -> None:
+def test_memory_files_count_as_reachable() -> None:
     with program(f"file = os.memfd_create('x')\nother = os.open('/proc/self', os.O_RDONLY)\n{WAITS}") as process:
         assert find(process.pid) == ()
 
@@ -115,14 +115,14 @@ os.closerange(gone + 1, gone + 9)
 """
 
 
-def test_files_that_have_no_name_left_in_their_directory(tmp_path: Path) -> None:
+def test_files_without_a_name_in_their_directory(tmp_path: Path) -> None:
     """Open or mapped. One without any name is in the checkpoint."""
     with program(LINKED.format(str(tmp_path)) + WAITS) as process:
         found = find_unlinked_files([process.pid], proc.descriptors(process.pid))
         assert found == (f"{tmp_path}/c", f"{tmp_path}/f")
 
 
-def test_files_in_memory(hides: Path) -> None:
+def test_files_needed_from_memory_file_systems(hides: Path) -> None:
     """What a restore needs there: not the place itself, and no file that the checkpoint contains."""
     hide(hides)
     with program(LINKED.format(str(hides)) + WAITS) as process:

@@ -60,17 +60,17 @@ def marked(pids: list[int], most: int) -> list[int]:
     return found
 
 
-def test_all_is_taken_where_all_is_wanted() -> None:
+def test_whole_memory_is_sampled_on_request() -> None:
     with sleepers() as pids:
         assert sorted(marked(pids, 1 << 30)) == list(range(PAGES))
 
 
-def test_memory_that_is_shared_is_taken_too() -> None:
+def test_shared_memory_is_sampled() -> None:
     with sleepers(flags=mmap.MAP_SHARED) as pids:
         assert sorted(marked(pids, 1 << 30)) == list(range(PAGES))
 
 
-def test_a_part_is_taken_from_everywhere() -> None:
+def test_sample_is_spread_over_the_memory() -> None:
     with sleepers() as pids:
         found = marked(pids, proc.memory(pids[0]) // 8)
         assert PAGES // 16 < len(found) < PAGES // 4
@@ -78,20 +78,20 @@ def test_a_part_is_taken_from_everywhere() -> None:
         assert max(found) > PAGES * 3 // 4
 
 
-def test_the_same_places_are_taken_of_processes_that_are_alike() -> None:
+def test_similar_processes_are_sampled_at_the_same_offsets() -> None:
     with sleepers(3) as pids:
         found = marked(pids, sum(proc.memory(pid) for pid in pids) // 8)
         assert len(found) == 3 * len(set(found)) > 0
 
 
-def test_no_page_comes_in() -> None:
+def test_sampling_loads_no_page() -> None:
     with sleepers() as pids:
         before = proc.memory(pids[0])
         marked(pids, 1 << 30)
         assert proc.memory(pids[0]) == before
 
 
-def test_of_a_process_that_has_ended_there_is_nothing() -> None:
+def test_ended_process_has_no_samples() -> None:
     with sleepers() as pids:
         pass
     assert count_maps(pids[0]) == 0

@@ -14,7 +14,7 @@ from crckpt.host import proc
 from crckpt.host.observe.pipes import find_closed_pipes, group_by_pipe, is_read_end, is_write_end, make_filled_pipe
 
 
-def test_both_ends_of_a_pipe_are_one_group() -> None:
+def test_both_ends_of_a_pipe_form_one_group() -> None:
     reading, writing = os.pipe()
     try:
         ends = group_by_pipe(proc.descriptors(os.getpid()))[os.fstat(reading).st_ino]
@@ -25,7 +25,7 @@ def test_both_ends_of_a_pipe_are_one_group() -> None:
         os.close(writing)
 
 
-def test_a_named_pipe_is_none(tmp_path: Path) -> None:
+def test_named_pipe_is_not_grouped(tmp_path: Path) -> None:
     name = tmp_path / "pipe:[7]"
     os.mkfifo(name)
     both = os.open(name, os.O_RDWR)
@@ -36,7 +36,7 @@ def test_a_named_pipe_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["reader", "writer"])
-def test_a_pipe_whose_other_end_nobody_has(closed: str) -> None:
+def test_pipe_without_another_end_is_found(closed: str) -> None:
     ends = dict(zip(("reader", "writer"), os.pipe(), strict=True))
     inode = os.fstat(ends["reader"]).st_ino
     kept = ends["writer" if closed == "reader" else "reader"]
@@ -47,7 +47,7 @@ def test_a_pipe_whose_other_end_nobody_has(closed: str) -> None:
     os.close(kept)
 
 
-def test_a_pipe_is_as_large_and_as_full_as_it_was() -> None:
+def test_pipe_is_recreated_with_its_size_and_content() -> None:
     before = own_descriptors()
     reading, writing = make_filled_pipe(1 << 18, b"x" * 70_000)
     assert os.read(reading, 1 << 18) == b"x" * 70_000

@@ -32,21 +32,21 @@ def names(directory: Path) -> list[str]:
     return sorted(found.name for found in directory.iterdir())
 
 
-def test_it_takes_a_name_that_is_free(bound: socket.socket, tmp_path: Path) -> None:
+def test_socket_takes_a_free_name(bound: socket.socket, tmp_path: Path) -> None:
     rename_again(bound, "name")
     renamed = find_renamed(bound)
     assert renamed is not None
     assert (renamed.new, names(tmp_path)) == ("name", ["name"])
 
 
-def test_it_takes_the_place_of_a_socket_that_is_left(bound: socket.socket, tmp_path: Path) -> None:
+def test_socket_takes_the_place_of_an_unused_one(bound: socket.socket, tmp_path: Path) -> None:
     leave_socket(tmp_path / "name")
     rename_again(bound, "name")
     assert names(tmp_path) == ["name"]
 
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_SEQPACKET])
-def test_no_server_gets_a_connection_or_loses_its_name(bound: socket.socket, tmp_path: Path, kind: int) -> None:
+def test_socket_of_a_server_is_not_replaced(bound: socket.socket, tmp_path: Path, kind: int) -> None:
     with socket.socket(socket.AF_UNIX, kind) as server:
         server.bind(str(tmp_path / "name"))
         if kind != socket.SOCK_DGRAM:
@@ -60,7 +60,7 @@ def test_no_server_gets_a_connection_or_loses_its_name(bound: socket.socket, tmp
 
 
 @pytest.mark.parametrize("had", ["nothing", "a socket"])
-def test_a_file_that_comes_after_the_check_stays(
+def test_file_created_after_the_check_stays(
     bound: socket.socket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, had: str
 ) -> None:
     """In /tmp: another user makes a file of that name between the check and the rename."""

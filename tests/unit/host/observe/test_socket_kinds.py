@@ -9,7 +9,7 @@ from pathlib import Path
 from crckpt.host.observe.socket_kinds import SocketKind, read_socket_kinds, unread_bytes
 
 
-def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
+def test_family_type_and_protocol_are_read(tmp_path: Path) -> None:
     made = [
         socket.socket(socket.AF_INET6, socket.SOCK_DGRAM),
         socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET),
@@ -33,7 +33,7 @@ def test_each_tells_family_type_and_protocol(tmp_path: Path) -> None:
         found.close()
 
 
-def test_of_a_process_that_has_ended_there_is_nothing() -> None:
+def test_ended_process_has_no_sockets() -> None:
     child = os.fork()
     if child == 0:
         os._exit(0)
@@ -41,7 +41,7 @@ def test_of_a_process_that_has_ended_there_is_nothing() -> None:
     assert list(read_socket_kinds(child, (0, 1, 2))) == []
 
 
-def test_what_waits_in_a_udp_socket() -> None:
+def test_unread_bytes_of_a_udp_socket() -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as receiver, socket.socket(type=socket.SOCK_DGRAM) as sender:
         receiver.bind(("127.0.0.1", 0))
         assert unread_bytes(os.getpid(), receiver.fileno()) == 0

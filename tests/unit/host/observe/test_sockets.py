@@ -24,7 +24,7 @@ def loopback() -> Iterator[socket.socket]:
         yield listener
 
 
-def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
+def test_both_ends_of_a_connection_are_found(loopback: socket.socket) -> None:
     assert sockets.tcp_connections([os.getpid()]) == ()
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as client, loopback.accept()[0] as server:
@@ -42,7 +42,7 @@ def test_both_ends_of_a_connection_are_seen(loopback: socket.socket) -> None:
         assert (left.fd, left.status) == (client.fileno(), "CLOSE_WAIT")
 
 
-def test_sockets_are_called_by_their_addresses(loopback: socket.socket, tmp_path: Path) -> None:
+def test_sockets_are_named_by_their_addresses(loopback: socket.socket, tmp_path: Path) -> None:
     with socket.socket(type=socket.SOCK_DGRAM) as udp, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as unix:
         udp.bind(("127.0.0.1", 0))
         unix.bind(path := f"{tmp_path}/two words")
@@ -54,7 +54,7 @@ def test_sockets_are_called_by_their_addresses(loopback: socket.socket, tmp_path
         ]
 
 
-def test_ipv6_addresses_are_shown_as_they_are_typed() -> None:
+def test_ipv6_addresses_are_shown_in_brackets() -> None:
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as listener:
         port = listener.getsockname()[1]
         with socket.create_connection(("::1", port)):
@@ -62,7 +62,7 @@ def test_ipv6_addresses_are_shown_as_they_are_typed() -> None:
             assert found.remote == f"[::1]:{port}"
 
 
-def test_a_process_that_has_ended_has_no_connections() -> None:
+def test_ended_process_has_no_connections() -> None:
     process = subprocess.Popen(["/bin/true"])
     process.wait()
     assert sockets.tcp_connections([process.pid]) == ()
@@ -78,7 +78,7 @@ with socket.create_server(("127.0.0.1", 4321)) as listener, socket.create_connec
 """
 
 
-def test_connections_in_another_network_namespace_are_seen() -> None:
+def test_connections_of_another_network_namespace_are_found() -> None:
     process = subprocess.Popen(
         ["unshare", "--net", sys.executable, "-c", CONNECTED], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -94,7 +94,7 @@ def test_connections_in_another_network_namespace_are_seen() -> None:
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1", "::"])
-def test_a_taken_port(address: str) -> None:
+def test_port_in_use_is_refused(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.create_server((address, 0), family=family) as listener:
         port = listener.getsockname()[1]
@@ -104,13 +104,13 @@ def test_a_taken_port(address: str) -> None:
 
 
 @pytest.mark.parametrize("use", ["listen", "datagram", "connection"])
-def test_an_address_that_is_not_ours(use: sockets.Binding) -> None:
+def test_foreign_address_is_missing(use: sockets.Binding) -> None:
     assert sockets.find_bind_refusal("192.0.2.1", 80, use) == "missing"
     assert sockets.find_bind_refusal("2001:db8::1", 80, use) is None, "an IPv6 address may come later"
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
-def test_a_taken_datagram_port(address: str) -> None:
+def test_datagram_port_in_use_is_refused(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as holder:
         holder.bind((address, 0))
@@ -120,7 +120,7 @@ def test_a_taken_datagram_port(address: str) -> None:
     assert sockets.find_bind_refusal(address, port, "datagram") is None
 
 
-def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.socket) -> None:
+def test_time_wait_connection_does_not_block_the_port(loopback: socket.socket) -> None:
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)):
         loopback.accept()[0].close()
@@ -130,7 +130,7 @@ def test_what_a_listener_left_behind_does_not_take_its_port(loopback: socket.soc
     )
 
 
-def test_when_a_port_of_closed_connections_is_free_again() -> None:
+def test_port_of_closed_connections_becomes_free() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # without SO_REUSEADDR
         listener.listen()
@@ -152,7 +152,7 @@ def test_when_a_port_of_closed_connections_is_free_again() -> None:
 @pytest.mark.parametrize(
     "name", ["", "\0plain", "\0with a space", "\0line\nfeed", "\0a\n0: 2 0 0 0002 01 nonsense x", "\0\nA B C D zz F 7"]
 )
-def test_datagram_sockets_whatever_they_are_called(name: str) -> None:
+def test_datagram_sockets_are_found_with_any_name(name: str) -> None:
     with (
         socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagram,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream,
@@ -164,7 +164,7 @@ def test_datagram_sockets_whatever_they_are_called(name: str) -> None:
         assert [inode in found for inode in inodes] == [True, False, True]
 
 
-def test_our_descriptor_is_named_for_each_connection(loopback: socket.socket) -> None:
+def test_connection_has_the_number_of_our_descriptor(loopback: socket.socket) -> None:
     """A socket under two numbers is one connection."""
     port = loopback.getsockname()[1]
     with socket.create_connection(("127.0.0.1", port)) as client, client.dup() as again:

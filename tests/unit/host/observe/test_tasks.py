@@ -25,11 +25,11 @@ STACK, STACK_32 = "0x7ffd00001000 0x7f0000001000", "0xffd01000 0xf7f01549"
         (f"168 0x8000 0x1 0x64 0x0 0x0 0x0 {STACK_32}\n", "poll"),
     ],
 )
-def test_calls_that_criu_alone_would_interrupt(said: str, call: str) -> None:
+def test_calls_interrupted_by_criu_are_recognized(said: str, call: str) -> None:
     assert parse_call(said, "x86_64")[0] == call
 
 
-def test_on_other_machines_only_what_the_kernel_interrupts() -> None:
+def test_other_machines_have_only_calls_interrupted_by_the_kernel() -> None:
     assert parse_call(f"22 0x4 0x7f00 0x1 0xffffffff 0x0 0x0 {STACK}\n", "aarch64")[0] == "epoll_pwait"
     assert parse_call(f"98 0x7f00 0x80 0x0 0x7f10 0x0 0x0 {STACK}\n", "aarch64")[0] == ""
     assert parse_call(f"7 0x7f00 0x1 0xffffffff 0x0 0x0 0x0 {STACK}\n", "riscv64")[0] == ""

@@ -13,7 +13,7 @@ from crckpt.host.observe.tcp_keys import find_sockets_with_keys
 TCP_MD5SIG = 14
 
 
-def test_a_listener_with_a_key_is_found_and_one_without_is_not() -> None:
+def test_listener_with_a_md5_key_is_found() -> None:
     with socket.create_server(("127.0.0.1", 0)) as signed, socket.create_server(("127.0.0.1", 0)) as plain:
         # struct tcp_md5sig: sockaddr_storage, flags, prefix length, key length, interface, key. Source: linux/tcp.h.
         address = struct.pack("=HH4s", socket.AF_INET, 0, socket.inet_aton("127.0.0.1")).ljust(128, b"\0")

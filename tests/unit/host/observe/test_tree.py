@@ -75,7 +75,7 @@ def look(pid: int) -> Observed:
     return observe(root, own)
 
 
-def test_a_tree_with_sockets_and_a_deleted_file(family: tuple[int, int]) -> None:
+def test_tree_with_sockets_and_a_deleted_file(family: tuple[int, int]) -> None:
     pid, datagram = family
     seen = look(pid)
     assert seen.tree.root.pid == pid
@@ -89,7 +89,7 @@ def test_a_tree_with_sockets_and_a_deleted_file(family: tuple[int, int]) -> None
     assert (seen.own_namespaces, seen.own_capabilities) == (own.namespaces, proc.effective_capabilities())
 
 
-def test_a_tree_without_sockets() -> None:
+def test_tree_without_sockets() -> None:
     process = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     try:
         seen = look(process.pid)
@@ -99,7 +99,7 @@ def test_a_tree_without_sockets() -> None:
         process.wait()
 
 
-def test_a_connection_to_us_is_told_once() -> None:
+def test_connection_to_us_is_reported_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, program(HEIRS, theirs.fileno()) as process:
         number = theirs.fileno()
@@ -108,7 +108,7 @@ def test_a_connection_to_us_is_told_once() -> None:
         assert (end.pid, end.fd, end.name) == (process.pid, number, "")
 
 
-def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_created_during_the_observation_is_not_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     with program(CONNECTS) as process:
 
         def meanwhile(_pids: list[int]) -> tuple[sockets.TcpConnection, ...]:
@@ -123,7 +123,7 @@ def test_a_connection_that_is_made_while_we_look_is_not_outside(monkeypatch: pyt
         assert look(process.pid).outside_ends == ()
 
 
-def test_an_end_that_waits_to_be_received_is_not_outside() -> None:
+def test_end_in_flight_is_not_outside() -> None:
     """CRIU saves it with what else is in the queue."""
     with program(IN_FLIGHT) as process:
         assert look(process.pid).outside_ends == ()

@@ -22,7 +22,7 @@ def inode(found: socket.socket) -> int:
 
 @pytest.mark.parametrize("kind", [socket.SOCK_STREAM, socket.SOCK_SEQPACKET])
 @pytest.mark.parametrize("abstract", [False, True])
-def test_both_ends_know_each_other(tmp_path: Path, kind: socket.SocketKind, abstract: bool) -> None:
+def test_both_ends_of_a_unix_connection_are_found(tmp_path: Path, kind: socket.SocketKind, abstract: bool) -> None:
     name = f"\0crckpt-test-{secrets.token_hex(4)}" if abstract else str(tmp_path / "listener")
     with socket.socket(socket.AF_UNIX, kind) as listener, socket.socket(socket.AF_UNIX, kind) as caller:
         listener.bind(name)
@@ -37,7 +37,7 @@ def test_both_ends_know_each_other(tmp_path: Path, kind: socket.SocketKind, abst
         assert (seen(caller).peer, seen(caller).is_connected) == (0, True), "the other end has gone"
 
 
-def test_many_fit_in_no_single_answer() -> None:
+def test_large_answers_of_the_kernel_are_read() -> None:
     pairs = [socket.socketpair() for _ in range(3000)]
     try:
         known = read_unix_sockets()

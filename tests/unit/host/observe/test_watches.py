@@ -35,7 +35,7 @@ def held(inotify: int) -> proc.Descriptor:
     return found
 
 
-def test_a_file_that_its_file_system_opens_by_handle(inotify: int, tmp_path: Path) -> None:
+def test_file_reachable_by_handle_is_not_lost(inotify: int, tmp_path: Path) -> None:
     watch(inotify, tmp_path)
     watch(inotify, Path("/"))
     if os.geteuid() != 0:
@@ -44,7 +44,7 @@ def test_a_file_that_its_file_system_opens_by_handle(inotify: int, tmp_path: Pat
     assert find_lost_watches([held(inotify)]) == ()
 
 
-def test_a_handle_that_its_file_system_does_not_know(inotify: int, tmp_path: Path) -> None:
+def test_stale_handle_is_lost(inotify: int, tmp_path: Path) -> None:
     """As after a restart, on a file system that makes its handles up."""
     place = tmp_path / "place"
     place.mkdir()
@@ -63,5 +63,5 @@ def test_a_handle_that_its_file_system_does_not_know(inotify: int, tmp_path: Pat
         subprocess.run(["umount", "--lazy", place], check=True)
 
 
-def test_other_descriptors_have_none() -> None:
+def test_other_descriptors_have_no_watches() -> None:
     assert find_lost_watches(found for found in proc.descriptors(os.getpid()) if "inotify" not in found.target) == ()

@@ -19,7 +19,7 @@ USERS = {100: 1000, 101: 33}
 @pytest.mark.parametrize(
     ("peer_user", "is_weak"), [(33, True), (1000, False), (0, False)], ids=["another's", "its own", "root's"]
 )
-def test_a_peer_of_another_user_in_the_tree(peer_user: int, is_weak: bool) -> None:
+def test_peer_of_another_user_in_the_tree(peer_user: int, is_weak: bool) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         inodes = {(100, 3): os.fstat(ours.fileno()).st_ino, (101, 4): os.fstat(theirs.fileno()).st_ino}
@@ -29,14 +29,14 @@ def test_a_peer_of_another_user_in_the_tree(peer_user: int, is_weak: bool) -> No
     assert found == [WeakSocket(100, 3, "peer", peer_user)] * is_weak
 
 
-def test_a_peer_outside_the_tree_is_somebody_elses_matter() -> None:
+def test_peer_outside_the_tree_is_ignored() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         inodes = {(100, 3): os.fstat(ours.fileno()).st_ino}
         assert list(find_weak_sockets([KIND], inodes, USERS)) == []
 
 
-def test_a_socket_without_keys_is_not_weak() -> None:
+def test_socket_without_keys_is_not_weak() -> None:
     signed = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         inodes = {(100, 3): os.fstat(listener.fileno()).st_ino}

@@ -44,7 +44,7 @@ def hang() -> int:
         (hangs, "no answer after 1 s"),
     ],
 )
-def test_a_probe_that_breaks_is_a_fact_by_itself(trial: Callable[[], Outcome], said: str) -> None:
+def test_broken_probe_gives_only_its_own_result(trial: Callable[[], Outcome], said: str) -> None:
     before = children(), descriptors()
     outcome = probe_in_child(trial, within=1)
     assert (outcome.state, said in outcome.found) == ("limited", True), outcome
@@ -77,12 +77,12 @@ except Interrupted as error:
 """
 
 
-def test_an_interruption_ends_the_probe() -> None:
+def test_interruption_ends_the_probe() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("interrupted by SIGTERM True set()\n", "")
 
 
-def test_what_a_probe_starts_ends_with_it() -> None:
+def test_processes_started_by_a_probe_end_with_it() -> None:
     def starts() -> Outcome:
         return ok(str(fork(hang)))
 
@@ -90,7 +90,7 @@ def test_what_a_probe_starts_ends_with_it() -> None:
     wait_for(lambda: not runs(child), READY_S, "it to end")
 
 
-def test_a_child_that_raises_does_not_answer_in_place_of_its_parent() -> None:
+def test_child_that_raises_does_not_answer_for_its_parent() -> None:
     def raises() -> int:
         raise OSError
 

@@ -16,7 +16,7 @@ IS_ROOT = os.geteuid() == 0
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
-def test_the_store(tmp_path: Path) -> None:
+def test_store_directory(tmp_path: Path) -> None:
     absent = directories.store(tmp_path / "a b/store")
     assert absent.state == "ok"
     assert absent.found.startswith(f"{tmp_path}/a b/store does not exist yet; the first dump makes it: ")
@@ -36,7 +36,7 @@ def test_the_store(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-def test_a_store_in_memory_is_said_to_be(tmp_path: Path) -> None:
+def test_store_in_memory_is_reported(tmp_path: Path) -> None:
     mounted = [
         "unshare",
         "--mount",
@@ -60,7 +60,7 @@ def test_a_store_in_memory_is_said_to_be(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-def test_a_store_on_a_read_only_mount(tmp_path: Path) -> None:
+def test_store_on_a_read_only_mount(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from crckpt.host.probes import directories; "
         "print(directories.store(Path(sys.argv[1])))"
@@ -76,7 +76,7 @@ def test_a_store_on_a_read_only_mount(tmp_path: Path) -> None:
 
 
 @AS_ROOT
-def test_a_store_below_a_directory_that_is_closed_to_us(tmp_path: Path) -> None:
+def test_store_below_a_closed_directory(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
     os.seteuid(65534)
@@ -87,7 +87,7 @@ def test_a_store_below_a_directory_that_is_closed_to_us(tmp_path: Path) -> None:
     assert (outcome.state, outcome.safe) == ("missing", False)
 
 
-def test_a_store_where_nothing_can_be_made() -> None:
+def test_store_where_nothing_can_be_created() -> None:
     """Whatever the modes of /proc and of a file say."""
     for below in (Path("/proc"), Path(__file__)):
         outcome = directories.store(below / "store")
@@ -95,7 +95,7 @@ def test_a_store_where_nothing_can_be_made() -> None:
         assert f"{below}/store does not exist and cannot be made below {below}: " in outcome.found
 
 
-def test_the_staging_directory(tmp_path: Path) -> None:
+def test_staging_directory(tmp_path: Path) -> None:
     assert directories.staging(None, tmp_path / "store").found.startswith("during a dump images are in the store: ")
     assert directories.staging(tmp_path, tmp_path).state == "ok"
     assert directories.staging(tmp_path / "none", tmp_path).fix == f"mkdir {tmp_path}/none"

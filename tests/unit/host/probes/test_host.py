@@ -75,7 +75,7 @@ def inside(words: list[str], script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_every_fact_is_whole_and_what_is_amiss_has_its_consequence_and_its_remedy(facts: dict[str, Fact]) -> None:
+def test_every_check_is_complete_and_has_consequence_and_fix(facts: dict[str, Fact]) -> None:
     for key, fact in facts.items():
         assert fact.state in ("ok", "limited", "missing")
         assert fact.found, key
@@ -87,7 +87,7 @@ def test_every_fact_is_whole_and_what_is_amiss_has_its_consequence_and_its_remed
 
 @AS_ROOT
 @pytest.mark.parametrize(("key", "option"), CONFIGURED.items())
-def test_the_kernels_configuration_says_the_same(facts: dict[str, Fact], key: str, option: str) -> None:
+def test_checks_agree_with_the_kernel_configuration(facts: dict[str, Fact], key: str, option: str) -> None:
     packed = Path("/proc/config.gz")
     unpacked = Path(f"/boot/config-{os.uname().release}")
     if not packed.exists() and not unpacked.exists():
@@ -101,7 +101,7 @@ def test_the_kernels_configuration_says_the_same(facts: dict[str, Fact], key: st
 
 @AS_ROOT
 @pytest.mark.parametrize(("key", "feature"), CHECKED.items())
-def test_criu_says_the_same(facts: dict[str, Fact], key: str, feature: str) -> None:
+def test_checks_agree_with_criu(facts: dict[str, Fact], key: str, feature: str) -> None:
     criu = next((found.path for found in candidates(None, None) if os.access(found.path, os.X_OK)), None)
     if criu is None:
         pytest.skip("there is no CRIU")
@@ -120,7 +120,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_suspension_the_trial_of_seccomp_would_be_killed() -> None:
+def test_seccomp_trial_needs_suspension() -> None:
     def forbid_itself_to_end() -> int:
         prctl.enter_strict_seccomp()
         return 0
@@ -129,7 +129,7 @@ def test_without_suspension_the_trial_of_seccomp_would_be_killed() -> None:
 
 
 @AS_ROOT
-def test_a_module_is_loaded_by_itself_only_where_it_is_there(tmp_path: Path) -> None:
+def test_module_counts_as_loadable_only_if_it_exists(tmp_path: Path) -> None:
     """A modprobe of ours says which are; /dev is covered."""
     modprobe = tmp_path / "modprobe"
     modprobe.write_text('#!/bin/sh\n[ "$*" = "-n -q -a tun" ]\n')
@@ -145,7 +145,7 @@ def test_a_module_is_loaded_by_itself_only_where_it_is_there(tmp_path: Path) -> 
     assert inside(hidden, script) == ["modprobe tun False", "modprobe tun True"]
 
 
-def test_who_is_not_root_is_told_all_that_needs_no_root(facts: dict[str, Fact]) -> None:
+def test_checks_without_root(facts: dict[str, Fact]) -> None:
     """In a user namespace, where what the owner may read stays readable: the checkout may lie in /root."""
     nobody = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
     lines = inside(nobody, "for fact in told.values(): print(fact.state, fact.key, fact.found)")
@@ -160,7 +160,7 @@ def test_who_is_not_root_is_told_all_that_needs_no_root(facts: dict[str, Fact]) 
     assert "ok" not in {states[key] for key in ("pid_selection", "lazy_pages", "lock_nftables")}
 
 
-def test_root_of_a_user_namespace_is_no_root() -> None:
+def test_root_of_a_user_namespace_is_not_root() -> None:
     assert inside(["unshare", "--user", "--map-root-user"], "print(told['capabilities'].found)") == [
         "root of a user namespace only"
     ]
@@ -180,7 +180,7 @@ def test_root_without_a_capability(capability: str, lost: set[str]) -> None:
 
 
 @AS_ROOT
-def test_a_host_without_tmpfs_tun_and_control_groups() -> None:
+def test_host_without_tmpfs_tun_and_cgroups() -> None:
     """In a mount namespace where they are covered or gone."""
     hide = (
         "mount -t tmpfs none /run && umount -R /sys/fs/cgroup && mount -t tmpfs none /dev && "
@@ -191,7 +191,7 @@ def test_a_host_without_tmpfs_tun_and_control_groups() -> None:
     assert lines == ["run_directory ok", "tun missing", "cgroups missing"]
 
 
-def test_sockets_are_listed_where_ss_lists_them(facts: dict[str, Fact]) -> None:
+def test_socket_listing_agrees_with_ss(facts: dict[str, Fact]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         if shutil.which("ss") is None:
             pytest.skip("there is no ss")
@@ -199,7 +199,7 @@ def test_sockets_are_listed_where_ss_lists_them(facts: dict[str, Fact]) -> None:
         assert (f":{server.getsockname()[1]} " in listed) == (facts["socket_diagnostics"].state == "ok")
 
 
-def test_memory_is_limited_by_our_control_group(facts: dict[str, Fact]) -> None:
+def test_memory_is_limited_by_our_cgroup(facts: dict[str, Fact]) -> None:
     assert re.match(r"[\d.]+ [GM]iB free of [\d.]+", facts["memory"].found)
     probe = "from crckpt.host.probes.memory import memory; said = memory(); print(said.state, said.found)"
     with memory_limit.limited(64 << 20) as group:

@@ -12,14 +12,14 @@ from other_user import as_user
 from crckpt.host.probes import kernel
 
 
-def test_address_families() -> None:
+def test_address_families_are_detected() -> None:
     assert kernel.has_family(socket.AF_INET)
     assert kernel.has_family(socket.AF_INET6) == Path("/proc/net/if_inet6").exists()
     assert not kernel.has_family(250)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_a_family_that_we_may_not_use_is_there() -> None:
+def test_forbidden_address_family_is_detected() -> None:
     def check() -> None:
         with pytest.raises(PermissionError):
             socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
@@ -28,17 +28,17 @@ def test_a_family_that_we_may_not_use_is_there() -> None:
     as_user(check)
 
 
-def test_guard_pages() -> None:
+def test_guard_pages_depend_on_the_kernel_version() -> None:
     major, minor = (int(part) for part in os.uname().release.split(".")[:2])
     assert kernel.has_guard_pages() == ((major, minor) >= (6, 13))
 
 
-def test_seccomp_and_clocks() -> None:
+def test_seccomp_and_clocks_are_detected() -> None:
     assert kernel.has_seccomp_filters() == ("Seccomp_filters:" in Path("/proc/self/status").read_text())
     assert kernel.has_clocks() == Path("/proc/self/ns/time_for_children").exists()
 
 
-def test_security_modules() -> None:
+def test_security_modules_are_detected() -> None:
     loaded = Path("/sys/kernel/security/lsm")
     names = loaded.read_text().split(",") if loaded.exists() else []
     if not names:
@@ -46,12 +46,12 @@ def test_security_modules() -> None:
     assert kernel.has_security_module("apparmor") == ("apparmor" in names)
 
 
-def test_numbers_and_machine() -> None:
+def test_pid_limit_and_machine() -> None:
     assert os.getpid() < kernel.pid_limit()
     assert kernel.arch() == os.uname().machine
 
 
-def test_the_first_cpu_is_described_whole() -> None:
+def test_first_cpu_is_described_completely() -> None:
     line = next(
         line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Features"))
     )

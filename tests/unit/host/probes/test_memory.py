@@ -16,7 +16,7 @@ from crckpt.host.process import cgroups
 GIB = 1 << 30
 
 
-def test_memory_that_is_available() -> None:
+def test_available_memory_is_reported() -> None:
     found = memory.memory()
     said = re.match(r"([\d.]+) GiB free of ([\d.]+)", found.found)
     assert said is not None, found.found
@@ -28,7 +28,7 @@ def test_memory_that_is_available() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user")
-def test_memory_is_brought_later_only_for_those_who_may() -> None:
+def test_lazy_pages_need_permission() -> None:
     allowed = Path("/proc/sys/vm/unprivileged_userfaultfd")
     if not allowed.exists() or allowed.read_text().strip() != "0":
         pytest.skip("this kernel lets all users do it, or none")

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it
 ROOT = 0
 
 
-def test_without_rights_no_connection_is_saved() -> None:
+def test_connections_cannot_be_saved_without_rights() -> None:
     def check() -> None:
         found = network.tcp_repair()
         assert found.state == "missing"
@@ -29,19 +29,19 @@ def test_without_rights_no_connection_is_saved() -> None:
     as_user(check)
 
 
-def test_with_rights_a_connection_is_saved() -> None:
+def test_connections_can_be_saved_with_rights() -> None:
     before = descriptors()
     assert network.tcp_repair().state == "ok"
     assert descriptors() == before
 
 
 @pytest.mark.usefixtures("commands")
-def test_a_tool_that_is_not_installed() -> None:
+def test_missing_tool_is_reported() -> None:
     found = network.lock_by_iptables()
     assert (found.state, found.found) == ("missing", "iptables is not installed")
 
 
-def test_a_tool_that_fails_is_quoted(commands: Path) -> None:
+def test_failing_tool_is_quoted(commands: Path) -> None:
     tool = commands / "iptables"
     tool.write_text("#!/bin/sh\necho 'no such table' >&2\necho 'more' >&2\nexit 3\n")
     tool.chmod(0o755)
@@ -56,7 +56,7 @@ def test_a_tool_that_fails_is_quoted(commands: Path) -> None:
     as_user(check, ROOT)
 
 
-def test_without_rights_no_lock_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_locks_are_not_tried_without_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> None:
         found = network.lock_by_iptables()
         assert (found.state, found.found, found.fix) == (
@@ -72,7 +72,7 @@ def test_without_rights_no_lock_is_tried(monkeypatch: pytest.MonkeyPatch) -> Non
         as_user(check)
 
 
-def test_addresses_can_move() -> None:
+def test_address_move_is_probed() -> None:
     """It is tried where it does no harm."""
 
     def check() -> None:

@@ -7,7 +7,7 @@ import pytest
 from crckpt.host.probes.outcome import Fact, fact, free_of, limited, missing, ok
 
 
-def test_a_fact_is_an_outcome_with_a_key() -> None:
+def test_check_is_an_outcome_with_a_key() -> None:
     outcome = limited("found", "consequence", "command", safe=True)
     assert fact("key", outcome) == Fact("key", "limited", "found", "consequence", "command", True)
     assert [each.state for each in (ok("x"), limited("x", "y"), missing("x", "y"))] == ["ok", "limited", "missing"]
@@ -23,5 +23,5 @@ def test_a_fact_is_an_outcome_with_a_key() -> None:
         (0, 1 << 20, "0.0 MiB free of 1.0"),
     ],
 )
-def test_both_sizes_have_one_unit(free: int, total: int, said: str) -> None:
+def test_free_and_total_have_one_unit(free: int, total: int, said: str) -> None:
     assert free_of(free, total) == said

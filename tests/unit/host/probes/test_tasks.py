@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it
 ROOT = 0
 
 
-def test_root_gets_a_pid_that_is_free() -> None:
+def test_root_can_choose_a_free_pid() -> None:
     before = children()
     found = tasks.pid_selection()
     assert found.state == "ok"
@@ -23,7 +23,7 @@ def test_root_gets_a_pid_that_is_free() -> None:
     assert children() == before
 
 
-def test_another_user_gets_none() -> None:
+def test_other_user_cannot_choose_a_pid() -> None:
     def check() -> None:
         found = tasks.pid_selection()
         assert (found.state, found.consequence, found.fix) == (
@@ -36,7 +36,7 @@ def test_another_user_gets_none() -> None:
     as_user(check)
 
 
-def test_root_suspends_filters() -> None:
+def test_root_can_suspend_filters() -> None:
     def check() -> None:
         assert tasks.seccomp_suspension().state == "ok"
         assert not children()
@@ -44,7 +44,7 @@ def test_root_suspends_filters() -> None:
     as_user(check, ROOT)
 
 
-def test_another_user_does_not_suspend_filters() -> None:
+def test_other_user_cannot_suspend_filters() -> None:
     def check() -> None:
         found = tasks.seccomp_suspension()
         assert (found.state, found.fix) == ("missing", "sudo crckpt doctor")
@@ -54,7 +54,7 @@ def test_another_user_does_not_suspend_filters() -> None:
     as_user(check)
 
 
-def test_an_attached_child_is_ended() -> None:
+def test_attached_child_is_ended() -> None:
     def check() -> None:
         found = tasks.ptrace_scope()
         assert found.state == "ok"
@@ -64,6 +64,6 @@ def test_an_attached_child_is_ended() -> None:
     as_user(check, ROOT)
 
 
-def test_the_kernel_can_describe_memory() -> None:
+def test_kernel_can_describe_memory() -> None:
     """CRIU cannot do without it: if this fails, so does every test of a dump."""
     assert tasks.checkpoint_restore().state == "ok"

@@ -10,7 +10,7 @@ from crckpt.host.probes import network, tools
 from crckpt.host.probes.outcome import ok
 
 
-def test_tools_are_looked_for_where_they_are_started_from(
+def test_tools_are_searched_on_their_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -21,7 +21,7 @@ def test_tools_are_looked_for_where_they_are_started_from(
     assert network.lock_by_iptables().fix == "apt-get install iptables"
 
 
-def test_plugins_lie_where_criu_says(tmp_path: Path) -> None:
+def test_plugins_are_searched_where_criu_does(tmp_path: Path) -> None:
     criu = tmp_path / "criu"
     criu.write_text(f"#!/bin/sh\necho '  -L|--libdir           path to a plugin directory (by default {tmp_path}/)'\n")
     criu.chmod(0o755)

@@ -11,12 +11,12 @@ from small_programs import free_pid
 from crckpt.host.proc.cgroup import parse_cgroups, read_cgroups
 
 
-def test_names_may_have_colons() -> None:
+def test_cgroup_names_may_have_colons() -> None:
     lines = ["4:cpu,cpuacct:/a:b/c", "1:name=systemd:/", "0::/user.slice/:x"]
     assert parse_cgroups(lines) == (("cpu,cpuacct", "/a:b/c"), ("name=systemd", "/"), ("", "/user.slice/:x"))
 
 
-def test_our_own_are_those_of_the_kernel() -> None:
+def test_own_cgroups_match_proc() -> None:
     said = Path("/proc/self/cgroup").read_text().splitlines()
     found = read_cgroups(os.getpid())
     assert read_cgroups("self") == found
@@ -24,6 +24,6 @@ def test_our_own_are_those_of_the_kernel() -> None:
     assert found
 
 
-def test_of_an_ended_process() -> None:
+def test_ended_process_has_no_cgroups() -> None:
     with pytest.raises(OSError, match="No such"):
         read_cgroups(free_pid())

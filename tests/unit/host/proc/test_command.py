@@ -12,7 +12,7 @@ from small_programs import WAITS
 from crckpt.host import proc
 
 
-def test_command_line_and_directory(tmp_path: Path) -> None:
+def test_command_line_and_directory_are_read(tmp_path: Path) -> None:
     place = os.fsencode(tmp_path) + b"/\xff"
     Path(os.fsdecode(place)).mkdir()
     words = [b"/bin/sh", b"-c", b"echo; read line", b"\xfe", b"", b"-", b""]
@@ -27,7 +27,7 @@ def test_command_line_and_directory(tmp_path: Path) -> None:
         process.communicate()
 
 
-def test_of_a_command_line_without_end_the_begin_is_read() -> None:
+def test_only_the_start_of_an_endless_command_line_is_read() -> None:
     """A program can declare terabytes of its memory to be its arguments."""
     words = [sys.executable, "-c", f"import sys; {WAITS}", *("x" * 10_000 for _ in range(100))]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

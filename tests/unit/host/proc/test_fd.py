@@ -24,7 +24,7 @@ def descriptor(fd: int) -> proc.Descriptor:
     return found
 
 
-def test_open_files(tmp_path: Path) -> None:
+def test_open_files_are_described(tmp_path: Path) -> None:
     name = os.fsencode(tmp_path) + b"/log-\xff (deleted)"
     fd = os.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
     try:
@@ -39,7 +39,7 @@ def test_open_files(tmp_path: Path) -> None:
         os.close(fd)
 
 
-def test_only_writers_at_the_end_are_append_only(tmp_path: Path) -> None:
+def test_only_appending_writers_are_append_only(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR | os.O_APPEND):
         fd = os.open(tmp_path / "file", flags)
@@ -73,7 +73,7 @@ def test_descriptors_of_every_kind(tmp_path: Path) -> None:
             os.close(fd)
 
 
-def test_a_lock_shows(tmp_path: Path) -> None:
+def test_lock_is_shown_in_fdinfo(tmp_path: Path) -> None:
     with (tmp_path / "locked").open("w") as file:
         assert "\nlock:" not in descriptor(file.fileno()).info
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -100,7 +100,7 @@ def unanswering(tmp_path: Path) -> Iterator[int]:
     assert libc.umount2(place, 2) == 0
 
 
-def test_a_file_system_that_does_not_answer(unanswering: int, tmp_path: Path) -> None:
+def test_file_system_that_does_not_answer(unanswering: int, tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not connected"):
         os.fstat(unanswering)
     found = descriptor(unanswering)

@@ -9,7 +9,7 @@ from small_programs import WAITS, free_pid, program, read
 from crckpt.host import proc
 
 
-def test_a_leader_is_told_as_pid_even_where_others_use_its_group() -> None:
+def test_leader_is_reported_by_pid_even_if_others_use_its_group() -> None:
     with program(f"pid = os.fork()\nif pid == 0: sys.stdin.read(); os._exit(0)\n{WAITS}") as process:
         (child,) = proc.children(process.pid)
         (owner,) = proc.find_id_users([process.pid])
@@ -17,7 +17,7 @@ def test_a_leader_is_told_as_pid_even_where_others_use_its_group() -> None:
         os.kill(child, 9)
 
 
-def test_a_group_outlives_its_leader() -> None:
+def test_group_outlives_its_leader() -> None:
     """The kernel does not give the number away, though no process has it any more."""
     code = "pid = os.fork()\nif pid: print(pid, flush=True); sys.exit()\nsys.stdin.read()"
     with program(code) as process:
@@ -29,5 +29,5 @@ def test_a_group_outlives_its_leader() -> None:
         os.kill(owner.pid, 9)
 
 
-def test_nobody_owns_a_free_number() -> None:
+def test_free_pid_has_no_user() -> None:
     assert proc.find_id_users([free_pid()]) == ()

@@ -38,7 +38,7 @@ def locked(file: Path, count: int) -> Iterator[int]:
         process.communicate()
 
 
-def test_the_locks_of_others_are_found(tmp_path: Path) -> None:
+def test_locks_of_others_are_found(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with locked(file, MANY) as pid, file.open("r+b") as ours:
         fcntl.flock(ours, fcntl.LOCK_EX)
@@ -48,7 +48,7 @@ def test_the_locks_of_others_are_found(tmp_path: Path) -> None:
         assert [each.comm != "?" for each in held if each.kind == "flock"] == [True]
 
 
-def test_time_is_in_proportion_to_the_number_of_locks(tmp_path: Path) -> None:
+def test_time_is_linear_in_the_number_of_locks(tmp_path: Path) -> None:
     """Each program is looked at once. Any user who can read a file may hold as many locks there."""
     with ExitStack() as programs:
 
@@ -72,7 +72,7 @@ while True:
 """
 
 
-def test_locks_that_come_and_go_hide_no_other(tmp_path: Path) -> None:
+def test_changing_locks_hide_no_others(tmp_path: Path) -> None:
     """The kernel gives a long list in parts, and counts lines from one to the next."""
     file = tmp_path / "file"
     busy = [sys.executable, "-c", RELEASES, str(tmp_path / "busy")]
@@ -96,7 +96,7 @@ sys.stdin.read()
 """
 
 
-def test_a_lock_whose_taker_has_ended_is_found(tmp_path: Path) -> None:
+def test_lock_with_an_ended_taker_is_found(tmp_path: Path) -> None:
     """A child has inherited it. In a PID namespace, as in a container, /proc/locks does not show it."""
     file = tmp_path / "file"
     with subprocess.Popen(

@@ -10,7 +10,7 @@ from crckpt.host import proc
 from crckpt.host.proc.maps import Map, count_maps, find_mapped_files, read_maps
 
 
-def test_a_mapped_file(tmp_path: Path) -> None:
+def test_mapped_file_is_described(tmp_path: Path) -> None:
     path = tmp_path / "with spaces "
     path.write_bytes(bytes(mmap.PAGESIZE))
     with path.open("r+b") as file, mmap.mmap(file.fileno(), mmap.PAGESIZE):
@@ -22,17 +22,17 @@ def test_a_mapped_file(tmp_path: Path) -> None:
         assert found.link(os.getpid()) in find_mapped_files(os.getpid()).values()
 
 
-def test_memory_without_a_file() -> None:
+def test_stack_is_described() -> None:
     (stack,) = (each for each in read_maps(os.getpid()) if each.path == "[stack]")
     assert (stack.is_shared, stack.is_writable, stack.has_file) == (False, True, False)
 
 
-def test_the_name_of_a_link_has_no_zeros_in_front() -> None:
+def test_map_files_name_has_no_leading_zeros() -> None:
     found = Map("00400000-00401000", "r-xp", "0", "08:01", "7", "/bin/true")
     assert found.link(1) == "/proc/1/map_files/400000-401000"
 
 
-def test_an_ended_process_has_none() -> None:
+def test_ended_process_has_no_maps() -> None:
     assert count_maps(2**22 + 1) == 0
     assert find_mapped_files(2**22 + 1) == {}
 

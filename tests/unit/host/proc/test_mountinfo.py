@@ -25,7 +25,7 @@ def mounted(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", place], check=True)
 
 
-def test_a_mount_of_an_odd_name(mounted: Path) -> None:
+def test_mount_with_an_unusual_name(mounted: Path) -> None:
     (found,) = (mount for mount in read_mounts() if mount.path == str(mounted))
     status = mounted.stat()
     assert (found.device, found.kind) == (status.st_dev, "tmpfs")
@@ -35,7 +35,7 @@ def test_a_mount_of_an_odd_name(mounted: Path) -> None:
     assert list(read_mounts_of(os.getpid())) == list(read_mounts())
 
 
-def test_only_the_uppermost_of_a_place_is_visible(mounted: Path) -> None:
+def test_only_the_top_mount_is_visible(mounted: Path) -> None:
     subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "test", mounted], check=True)
     try:
         both = [mount for mount in read_mounts() if mount.path == str(mounted)]
@@ -47,7 +47,7 @@ def test_only_the_uppermost_of_a_place_is_visible(mounted: Path) -> None:
         subprocess.run(["umount", mounted], check=True)
 
 
-def test_parents_come_first() -> None:
+def test_parent_mounts_come_first() -> None:
     paths = [mount.path for mount in mount_points()]
     assert paths[0] == "/"
     for at, path in enumerate(paths):
@@ -55,10 +55,10 @@ def test_parents_come_first() -> None:
 
 
 @pytest.mark.parametrize(("own", "of_all"), [("ro", "rw"), ("rw", "ro")])
-def test_one_is_read_only_by_itself_or_with_its_file_system(own: str, of_all: str) -> None:
+def test_mount_is_read_only_by_itself_or_its_file_system(own: str, of_all: str) -> None:
     assert Mount(1, 1, "/", "ext4", frozenset({own}), frozenset({of_all})).is_read_only
 
 
-def test_an_ended_process_has_none() -> None:
+def test_ended_process_has_no_mounts() -> None:
     with pytest.raises(FileNotFoundError):
         list(read_mounts_of(free_pid()))

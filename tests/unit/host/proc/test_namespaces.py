@@ -12,7 +12,7 @@ from small_programs import free_pid
 from crckpt.host.proc.namespaces import namespace, read_namespaces
 
 
-def test_each_kind_is_the_one_that_its_link_names() -> None:
+def test_each_namespace_matches_its_link() -> None:
     found = dict(read_namespaces(os.getpid()))
     assert {"pid", "mnt", "net", "ipc", "uts", "user", "cgroup"} <= found.keys()
     for kind, inode in found.items():
@@ -20,7 +20,7 @@ def test_each_kind_is_the_one_that_its_link_names() -> None:
         assert namespace("self", kind) == inode
 
 
-def test_another_process_has_its_own() -> None:
+def test_other_process_has_its_own_namespaces() -> None:
     argv = ["unshare", "--uts", "sh", "-c", "echo ready; read line"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as unshare:
         assert unshare.stdout is not None
@@ -31,7 +31,7 @@ def test_another_process_has_its_own() -> None:
         unshare.communicate()
 
 
-def test_an_ended_process_has_none() -> None:
+def test_ended_process_has_no_namespaces() -> None:
     assert read_namespaces(free_pid()) == ()
     with pytest.raises(FileNotFoundError):
         namespace(free_pid(), "mnt")

@@ -15,7 +15,7 @@ from crckpt.host.proc.net import InetTable, read_inet, read_unix
     ("table", "family", "host", "title"),
     [("tcp", socket.AF_INET, "127.0.0.1", "127.0.0.1"), ("tcp6", socket.AF_INET6, "::1", "[::1]")],
 )
-def test_a_tcp_connection(table: InetTable, family: socket.AddressFamily, host: str, title: str) -> None:
+def test_tcp_connection_is_read(table: InetTable, family: socket.AddressFamily, host: str, title: str) -> None:
     try:
         listener = socket.create_server((host, 0), family=family)
     except OSError as error:
@@ -29,13 +29,13 @@ def test_a_tcp_connection(table: InetTable, family: socket.AddressFamily, host: 
     assert (connected.remote, connected.state, connected.has_peer) == (f"{title}:{port}", "ESTABLISHED", True)
 
 
-def test_a_name_with_a_line_feed(tmp_path: Path) -> None:
+def test_name_with_a_line_feed(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bound:
         bound.bind(str(tmp_path / "a\nb"))
         (row,) = (row for row in read_unix(os.getpid()) if row.inode == os.fstat(bound.fileno()).st_ino)
     assert (row.kind, row.path) == (socket.SOCK_DGRAM, str(tmp_path / "a"))
 
 
-def test_an_ended_process_has_none() -> None:
+def test_ended_process_has_no_sockets() -> None:
     assert list(read_unix(2**22 + 1)) == []
     assert list(read_inet(2**22 + 1, "tcp")) == []

@@ -34,7 +34,7 @@ def rollup(**sizes: int) -> list[str]:
     return ["55d0-7ffc ---p 00000000 00:00 0 [rollup]", *(f"{name}: {size} kB" for name, size in sizes.items())]
 
 
-def test_shared_pages_count_once_for_all_that_have_them() -> None:
+def test_shared_pages_count_once() -> None:
     with program(TWICE) as process:
         (child,) = proc.children(process.pid)
         both, parent = memory(process.pid, child), memory(process.pid)
@@ -43,14 +43,14 @@ def test_shared_pages_count_once_for_all_that_have_them() -> None:
         os.kill(child, 9)
 
 
-def test_huge_pages_that_are_shared_count_as_the_same_ones() -> None:
+def test_shared_huge_pages_count_once() -> None:
     processes = (rollup(Anonymous=4, Shared_Hugetlb=2048), rollup(Pss_Shmem=8, Swap=4, Shared_Hugetlb=4096))
     assert sum_memory(processes) == (4 + 8 + 4 + 4096) << 10
     assert sum_memory([rollup(Rss=100, Private_Hugetlb=2048)]) == 2048 << 10
     assert sum_memory([]) == 0
 
 
-def test_memory_of_system_v_cannot_be_saved() -> None:
+def test_sysv_huge_pages_cannot_be_saved() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.shmat.restype = ctypes.c_void_p
     segment = libc.shmget(IPC_PRIVATE, ctypes.c_size_t(mmap.PAGESIZE), 0o600)

@@ -10,7 +10,7 @@ from crckpt.host.proc.stat import parse_stat, read_stat, start_time
 
 
 @pytest.mark.parametrize("name", ["python", "a b", ") R 1 (", "((", ""])
-def test_a_name_of_any_characters(name: str) -> None:
+def test_name_with_any_characters(name: str) -> None:
     stat = parse_stat(f"7 ({name}) S 1 2 3 " + " ".join(str(number) for number in range(7, 53)))
     assert (stat.comm, stat.state, stat.ppid, stat.pgid, stat.sid) == (name, "S", 1, 2, 3)
     # Numbers as in proc_pid_stat(5).
@@ -19,12 +19,12 @@ def test_a_name_of_any_characters(name: str) -> None:
     )
 
 
-def test_our_own() -> None:
+def test_own_stat_is_read() -> None:
     stat = read_stat(os.getpid())
     assert (stat.ppid, stat.pgid, stat.sid) == (os.getppid(), os.getpgrp(), os.getsid(0))
     assert stat.start == start_time(os.getpid())
     assert not stat.is_kernel_thread
 
 
-def test_no_process() -> None:
+def test_missing_process_has_no_start_time() -> None:
     assert start_time(2**22 + 1) is None

@@ -29,13 +29,13 @@ is_traced.wait()
 """Its second thread lets its parent trace it."""
 
 
-def test_facts_about_ourselves() -> None:
+def test_own_status_is_read() -> None:
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("CapEff"))
     assert sum(1 << number for number in proc.effective_capabilities()) == int(line.split()[1], 16)
     assert [len(part) for part in proc.boot_id().split("-")] == [8, 4, 4, 4, 12]
 
 
-def test_a_thread_has_fields_of_its_own() -> None:
+def test_thread_has_its_own_fields() -> None:
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
     thread.start()
@@ -49,7 +49,7 @@ def test_a_thread_has_fields_of_its_own() -> None:
         thread.join()
 
 
-def test_a_number_in_a_pid_namespace_of_its_own() -> None:
+def test_pid_inside_a_pid_namespace() -> None:
     argv = ["unshare", "--pid", "--fork", "--kill-child", "sh", "-c", "echo ready; read line"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as unshare:
         assert unshare.stdout is not None
@@ -60,7 +60,7 @@ def test_a_number_in_a_pid_namespace_of_its_own() -> None:
         unshare.communicate()
 
 
-def test_threads_that_are_traced(waiting: subprocess.Popen[bytes]) -> None:
+def test_traced_threads_are_found(waiting: subprocess.Popen[bytes]) -> None:
     with program(TRACED_THREAD) as process:
         (second,) = (tid for tid in read(process.pid).threads if tid != process.pid)
         assert tracers(process.pid) == ((second, os.getpid()),)
@@ -78,7 +78,7 @@ def test_shared_memory_is_counted_in_bytes() -> None:
         assert read_shared_memory(os.getpid()) == before + (4 << 20)
 
 
-def test_what_is_not_there_counts_nothing() -> None:
+def test_missing_fields_count_as_zero() -> None:
     assert read_bytes(os.getpid(), "NoSuchField") == 0
     assert read_bytes(free_pid(), "VmRSS") == 0
     with pytest.raises(FileNotFoundError):

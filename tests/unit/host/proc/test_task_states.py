@@ -65,7 +65,7 @@ def test_children_have_their_own_rights() -> None:
 
 
 @needs_root
-def test_a_thread_has_the_number_of_its_own_namespace() -> None:
+def test_thread_has_the_number_of_its_namespace() -> None:
     """By that CRIU names its image."""
     with program(INNER) as process:
         found = read_task_states(process.pid).rights
@@ -74,5 +74,5 @@ def test_a_thread_has_the_number_of_its_own_namespace() -> None:
             os.kill(child, 9)
 
 
-def test_a_tree_that_has_ended_has_none() -> None:
+def test_ended_tree_has_no_task_states() -> None:
     assert read_task_states(free_pid()) == TaskStates()

@@ -16,7 +16,7 @@ from crckpt.host import proc
 PTRACE_TRACEME = 0
 
 
-def test_a_process_says_what_it_is(waiting: subprocess.Popen[bytes]) -> None:
+def test_process_is_described(waiting: subprocess.Popen[bytes]) -> None:
     found, own = read(waiting.pid), read(os.getpid())
     assert (found.pid, found.ppid, found.pgid, found.sid) == (waiting.pid, os.getpid(), waiting.pid, waiting.pid)
     assert (found.threads, found.ns_pids[0], found.tracer) == ((waiting.pid,), waiting.pid, 0)
@@ -37,7 +37,7 @@ def test_no_comm_confuses_the_reader(comm: bytes) -> None:
         assert (found.ppid, found.uids) == (os.getpid(), (os.getuid(),) * 4)
 
 
-def test_no_process() -> None:
+def test_missing_process_is_none() -> None:
     pid = free_pid()
     assert proc.read_process(pid) is None
     assert (proc.descriptors(pid), proc.find_deleted_mapped_files(pid)) == ((), ())
@@ -45,7 +45,7 @@ def test_no_process() -> None:
     assert (proc.ancestors(pid), proc.children(pid)) == ((), ())
 
 
-def test_a_thread_is_no_process() -> None:
+def test_thread_is_not_a_process() -> None:
     """/proc answers to a thread's id too, though it does not list it."""
     stop = threading.Event()
     thread = threading.Thread(target=stop.wait)
@@ -62,19 +62,19 @@ def test_a_thread_is_no_process() -> None:
         thread.join()
 
 
-def test_a_zombie(ended: int) -> None:
+def test_zombie_is_described(ended: int) -> None:
     found = read(ended)
     assert (found.state, found.ppid) == ("zombie", os.getpid())
     assert (proc.descriptors(ended), proc.find_deleted_mapped_files(ended), proc.command_line(ended)) == ((), (), ())
     assert proc.find_id_users([ended])[0].state == "zombie"
 
 
-def test_a_traced_process_names_its_tracer() -> None:
+def test_traced_process_names_its_tracer() -> None:
     with program(f"import ctypes; ctypes.CDLL(None).ptrace({PTRACE_TRACEME}, 0, 0, 0); {WAITS}") as process:
         assert read(process.pid).tracer == os.getpid()
 
 
-def test_kernel_threads_are_told() -> None:
+def test_kernel_threads_are_recognized() -> None:
     if "kthreadd" not in (Path("/proc/2/comm").read_text() if Path("/proc/2/comm").exists() else ""):
         pytest.skip("no kernel thread is visible in this pid namespace")
     assert read(2).is_kernel_thread
@@ -94,7 +94,7 @@ if child == 0:
 """
 
 
-def test_a_tree_has_parents_before_children_and_nobody_else(waiting: subprocess.Popen[bytes]) -> None:
+def test_tree_lists_parents_before_children(waiting: subprocess.Popen[bytes]) -> None:
     with program(FAMILY.replace("print('ready', flush=True); ", "")) as process:
         tree = proc.read_tree(read(process.pid))
         parents = {found.pid: found.ppid for found in tree.processes}
@@ -140,7 +140,7 @@ def test_processes_may_end_while_they_are_read() -> None:
     assert proc.descriptors(process.pid) == ()
 
 
-def test_ended_tasks(waiting: subprocess.Popen[bytes], ended: int) -> None:
+def test_ended_tasks_are_recognized(waiting: subprocess.Popen[bytes], ended: int) -> None:
     """Those that are not there, and zombies."""
     gone = free_pid()
     tasks = [(waiting.pid, waiting.pid), (waiting.pid, gone), (gone, gone), (ended, ended)]
@@ -148,7 +148,7 @@ def test_ended_tasks(waiting: subprocess.Popen[bytes], ended: int) -> None:
     assert proc.find_ended_tasks(tasks, os.getpid()) == (gone, gone, ended)
 
 
-def test_waiting_until_they_are_gone(waiting: subprocess.Popen[bytes], ended: int) -> None:
+def test_wait_until_gone(waiting: subprocess.Popen[bytes], ended: int) -> None:
     assert proc.wait_until_gone([free_pid()], 0) == ()
     assert proc.wait_until_gone([waiting.pid, ended], 0.03) == (waiting.pid, ended)
     reaper = threading.Timer(0.05, os.waitpid, (ended, 0))

@@ -39,7 +39,7 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("how", ["a", "r+"])
-def test_a_writer_is_found_by_whatever_name(file: Path, how: str) -> None:
+def test_writer_is_found_under_any_name(file: Path, how: str) -> None:
     with opened(file.with_name("other"), how) as pid:
         found = find_writers([str(file), str(file.with_name("other")), str(file.parent / "none")])
     assert {path: writer.pid for path, writer in found.items()} == {str(file): pid, str(file.with_name("other")): pid}
@@ -47,12 +47,12 @@ def test_a_writer_is_found_by_whatever_name(file: Path, how: str) -> None:
     assert found[str(file)].comm.startswith("python")
 
 
-def test_a_reader_is_none(file: Path) -> None:
+def test_reader_is_not_a_writer(file: Path) -> None:
     with opened(file, "r"):
         assert find_writers([str(file)]) == {}
 
 
-def test_who_has_it_mapped_writes_too(file: Path) -> None:
+def test_mapping_counts_as_writing(file: Path) -> None:
     code = (
         "import mmap, sys, time; file = open(sys.argv[1], 'r+b'); there = mmap.mmap(file.fileno(), 1); file.close(); "
     )
@@ -65,7 +65,7 @@ def test_who_has_it_mapped_writes_too(file: Path) -> None:
     assert found[str(file)].pid == process.pid
 
 
-def test_our_own_output_is_nobodys(file: Path) -> None:
+def test_own_output_is_ignored(file: Path) -> None:
     """As of a unit with StandardOutput=append:."""
     with file.open("a"):
         assert find_writers([str(file)]) == {}
@@ -73,5 +73,5 @@ def test_our_own_output_is_nobodys(file: Path) -> None:
         assert find_writers([str(file)])[str(file)].pid == os.getpid()
 
 
-def test_nothing_is_looked_for(file: Path) -> None:
+def test_no_files_need_no_search(file: Path) -> None:
     assert (find_writers([]), find_writers([str(file)])) == ({}, {})

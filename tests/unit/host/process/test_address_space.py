@@ -28,7 +28,7 @@ except MemoryError:
 
 
 @pytest.mark.parametrize(("mebibytes", "said"), [("none", "imported"), ("40", "refused"), ("4000", "imported")])
-def test_what_does_not_fit_is_refused(mebibytes: str, said: str) -> None:
+def test_insufficient_address_space_is_refused(mebibytes: str, said: str) -> None:
     argv = [sys.executable, "-c", IMPORTS, mebibytes]
     environment = {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
@@ -54,5 +54,5 @@ def _caused(error: BaseException, cause: BaseException) -> BaseException:
     ],
     ids=repr,
 )
-def test_a_lack_of_memory_may_be_the_cause_of_another_error(error: BaseException, is_so: bool) -> None:
+def test_error_may_be_caused_by_lack_of_memory(error: BaseException, is_so: bool) -> None:
     assert is_out_of_memory(error) == is_so

@@ -46,25 +46,25 @@ def limit_memory(group: Path, most: str, used: str) -> None:
         write(group, memory_max=most, memory_current=used, memory_stat=stat)
 
 
-def test_without_limits(inner: Path) -> None:
+def test_groups_without_limits(inner: Path) -> None:
     assert list(cgroups.memory_left()) == []
     assert cgroups.tasks_left() is None
     assert space.free_memory() > 1 << 20
 
 
-def test_memory_and_what_is_held_of_files(inner: Path) -> None:
+def test_page_cache_counts_as_free(inner: Path) -> None:
     limit_memory(inner, "2000", "1900")
     assert list(cgroups.memory_left()) == [900]
     assert space.free_memory() == 900
 
 
-def test_the_tightest_group_counts(inner: Path) -> None:
+def test_tightest_group_counts(inner: Path) -> None:
     limit_memory(inner, "9000", "1900")
     limit_memory(inner.parent, "3000", "2900")
     assert space.free_memory() == 900
 
 
-def test_a_group_gets_the_swap_that_it_may_use(inner: Path) -> None:
+def test_allowed_swap_counts(inner: Path) -> None:
     limit_memory(inner, "2000", "1900")
     assert list(cgroups.memory_left(swap=5000)) == [5900]
     (inner / "memory.swap.max").write_text("100\n")
@@ -72,7 +72,7 @@ def test_a_group_gets_the_swap_that_it_may_use(inner: Path) -> None:
     assert list(cgroups.memory_left(swap=5000)) == [970]
 
 
-def test_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pid_limit_of_the_tightest_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _in_group(monkeypatch, tmp_path, BOTH)
     write(tmp_path / "fs/pids", pids_max="max", pids_current="70")
     write(tmp_path / "fs/pids/outer", pids_max="100", pids_current="60")
@@ -81,7 +81,7 @@ def test_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("path", ["/../../etc", "/a/../..", "a", "", "/./a", "/nowhere-at-all"])
-def test_a_path_that_leads_out_of_the_groups_names_none(path: str) -> None:
+def test_path_outside_the_groups_is_none(path: str) -> None:
     assert cgroups.group_directory("pids", path) is None
     assert cgroups.group_directory("", path) is None
     assert cgroups.group_directory("../../etc", "/") is None

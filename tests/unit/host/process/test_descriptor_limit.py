@@ -22,7 +22,7 @@ print(limits.soft, limits.hard, limits.pages_in_pipe)
     ("size", "processes", "pipes"),
     [(0, 1, 1), (1, 1, 2), (16 * 4096, 1, 2), (16 * 4096 + 1, 1, 3), (160 * 4096, 5, 15)],
 )
-def test_two_for_each_pipe_and_some_more(size: int, processes: int, pipes: int) -> None:
+def test_two_descriptors_per_pipe_and_a_reserve(size: int, processes: int, pipes: int) -> None:
     assert LIMITS.count_needed(size, processes) == 2 * pipes + 64
 
 
@@ -35,11 +35,11 @@ def test_two_for_each_pipe_and_some_more(size: int, processes: int, pipes: int) 
         (5000, ("prlimit", "--nofile=4096:4096")),
     ],
 )
-def test_the_limit_is_raised_only_where_it_must_be(most: int, words: tuple[str, ...]) -> None:
+def test_limit_is_raised_only_when_needed(most: int, words: tuple[str, ...]) -> None:
     assert prlimit_words(most, LIMITS) == words
 
 
-def test_without_the_capability_the_limit_is_ours() -> None:
+def test_limit_is_ours_without_the_capability() -> None:
     if 24 not in effective_capabilities():
         pytest.skip("needs CAP_SYS_RESOURCE, to lose it")
     without = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
@@ -49,7 +49,7 @@ def test_without_the_capability_the_limit_is_ours() -> None:
     assert int(pages) in (16, 32, 64, 128, 256, 512, 1024)
 
 
-def test_with_the_capability_it_is_that_of_the_kernel() -> None:
+def test_limit_is_the_kernels_with_the_capability() -> None:
     if 24 not in effective_capabilities():
         pytest.skip("needs CAP_SYS_RESOURCE")
     limits = read_descriptor_limits()

@@ -38,7 +38,7 @@ def namespace() -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
         unshare.kill()
 
 
-def test_one_that_ends_is_told_and_the_others_are_not(
+def test_only_the_ended_process_is_reported(
     namespace: tuple[subprocess.Popen[str], int, list[int]],
 ) -> None:
     unshare, init, (first, second) = namespace

@@ -89,14 +89,14 @@ def goes_on_with_terminal(found: Shell) -> bool:
     return os.tcgetpgrp(found.master) == found.child and state(found.child) in "RS"
 
 
-def test_the_status_is_that_of_the_program() -> None:
+def test_status_is_that_of_the_program() -> None:
     with shell("exit 7") as found:
         assert found.wait("exited") == "7"
     with shell("kill -TERM $$") as found:
         assert int(found.wait("exited")) in (-signal.SIGTERM, 256 - signal.SIGTERM)
 
 
-def test_a_program_that_another_process_stops_stops_its_job(tmp_path: Path) -> None:
+def test_program_stopped_by_another_process_stops_its_job(tmp_path: Path) -> None:
     """The shell gets the terminal back, so that its user can continue the job."""
     goes_on = f"trap 'echo > {tmp_path}/continued' CONT; echo here; while :; do sleep 0.01; done"
     with shell(f"read line; {goes_on}") as found:
@@ -113,7 +113,7 @@ def test_a_program_that_another_process_stops_stops_its_job(tmp_path: Path) -> N
             (tmp_path / "continued").unlink()
 
 
-def test_a_program_that_stops_stops_its_job_and_goes_on_with_it() -> None:
+def test_stopped_program_stops_its_job_and_continues_with_it() -> None:
     with shell("echo here; read line; echo got $line") as found:
         found.wait_shown(b"here")
         # Its own group has the terminal: ^Z reaches it alone.
@@ -129,7 +129,7 @@ def test_a_program_that_stops_stops_its_job_and_goes_on_with_it() -> None:
         assert found.wait("exited") == "0"
 
 
-def test_a_program_that_waits_for_the_terminal_that_it_has_got_goes_on() -> None:
+def test_program_waiting_for_its_new_terminal_continues() -> None:
     """It got the terminal after it had read in the background, and before the kernel stopped it for that."""
     with shell("echo here; read line; echo got $line") as found:
         found.wait_shown(b"here")
@@ -140,7 +140,7 @@ def test_a_program_that_waits_for_the_terminal_that_it_has_got_goes_on() -> None
         assert found.wait("exited") == "0"
 
 
-def test_a_program_that_ends_while_its_job_tries_to_stop_is_reaped() -> None:
+def test_program_that_ends_while_its_job_stops_is_reaped() -> None:
     """The kernel stops no job that no shell could continue."""
     code = """
 import os
@@ -171,7 +171,7 @@ print(os.waitstatus_to_exitcode(job_control.wait_for_job(job_control.Job(program
         os.close(master)
 
 
-def test_a_group_that_has_gone_gets_no_keys() -> None:
+def test_ended_group_gets_no_keys() -> None:
     """A program chooses its groups, and can end one so that others get its number."""
     program, stranger = (subprocess.Popen(["sleep", "60"], start_new_session=True) for _ in range(2))
     member = subprocess.Popen(["setsid", "sh", "-mc", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True)

@@ -41,12 +41,12 @@ def failed(*pids: int) -> None:
         raise ValueError("x")
 
 
-def test_what_descends_from_us_is_ended_and_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
+def test_our_descendants_are_ended_and_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
     failed(grandchild, shell.pid)
     assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
 
 
-def test_what_has_ended_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
+def test_ended_child_is_reaped(shell: subprocess.Popen[str], grandchild: int) -> None:
     """By CRIU itself, when it failed: until then its PID is not free."""
     with suppress(ValueError), orphans.ended_on_failure((shell.pid, grandchild)):
         shell.kill()
@@ -54,7 +54,7 @@ def test_what_has_ended_is_reaped(shell: subprocess.Popen[str], grandchild: int)
     assert [proc.read_process(pid) for pid in (shell.pid, grandchild)] == [None, None]
 
 
-def test_anothers_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
+def test_process_of_others_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
     """Its PID may have been free when we looked."""
     failed(grandchild)
     found = proc.read_process(grandchild)
@@ -63,13 +63,13 @@ def test_anothers_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
     assert found.state != "zombie"
 
 
-def test_without_a_failure_all_stays(shell: subprocess.Popen[str], grandchild: int) -> None:
+def test_nothing_is_ended_without_a_failure(shell: subprocess.Popen[str], grandchild: int) -> None:
     with orphans.ended_on_failure((shell.pid, grandchild)):
         pass
     assert shell.poll() is None
 
 
-def test_what_has_gone_is_passed_over(shell: subprocess.Popen[str]) -> None:
+def test_ended_process_is_skipped(shell: subprocess.Popen[str]) -> None:
     shell.kill()
     shell.wait()
     failed(shell.pid)

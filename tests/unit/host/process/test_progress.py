@@ -14,13 +14,13 @@ from crckpt.host.proc.stat import read_stat
 from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done
 
 
-def test_a_restore_that_does_nothing_is_stuck_in_the_end(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_idle_restore_is_reported_as_stuck(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
     progress = Progress(tmp_path / "log")
     looks = [progress.is_stuck() for _ in range(QUIET_S + 2)]
     assert looks == [False] * (QUIET_S + 1) + [True]
 
 
-def test_a_log_that_grows_is_progress(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_growing_log_is_progress(waiting: subprocess.Popen[bytes], tmp_path: Path) -> None:
     progress = Progress(tmp_path / "log")
     with (tmp_path / "log").open("w") as log:
         for number in range(2 * QUIET_S):
@@ -29,7 +29,7 @@ def test_a_log_that_grows_is_progress(waiting: subprocess.Popen[bytes], tmp_path
     assert [progress.is_stuck() for _ in range(QUIET_S + 1)][-1]
 
 
-def test_a_process_that_comes_is_progress(tmp_path: Path) -> None:
+def test_new_process_is_progress(tmp_path: Path) -> None:
     progress = Progress(tmp_path / "log")
     for _ in range(QUIET_S):
         progress.is_stuck()
@@ -37,7 +37,7 @@ def test_a_process_that_comes_is_progress(tmp_path: Path) -> None:
         assert not any(progress.is_stuck() for _ in range(QUIET_S))
 
 
-def test_signs_of_a_dump_are_the_work_of_both_and_the_log(tmp_path: Path) -> None:
+def test_cpu_time_and_log_are_signs_of_progress(tmp_path: Path) -> None:
     log = tmp_path / "log"
     echo = "while True:\n    print(sys.stdin.readline(), flush=True)\n"
     with program(f"print('ready', flush=True)\n{echo}") as process:
@@ -64,19 +64,19 @@ def test_signs_of_a_dump_are_the_work_of_both_and_the_log(tmp_path: Path) -> Non
         assert dump_signs((), pids, log) == ((), after[1], 4)
 
 
-def test_of_a_process_that_has_ended_there_is_nothing() -> None:
+def test_ended_process_makes_no_progress() -> None:
     gone = free_pid()
     assert work_done(gone) == 0
     assert not waits_for_a_disk([gone])
     assert not waits_for_a_program([gone])
 
 
-def test_a_process_that_waits_for_input_waits_for_no_disk(waiting: subprocess.Popen[bytes]) -> None:
+def test_process_waiting_for_input_waits_for_no_disk(waiting: subprocess.Popen[bytes]) -> None:
     assert not waits_for_a_disk([waiting.pid, os.getpid()])
     assert not waits_for_a_program([waiting.pid])
 
 
-def test_one_that_waits_in_a_call_of_the_kernel(waiting: subprocess.Popen[bytes]) -> None:
+def test_process_waiting_in_a_system_call(waiting: subprocess.Popen[bytes]) -> None:
     """It reads from a pipe, soon after it has said that it is there."""
     if os.geteuid() != 0:
         pytest.skip("only root reads the stacks of the kernel")

@@ -37,14 +37,14 @@ def opened(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_output_and_status_come_back() -> None:
+def test_output_and_status_are_returned() -> None:
     done = run.run(["sh", "-c", "echo out; echo err >&2; printf '\\377'; exit 3"])
     assert (done.output, done.status, done.ok) == ("out\nerr\n\ufffd", 3, False)
     assert run.run(["true"]).ok
     assert run.run(["sh", "-c", "kill -9 $$"]).status == -signal.SIGKILL
 
 
-def test_children_get_what_is_written_for_them(opened: int, tmp_path: Path) -> None:
+def test_children_get_our_environment_and_closed_stdin(opened: int, tmp_path: Path) -> None:
     assert dict(line.split("=", 1) for line in run.run(["env"]).output.splitlines()) == run.ENVIRONMENT
     assert run.run(["cat"]).output == ""
     assert f"\n{opened}\n" not in f"\n{run.run(['ls', '/proc/self/fd']).output}"
@@ -54,7 +54,7 @@ def test_children_get_what_is_written_for_them(opened: int, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("content", [None, "not a program", "#!/nowhere/interpreter\n", "\x7fELF nonsense"])
-def test_what_cannot_be_started_is_told(tmp_path: Path, content: str | None) -> None:
+def test_program_that_cannot_start_is_an_error(tmp_path: Path, content: str | None) -> None:
     path = tmp_path / "program"
     if content is not None:
         script(path, content)
@@ -66,22 +66,22 @@ def test_what_cannot_be_started_is_told(tmp_path: Path, content: str | None) -> 
     assert own_descriptors() == before
 
 
-def test_a_program_that_may_not_be_run(tmp_path: Path) -> None:
+def test_non_executable_program_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "program").write_text("#!/bin/sh\n")
     with pytest.raises(HostCannot, match="Permission denied"):
         run.run([tmp_path / "program"])
 
 
-def test_no_answer_in_time() -> None:
+def test_timeout_is_an_error() -> None:
     with pytest.raises(HostCannot, match=r"no answer after 0\.1 s from: sleep 3600"):
         run.run(["sleep", "3600"], timeout=0.1)
 
 
-def test_a_line_to_copy() -> None:
+def test_quoted_command_can_be_pasted() -> None:
     assert run.quote(["nft", "delete", "a b", "$x"]) == "nft delete 'a b' '$x'"
 
 
-def test_a_long_program(opened: int, tmp_path: Path) -> None:
+def test_started_program_has_its_own_session_and_output(opened: int, tmp_path: Path) -> None:
     output = tmp_path / "out"
     output.write_text("before\n")
     tell = "readlink /proc/self/fd/0; pwd; ls /proc/self/fd; ps -o sid= -p $$; echo $$; echo err >&2; exit 4"
@@ -98,7 +98,7 @@ def test_output_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o600
 
 
-def test_descriptors_that_are_given(opened: int, tmp_path: Path) -> None:
+def test_kept_descriptors_are_inherited(opened: int, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     child = run.start(
         ["sh", "-c", f"read line; echo got $line; readlink /proc/self/fd/{opened}; ps -o sid= -p $$"],
@@ -114,13 +114,13 @@ def test_descriptors_that_are_given(opened: int, tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text().split() == ["got", "this", str(tmp_path / "ours"), str(os.getsid(0))]
 
 
-def test_python_path(tmp_path: Path) -> None:
+def test_python_path_is_passed(tmp_path: Path) -> None:
     child = run.start(["sh", "-c", "echo $PYTHONPATH"], output=tmp_path / "out", python_path=Path("/some where"))
     child.wait()
     assert (tmp_path / "out").read_text() == "/some where\n"
 
 
-def test_waiting_twice_closes_nobody_elses_descriptor(tmp_path: Path) -> None:
+def test_second_wait_closes_no_other_descriptor(tmp_path: Path) -> None:
     child = run.start(["sh", "-c", "exit 5"], output=tmp_path / "out")
     number = child.pidfd
     assert child.wait() == 5
@@ -139,7 +139,7 @@ def test_ends_within(tmp_path: Path) -> None:
     assert child.wait() == -signal.SIGTERM
 
 
-def test_a_child_that_was_let_go_keeps_its_status(tmp_path: Path) -> None:
+def test_released_child_keeps_its_status(tmp_path: Path) -> None:
     """Popen's finalizer, and the next Popen, would reap it behind the back of whoever waits for the PID."""
     before = own_descriptors()
     child = run.start(["sh", "-c", "exit 7"], output=tmp_path / "out")

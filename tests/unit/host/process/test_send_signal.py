@@ -12,7 +12,7 @@ from crckpt.host.proc import identify
 from crckpt.host.process.signals import send_signal, send_signal_if
 
 
-def test_another_process_with_the_number_gets_nothing() -> None:
+def test_other_process_with_the_pid_gets_no_signal() -> None:
     with subprocess.Popen(["sleep", "60"]) as process:
         found = identify(process.pid)
         assert found is not None
@@ -23,7 +23,7 @@ def test_another_process_with_the_number_gets_nothing() -> None:
         assert process.wait(60) == -signal.SIGKILL
 
 
-def test_who_gets_the_number_while_it_is_asked_gets_nothing() -> None:
+def test_process_that_gets_the_pid_meanwhile_gets_no_signal() -> None:
     """The signal is for the process that had it before: here one that has ended, and was reaped."""
     process = subprocess.Popen(["sleep", "60"])
 

@@ -39,11 +39,11 @@ def said(body: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_each_is_raised_by_name(name: str) -> None:
+def test_each_signal_is_raised_by_name(name: str) -> None:
     assert said(f"interrupt('{name}')") == [f"interrupted by {name}"]
 
 
-def test_put_off_until_the_end_of_the_block() -> None:
+def test_interrupt_is_deferred_to_the_end_of_the_block() -> None:
     body = """
         with interrupts_deferred():
             interrupt("SIGINT")
@@ -62,7 +62,7 @@ def test_only_the_outermost_block_raises() -> None:
     assert said(body) == ["in the outer block", "interrupted by SIGTERM"]
 
 
-def test_what_waits_is_let_in_at_once() -> None:
+def test_pending_interrupt_is_raised_when_allowed() -> None:
     body = """
         with interrupts_deferred():
             interrupt("SIGTERM")
@@ -76,7 +76,7 @@ def test_what_waits_is_let_in_at_once() -> None:
     assert said(body) == ["let in", "in the block", "went on"]
 
 
-def test_what_comes_is_let_in_while_it_lasts() -> None:
+def test_interrupt_is_raised_while_allowed() -> None:
     body = """
         with interrupts_deferred():
             with interrupts_allowed():
@@ -91,7 +91,7 @@ def test_what_comes_is_let_in_while_it_lasts() -> None:
     assert said(body) == ["quiet", "let in", "went on"]
 
 
-def test_after_letting_in_it_is_put_off_again() -> None:
+def test_interrupt_is_deferred_again_afterwards() -> None:
     body = """
         with interrupts_deferred():
             with interrupts_allowed():
@@ -102,7 +102,7 @@ def test_after_letting_in_it_is_put_off_again() -> None:
     assert said(body) == ["in the block", "interrupted by SIGHUP"]
 
 
-def test_a_second_one_does_not_cut_short_what_the_first_began() -> None:
+def test_second_interrupt_does_not_cut_cleanup_short() -> None:
     body = """
         try:
             interrupt("SIGINT")
@@ -115,7 +115,7 @@ def test_a_second_one_does_not_cut_short_what_the_first_began() -> None:
     assert said(body) == ["cleaned up", "interrupted by SIGINT"]
 
 
-def test_a_failure_of_the_block_is_not_hidden() -> None:
+def test_error_of_the_block_is_not_hidden() -> None:
     body = """
         with interrupts_deferred():
             interrupt("SIGTERM")
@@ -124,7 +124,7 @@ def test_a_failure_of_the_block_is_not_hidden() -> None:
     assert said(body) == ["the block's own"]
 
 
-def test_after_a_failure_the_next_block_is_interrupted() -> None:
+def test_block_after_a_failure_can_be_interrupted() -> None:
     body = """
         try:
             with interrupts_deferred():
@@ -138,7 +138,7 @@ def test_after_a_failure_the_next_block_is_interrupted() -> None:
     assert said(body) == ["failed", "in the next block", "interrupted by SIGTERM"]
 
 
-def test_too_late_to_interrupt() -> None:
+def test_ignored_interrupts_are_too_late() -> None:
     body = """
         with interrupts_deferred():
             interrupt("SIGTERM")
@@ -159,7 +159,7 @@ PROGRAM = """
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGTERM", 8), ("SIGINT", 9)])
-def test_signals_are_passed_on(name: str, status: int) -> None:
+def test_signals_are_forwarded(name: str, status: int) -> None:
     body = f"""{PROGRAM}
         forward_signals(child.pid, on_our_terminal=False)
         interrupt("{name}")
@@ -169,7 +169,7 @@ def test_signals_are_passed_on(name: str, status: int) -> None:
     assert said(body) == [str(status), "went on"]
 
 
-def test_what_came_before_is_passed_on_too() -> None:
+def test_pending_signal_is_forwarded() -> None:
     body = f"""{PROGRAM}
         with interrupts_deferred():
             interrupt("SIGTERM")
@@ -179,7 +179,7 @@ def test_what_came_before_is_passed_on_too() -> None:
     assert said(body) == ["8", "went on"]
 
 
-def test_what_is_typed_reaches_a_program_on_our_terminal_by_itself() -> None:
+def test_typed_signal_is_not_forwarded_on_our_terminal() -> None:
     body = f"""{PROGRAM}
         forward_signals(child.pid, on_our_terminal=True)
         interrupt("SIGINT")
@@ -189,7 +189,7 @@ def test_what_is_typed_reaches_a_program_on_our_terminal_by_itself() -> None:
     assert said(body) == ["8", "went on"]
 
 
-def test_what_whoever_started_us_has_ignored_stays_so() -> None:
+def test_inherited_ignored_signal_stays_ignored() -> None:
     """As nohup has SIGHUP."""
     body = """
         signal.signal(signal.SIGHUP, signal.SIG_IGN)

@@ -49,12 +49,12 @@ def far() -> int:
     return 60 + max(read_used_numbers(), default=0)
 
 
-def test_the_numbers_in_use() -> None:
+def test_used_numbers_are_found() -> None:
     with opened_terminals(2) as numbers:
         assert read_used_numbers() >= set(numbers)
 
 
-def test_a_number_far_above_the_lowest_free_one_comes_within_reach(far: int) -> None:
+def test_high_number_comes_within_reach(far: int) -> None:
     assert count_opened_until(far) == 0
     with lower_numbers_held(frozenset({far})):
         # No more are held than must be: other programs need terminals, too, and may open some meanwhile.
@@ -62,21 +62,21 @@ def test_a_number_far_above_the_lowest_free_one_comes_within_reach(far: int) -> 
     assert count_opened_until(far) == 0
 
 
-def test_a_needed_number_is_not_held(far: int) -> None:
+def test_needed_number_is_not_held(far: int) -> None:
     needed = {far, far - OPENED_BY_CRIU - 1}
     with lower_numbers_held(frozenset(needed)):
         assert not read_used_numbers() & needed
 
 
 @pytest.mark.parametrize("needed", [frozenset[int](), frozenset({0, 31})])
-def test_nothing_is_held_for_low_numbers(needed: frozenset[int]) -> None:
+def test_no_terminal_is_held_for_low_numbers(needed: frozenset[int]) -> None:
     before = own_descriptors()
     with lower_numbers_held(needed, "/nonexistent"):
         assert own_descriptors() == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount terminals")
-def test_a_host_without_free_terminals_is_named(tmp_path: Path) -> None:
+def test_host_without_free_terminals_is_reported(tmp_path: Path) -> None:
     """The kernel says that there is no space, as of a disk."""
 
     def check() -> None:
@@ -97,7 +97,7 @@ def hold(number: int, multiplexer: str) -> None:
         pass
 
 
-def test_a_failure_leaves_no_terminal_open(far: int) -> None:
+def test_failure_leaves_no_terminal_open(far: int) -> None:
     before = own_descriptors()
     with pytest.raises(OSError, match="Inappropriate ioctl"), lower_numbers_held(frozenset({far}), "/dev/null"):
         pass

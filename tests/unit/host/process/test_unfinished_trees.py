@@ -46,7 +46,7 @@ def identified(path: Path) -> CriuLog:
     return log
 
 
-def test_a_tree_is_unfinished_once_its_builder_is_dead(tmp_path: Path) -> None:
+def test_tree_is_unfinished_once_its_criu_is_dead(tmp_path: Path) -> None:
     log = tmp_path / "restore.log"
     with program(log, "w") as builder, program(log, "a") as root:
         live = identify(root, builder)
@@ -65,7 +65,7 @@ def test_a_tree_is_unfinished_once_its_builder_is_dead(tmp_path: Path) -> None:
         assert not live.is_unfinished()
 
 
-def test_a_tree_that_runs_is_never_taken_for_one(tmp_path: Path) -> None:
+def test_running_tree_is_never_unfinished(tmp_path: Path) -> None:
     """It has closed the log; or it reads a file of that name; or its log is not known."""
     log, other = tmp_path / "restore.log", tmp_path / "other.log"
     log.touch()
@@ -79,7 +79,7 @@ def test_a_tree_that_runs_is_never_taken_for_one(tmp_path: Path) -> None:
         assert root.poll() is None
 
 
-def test_a_file_that_only_has_the_path_of_the_log(tmp_path: Path) -> None:
+def test_other_file_with_the_path_of_the_log_does_not_count(tmp_path: Path) -> None:
     """Any user can have one, in mounts of their own, and pass it to any process."""
     log = tmp_path / "restore.log"
     log.touch()
@@ -90,7 +90,7 @@ def test_a_file_that_only_has_the_path_of_the_log(tmp_path: Path) -> None:
         assert other.poll() is None
 
 
-def test_a_process_that_is_older_than_criu(tmp_path: Path) -> None:
+def test_process_older_than_criu_does_not_count(tmp_path: Path) -> None:
     """The program of a user may pass the log to a daemon: no process of the tree is so old."""
     log = tmp_path / "restore.log"
     with program(log, "w") as daemon:
@@ -102,7 +102,7 @@ def test_a_process_that_is_older_than_criu(tmp_path: Path) -> None:
         assert daemon.wait() == -9
 
 
-def test_processes_that_start_others_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endlessly_forking_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unfinished_trees, "_WITHIN_S", 0.0)
     log = tmp_path / "restore.log"
     with program(log, "w") as writer:

@@ -52,7 +52,7 @@ def seen_by_a_thread() -> set[int]:
     return seen[0]
 
 
-def test_a_core_that_a_process_runs_on_is_left_to_it() -> None:
+def test_core_of_a_running_process_is_left_to_it() -> None:
     core = min(OURS)
     with running(_SPIN, core, "R") as pid:
         with cores_left_to([pid]):
@@ -60,32 +60,32 @@ def test_a_core_that_a_process_runs_on_is_left_to_it() -> None:
         assert os.sched_getaffinity(0) == OURS
 
 
-def test_a_process_that_sleeps_leaves_all_cores_to_us() -> None:
+def test_sleeping_process_leaves_all_cores() -> None:
     with running(_SLEEP, min(OURS), "S") as pid, cores_left_to([pid]):
         assert os.sched_getaffinity(0) == OURS
 
 
-def test_of_few_cores_we_keep_half() -> None:
+def test_half_of_few_cores_is_kept() -> None:
     first, second = sorted(OURS)[:2]
     with running(_SPIN, first, "R") as one, running(_SPIN, second, "R") as other, cores_left_to([one, other]):
         kept = os.sched_getaffinity(0)
         assert kept == (OURS - {first, second} if len(OURS) >= 4 else OURS)
 
 
-def test_a_process_that_has_ended_runs_nowhere() -> None:
+def test_ended_process_leaves_all_cores() -> None:
     with running(_SPIN, min(OURS), "R") as pid:
         pass
     with cores_left_to([pid]):
         assert os.sched_getaffinity(0) == OURS
 
 
-def test_what_is_interrupted_gives_the_cores_back() -> None:
+def test_interruption_restores_the_cores() -> None:
     with running(_SPIN, min(OURS), "R") as pid, pytest.raises(KeyboardInterrupt), cores_left_to([pid]):
         raise KeyboardInterrupt
     assert os.sched_getaffinity(0) == OURS
 
 
-def test_where_nobody_may_look_all_cores_are_ours() -> None:
+def test_all_cores_are_used_without_permission_to_look() -> None:
     def refused(_: object) -> set[int]:
         raise PermissionError
 

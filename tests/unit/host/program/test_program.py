@@ -58,7 +58,7 @@ JAVA = "/usr/lib/jvm/java-17/bin/java"
         ("/opt/server (deleted)", "./server", "server"),
     ],
 )
-def test_names(executable: str, line: str, name: str) -> None:
+def test_name_of_a_program(executable: str, line: str, name: str) -> None:
     words = line.split()
     comm = "redis-server" if "redis" in line else words[0].rsplit("/", maxsplit=1)[-1]
     if executable.startswith("/memfd"):
@@ -68,12 +68,12 @@ def test_names(executable: str, line: str, name: str) -> None:
 
 @pytest.mark.parametrize(("title", "name"), [("redis-server *:6379", "redis-server"), ("other *:1", "redis-check-rdb")])
 @pytest.mark.parametrize("more", ["", " unixsocket:/run/x"])
-def test_a_title_begins_with_the_name(title: str, more: str, name: str) -> None:
+def test_title_starts_with_the_name(title: str, more: str, name: str) -> None:
     """redis-server is a link to another program; what the kernel does not confirm counts for nothing."""
     assert identify("/usr/bin/redis-check-rdb", [title + more], comm="redis-server").name == name
 
 
-def test_a_service_has_the_name_of_its_unit() -> None:
+def test_service_has_the_name_of_its_unit() -> None:
     for unit, name in (("nginx.service", "nginx"), ("getty@tty1.service", "getty-tty1"), (r"a\x2db.service", "a-b")):
         assert identify(PYTHON, ["python3", "x.py"], unit=f"/system.slice/{unit}").name == name
 
@@ -81,7 +81,7 @@ def test_a_service_has_the_name_of_its_unit() -> None:
 @pytest.mark.parametrize(
     ("title", "name"), [("gunicorn: master [app]", "gunicorn"), ("celery worker", "celery"), (" ", "python3")]
 )
-def test_a_program_may_replace_its_command_line(title: str, name: str) -> None:
+def test_program_may_replace_its_command_line(title: str, name: str) -> None:
     found = identify(PYTHON, [title], comm="python3")
     assert (found.name, found.script) == (name, None)
     # A forged first word is not the name of an executable.
@@ -103,7 +103,7 @@ def test_a_program_may_replace_its_command_line(title: str, name: str) -> None:
     ],
     ids=ascii,
 )
-def test_nothing_odd_gets_into_a_name(script: str, name: str) -> None:
+def test_name_has_only_valid_characters(script: str, name: str) -> None:
     assert identify(PYTHON, ["python3", script]).name == name
 
 
@@ -155,13 +155,13 @@ OTHER: Sequence[tuple[Program, Program]] = (
 
 
 @pytest.mark.parametrize(("one", "other"), SAME)
-def test_these_are_the_same_program(one: Program, other: Program) -> None:
+def test_same_programs_are_recognized(one: Program, other: Program) -> None:
     assert is_same_program(one, other)
     assert is_same_program(other, one)
 
 
 @pytest.mark.parametrize(("one", "other"), OTHER)
-def test_these_are_different_programs(one: Program, other: Program) -> None:
+def test_different_programs_are_distinguished(one: Program, other: Program) -> None:
     assert not is_same_program(one, other)
     assert not is_same_program(other, one)
 
@@ -175,7 +175,7 @@ def test_code_is_not_shown() -> None:
 
 
 @pytest.mark.parametrize("word", ["/{-1.}", "-{u}", "{-1.-1}.jar"])
-def test_time_is_in_proportion_to_the_length_of_a_forged_word(word: str) -> None:
+def test_time_is_linear_in_the_length_of_a_forged_word(word: str) -> None:
     """A process may have words of 128 KiB, and every dump of it reads them."""
     begin, repeated, end = re.split("[{}]", word)
 
@@ -194,7 +194,7 @@ def name_and_compare(found: Program) -> None:
 
 @pytest.mark.parametrize("executable", [PYTHON, JAVA, "/usr/bin/env", "/usr/bin/timeout"])
 @pytest.mark.parametrize("word", ["-u", "a=b", "nice", "-k", "--"])
-def test_time_is_in_proportion_to_the_number_of_forged_words(executable: str, word: str) -> None:
+def test_time_is_linear_in_the_number_of_forged_words(executable: str, word: str) -> None:
     def prepare(count: int) -> Callable[[], None]:
         return lambda: name_and_compare(identify(executable, (executable, *[word] * count)))
 

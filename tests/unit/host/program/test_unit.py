@@ -62,7 +62,7 @@ def path_of(group: Path) -> str:
     return f"/{group.parent.name}/{group.name}"
 
 
-def test_the_main_process_of_a_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_main_process_of_a_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     service = slice_ / "web@1.service"
     put(shell.pid, service)
     child = start_child(shell)
@@ -70,7 +70,7 @@ def test_the_main_process_of_a_service(slice_: Path, shell: subprocess.Popen[str
     assert find_service(child) == ""
 
 
-def test_groups_below_belong_to_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_nested_groups_belong_to_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     service = slice_ / "web.service"
     service.mkdir()
     put(shell.pid, service / "main")
@@ -78,7 +78,7 @@ def test_groups_below_belong_to_the_service(slice_: Path, shell: subprocess.Pope
     assert find_service(shell.pid) == path_of(service)
 
 
-def test_a_job_that_another_program_started_is_not_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_job_started_by_another_program_is_not_the_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     """As one of cron, also once its parent has ended."""
     service = slice_ / "cron.service"
     put(shell.pid, service)
@@ -89,12 +89,12 @@ def test_a_job_that_another_program_started_is_not_the_service(slice_: Path, she
 
 
 @pytest.mark.parametrize("name", ["session-3.scope", "run-u17.service", "run-r0123abcd.service", "run-p1-i2.service"])
-def test_these_names_mean_nothing(slice_: Path, shell: subprocess.Popen[str], name: str) -> None:
+def test_invalid_unit_names_are_ignored(slice_: Path, shell: subprocess.Popen[str], name: str) -> None:
     put(shell.pid, slice_ / name)
     assert find_service(shell.pid) == ""
 
 
-def test_a_scope_in_a_service_is_no_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
+def test_scope_in_a_service_is_no_service(slice_: Path, shell: subprocess.Popen[str]) -> None:
     """A terminal in a user's session: user@1000.service/app-terminal-1.scope."""
     manager = slice_ / "user@1000.service"
     manager.mkdir()
@@ -102,7 +102,7 @@ def test_a_scope_in_a_service_is_no_service(slice_: Path, shell: subprocess.Pope
     assert find_service(shell.pid) == ""
 
 
-def test_an_ended_process() -> None:
+def test_ended_process_has_no_service() -> None:
     with subprocess.Popen(["true"]) as process:
         process.wait()
         assert find_service(process.pid) == ""

@@ -58,7 +58,7 @@ def restricted(group: Path, kind: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_program_restricts_its_group_and_those_below(group: Path, kind: str) -> None:
+def test_program_restricts_its_group_and_those_below(group: Path, kind: str) -> None:
     before = list(group_programs(group))
     if kind in before:
         pytest.skip("a program of a group above restricts it already")
@@ -71,5 +71,5 @@ def test_a_program_restricts_its_group_and_those_below(group: Path, kind: str) -
 
 
 @pytest.mark.parametrize("path", ["/nonexistent", "/proc/self", "/etc/passwd"])
-def test_what_is_no_group_has_no_programs(path: str) -> None:
+def test_other_directory_has_no_programs(path: str) -> None:
     assert list(group_programs(Path(path))) == []

@@ -14,7 +14,7 @@ from crckpt.host.proc.namespaces import namespace
 from crckpt.host.syscalls.clone import CLONE_NEWNET, fork_with_pid, setns, unshare
 
 
-def test_a_child_gets_the_pid_that_is_asked_for() -> None:
+def test_child_gets_the_requested_pid() -> None:
     wanted = free_pid()
     try:
         child = fork_with_pid(wanted)
@@ -26,12 +26,12 @@ def test_a_child_gets_the_pid_that_is_asked_for() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_pid_in_use_is_refused() -> None:
+def test_pid_in_use_is_refused() -> None:
     with pytest.raises((FileExistsError, PermissionError)):
         fork_with_pid(os.getpid())
 
 
-def test_namespaces_are_left_and_joined_by_this_thread_alone() -> None:
+def test_namespace_change_affects_only_this_thread() -> None:
     found: list[int | str] = []
 
     def leave_and_return() -> None:
@@ -57,7 +57,7 @@ def test_namespaces_are_left_and_joined_by_this_thread_alone() -> None:
     assert joined == before == namespace("self", "net")
 
 
-def test_no_namespace_is_joined_by_something_else() -> None:
+def test_other_descriptor_cannot_be_joined() -> None:
     code = "import os\nfrom crckpt.host.syscalls.clone import setns\nsetns(os.open('/', os.O_RDONLY))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Invalid argument" in done.stderr

@@ -37,7 +37,7 @@ def pipe() -> Iterator[tuple[int, int]]:
         os.close(end)
 
 
-def test_a_clone_shares_memory_and_a_fork_does_not(waiting: subprocess.Popen[bytes]) -> None:
+def test_clone_shares_memory_and_fork_does_not(waiting: subprocess.Popen[bytes]) -> None:
     with program(SHARES_MEMORY) as process:
         (child,) = proc.children(process.pid)
         assert is_sharing_memory(process.pid, child)
@@ -46,7 +46,7 @@ def test_a_clone_shares_memory_and_a_fork_does_not(waiting: subprocess.Popen[byt
     assert not is_sharing_memory(os.getpid(), free_pid())
 
 
-def test_an_inherited_descriptor_is_the_same_open_file(pipe: tuple[int, int]) -> None:
+def test_inherited_descriptor_is_the_same_open_file(pipe: tuple[int, int]) -> None:
     reading, writing = pipe
     with program(WAITS, reading) as process:
         assert is_same_file(process.pid, reading, reading)
@@ -54,7 +54,7 @@ def test_an_inherited_descriptor_is_the_same_open_file(pipe: tuple[int, int]) ->
         assert not is_same_file(process.pid, 1000, reading)
 
 
-def test_who_else_has_an_open_file(pipe: tuple[int, int]) -> None:
+def test_sharers_of_an_open_file_are_found(pipe: tuple[int, int]) -> None:
     reading, _ = pipe
     (held,) = (found for found in proc.descriptors(os.getpid()) if found.fd == reading)
     assert list(find_sharers([held], frozenset({os.getpid()}))) == []
@@ -63,9 +63,7 @@ def test_who_else_has_an_open_file(pipe: tuple[int, int]) -> None:
         assert list(find_sharers([held], frozenset({os.getpid(), process.pid}))) == []
 
 
-def test_who_has_any_number_of_descriptors_is_looked_at_for_some_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_search_among_many_descriptors_takes_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each descriptor of a file is compared with each other one, because each may be the same open file."""
     file = tmp_path / "locked"
     file.touch()

@@ -26,14 +26,14 @@ print(own_session().id == serial)
 """
 
 
-def test_the_longest_name() -> None:
+def test_longest_keyring_name_is_read() -> None:
     done = subprocess.run([sys.executable, "-c", LONGEST_NAME], capture_output=True, text=True, check=False)
     if "in syscall" in done.stderr:
         pytest.skip(f"no keyrings here: {done.stderr.splitlines()[-1]}")
     assert done.stdout == "True\n", done.stderr
 
 
-def test_children_inherit_the_new_one() -> None:
+def test_children_inherit_the_new_keyring() -> None:
     done = subprocess.run([sys.executable, "-c", INHERITS], capture_output=True, text=True, check=False)
     if "cannot make a session keyring" in done.stderr:
         pytest.skip(f"no keyrings here: {done.stderr.splitlines()[-1]}")

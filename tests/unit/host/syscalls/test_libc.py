@@ -11,7 +11,7 @@ import pytest
 from crckpt.host.syscalls.libc import LIBC, check, getsockopt, syscall
 
 
-def test_a_failure_has_errno_and_path() -> None:
+def test_failure_has_errno_and_path() -> None:
     with pytest.raises(NotADirectoryError) as error:
         check(LIBC.open(b"/proc/self/stat/below", os.O_RDONLY), "/proc/self/stat/below")
     assert error.value.filename == "/proc/self/stat/below"
@@ -20,7 +20,7 @@ def test_a_failure_has_errno_and_path() -> None:
     assert (refused.value.errno, refused.value.filename) == (errno.EBADF, None)
 
 
-def test_options_of_sockets() -> None:
+def test_socket_option_failure_has_errno() -> None:
     with socket.socket(socket.AF_UNIX) as ours, pytest.raises(OSError, match="Protocol not available") as error:
         getsockopt(ours.fileno(), socket.SOL_SOCKET, 9999, None, 0)
     assert error.value.errno == errno.ENOPROTOOPT

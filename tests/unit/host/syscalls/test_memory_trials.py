@@ -17,7 +17,7 @@ def mappings() -> int:
 
 
 @pytest.mark.parametrize("trial", [memory_trials.tracks_by_soft_dirty, memory_trials.soft_dirty_misses_joined])
-def test_soft_dirty_answers_the_same_each_time(trial: Callable[[], bool]) -> None:
+def test_soft_dirty_trial_is_repeatable(trial: Callable[[], bool]) -> None:
     trial()
     before = len(descriptors()), mappings()
     answers = {trial() for _ in range(20)}
@@ -26,7 +26,7 @@ def test_soft_dirty_answers_the_same_each_time(trial: Callable[[], bool]) -> Non
     assert mappings() <= before[1] + 1
 
 
-def test_write_protection_works_or_says_why_not() -> None:
+def test_write_protection_works_or_explains_why_not() -> None:
     before = len(descriptors())
     try:
         works = [memory_trials.tracks_by_write_protection() for _ in range(20)]

@@ -29,7 +29,7 @@ def apart(check: Callable[[], None]) -> None:
     as_user(run, 0)
 
 
-def test_a_bind_mount_shows_the_other_directory(tmp_path: Path) -> None:
+def test_bind_mount_shows_the_other_directory(tmp_path: Path) -> None:
     for name in ("source", "target"):
         (tmp_path / name).mkdir()
     (tmp_path / "source/file").write_text("content")
@@ -42,7 +42,7 @@ def test_a_bind_mount_shows_the_other_directory(tmp_path: Path) -> None:
     assert list((tmp_path / "target").iterdir()) == []
 
 
-def test_a_read_only_one_cannot_be_written(tmp_path: Path) -> None:
+def test_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
     def check() -> None:
         mount.mount("test", str(tmp_path), "tmpfs", data="size=64k")
         (tmp_path / "file").write_text("content")
@@ -54,7 +54,7 @@ def test_a_read_only_one_cannot_be_written(tmp_path: Path) -> None:
     apart(check)
 
 
-def test_a_mount_becomes_the_root(tmp_path: Path) -> None:
+def test_mount_becomes_the_root(tmp_path: Path) -> None:
     def check() -> None:
         mount.mount("test", str(tmp_path), "tmpfs")
         (tmp_path / "only this").touch()
@@ -65,6 +65,6 @@ def test_a_mount_becomes_the_root(tmp_path: Path) -> None:
     apart(check)
 
 
-def test_a_failure_names_the_place(tmp_path: Path) -> None:
+def test_failure_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"{tmp_path}/none"):
         mount.bind(str(tmp_path), str(tmp_path / "none"))

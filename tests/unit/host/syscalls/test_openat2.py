@@ -25,7 +25,7 @@ def directory(tmp_path: Path) -> Iterator[int]:
     os.close(descriptor)
 
 
-def test_a_file_is_opened_by_its_name(directory: int, tmp_path: Path) -> None:
+def test_file_is_opened_by_its_name(directory: int, tmp_path: Path) -> None:
     for path, start in (("file", directory), (str(tmp_path / "file"), None)):
         descriptor = open_without_links(path, os.O_RDONLY, directory=start)
         assert os.read(descriptor, 100) == b"content"
@@ -43,19 +43,19 @@ def test_a_file_is_opened_by_its_name(directory: int, tmp_path: Path) -> None:
         ("none", errno.ENOENT),
     ],
 )
-def test_links_and_ways_out_are_refused(directory: int, path: str, number: int) -> None:
+def test_links_and_parent_directories_are_refused(directory: int, path: str, number: int) -> None:
     with pytest.raises(OSError, match=path) as caught:
         open_without_links(path, os.O_RDONLY, directory=directory)
     assert caught.value.errno == number
 
 
-def test_a_new_file_gets_its_mode(directory: int, tmp_path: Path) -> None:
+def test_new_file_gets_its_mode(directory: int, tmp_path: Path) -> None:
     os.close(open_without_links("new", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o640, directory=directory))
     assert (tmp_path / "new").stat().st_mode & 0o777 & ~0o022 == 0o640
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to take the rights of another user")
-def test_the_rights_of_another_user_end_with_the_block(tmp_path: Path) -> None:
+def test_rights_of_another_user_end_with_the_block(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.touch(mode=0o600)
     for above in (tmp_path, *tmp_path.parents[:-1]):
@@ -74,6 +74,6 @@ def test_the_rights_of_another_user_end_with_the_block(tmp_path: Path) -> None:
     assert secret.read_bytes() == b""
 
 
-def test_our_own_rights_need_no_change() -> None:
+def test_own_rights_need_no_change() -> None:
     with file_rights_of(os.geteuid(), os.getegid()):
         assert os.geteuid() == os.getuid()

@@ -38,7 +38,7 @@ def _kernel_can() -> None:
         pytest.skip(error.message)
 
 
-def test_just_what_was_written(target: Told) -> None:
+def test_written_pages_are_found_exactly(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range(32))")
     with_it = protect_all_maps(target.pid)
     assert is_registered(target.pid, place)
@@ -51,7 +51,7 @@ def test_just_what_was_written(target: Told) -> None:
     with_it.close()
 
 
-def test_what_the_kernel_writes_counts_too(target: Told, tmp_path: Path) -> None:
+def test_kernel_writes_count(target: Told, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * PAGE)
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
@@ -62,7 +62,7 @@ def test_what_the_kernel_writes_counts_too(target: Told, tmp_path: Path) -> None
     with_it.close()
 
 
-def test_more_regions_than_fit_in_one_answer(target: Told) -> None:
+def test_more_regions_than_one_scan_returns(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
@@ -73,7 +73,7 @@ def test_more_regions_than_fit_in_one_answer(target: Told) -> None:
 
 
 @pytest.mark.parametrize("count", [300, 700, 1500])
-def test_no_page_is_told_twice(target: Told, count: int) -> None:
+def test_no_page_is_reported_twice(target: Told, count: int) -> None:
     """The kernel answers in passes, and may say that it went less far than it did."""
     place = target.do(f"told = area({2 * count}); write(told, range({2 * count}))")
     with_it = protect_all_maps(target.pid)
@@ -84,7 +84,7 @@ def test_no_page_is_told_twice(target: Told, count: int) -> None:
     with_it.close()
 
 
-def test_dropped_pages_are_not_there_and_new_ones_are_written(target: Told) -> None:
+def test_dropped_pages_are_absent_and_new_ones_written(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
@@ -95,7 +95,7 @@ def test_dropped_pages_are_not_there_and_new_ones_are_written(target: Told) -> N
     with_it.close()
 
 
-def test_a_new_map_is_not_registered_and_all_of_it_is_written(target: Told) -> None:
+def test_new_mapping_is_unregistered_and_counts_as_written(target: Told) -> None:
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
     place = target.do(f"told = area({PAGES}); write(told, range(9))")
@@ -109,7 +109,7 @@ def test_a_new_map_is_not_registered_and_all_of_it_is_written(target: Told) -> N
     with_it.close()
 
 
-def test_pages_that_were_moved_are_written(target: Told) -> None:
+def test_moved_pages_count_as_written(target: Told) -> None:
     target.do(f"old = area({PAGES}); write(old, range({PAGES})); new = area({PAGES}); write(new, range({PAGES}), 2)")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
@@ -121,7 +121,7 @@ def test_pages_that_were_moved_are_written(target: Told) -> None:
     with_it.close()
 
 
-def test_a_forked_child_is_not_tracked(target: Told) -> None:
+def test_forked_child_is_not_tracked(target: Told) -> None:
     place = target.do(f"place = told = area({PAGES}); write(told, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
@@ -140,7 +140,7 @@ def test_a_forked_child_is_not_tracked(target: Told) -> None:
     with_it.close()
 
 
-def test_after_exec_an_old_descriptor_answers_with_nothing(target: Told) -> None:
+def test_old_descriptor_returns_nothing_after_exec(target: Told) -> None:
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
     with Path(f"/proc/{target.pid}/pagemap").open("rb", buffering=0) as old:
@@ -160,7 +160,7 @@ def test_after_exec_an_old_descriptor_answers_with_nothing(target: Told) -> None
     with_it.close()
 
 
-def test_a_second_userfaultfd_is_told(target: Told) -> None:
+def test_second_userfaultfd_is_busy(target: Told) -> None:
     with_it = protect_all_maps(target.pid)
     with pytest.raises(OSError, match="busy"):
         protect_all_maps(target.pid)
@@ -168,7 +168,7 @@ def test_a_second_userfaultfd_is_told(target: Told) -> None:
     protect_all_maps(target.pid).close()
 
 
-def test_without_the_tracker_every_page_is_written_again(target: Told) -> None:
+def test_every_page_counts_as_written_without_the_tracker(target: Told) -> None:
     place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
@@ -179,7 +179,7 @@ def test_without_the_tracker_every_page_is_written_again(target: Told) -> None:
     target.do("write(told, [1])")
 
 
-def test_a_huge_page_is_written_in_parts(target: Told) -> None:
+def test_huge_page_is_reported_in_parts(target: Told) -> None:
     place = target.do("told = (area(2048) + (1 << 21) - 1) & -(1 << 21)")
     target.do(f"LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(1 << 21), {MADV_HUGEPAGE}); write(told, [0])")
     with_it = protect_all_maps(target.pid)
@@ -209,7 +209,7 @@ def test_guard_pages_stay_guards(target: Told) -> None:
     with_it.close()
 
 
-def test_hugetlb_is_never_among_the_maps(target: Told) -> None:
+def test_hugetlb_is_not_scanned(target: Told) -> None:
     place = target.do(f"told = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
     with_it = protect_all_maps(target.pid)
     assert not is_registered(target.pid, place)
@@ -219,7 +219,7 @@ def test_hugetlb_is_never_among_the_maps(target: Told) -> None:
     assert not [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
 
 
-def test_maps_of_files_and_shared_ones_are_left_out(target: Told, tmp_path: Path) -> None:
+def test_file_and_shared_mappings_are_not_tracked(target: Told, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * PAGE)
     target.do("shared = mmap.mmap(-1, PAGE); told = ctypes.addressof(ctypes.c_char.from_buffer(shared))")
     target.do(
@@ -234,7 +234,7 @@ def test_maps_of_files_and_shared_ones_are_left_out(target: Told, tmp_path: Path
     assert len(tracked) > 2
 
 
-def test_a_list_of_maps_that_changed_while_it_was_read() -> None:
+def test_maps_that_changed_while_read_are_consistent() -> None:
     """It comes in pieces: the second map has joined the first meanwhile. A file may be called as the kernel's are."""
     lines = (
         "1000-3000 rw-p 00000000 00:00 0 ",

@@ -12,7 +12,7 @@ from small_programs import WAITS, free_pid, program
 from crckpt.host.syscalls.pidfd_getfd import borrow, borrow_each
 
 
-def test_a_borrowed_descriptor_moves_with_its_owners(tmp_path: Path) -> None:
+def test_borrowed_descriptor_shares_its_offset(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("content")
     code = f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDONLY)\nos.lseek(file, 3, 0)\nprint(file, flush=True)\n"
     with program(code + WAITS) as process:
@@ -27,7 +27,7 @@ def test_a_borrowed_descriptor_moves_with_its_owners(tmp_path: Path) -> None:
         os.close(borrowed)
 
 
-def test_those_that_are_not_there_are_skipped_and_ours_are_closed() -> None:
+def test_missing_descriptors_are_skipped_and_copies_closed() -> None:
     before = descriptors()
     with program(WAITS) as process:
         taken = list(borrow_each(process.pid, [0, 1000, 1]))
@@ -38,7 +38,7 @@ def test_those_that_are_not_there_are_skipped_and_ours_are_closed() -> None:
     assert descriptors() == before
 
 
-def test_of_an_ended_process_there_is_none() -> None:
+def test_ended_process_has_no_descriptors() -> None:
     assert list(borrow_each(free_pid(), [0])) == []
     with pytest.raises(ProcessLookupError):
         borrow(free_pid(), 0)

@@ -17,7 +17,7 @@ def said(code: str) -> str:
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def test_orphans_come_to_a_subreaper() -> None:
+def test_orphans_are_adopted_by_a_subreaper() -> None:
     before = is_child_subreaper()
     try:
         for enabled in (True, False):
@@ -27,7 +27,7 @@ def test_orphans_come_to_a_subreaper() -> None:
         set_child_subreaper(enabled=before)
 
 
-def test_a_dropped_capability_is_gone_from_the_bounding_set() -> None:
+def test_dropped_capability_leaves_the_bounding_set() -> None:
     code = """
 before = int(read_status("self")["CapBnd"], 16)
 try:
@@ -44,17 +44,17 @@ else:
     assert done == f"{1 << 21:x}", "CAP_SYS_ADMIN, and nothing else"
 
 
-def test_no_new_privileges() -> None:
+def test_no_new_privs_is_set() -> None:
     assert said('prctl.set_no_new_privileges(); print(read_status("self")["NoNewPrivs"])') == "1"
 
 
-def test_strict_seccomp_ends_all_but_read_and_write() -> None:
+def test_strict_seccomp_allows_only_read_and_write() -> None:
     code = "import os; print('before', flush=True); prctl.enter_strict_seccomp(); os.getppid()"
     begin = "from crckpt.host.syscalls import prctl\n"
     done = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-9, "before\n")
 
 
-def test_the_structure_of_a_restore() -> None:
+def test_mm_map_structure_has_the_kernels_layout() -> None:
     """struct prctl_mm_map: eleven numbers, a pointer, and two numbers of 32 bits."""
     assert memory_map_size() == 12 * 8 + 2 * 4

@@ -25,7 +25,7 @@ def rows(*pairs: tuple[int, int]) -> npt.NDArray[np.uint64]:
     return np.array(pairs, np.uint64)
 
 
-def test_rows_go_where_they_belong() -> None:
+def test_rows_are_written_to_their_addresses() -> None:
     if not can_write_memory():
         pytest.skip("the kernel does not allow it")
     ours = np.frombuffer(b"A" * 8 + b"B" * 8, np.uint8)
@@ -39,7 +39,7 @@ def test_rows_go_where_they_belong() -> None:
         assert said(process).split() == [b"41" * 8, b"42" * 8]
 
 
-def test_memory_that_is_not_there_and_a_process_that_has_ended_are_named() -> None:
+def test_unmapped_memory_and_ended_process_are_errors() -> None:
     ours = np.frombuffer(b"A" * 8, np.uint8)
     mine = rows((ours.ctypes.data, 8))
     with pytest.raises(OSError, match=f"process {os.getpid()} cannot be filled: Bad address"):

@@ -42,7 +42,7 @@ def is_unharmed(target: Told) -> bool:
     return target.do("told = 7") == 7 and state(target.pid) in "SR"
 
 
-def test_calls_are_made_in_the_other_process(target: Told) -> None:
+def test_system_calls_run_in_the_other_process(target: Told) -> None:
     def check() -> None:
         with stopped(target.pid) as thread:
             assert thread.tid == target.pid
@@ -55,7 +55,7 @@ def test_calls_are_made_in_the_other_process(target: Told) -> None:
     assert is_unharmed(target)
 
 
-def test_what_is_lent_lies_in_its_memory_for_that_time_only(target: Told, tmp_path: Path) -> None:
+def test_lent_memory_is_restored(target: Told, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     name = os.fsencode(tmp_path / "file") + b"\0"
 
@@ -81,7 +81,7 @@ def test_what_is_lent_lies_in_its_memory_for_that_time_only(target: Told, tmp_pa
     assert is_unharmed(target)
 
 
-def test_a_failure_meanwhile_leaves_the_process_as_it_was(target: Told) -> None:
+def test_failure_leaves_the_process_unchanged(target: Told) -> None:
     def check() -> None:
         with suppress(KeyError), stopped(target.pid) as thread:
             thread.system_call(GETPID)
@@ -92,7 +92,7 @@ def test_a_failure_meanwhile_leaves_the_process_as_it_was(target: Told) -> None:
     assert is_unharmed(target)
 
 
-def test_another_process_that_got_the_pid_is_let_go(target: Told) -> None:
+def test_other_process_with_the_pid_is_released(target: Told) -> None:
     found = proc.read_process(target.pid)
     assert found is not None
 
@@ -106,7 +106,7 @@ def test_another_process_that_got_the_pid_is_let_go(target: Told) -> None:
     assert is_unharmed(target)
 
 
-def test_what_cannot_be_stopped_is_named(ended: int) -> None:
+def test_process_that_cannot_be_stopped_is_refused(ended: int) -> None:
     with pytest.raises(Refused, match=f"PID {ended}: it has ended"):
         refusal(ended)
     gone = free_pid()

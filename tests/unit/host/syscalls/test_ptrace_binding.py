@@ -11,7 +11,7 @@ import pytest
 from crckpt.host.syscalls import ptrace_binding
 
 
-def test_importing_it_starts_no_program() -> None:
+def test_import_starts_no_program() -> None:
     program = (
         "import sys; started = []\n"
         "sys.addaudithook(lambda event, words: started.append(event) if event in "
@@ -25,7 +25,7 @@ def test_importing_it_starts_no_program() -> None:
 @pytest.mark.parametrize(
     "request_", [ptrace_binding.get_registers, ptrace_binding.detach, ptrace_binding.continue_thread]
 )
-def test_a_process_that_is_not_traced_raises_an_os_error(request_: object) -> None:
+def test_untraced_process_raises_an_os_error(request_: object) -> None:
     assert callable(request_)
     with pytest.raises(ProcessLookupError):
         request_(os.getppid())

@@ -40,7 +40,7 @@ def traced(pid: int) -> Iterator[None]:
         ptrace_binding.detach(pid)
 
 
-def test_a_thread_that_waits_in_a_read(target: Told) -> None:
+def test_registers_of_a_thread_waiting_in_read(target: Told) -> None:
     stack = next(each for each in read_maps(target.pid) if each.path == "[stack]")
 
     def check() -> None:
@@ -57,7 +57,7 @@ def test_a_thread_that_waits_in_a_read(target: Told) -> None:
     assert target.do("told = 3") == 3
 
 
-def test_a_copy_can_be_changed_and_the_registers_put_back(target: Told) -> None:
+def test_registers_can_be_changed_and_restored(target: Told) -> None:
     def check() -> None:
         with traced(target.pid):
             found = ThreadRegisters.read(target.pid)
@@ -74,7 +74,7 @@ def test_a_copy_can_be_changed_and_the_registers_put_back(target: Told) -> None:
     assert target.do("told = 4") == 4
 
 
-def test_the_signals_that_it_blocks(target: Told) -> None:
+def test_signal_mask_can_be_read_and_set(target: Told) -> None:
     assert target.do("import signal; told = len(signal.pthread_sigmask(0, [signal.SIGUSR1]))") == 0
 
     def check() -> None:
@@ -90,7 +90,7 @@ def test_the_signals_that_it_blocks(target: Told) -> None:
     assert Path(f"/proc/{target.pid}").exists()
 
 
-def test_a_thread_that_is_not_traced_is_an_os_error(target: Told) -> None:
+def test_untraced_thread_is_an_os_error(target: Told) -> None:
     with pytest.raises(ProcessLookupError):
         ptrace_requests.interrupt(target.pid)
     with pytest.raises(ProcessLookupError):

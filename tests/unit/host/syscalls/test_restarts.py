@@ -11,7 +11,7 @@ from crckpt.host.syscalls.restarts import RESTARTED_CALLS, SOCKET
 SOURCE = PROJECT / "crckpt/tracking/preload/calls.c"
 
 
-def test_the_library_makes_the_same_calls_again() -> None:
+def test_library_restarts_the_same_calls() -> None:
     row = re.compile(r"^    \{(-?\d+), (-?\d+), (\w+)\}, +/\* (.+) \*/$", re.MULTILINE)
     found = row.findall(SOURCE.read_text())
     rows = [

@@ -12,7 +12,7 @@ from crckpt.host.syscalls.sock_diag import align, ask_for_sockets
 TCP = struct.Struct("=BBBxI48x")
 
 
-def test_our_listener_is_among_them() -> None:
+def test_own_listener_is_listed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         request = TCP.pack(socket.AF_INET, socket.IPPROTO_TCP, 0, 1 << 10)
@@ -21,11 +21,11 @@ def test_our_listener_is_among_them() -> None:
         assert port in ports
 
 
-def test_a_refusal_is_an_error() -> None:
+def test_refusal_is_an_error() -> None:
     with pytest.raises(OSError, match=r"No such file|Invalid argument"):
         list(ask_for_sockets(TCP.pack(255, 0, 0, 0xFFFFFFFF)))
 
 
 @pytest.mark.parametrize(("size", "aligned"), [(0, 0), (1, 4), (4, 4), (5, 8)])
-def test_messages_begin_at_words(size: int, aligned: int) -> None:
+def test_messages_are_aligned(size: int, aligned: int) -> None:
     assert align(size) == aligned

@@ -46,7 +46,7 @@ def protection() -> Iterator[WriteProtection]:
     made.close()
 
 
-def test_a_map_is_tracked_until_it_is_let_go(memory: AddressRange, protection: WriteProtection) -> None:
+def test_mapping_is_tracked_until_unregistered(memory: AddressRange, protection: WriteProtection) -> None:
     assert not is_registered(os.getpid(), memory.start)
     protection.register(memory)
     assert is_registered(os.getpid(), memory.start)
@@ -54,7 +54,7 @@ def test_a_map_is_tracked_until_it_is_let_go(memory: AddressRange, protection: W
     assert not is_registered(os.getpid(), memory.start)
 
 
-def test_the_end_of_the_object_is_the_end_of_the_tracking(memory: AddressRange) -> None:
+def test_closing_ends_the_tracking(memory: AddressRange) -> None:
     before = descriptors()
     protection = WriteProtection(open_descriptor())
     protection.register(memory)
@@ -66,7 +66,7 @@ def test_the_end_of_the_object_is_the_end_of_the_tracking(memory: AddressRange) 
     assert descriptors() == before
 
 
-def test_a_map_that_another_tracks(memory: AddressRange, protection: WriteProtection) -> None:
+def test_mapping_tracked_by_another_is_busy(memory: AddressRange, protection: WriteProtection) -> None:
     other = WriteProtection(open_descriptor())
     other.register(memory)
     with pytest.raises(OSError, match="busy") as refused:
@@ -77,12 +77,12 @@ def test_a_map_that_another_tracks(memory: AddressRange, protection: WriteProtec
     protection.register(memory)
 
 
-def test_a_map_that_is_gone(protection: WriteProtection) -> None:
+def test_missing_mapping_is_an_error(protection: WriteProtection) -> None:
     with pytest.raises(OSError, match=r"Invalid argument|Cannot allocate memory|No such file"):
         protection.register(AddressRange(1 << 40, (1 << 40) + mmap.PAGESIZE))
 
 
-def test_whose_descriptor_it_is(protection: WriteProtection) -> None:
+def test_descriptor_is_recognized_as_ours(protection: WriteProtection) -> None:
     ours = next(int(path.name) for path in descriptors() if "userfaultfd" in str(_target(path)))
     other = os.eventfd(0)
     assert protection.is_held_by(os.getpid(), ours)
@@ -96,7 +96,7 @@ def _target(path: Path) -> str:
     return str(path.readlink()) if path.is_symlink() else ""
 
 
-def test_what_cannot_track_is_closed() -> None:
+def test_unsuitable_descriptor_is_closed() -> None:
     descriptor = os.eventfd(0)
     before = descriptors()
     with pytest.raises(HostCannot, match="this kernel cannot track writes by userfaultfd: ") as refused:

@@ -29,7 +29,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_unit_is_held(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> None:
+def test_unit_is_pinned(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> None:
     systemctl.write_text(_ANSWERS.format(start="", pid=sleeper.pid))
     with pinned("unit:web") as process:
         process.check()
@@ -37,7 +37,7 @@ def test_a_unit_is_held(systemctl: Path, sleeper: subprocess.Popen[bytes]) -> No
         assert process.pid == sleeper.pid
 
 
-def test_a_process_that_got_the_number_after_the_question_is_refused(systemctl: Path) -> None:
+def test_process_that_got_the_pid_after_the_query_is_refused(systemctl: Path) -> None:
     """As if the unit's had ended just when systemd had told its number."""
     start = "PATH=/usr/bin:/bin; sleep 0.1; sleep 5 </dev/null >/dev/null 2>&1 &"
     systemctl.write_text(_ANSWERS.format(start=start, pid="$!"))
@@ -48,7 +48,7 @@ def test_a_process_that_got_the_number_after_the_question_is_refused(systemctl: 
         pytest.fail("it is another one")
 
 
-def test_a_process_that_has_ended(sleeper: subprocess.Popen[bytes]) -> None:
+def test_ended_process_is_not_running(sleeper: subprocess.Popen[bytes]) -> None:
     process = PinnedProcess(sleeper.pid)
     sleeper.kill()
     sleeper.wait()

@@ -34,16 +34,16 @@ def refused(target: str, kind: type[CrckptError] = UsageError) -> CrckptError:
     return caught.value
 
 
-def test_a_number_is_a_pid() -> None:
+def test_number_is_a_pid() -> None:
     assert resolve.resolve("1234") == resolve.resolve(" 1234\n") == 1234
 
 
 @pytest.mark.parametrize("target", ["", "0", "-5", "1.5", "abc", "unit", "4194305", "\u0661\u0662", "\u00b2", "1 2"])
-def test_what_is_no_pid(target: str) -> None:
+def test_invalid_pid_is_refused(target: str) -> None:
     assert "is not a PID" in refused(target).message
 
 
-def test_a_name_of_a_program_is_looked_for_by_pgrep(tmp_path: Path) -> None:
+def test_program_name_suggests_pgrep(tmp_path: Path) -> None:
     advice = "for a program, give its PID: pgrep -af app.py (package procps); for a service: unit:app.py"
     assert refused("app.py").hint == advice
     (tmp_path / "pid").write_text("redis\n")
@@ -52,17 +52,17 @@ def test_a_name_of_a_program_is_looked_for_by_pgrep(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", ["4194305", "99999999"])
-def test_a_number_that_is_too_large_names_the_limit(target: str) -> None:
+def test_too_large_number_names_the_limit(target: str) -> None:
     limit = Path("/proc/sys/kernel/pid_max").read_text().strip()
     assert refused(target).message == f"'{target}' is not a PID: it is too large; this kernel's PIDs are below {limit}"
 
 
 @pytest.mark.parametrize("target", ["job:trainer", ":5", "PIDFILE:/run/x", "unit:", "cgroup:", "pidfile:"])
-def test_what_is_no_target(target: str) -> None:
+def test_invalid_target_is_refused(target: str) -> None:
     assert f"{target!r} is not a valid target" in refused(target).message
 
 
-def test_a_pidfile(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_pidfile_is_resolved(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     pidfile = tmp_path / "a:b.pid"
     pidfile.write_text(f"  {sleepers[0]}\n")
     assert resolve.resolve(f"pidfile:{pidfile}") == sleepers[0]
@@ -94,7 +94,9 @@ def untrusted(target: str) -> CrckptError:
         ("above", "belongs to user nobody"),
     ],
 )
-def test_a_pidfile_that_others_can_change(tmp_path: Path, sleepers: tuple[int, int], change: str, why: str) -> None:
+def test_pidfile_writable_by_others_is_refused(
+    tmp_path: Path, sleepers: tuple[int, int], change: str, why: str
+) -> None:
     """Root would checkpoint, and end, whatever process they name."""
     directory = tmp_path / "theirs"
     directory.mkdir()
@@ -134,7 +136,7 @@ def test_a_pidfile_that_others_can_change(tmp_path: Path, sleepers: tuple[int, i
     assert f"sleep (PID {sleepers[0]})" in error.message
 
 
-def test_a_pidfile_of_the_user_of_the_process(tmp_path: Path) -> None:
+def test_pidfile_of_the_processes_user_is_accepted(tmp_path: Path) -> None:
     """Who can change the file can end the process anyway."""
     user = pwd.getpwnam("www-data")  # Debian has it, alone in its group
     directory = tmp_path / "theirs"
@@ -155,7 +157,7 @@ def test_a_pidfile_of_the_user_of_the_process(tmp_path: Path) -> None:
         process.wait()
 
 
-def test_who_calls_itself_a_restore_names_no_tree_of_another(sleepers: tuple[int, int]) -> None:
+def test_forged_restore_process_leads_to_no_tree_of_others(sleepers: tuple[int, int]) -> None:
     """Any parent of a restored tree may have that command line: one that has adopted it, for example."""
     code = "import subprocess; child = subprocess.Popen(['sleep', '60']); print(child.pid, flush=True); child.wait()"
     words = ["python3", "-c", code, "/usr/bin/crckpt", "restore"]
@@ -181,7 +183,7 @@ def record(root: int, helpers: Iterable[int]) -> None:
     )
 
 
-def test_a_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     """The user of the process that the file names is not the one of the tree for which that stays."""
     user = pwd.getpwnam("www-data")
     pidfile = tmp_path / "pidfile"
@@ -198,7 +200,7 @@ def test_a_pidfile_of_a_user_leads_to_no_tree_of_root(tmp_path: Path, sleepers: 
         process.wait()
 
 
-def test_a_pidfile_in_a_directory_for_everybody(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_pidfile_in_a_shared_directory(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     """As /tmp: who made a file there keeps it."""
     directory = tmp_path / "everybody"
     directory.mkdir()
@@ -208,39 +210,39 @@ def test_a_pidfile_in_a_directory_for_everybody(tmp_path: Path, sleepers: tuple[
     assert resolve.resolve(f"pidfile:{directory}/pidfile") == sleepers[0]
 
 
-def test_a_fifo_is_no_pidfile(tmp_path: Path) -> None:
+def test_fifo_is_not_a_pidfile(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     assert "Not a regular file" in refused(f"pidfile:{tmp_path}/fifo").message
 
 
-def test_a_pidfile_of_a_process_that_has_ended(tmp_path: Path) -> None:
+def test_pidfile_of_an_ended_process(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     (tmp_path / "pidfile").write_text(str(ended.pid))
     assert f"there is no process {ended.pid}" in refused(f"pidfile:{tmp_path}/pidfile", TargetNotRunning).message
 
 
-def test_links_without_end(tmp_path: Path) -> None:
+def test_endless_links_are_refused(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert "Too many levels" in refused(f"pidfile:{tmp_path}/loop").message
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"none", b"none\n13\n", b"\xff\xfe", b"99999999999999999999999"])
-def test_a_pidfile_with_something_else(tmp_path: Path, content: bytes) -> None:
+def test_pidfile_with_other_content_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "pidfile").write_bytes(content)
     error = refused(f"pidfile:{tmp_path}/pidfile")
     assert f"pidfile:{tmp_path}/pidfile" in error.message
     assert error.hint == f"read it: cat {tmp_path}/pidfile"
 
 
-def test_a_pidfile_that_begins_with_a_pid(tmp_path: Path) -> None:
+def test_pidfile_that_starts_with_a_pid(tmp_path: Path) -> None:
     """As PostgreSQL's."""
     (tmp_path / "postmaster.pid").write_text("812\n/var/lib/postgresql/15/main\n1795660\n")
     hint = refused(f"pidfile:{tmp_path}/postmaster.pid").hint
     assert hint == "a pidfile contains nothing but a PID; name the PID itself: 812"
 
 
-def test_no_pidfile(tmp_path: Path) -> None:
+def test_missing_pidfile_is_refused(tmp_path: Path) -> None:
     assert "there is no pidfile" in refused(f"pidfile:{tmp_path}/none", TargetNotRunning).message
     assert "Is a directory" in refused(f"pidfile:{tmp_path}").message
     refused("pidfile:")
@@ -252,7 +254,7 @@ def cgroup(path: Path, *pids: int) -> Path:
     return path
 
 
-def test_a_cgroup_with_one_tree(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_cgroup_with_one_tree_is_resolved(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     whole = cgroup(tmp_path / "service", os.getpid())
     cgroup(whole / "below", sleepers[0])
     (whole / "no cgroup").mkdir()
@@ -260,18 +262,18 @@ def test_a_cgroup_with_one_tree(tmp_path: Path, sleepers: tuple[int, int]) -> No
     assert resolve.resolve(f"cgroup:{whole}/below") == sleepers[0]
 
 
-def test_a_cgroup_with_two_trees_names_them(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_cgroup_with_two_trees_lists_them(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     error = refused(f"cgroup:{cgroup(tmp_path / 'service', *sleepers)}")
     assert all(str(pid) in error.message for pid in sleepers)
 
 
-def test_a_directory_that_only_looks_like_a_cgroup(tmp_path: Path, sleepers: tuple[int, int]) -> None:
+def test_forged_cgroup_directory_is_refused(tmp_path: Path, sleepers: tuple[int, int]) -> None:
     theirs = cgroup(tmp_path / "service", sleepers[0])
     os.chown(theirs, _USER, _USER)
     assert "is not a control group" in untrusted(f"cgroup:{theirs}").message
 
 
-def test_a_cgroup_without_processes(tmp_path: Path) -> None:
+def test_empty_cgroup_is_refused(tmp_path: Path) -> None:
     ended = subprocess.Popen(["/bin/true"])
     ended.wait()
     # 0 stands for a process of another pid namespace.
@@ -279,7 +281,7 @@ def test_a_cgroup_without_processes(tmp_path: Path) -> None:
     assert "has no process" in refused(f"cgroup:{group}", TargetNotRunning).message
 
 
-def test_no_cgroup(tmp_path: Path) -> None:
+def test_missing_cgroup_is_refused(tmp_path: Path) -> None:
     assert "there is no cgroup" in refused(f"cgroup:{tmp_path}/none", TargetNotRunning).message
     assert "there is no cgroup" in refused("cgroup:/crckpt-no-such-cgroup", TargetNotRunning).message
 
@@ -298,39 +300,39 @@ END
 SERVICE = "Id={}\nLoadState=loaded\nActiveState={}\nSubState={}\nMainPID={}\nControlGroup={}\n"
 
 
-def test_a_unit(systemctl: Path) -> None:
+def test_unit_is_resolved(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("-web.service", "active", "running", 77, "/system.slice/-web.service"))
     assert resolve.resolve("unit:-web") == 77
 
 
-def test_a_unit_beside_a_warning(systemctl: Path) -> None:
+def test_unit_with_a_warning_is_resolved(systemctl: Path) -> None:
     answers(systemctl, "Warning: changed on disk\n" + SERVICE.format("web.service", "active", "running", 78, "/x"))
     assert resolve.resolve("unit:web") == 78
 
 
-def test_a_unit_that_does_not_run(systemctl: Path) -> None:
+def test_inactive_unit_is_refused(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, ""))
     error = refused("unit:web", TargetNotRunning)
     assert "web.service has no process now: it is inactive (dead)" in error.message
     assert error.hint == "see why: systemctl status web.service"
 
 
-def test_a_unit_of_which_systemd_knows_no_main_process(systemctl: Path) -> None:
+def test_unit_without_a_main_process(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "active", "running", 0, "/system.slice/web.service"))
     assert refused("unit:web").hint == "name its cgroup: cgroup:/system.slice/web.service"
 
 
-def test_a_unit_that_is_no_service(systemctl: Path) -> None:
+def test_unit_that_is_not_a_service_is_refused(systemctl: Path) -> None:
     answers(systemctl, "Id=web.socket\nLoadState=loaded\nActiveState=active\nSubState=listening\nControlGroup=\n")
     assert "web.socket is not a service" in refused("unit:web").message
 
 
-def test_no_such_unit(systemctl: Path) -> None:
+def test_unknown_unit_is_refused(systemctl: Path) -> None:
     answers(systemctl, SERVICE.format("web.service", "inactive", "dead", 0, "").replace("=loaded", "=not-found"))
     assert "there is no unit web.service" in refused("unit:web").message
 
 
-def test_a_name_that_means_several_units(systemctl: Path) -> None:
+def test_ambiguous_unit_name_is_refused(systemctl: Path) -> None:
     both = [SERVICE.format(f"{name}.service", "active", "running", 5, "/x") for name in ("web1", "web2")]
     answers(systemctl, "\n".join(both))
     assert "but names web1.service, web2.service" in refused("unit:web").message
@@ -338,12 +340,12 @@ def test_a_name_that_means_several_units(systemctl: Path) -> None:
     assert "but names none" in refused("unit:web").message
 
 
-def test_systemd_does_not_answer(systemctl: Path) -> None:
+def test_failing_systemctl_is_quoted(systemctl: Path) -> None:
     systemctl.write_text("#!/bin/sh\necho 'Failed to connect to bus' >&2\nexit 1\n")
     assert "Failed to connect to bus" in refused("unit:web").message
 
 
 @pytest.mark.usefixtures("commands")
-def test_no_systemd() -> None:
+def test_missing_systemd_is_reported() -> None:
     with pytest.raises(HostCannot, match="cannot run systemctl"):
         resolve.resolve("unit:web")

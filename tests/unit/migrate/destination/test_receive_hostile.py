@@ -52,7 +52,7 @@ def prepare(job: str, checkpoint: Checkpoint, manifest: bytes) -> messages.Prepa
 
 
 @pytest.mark.parametrize("ending", [(), (messages.Abort("why not"),)], ids=["lost", "aborted"])
-def test_it_removes_no_checkpoint_that_was_there(tmp_path: Path, ending: tuple[messages.Abort, ...]) -> None:
+def test_receive_removes_no_existing_checkpoint(tmp_path: Path, ending: tuple[messages.Abort, ...]) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2))
     (failed, *_) = serve(repository, prepare("job", checkpoint, b"not one"), *ending)
@@ -63,7 +63,7 @@ def test_it_removes_no_checkpoint_that_was_there(tmp_path: Path, ending: tuple[m
     assert move.state == "aborted"
 
 
-def test_it_restores_no_other_job_than_the_one_of_its_move(tmp_path: Path) -> None:
+def test_receive_restores_only_the_job_of_its_move(tmp_path: Path) -> None:
     """That one may be in the middle of another move."""
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1, 2))

@@ -69,7 +69,7 @@ def move(
     return drain(jobs, repository, commands.__getitem__, at_once, MUCH, report or Lines(), HOST)
 
 
-def test_a_failure_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_failed_move_does_not_stop_the_others(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     result = move(repository, jobs, ERROR.format(24), DONE, CHECKED)
     found = {outcome.job: outcome for outcome in result.outcomes}
     stayed, moved, movable = (found[job.job] for job in jobs)
@@ -81,7 +81,7 @@ def test_a_failure_does_not_stop_the_others(repository: Repository, jobs: tuple[
 
 
 @pytest.mark.parametrize(("code", "outcome"), [(31, "in-doubt"), (14, "ended"), (30, "stayed"), (130, "stayed")])
-def test_exit_codes_say_where_the_program_is(
+def test_exit_codes_tell_where_the_program_is(
     repository: Repository, jobs: tuple[RunningJob, ...], code: int, outcome: str
 ) -> None:
     (found,) = move(repository, jobs[:1], ERROR.format(code)).outcomes
@@ -89,9 +89,7 @@ def test_exit_codes_say_where_the_program_is(
 
 
 @pytest.mark.parametrize("code", [30, 31])
-def test_a_host_that_is_lost_is_not_tried_again_and_again(
-    repository: Repository, jobs: tuple[RunningJob, ...], code: int
-) -> None:
+def test_lost_host_is_not_tried_repeatedly(repository: Repository, jobs: tuple[RunningJob, ...], code: int) -> None:
     found = move(repository, jobs, ERROR.format(code), ERROR.format(30), DONE, at_once=1).outcomes
     assert [each.job for each in found] == [job.job for job in jobs]
     last = found[2]
@@ -108,18 +106,20 @@ def test_a_host_that_is_lost_is_not_tried_again_and_again(
         ERROR.format(30).replace("'m'", f"'{HOST}: m'"),
     ],
 )
-def test_a_host_that_answers_is_tried_again(repository: Repository, jobs: tuple[RunningJob, ...], between: str) -> None:
+def test_answering_host_is_tried_again(repository: Repository, jobs: tuple[RunningJob, ...], between: str) -> None:
     found = move(repository, jobs, ERROR.format(30), between, DONE, at_once=1).outcomes
     assert found[2].outcome == "moved"
 
 
-def test_a_program_that_has_ended_is_not_moved(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_ended_program_is_not_moved(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     ended = replace(jobs[0], root=replace(jobs[0].root, start=jobs[0].root.start - 1))
     (found,) = move(repository, (ended,), DONE).outcomes
     assert found.outcome == "ended"
 
 
-def test_so_many_run_at_once_and_no_more(repository: Repository, jobs: tuple[RunningJob, ...], tmp_path: Path) -> None:
+def test_number_of_concurrent_moves_is_limited(
+    repository: Repository, jobs: tuple[RunningJob, ...], tmp_path: Path
+) -> None:
     """The first two wait for each other, so both must run; neither ends before the third would have begun."""
     meet = f"""
 import os, sys, time
@@ -147,7 +147,7 @@ while len(os.listdir({str(tmp_path)!r})) < 2: time.sleep(0.01)
         (0, "begin end begin end begin end"),
     ],
 )
-def test_programs_that_may_not_fit_together_are_moved_one_after_the_other(
+def test_programs_that_may_not_fit_together_move_one_by_one(
     repository: Repository, jobs: tuple[RunningJob, ...], free_bytes: int, kinds: str
 ) -> None:
     """Each has 1,000 bytes. The last decision is that of its own check."""
@@ -157,7 +157,7 @@ def test_programs_that_may_not_fit_together_are_moved_one_after_the_other(
     assert [line.split()[0] for line in lines.lines] == kinds.split()
 
 
-def test_lines_name_the_job(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_output_lines_are_prefixed_with_the_job(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     lines = Lines()
     half = "import sys; sys.stderr.write('one\\ntw'); sys.stderr.flush(); sys.stderr.write('o\\n'); "
     move(repository, jobs[:1], half + DONE, report=lines)
@@ -165,7 +165,7 @@ def test_lines_name_the_job(repository: Repository, jobs: tuple[RunningJob, ...]
     assert lines.lines == [f"begin {name}", f"{name}: one", f"{name}: two", f"end {name}"]
 
 
-def test_a_long_output_is_read_while_it_is_written(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_long_output_is_read_while_written(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     many = "import json; print(json.dumps({'result': {'check': False, 'to_send': ['x' * 1000] * 1000}}))"
     (found,) = move(repository, jobs[:1], many).outcomes
     assert found.result is not None
@@ -175,13 +175,13 @@ def test_a_long_output_is_read_while_it_is_written(repository: Repository, jobs:
 KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 
 
-def test_a_killed_crckpt_leaves_its_program_here(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_killed_crckpt_leaves_its_program_at_the_source(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     (found,) = move(repository, jobs[:1], KILLED).outcomes
     assert (found.outcome, found.why) == ("stayed", "the crckpt that moved it was ended by signal 9")
 
 
 @pytest.mark.parametrize(("state", "outcome"), [("ended", "in-doubt"), ("done", "moved"), ("aborted", "stayed")])
-def test_the_record_says_where_the_program_of_a_killed_crckpt_is(
+def test_record_tells_where_the_program_of_a_killed_crckpt_is(
     repository: Repository, jobs: tuple[RunningJob, ...], state: str, outcome: str
 ) -> None:
     root: LiveRoot = identify_live_root(jobs[0].root)
@@ -191,12 +191,12 @@ def test_the_record_says_where_the_program_of_a_killed_crckpt_is(
     assert (found.outcome, found.hint) == (outcome, hint)
 
 
-def test_what_cannot_be_started_stays(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
+def test_command_that_cannot_start_leaves_the_program(repository: Repository, jobs: tuple[RunningJob, ...]) -> None:
     result = drain(jobs[:2], repository, lambda _job: ("/no/such/program",), 1, MUCH, Lines(), HOST)
     assert [outcome.outcome for outcome in result.outcomes] == ["stayed", "stayed"]
 
 
-def test_the_command_is_crckpt(jobs: tuple[RunningJob, ...]) -> None:
+def test_moves_run_the_crckpt_command(jobs: tuple[RunningJob, ...]) -> None:
     command = make_command(jobs[0], "node2", ("--tcp=close",))
     assert command[-6:] == ("--json", "--tcp=close", "--", str(jobs[0].root.pid), "node2", jobs[0].job)
     said = run.run((*command[: command.index("--json")], "--help"), timeout=300)
@@ -249,7 +249,7 @@ print(json.dumps([found.interrupted, [(each.job, each.outcome, each.why) for eac
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interruption_gives_up_what_is_not_committed(
+def test_interruption_aborts_uncommitted_moves(
     repository: Repository, jobs: tuple[RunningJob, ...], number: int
 ) -> None:
     """The first move gives up, the second one has passed its commit, the third one waits."""

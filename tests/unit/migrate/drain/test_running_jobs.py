@@ -80,7 +80,7 @@ def before(pid: int) -> dict[str, object]:
     return asdict(replace(root, start=root.start - 1).identity)
 
 
-def test_the_largest_is_the_first(stored: Store, waiting: int) -> None:
+def test_largest_job_comes_first(stored: Store, waiting: int) -> None:
     with program(LARGE) as large:
         for job, pid in (("one", waiting), ("other", large.pid)):
             stored.record(job, pid)
@@ -90,14 +90,14 @@ def test_the_largest_is_the_first(stored: Store, waiting: int) -> None:
         assert found.excluded == ()
 
 
-def test_a_program_that_has_ended_is_not_found(stored: Store) -> None:
+def test_ended_program_is_not_found(stored: Store) -> None:
     with program(WAITS) as process:
         stored.record("job", process.pid)
         assert stored.find_names() == ["job"]
     assert stored.find() == RunningJobs((), ())
 
 
-def test_another_process_with_the_pid_is_not_the_program(stored: Store, waiting: int) -> None:
+def test_other_process_with_the_pid_is_not_found(stored: Store, waiting: int) -> None:
     stored.record("earlier", waiting, root=before(waiting))
     stored.record("rebooted", waiting, root=before(waiting) | {"boot_id": "another"})
     assert stored.find_names() == []
@@ -109,20 +109,20 @@ def test_only_the_newest_checkpoint_counts(stored: Store, waiting: int) -> None:
     assert stored.find_names() == []
 
 
-def test_the_tree_that_was_tracked_counts(stored: Store, waiting: int) -> None:
+def test_tracked_root_counts(stored: Store, waiting: int) -> None:
     stored.record("job", waiting, root=before(waiting), tracked_root=asdict(read(waiting).identity))
     assert stored.find_names() == ["job"]
 
 
 @pytest.mark.parametrize("is_ours", [True, False])
-def test_a_program_that_was_restored_here_is_found(stored: Store, waiting: int, is_ours: bool) -> None:
+def test_program_restored_here_is_found(stored: Store, waiting: int, is_ours: bool) -> None:
     """If it was restored from this store, also by a move."""
     stored.record("job", waiting, root=before(waiting))
     stored.restore("job", waiting, stored.repository.id if is_ours else "another")
     assert stored.find_names() == (["job"] if is_ours else [])
 
 
-def test_the_last_of_two_jobs_of_one_program_has_it(stored: Store, waiting: int) -> None:
+def test_last_of_two_jobs_of_one_program_has_it(stored: Store, waiting: int) -> None:
     for job in ("first", "second"):
         stored.record(job, waiting)
     found = stored.find()
@@ -139,7 +139,7 @@ child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"],
 """
 
 
-def test_a_part_of_a_tree_moves_with_it(stored: Store) -> None:
+def test_subtree_moves_with_its_tree(stored: Store) -> None:
     with program(PARENT) as process:
         (child,) = proc.children(process.pid)
         stored.record("part", child)
@@ -150,7 +150,7 @@ def test_a_part_of_a_tree_moves_with_it(stored: Store) -> None:
 
 
 @pytest.mark.parametrize("find_pid", [os.getpid, os.getppid])
-def test_the_tree_of_crckpt_itself_stays(stored: Store, waiting: int, find_pid: Callable[[], int]) -> None:
+def test_tree_of_crckpt_is_excluded(stored: Store, waiting: int, find_pid: Callable[[], int]) -> None:
     stored.record("own", find_pid())
     # A child of ours: only what crckpt runs in stays.
     stored.record("other", waiting)
@@ -159,12 +159,12 @@ def test_the_tree_of_crckpt_itself_stays(stored: Store, waiting: int, find_pid: 
     assert [(each.job, each.outcome) for each in found.excluded] == [("own", "stayed")]
 
 
-def test_a_job_that_cannot_be_read_is_named(stored: Store, waiting: int) -> None:
+def test_unreadable_job_is_reported(stored: Store, waiting: int) -> None:
     stored.record("job", waiting, root=7)
     assert [(each.job, each.pid, each.outcome) for each in stored.find().excluded] == [("job", None, "unknown")]
 
 
-def test_a_root_that_is_named_twice_is_found(stored: Store, waiting: int) -> None:
+def test_root_found_twice_is_listed_once(stored: Store, waiting: int) -> None:
     stored.record("job", waiting)
     stored.restore("job", waiting, stored.repository.id)
     assert stored.find_names() == ["job"]

@@ -65,7 +65,7 @@ def open_in(target: Told, path: Path, *, mode: str = "r+b") -> None:
         ("", "other = open(path + '.1', 'wb')", "was opened for writing"),
     ],
 )
-def test_a_write_since_the_check_is_found(
+def test_write_since_the_check_is_found(
     target: Told, there: Path, data: Path, before: str, change: str, words: str
 ) -> None:
     open_in(target, data)
@@ -91,14 +91,14 @@ def test_a_write_since_the_check_is_found(
         "gone = open(path + '.1', 'wb'); os.unlink(path + '.1')",
     ],
 )
-def test_the_same_content_is_no_change(target: Told, there: Path, data: Path, change: str) -> None:
+def test_unchanged_content_is_no_change(target: Told, there: Path, data: Path, change: str) -> None:
     open_in(target, data)
     found = compared(target, there)
     target.do(f"import os; {change}")
     refuse_changed_files([target.pid], found)
 
 
-def test_a_file_that_is_too_large_to_be_read(target: Told, there: Path, data: Path) -> None:
+def test_large_file_is_compared_by_its_times(target: Told, there: Path, data: Path) -> None:
     """Its times tell. Where the program writes through a map, they do not, and the check refuses it."""
     os.truncate(data, LARGE)
     open_in(target, data)
@@ -112,7 +112,7 @@ def test_a_file_that_is_too_large_to_be_read(target: Told, there: Path, data: Pa
     assert [found.key for found in answers.blockers] == ["pid-taken", "file-mapped"]
 
 
-def test_a_file_that_the_program_only_reads(target: Told, there: Path, data: Path) -> None:
+def test_file_open_for_reading_may_change(target: Told, there: Path, data: Path) -> None:
     open_in(target, data, mode="rb")
     found = compared(target, there)
     data.write_bytes(CONTENT + b"more")
@@ -125,9 +125,7 @@ def test_a_file_that_the_program_only_reads(target: Told, there: Path, data: Pat
 @pytest.mark.parametrize(
     ("size", "change"), [(5000, "held.write(b'x')"), (LARGE, "held.write(b'x')"), (5000, "area[1] = 0")]
 )
-def test_storage_that_both_hosts_share_without_that_crckpt_knows(
-    target: Told, there: Path, data: Path, size: int, change: str
-) -> None:
+def test_undeclared_shared_storage_is_recognized(target: Told, there: Path, data: Path, size: int, change: str) -> None:
     """The other host has the change, too; or only a copy of what was."""
     os.truncate(data, size)
     copy = data.with_suffix(".copy")

@@ -35,7 +35,7 @@ _CONTENT: Final = b"0123456789"
 _LARGE: Final = (64 << 20) + 1
 
 
-def test_an_unchanged_host_with_free_pids_has_no_blockers(target: Told, there: Path) -> None:
+def test_unchanged_host_with_free_pids_has_no_blockers(target: Told, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_in(NEW_PIDS, questions, there)
@@ -46,7 +46,7 @@ def test_an_unchanged_host_with_free_pids_has_no_blockers(target: Told, there: P
     assert not there.exists()
 
 
-def test_an_unchanged_host_lacks_only_the_pids_in_use(target: Told, there: Path) -> None:
+def test_pids_in_use_are_the_only_blockers(target: Told, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_here(questions, there)
@@ -82,7 +82,9 @@ def _make_fifo(path: Path) -> None:
         ("file-differs", _make_fifo, "it is a device, socket or named pipe, but here a regular file"),
     ],
 )
-def test_a_file_that_differs(target: Told, there: Path, tmp_path: Path, key: str, change: Change, words: str) -> None:
+def test_different_file_is_a_blocker(
+    target: Told, there: Path, tmp_path: Path, key: str, change: Change, words: str
+) -> None:
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     path.chmod(0o644)
@@ -100,7 +102,7 @@ def test_a_file_that_differs(target: Told, there: Path, tmp_path: Path, key: str
     assert [named[number] for number in answers.lacking] == [str(path)] * (key == "file-missing")
 
 
-def test_a_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_path: Path) -> None:
     """Here it belongs to a user, there to root."""
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
@@ -114,7 +116,7 @@ def test_a_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_pat
 
 
 @pytest.mark.parametrize("which", ["data", "inner"])
-def test_a_file_in_the_hands_of_another_user(target: Told, there: Path, tmp_path: Path, which: str) -> None:
+def test_file_owned_by_another_user_is_a_blocker(target: Told, there: Path, tmp_path: Path, which: str) -> None:
     """Who made it there, as in /tmp, with the same size, mode and content, may give it another content any time."""
     path = tmp_path / "inner" / "data"
     path.parent.mkdir()
@@ -135,7 +137,7 @@ def test_a_file_in_the_hands_of_another_user(target: Told, there: Path, tmp_path
     assert "file-of-another" not in keys(answer_here(ask_about(plan), there))
 
 
-def test_a_large_file_is_compared_by_size_and_time(target: Told, there: Path, tmp_path: Path) -> None:
+def test_large_file_is_compared_by_size_and_time(target: Told, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.touch()
     os.truncate(path, _LARGE)
@@ -150,7 +152,7 @@ def test_a_large_file_is_compared_by_size_and_time(target: Told, there: Path, tm
     assert "time of last change differs" in changed.blockers[-1].what
 
 
-def test_a_file_that_is_open_for_writing(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_open_for_writing_needs_a_copy(target: Told, there: Path, tmp_path: Path) -> None:
     """A copy misses what comes later; without a copy, none is sent."""
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
@@ -164,7 +166,7 @@ def test_a_file_that_is_open_for_writing(target: Told, there: Path, tmp_path: Pa
     assert "--send-files" not in found.remedy
 
 
-def test_shared_memory_with_a_name(target: Told, there: Path) -> None:
+def test_named_shared_memory_is_a_blocker(target: Told, there: Path) -> None:
     """CRIU takes it for a file, whose content it does not save."""
     path = Path(f"/dev/shm/crckpt-gate-{os.getpid()}")
     path.write_bytes(_CONTENT)
@@ -178,7 +180,7 @@ def test_shared_memory_with_a_name(target: Told, there: Path) -> None:
     assert "share memory without a name" in found.remedy
 
 
-def test_the_limits_of_a_control_group(target: Told, there: Path) -> None:
+def test_lost_cgroup_limits_are_reported(target: Told, there: Path) -> None:
     """They are lost where there is no such group."""
     directory = next((each for each in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if each.is_dir()), None)
     if directory is None or not os.access(directory, os.W_OK):
@@ -199,7 +201,7 @@ def test_the_limits_of_a_control_group(target: Told, there: Path) -> None:
     assert keys(answers) == ["pid-taken"]
 
 
-def test_a_log_may_be_longer_nowhere_and_is_compared_by_size(target: Told, there: Path, tmp_path: Path) -> None:
+def test_log_must_not_be_longer_and_is_compared_by_size(target: Told, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(_CONTENT)
     target.do(f"held = open({str(path)!r}, 'a')")
@@ -212,7 +214,7 @@ def test_a_log_may_be_longer_nowhere_and_is_compared_by_size(target: Told, there
     assert keys(answer_here(questions, there)) == ["pid-taken", "file-differs"]
 
 
-def test_a_library_of_another_build(there: Path, tmp_path: Path) -> None:
+def test_library_of_another_build_is_a_blocker(there: Path, tmp_path: Path) -> None:
     """It is the program itself here: other content of the same size, with another build-id."""
     path = tmp_path / "program"
     path.write_bytes(Path("/bin/sleep").resolve().read_bytes())
@@ -233,7 +235,7 @@ def test_a_library_of_another_build(there: Path, tmp_path: Path) -> None:
         assert found.remedy == "install the same version there"
 
 
-def test_a_removed_file_that_has_another_name(target: Told, there: Path, tmp_path: Path) -> None:
+def test_removed_file_with_another_name_is_a_blocker(target: Told, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     (tmp_path / "other").hardlink_to(path)
@@ -242,7 +244,7 @@ def test_a_removed_file_that_has_another_name(target: Told, there: Path, tmp_pat
     assert "removed-name" in keys(answer_here(ask_about(target_at(target.pid, there)), there))
 
 
-def test_a_removed_file_without_a_name_moves(target: Told, there: Path, tmp_path: Path) -> None:
+def test_removed_file_without_a_name_moves(target: Told, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     target.do(f"held = open({str(path)!r})")
@@ -250,7 +252,7 @@ def test_a_removed_file_without_a_name_moves(target: Told, there: Path, tmp_path
     assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken"]
 
 
-def test_a_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff\xfe\n")
     path.write_bytes(_CONTENT)
     target.do(f"held = open({os.fsencode(path)!r})")
@@ -260,7 +262,7 @@ def test_a_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) -> No
     assert keys(answer_in(NEW_PIDS, questions, there)) == ["file-missing"]
 
 
-def test_a_port_that_is_taken(target: Told, there: Path) -> None:
+def test_port_in_use_is_a_blocker(target: Told, there: Path) -> None:
     port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
@@ -271,7 +273,7 @@ def test_a_port_that_is_taken(target: Told, there: Path) -> None:
     assert told.remedy.startswith(f"on {HOST}: find it: ss ")
 
 
-def test_a_port_of_closed_connections(target: Told, there: Path) -> None:
+def test_port_of_closed_connections(target: Told, there: Path) -> None:
     port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
     questions = ask_about(target_at(target.pid, there))
     target.do("s.close()")
@@ -286,7 +288,7 @@ def test_a_port_of_closed_connections(target: Told, there: Path) -> None:
     assert found.key == "port-closing"
 
 
-def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
+def test_missing_address_is_a_blocker_unless_it_moves(target: Told, there: Path) -> None:
     target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
@@ -306,14 +308,14 @@ def test_an_address_that_is_missing_or_moves(target: Told, there: Path) -> None:
     assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7/24@eth0",)), there)) == []
 
 
-def test_a_host_that_is_the_source(target: Told, there: Path) -> None:
+def test_move_to_the_source_host_is_refused(target: Told, there: Path) -> None:
     """All that the tree has is in use there: no other finding says anything."""
     questions = ask_about(target_at(target.pid, there))
     assert keys(answer(questions, Context(there), shares_kernel=True)) == ["same-host"]
     assert "same-host" not in keys(answer(questions, Context(there)))
 
 
-def test_a_connection_with_a_program_that_stays(target: Told, there: Path) -> None:
+def test_connection_to_a_program_that_stays_is_a_blocker(target: Told, there: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         target.do(f"import socket; s = socket.create_connection(('127.0.0.1', {port}))")
@@ -322,7 +324,7 @@ def test_a_connection_with_a_program_that_stays(target: Told, there: Path) -> No
         assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "close")), there)) == []
 
 
-def test_a_connection_within_the_tree_moves(target: Told, there: Path) -> None:
+def test_connection_within_the_tree_moves(target: Told, there: Path) -> None:
     target.do(
         "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); "
         "a, _ = s.accept(); s.close()"
@@ -330,7 +332,7 @@ def test_a_connection_within_the_tree_moves(target: Told, there: Path) -> None:
     assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "keep")), there)) == []
 
 
-def test_an_interface_that_is_missing(target: Told, there: Path) -> None:
+def test_missing_interface_is_a_blocker(target: Told, there: Path) -> None:
     target.do("import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')")
     questions = ask_about(target_at(target.pid, there))
     assert keys(answer_in(NEW_PIDS, questions, there)) == []
@@ -341,21 +343,21 @@ def test_an_interface_that_is_missing(target: Told, there: Path) -> None:
     assert "wan7" in found[0].what
 
 
-def test_a_lock_of_another_program(target: Told, there: Path, tmp_path: Path) -> None:
+def test_lock_of_another_program_is_a_blocker(target: Told, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.touch()
     target.do(f"import fcntl; held = open({str(path)!r}); fcntl.flock(held, fcntl.LOCK_EX)")
     assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken", "lock-taken"]
 
 
-def test_a_terminal_in_use(target: Told, there: Path) -> None:
+def test_terminal_in_use_is_a_blocker(target: Told, there: Path) -> None:
     number = target.do("import os; m, s = os.openpty(); told = int(os.ttyname(s).rpartition('/')[2])")
     answers = answer_here(ask_about(target_at(target.pid, there)), there)
     assert keys(answers) == ["pid-taken", "terminal-taken"]
     assert f"/dev/pts/{number}" in answers.blockers[1].what
 
 
-def test_a_terminal_that_stays_here(target: Told, there: Path) -> None:
+def test_terminal_outside_the_tree_is_a_blocker(target: Told, there: Path) -> None:
     master, slave = os.openpty()
     try:
         target.do(f"import os; terminal = os.open({os.ttyname(slave)!r}, os.O_RDWR | os.O_NOCTTY)")
@@ -372,7 +374,7 @@ def test_a_terminal_that_stays_here(target: Told, there: Path) -> None:
     os.close(master)
 
 
-def test_users_and_groups_of_other_names(target: Told, there: Path) -> None:
+def test_users_and_groups_with_other_names_are_warnings(target: Told, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     assert AskedName("user", 0, "root") in questions.names
     other = (AskedName("user", 0, "toor"), AskedName("group", 4_000_000_000, "team"))
@@ -383,7 +385,7 @@ def test_users_and_groups_of_other_names(target: Told, there: Path) -> None:
     assert "group 4000000000, here team, does not exist there" in answers.warnings[-1].what
 
 
-def test_a_program_does_not_get_the_rights_of_another_user(target: Told, there: Path) -> None:
+def test_program_does_not_get_the_rights_of_another_user(target: Told, there: Path) -> None:
     """A number may be that of another user there, or of a group like docker's."""
     target.do("os.setgroups([12345]); os.setgid(65534); os.setresuid(65534, 65534, 4242)")
     questions = ask_about(target_at(target.pid, there))
@@ -401,7 +403,7 @@ def test_a_program_does_not_get_the_rights_of_another_user(target: Told, there: 
 
 
 @pytest.mark.parametrize(("ahead", "said"), [(90.0, "90 s ahead of"), (-90.0, "90 s behind"), (1.0, "")])
-def test_clocks_that_differ(target: Told, there: Path, ahead: float, said: str) -> None:
+def test_clock_difference_is_a_warning(target: Told, there: Path, ahead: float, said: str) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     found = report(asked, questions, answer_here(questions, there), ahead).warnings
@@ -411,7 +413,7 @@ def test_clocks_that_differ(target: Told, there: Path, ahead: float, said: str) 
     )
 
 
-def test_a_machine_that_lacks_something(target: Told, there: Path) -> None:
+def test_unsuitable_machine_is_a_blocker(target: Told, there: Path) -> None:
     """Another CPU, an older CRIU, too little memory: the host is real, and the tree asks for more."""
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
@@ -431,7 +433,7 @@ def test_a_machine_that_lacks_something(target: Told, there: Path) -> None:
     assert "there is older than CRIU 99.0 here" in told[0].what
 
 
-def test_the_store_there_is_too_small(target: Told, there: Path) -> None:
+def test_too_small_store_is_refused(target: Told, there: Path) -> None:
     """What surely does not fit is refused; what may not fit is a warning; what will fit is neither."""
     asked = target_at(target.pid, there)
     memory = asked.observed.memory
@@ -459,13 +461,13 @@ def test_the_store_there_is_too_small(target: Told, there: Path) -> None:
     assert judge_growth(between, 3000) == ""
 
 
-def test_another_architecture(target: Told, there: Path) -> None:
+def test_other_architecture_is_a_blocker(target: Told, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     strange = replace(questions, host=replace(questions.host, arch="s390"))
     assert keys(answer_in(NEW_PIDS, strange, there)) == ["images-arch"]
 
 
-def test_a_host_without_criu(target: Told, there: Path) -> None:
+def test_host_without_criu_is_a_blocker(target: Told, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_in((*NEW_PIDS, *WITHOUT_CRIU), questions, there)
@@ -474,7 +476,7 @@ def test_a_host_without_criu(target: Told, there: Path) -> None:
 
 
 @pytest.mark.parametrize(("executable", "is_other"), [("/usr/bin/another", True), ("/usr/bin/python3", False)])
-def test_a_job_of_another_program(
+def test_job_of_another_program_is_a_blocker(
     target: Told, repository: Repository, tmp_path: Path, executable: str, *, is_other: bool
 ) -> None:
     script = str(PROGRAMS / "told.py") if executable.endswith("python3") else ""
@@ -486,7 +488,7 @@ def test_a_job_of_another_program(
     assert all("/usr/bin/another" in each.what for each in found.blockers)
 
 
-def test_another_move_of_the_job(target: Told, there: Path) -> None:
+def test_other_move_of_the_job_is_a_blocker(target: Told, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_here(questions, there, ("0123456789abcdef", "PREPARED"))
@@ -494,7 +496,7 @@ def test_another_move_of_the_job(target: Told, there: Path) -> None:
     assert "crckpt migrate --resume 0123456789abcdef" in answers.blockers[0].remedy
 
 
-def test_a_stopped_process_that_no_shell_could_continue(target: Told, there: Path) -> None:
+def test_stopped_process_without_a_shell_is_a_blocker(target: Told, there: Path) -> None:
     """As after ^Z: it leads no session, and over there the kernel would end it by SIGHUP."""
     stopped = target.do(
         "import os, signal, subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid; "
@@ -509,7 +511,7 @@ def test_a_stopped_process_that_no_shell_could_continue(target: Told, there: Pat
     assert report(asked, questions, answers).blockers[0].remedy == "continue it before the move: fg"
 
 
-def test_a_tree_of_several_processes_with_threads(target: Told, there: Path) -> None:
+def test_tree_of_several_processes_with_threads(target: Told, there: Path) -> None:
     target.do("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
     child = target.do("import subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid")
     questions = ask_about(target_at(target.pid, there))

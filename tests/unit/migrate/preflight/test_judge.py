@@ -51,7 +51,7 @@ def _keys(judged: JudgedFiles) -> list[str]:
     return [found.key for found in (*judged.blockers, *judged.warnings) if "/data " in found.what]
 
 
-def test_a_file_on_storage_that_both_have_is_the_same(asked: MoveQuestions) -> None:
+def test_file_on_shared_storage_is_the_same(asked: MoveQuestions) -> None:
     """Whatever its size is by now: the program writes to it."""
     (data,) = (file for file in asked.files if file.shared_by)
     assert _keys(_judge(asked)) == ["file-in-use"]
@@ -63,7 +63,7 @@ def test_a_file_on_storage_that_both_have_is_the_same(asked: MoveQuestions) -> N
     assert "storage that both hosts mount" in other.blockers[0].remedy
 
 
-def test_a_file_that_two_containers_share(asked: MoveQuestions) -> None:
+def test_file_shared_by_two_containers_is_recognized(asked: MoveQuestions) -> None:
     """On one kernel the numbers of device and inode name a file."""
     (number,) = (file.id for file in asked.files if file.shared_by)
     assert not look_for_files(asked.files)[number].is_same
@@ -74,7 +74,9 @@ def test_a_file_that_two_containers_share(asked: MoveQuestions) -> None:
 
 
 @pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
-def test_a_lock_that_holds_on_all_hosts(target: Told, asked: MoveQuestions, there: Path, call: str, kind: str) -> None:
+def test_lock_on_a_network_file_system_is_a_blocker(
+    target: Told, asked: MoveQuestions, there: Path, call: str, kind: str
+) -> None:
     """The restore would wait for it, as long as the tree is frozen here."""
     target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
     locks = ask_about(target_at(target.pid, there)).locks
@@ -99,18 +101,20 @@ def test_many_files_in_use_are_counted(target: Told, there: Path, tmp_path: Path
     ("problem", "key", "is_blocker"),
     [("silent", "file-silent", True), ("refused", "file-refused", True), ("unmounted", "file-unmounted", False)],
 )
-def test_a_file_that_cannot_be_looked_at(asked: MoveQuestions, problem: str, key: str, *, is_blocker: bool) -> None:
+def test_file_that_cannot_be_examined_is_reported(
+    asked: MoveQuestions, problem: str, key: str, *, is_blocker: bool
+) -> None:
     judged = _judge(asked, problem=problem, state=None, why="Permission denied")
     assert key in [found.key for found in (judged.blockers if is_blocker else judged.warnings)]
 
 
-def test_files_that_were_not_looked_at_are_counted(asked: MoveQuestions) -> None:
+def test_unexamined_files_are_counted(asked: MoveQuestions) -> None:
     judged = _judge(asked, problem="unasked", state=None)
     said = [str(found) for found in judged.warnings]
     assert "crckpt did not look for 1 more files, because of that file system" in said
 
 
-def test_a_missing_answer_is_no_missing_file(asked: MoveQuestions) -> None:
+def test_missing_answer_is_not_a_missing_file(asked: MoveQuestions) -> None:
     host = HostState((), {}, {}, _RESOURCES)
     judged = judge_files(asked, plan_restore(asked, "4.2"), host, {})
     assert [found.key for found in (*judged.blockers, *judged.warnings)] == ["files-unasked"]
@@ -118,7 +122,7 @@ def test_a_missing_answer_is_no_missing_file(asked: MoveQuestions) -> None:
 
 
 @pytest.mark.parametrize("key", sorted(entry.key for entry in CATALOGUE if entry.move or entry.move_says))
-def test_words_of_a_move_name_no_restore(key: str) -> None:
+def test_move_findings_do_not_mention_restore(key: str) -> None:
     worded = cause(key).finding().word_for("there", peer="db2", ours="4.2", theirs="4.1")
     # What only the source has is not said of the destination.
     assert worded.what.startswith("db2: ") == (key not in {"stopped-job", "terminal"})
@@ -131,7 +135,7 @@ def test_words_of_a_move_name_no_restore(key: str) -> None:
     "key",
     ["memory", "outside-pipe", "outside-pipe-read", "packet-ring", "peer-of-another", "tcp-keys", "untested-kind"],
 )
-def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> None:
+def test_dump_finding_names_no_option_that_a_move_lacks(key: str) -> None:
     """A move ends the tree and restores it detached: it has no --stop, --force or --detach."""
     found = cause(key).finding(fd=3, pid=7).word_for("move")
     assert found.key == key
@@ -154,12 +158,12 @@ def test_a_finding_of_the_dump_names_no_option_that_a_move_lacks(key: str) -> No
         ),
     ],
 )
-def test_a_remedy_says_on_which_host(key: str, remedy: str) -> None:
+def test_remedy_names_the_host(key: str, remedy: str) -> None:
     found = cause(key).finding(interface="10.0.0.5/24", there="ens3", own="10.0.0.5/24@eth0")
     assert found.word_for("there", peer="db2").remedy == remedy
 
 
-def test_this_host_is_the_other_one_for_the_user_of_a_move() -> None:
+def test_destination_is_named_for_the_user_of_a_move() -> None:
     found = cause("cpus-missing").finding(missing=3, tid=7, left=1)
     assert found.what.startswith("this host has no CPU 3")
     assert found.word_for("there", peer="db2").what.startswith("db2: it has no CPU 3")

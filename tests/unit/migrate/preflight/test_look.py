@@ -53,7 +53,7 @@ def _run(statements: str, within: float = 10.0) -> list[str]:
     return lines
 
 
-def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
+def test_fifo_is_not_opened(tmp_path: Path) -> None:
     """To open it would wait without end, and its content is not read."""
     path = tmp_path / "fifo"
     os.mkfifo(path)
@@ -62,7 +62,7 @@ def test_a_fifo_is_not_opened(tmp_path: Path) -> None:
     assert found.digest == ""
 
 
-def test_a_device_is_not_opened(tmp_path: Path) -> None:
+def test_device_is_not_opened(tmp_path: Path) -> None:
     """A tape would be wound back. This one has no driver: to open it fails, to look at it does not."""
     path = tmp_path / "device"
     try:
@@ -74,7 +74,7 @@ def test_a_device_is_not_opened(tmp_path: Path) -> None:
     assert found.state is not None
 
 
-def test_a_link_in_a_loop_is_refused(tmp_path: Path) -> None:
+def test_link_loop_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "link"
     path.symlink_to(path)
     found = look_for_files([_ask(path)])[1]
@@ -82,14 +82,14 @@ def test_a_link_in_a_loop_is_refused(tmp_path: Path) -> None:
     assert "symbolic links" in found.why
 
 
-def test_an_open_link_is_looked_at_itself(tmp_path: Path) -> None:
+def test_open_link_is_examined_itself(tmp_path: Path) -> None:
     path = tmp_path / "link"
     path.symlink_to("/nowhere")
     assert look_for_files([_ask(path)])[1].is_missing
     assert look_for_files([_ask(path, flags=os.O_NOFOLLOW)])[1].state is not None
 
 
-def test_an_automount_is_not_mounted(tmp_path: Path) -> None:
+def test_automount_is_not_mounted(tmp_path: Path) -> None:
     """Its daemon would be asked, and would wait: here nobody reads what the kernel asks."""
     assert _run(
         f"""
@@ -102,7 +102,7 @@ look(place, place + "/home/file", {str(tmp_path)!r})
     ) == ["1 unmounted", "2 unmounted", "3 there"]
 
 
-def test_a_silent_file_system_is_left_alone(tmp_path: Path) -> None:
+def test_silent_file_system_is_left_alone(tmp_path: Path) -> None:
     """It is not disconnected, and what comes after it is not known."""
     if not os.access("/dev/fuse", os.W_OK):
         pytest.skip("/dev/fuse cannot be used here")

@@ -37,12 +37,12 @@ def _decode(content: dict[str, Any]) -> MoveQuestions:
     return decode_questions(msgspec.msgpack.encode(content))
 
 
-def test_questions_travel_whole(target: Told, there: Path) -> None:
+def test_questions_round_trip(target: Told, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     assert decode_questions(encode_questions(questions)) == questions
 
 
-def test_what_a_program_may_choose_travels(target: Told, there: Path, tmp_path: Path) -> None:
+def test_unusual_names_and_times_round_trip(target: Told, there: Path, tmp_path: Path) -> None:
     """Names of any bytes, and times that no calendar has."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         os.utime(file.name, ns=(1 << 62, 1 << 90))
@@ -58,58 +58,58 @@ def test_what_a_program_may_choose_travels(target: Told, there: Path, tmp_path: 
 @pytest.mark.parametrize(
     "path", [b"etc/passwd", b"/../etc/passwd", b"/a/../b", b"", b"/a\0b", b"/" + b"x" * 5000], ids=repr
 )
-def test_a_path_is_absolute_and_of_limited_length(asked: dict[str, Any], path: bytes) -> None:
+def test_path_must_be_absolute_and_short(asked: dict[str, Any], path: bytes) -> None:
     asked["files"][0]["path"] = path
     with pytest.raises(IntegrityError):
         _decode(asked)
 
 
 @pytest.mark.parametrize("host", ["", "localhost", "example.com", "127.0.0.1 ", "::1%eth0\n"])
-def test_no_name_server_is_asked(asked: dict[str, Any], host: str) -> None:
+def test_no_name_server_is_queried(asked: dict[str, Any], host: str) -> None:
     (socket,) = (each for each in asked["sockets"] if each.get("family") == 2)
     socket["source"]["host"] = host
     with pytest.raises(IntegrityError, match="bad address"):
         _decode(asked)
 
 
-def test_moved_addresses_are_addresses(asked: dict[str, Any]) -> None:
+def test_moved_addresses_must_be_addresses(asked: dict[str, Any]) -> None:
     asked["moved_addresses"] = ["999.0.0.1/24@eth0"]
     with pytest.raises(IntegrityError, match="bad address"):
         _decode(asked)
 
 
-def test_ids_lead_to_what_is_there(asked: dict[str, Any]) -> None:
+def test_ids_must_refer_to_entries(asked: dict[str, Any]) -> None:
     asked["processes"][0]["descriptors"] = [[0, 1 << 40]]
     with pytest.raises(IntegrityError, match="not in the questions"):
         _decode(asked)
 
 
-def test_a_directory_is_no_socket(asked: dict[str, Any]) -> None:
+def test_directory_must_not_be_a_socket(asked: dict[str, Any]) -> None:
     asked["processes"][0]["cwd"] = asked["sockets"][0]["id"]
     with pytest.raises(IntegrityError, match="not in the questions"):
         _decode(asked)
 
 
-def test_ids_are_unique(asked: dict[str, Any]) -> None:
+def test_ids_must_be_unique(asked: dict[str, Any]) -> None:
     asked["files"].append(asked["files"][0])
     with pytest.raises(IntegrityError, match="the same id"):
         _decode(asked)
 
 
-def test_a_process_comes_once(asked: dict[str, Any]) -> None:
+def test_process_must_appear_once(asked: dict[str, Any]) -> None:
     asked["processes"].append(asked["processes"][0])
     with pytest.raises(IntegrityError, match="twice"):
         _decode(asked)
 
 
-def test_a_lock_has_a_holder(asked: dict[str, Any]) -> None:
+def test_lock_must_have_a_holder(asked: dict[str, Any]) -> None:
     lock = {"kind": "flock", "exclusive": True, "pid": 1, "fd": 1, "start": 0, "end": None}
     asked["locks"] = [lock]
     with pytest.raises(IntegrityError, match="has a lock"):
         _decode(asked)
 
 
-def test_the_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     content = msgspec.msgpack.encode(asked)
     monkeypatch.setattr(module, "MOST_BYTES", len(content) - 1)
     with pytest.raises(IntegrityError, match="at most"):
@@ -120,7 +120,7 @@ def test_the_size_is_limited(asked: dict[str, Any], monkeypatch: pytest.MonkeyPa
 
 @settings(max_examples=examples(200))
 @given(st.binary(max_size=200))
-def test_any_bytes_are_refused(content: bytes) -> None:
+def test_random_bytes_are_refused(content: bytes) -> None:
     for decode in (decode_questions, decode_answers):
         with pytest.raises(IntegrityError):
             decode(content)

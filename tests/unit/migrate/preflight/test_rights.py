@@ -44,7 +44,7 @@ def ordinary(target: Told) -> Told:
     return target
 
 
-def test_a_program_that_can_become_root_needs_no_other_rights(ordinary: Told) -> None:
+def test_program_that_can_become_root_needs_no_other_rights(ordinary: Told) -> None:
     assert read_rights((ordinary.pid,)) == frozenset()
     ordinary.do("os.setresuid(0, 0, 0); os.setresuid(4141, 4141, 4141)")
     own: set[Right] = {("user", 4141), ("group", 4141), ("group", 4343)}
@@ -54,7 +54,7 @@ def test_a_program_that_can_become_root_needs_no_other_rights(ordinary: Told) ->
         refuse_new_rights(ordinary.pid, frozenset(own - {("group", 4343)}))
 
 
-def test_a_thread_and_a_child_with_other_rights(target: Told) -> None:
+def test_rights_of_threads_and_children_count(target: Told) -> None:
     number = _SETRESUID.get(os.uname().machine)
     if number is None:
         pytest.skip("the number of the system call is not known")

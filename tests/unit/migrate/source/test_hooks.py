@@ -26,7 +26,9 @@ def move(*, before_freeze: str = "", address_hook: str = "") -> HookedMove:
 
 
 @pytest.mark.parametrize("name", ["before-freeze", "prepare", "commit", "abort"])
-def test_a_hook_learns_of_the_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: hooks.MoveStep) -> None:
+def test_hook_gets_the_environment_of_the_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: hooks.MoveStep
+) -> None:
     """It runs in the directory and with the variables of the user."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OF_THE_USER", "kept")
@@ -40,12 +42,12 @@ def test_a_hook_learns_of_the_move(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert not (tmp_path / "other").exists()
 
 
-def test_no_hook_is_no_failure() -> None:
+def test_missing_hook_is_no_failure() -> None:
     run_hook(move(), "before-freeze")
     assert run_late_hook(move(before_freeze="false"), "commit") is None
 
 
-def test_the_error_has_the_output_and_the_command() -> None:
+def test_hook_error_has_output_and_command() -> None:
     with pytest.raises(HostCannot) as caught:
         run_hook(move(address_hook="echo no such backend; echo really >&2; exit 3"), "prepare")
     assert caught.value.message == "--address-hook failed at step prepare (exit status 3): no such backend; really"
@@ -55,7 +57,7 @@ def test_the_error_has_the_output_and_the_command() -> None:
         run_hook(move(before_freeze="kill -9 $$"), "before-freeze")
 
 
-def test_only_the_end_of_a_long_output_comes_back() -> None:
+def test_only_the_end_of_a_long_output_is_returned() -> None:
     with pytest.raises(HostCannot) as caught:
         run_hook(move(before_freeze="seq 100000; exit 1"), "before-freeze")
     assert caught.value.message.endswith("; 99999; 100000")
@@ -70,7 +72,7 @@ def test_late_failures_are_reported(name: Literal["commit", "abort"]) -> None:
     assert f"CRCKPT_MOVE_STEP={name}" in found.remedy
 
 
-def test_a_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hook_has_a_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """What it has started ends with it."""
     monkeypatch.setattr(hooks, "SECONDS", {"prepare": 0.2})
     reading, writing = os.pipe()
@@ -98,7 +100,7 @@ run_hook(HookedMove("0123456789abcdef", "here", "there", "app", "", sys.argv[1])
 """
 
 
-def test_an_interruption_ends_a_hook(tmp_path: Path) -> None:
+def test_interruption_ends_a_hook(tmp_path: Path) -> None:
     """It and what it has started, however early it comes."""
     hook = f"echo $$ > {tmp_path}/pid; kill -TERM $PPID; sleep 1000"
     done = subprocess.run([sys.executable, "-c", INTERRUPTED, hook], capture_output=True, text=True, check=False)
@@ -116,7 +118,7 @@ def is_group(group: int) -> bool:
     return True
 
 
-def test_what_runs_on_in_the_background_keeps_nobody_waiting() -> None:
+def test_background_processes_of_a_hook_are_not_waited_for() -> None:
     reading, writing = os.pipe()
     run_hook(move(before_freeze=f"sleep 1000 & echo $! > /proc/{os.getpid()}/fd/{writing}"), "before-freeze")
     pid = int(os.read(reading, 100))

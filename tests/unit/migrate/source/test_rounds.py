@@ -34,12 +34,12 @@ SECOND = Round(
 SHORT, LONG = Downtime(0.01, 0.3), Downtime(0.9, 0.3)
 
 
-def test_what_a_program_writes_per_second() -> None:
+def test_write_rate_of_a_program() -> None:
     assert FIRST.written_per_s is None
     assert SECOND.written_per_s == 20 * MIB
 
 
-def test_what_is_written_meanwhile_is_stored_and_sent_in_the_downtime() -> None:
+def test_pages_written_meanwhile_count_towards_the_downtime() -> None:
     """20 of the 30 MiB of the last round: they take two thirds of its time."""
     downtime = estimate_downtime([FIRST, SECOND], SECOND.written_per_s)
     assert downtime.written_s == pytest.approx(2 / 3 * 1.0)
@@ -47,7 +47,7 @@ def test_what_is_written_meanwhile_is_stored_and_sent_in_the_downtime() -> None:
     assert estimate_downtime([FIRST, slower], slower.written_per_s).written_s > 9 * downtime.written_s
 
 
-def test_the_first_estimate() -> None:
+def test_first_estimate_without_a_rate() -> None:
     """Without a rate all may have been written again; no program writes more than it has."""
     for rate in (None, 1e12):
         assert estimate_downtime([FIRST], rate).written_s == FIRST.store_s + FIRST.send_s
@@ -56,7 +56,7 @@ def test_the_first_estimate() -> None:
     assert estimate_downtime([nothing], 5.0).written_s == 0
 
 
-def test_the_freeze_is_as_short_as_that_of_any_round() -> None:
+def test_freeze_estimate_is_the_shortest_round() -> None:
     """A round that copied much was frozen for longer; that says nothing of the hand-over, nor of the restore."""
     long = replace(SECOND, frozen_s=0.2 + SECOND.frozen_s, dump_s=0.2 + SECOND.dump_s)
     usual = estimate_downtime([SECOND, SECOND], 0.0)
@@ -64,7 +64,7 @@ def test_the_freeze_is_as_short_as_that_of_any_round() -> None:
     assert estimate_downtime([long], 0.0).fixed_s > estimate_downtime([SECOND], 0.0).fixed_s
 
 
-def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
+def test_slow_store_means_a_slow_restore() -> None:
     slow = replace(FIRST, store_s=10 + FIRST.store_s)
     busy = replace(SECOND, dump_s=5 + SECOND.dump_s)
     assert estimate_downtime([FIRST, busy], 0.0).fixed_s > 5
@@ -102,11 +102,13 @@ def test_a_host_that_stores_slowly_is_thought_to_restore_slowly() -> None:
         (replace(REQUEST, max_downtime_ms=300), [FIRST, SECOND], LONG, ""),
     ],
 )
-def test_why_rounds_end(request_: MigrateRequest, rounds: list[Round], downtime: Downtime, why: str) -> None:
+def test_reason_for_the_end_of_rounds(
+    request_: MigrateRequest, rounds: list[Round], downtime: Downtime, why: str
+) -> None:
     assert explain_end(request_, rounds, downtime, 11.0 * MIB) == why
 
 
-def test_a_budget_that_the_estimate_exceeds() -> None:
+def test_estimate_over_the_budget_is_refused() -> None:
     budget = replace(REQUEST, max_downtime_ms=300)
     check_budget(budget, LONG)
     check_budget(replace(budget, abort_over=True, max_downtime_ms=1300), LONG)

@@ -53,7 +53,7 @@ def tree() -> Iterator[proc.Tree]:
 
 
 @pytest.mark.usefixtures("few_descriptors")
-def test_a_tree_of_more_processes_than_descriptors(tree: proc.Tree) -> None:
+def test_tree_with_more_processes_than_descriptors(tree: proc.Tree) -> None:
     assert len(tree.pids) == 401
     end = TreeEnd(tree)
     for pid in tree.pids:
@@ -62,7 +62,7 @@ def test_a_tree_of_more_processes_than_descriptors(tree: proc.Tree) -> None:
     assert all(found is None or found.state == "zombie" for found in map(proc.read_process, tree.pids))
 
 
-def test_a_program_whose_descriptor_has_a_high_number() -> None:
+def test_pidfd_above_1023_is_waited_for() -> None:
     """select(2) takes none above 1023."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limits[1] < 2048:

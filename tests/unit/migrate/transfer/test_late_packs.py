@@ -17,7 +17,7 @@ from crckpt.store.layout import pack_name
 
 
 @pytest.mark.parametrize("size", [MOST_READ, 0])
-def test_one_that_reads_no_answers_takes_no_memory(tmp_path: Path, size: int) -> None:
+def test_peer_that_reads_no_answers_uses_bounded_memory(tmp_path: Path, size: int) -> None:
     backend = MemoryBackend(tmp_path)
     backend.put(pack_name(PackId(DIGEST)), bytes(1 << 20), "pack")
     with half_connected() as (source, _, writes):
@@ -41,7 +41,7 @@ def test_one_that_reads_no_answers_takes_no_memory(tmp_path: Path, size: int) ->
         thread.join()
 
 
-def test_what_was_not_offered_is_not_read(tmp_path: Path) -> None:
+def test_pack_that_was_not_offered_is_not_read(tmp_path: Path) -> None:
     backend = MemoryBackend(tmp_path)
     backend.put(pack_name(PackId(DIGEST)), b"secret", "pack")
     with half_connected() as (source, _, writes):

@@ -91,7 +91,7 @@ def move(tmp_path: Path) -> Iterator[Move]:
         yield Move(source, destination, here, there, Receiver(destination, begun.path))
 
 
-def test_a_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> None:
+def test_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
     assert move.send(made) == sum(pack_path(move.source, digest).stat().st_size for digest in digests(made))
     assert move.destination.ids() == ()
@@ -102,7 +102,7 @@ def test_a_checkpoint_is_the_same_in_both_stores(move: Move, tmp_path: Path) -> 
     assert move.received[-1] == sum(path.stat().st_size for path in packs(move.source))
 
 
-def test_a_second_transfer_sends_only_what_is_new(move: Move, tmp_path: Path) -> None:
+def test_second_transfer_sends_only_new_packs(move: Move, tmp_path: Path) -> None:
     first = store(move.source, tmp_path, of_pages(*range(1, 500)))
     assert move.send(first) > 0
     assert move.send(first) == 0
@@ -115,7 +115,7 @@ def test_a_second_transfer_sends_only_what_is_new(move: Move, tmp_path: Path) ->
         assert again.send(first, second) == 0
 
 
-def test_fingerprints_of_what_came(move: Move, tmp_path: Path) -> None:
+def test_fingerprints_of_received_packs_are_known(move: Move, tmp_path: Path) -> None:
     """A dump at the destination then finds pages, and nothing is read again by the next move."""
     made = store(move.source, tmp_path, of_pages(*range(1, 500)))
     move.receive_checkpoint(made)
@@ -127,7 +127,7 @@ def test_fingerprints_of_what_came(move: Move, tmp_path: Path) -> None:
     assert verify(move.destination).damages == ()
 
 
-def test_a_store_that_cannot_be_written_is_said(move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_store_is_reported(move: Move, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
     monkeypatch.setattr(move.destination.backend, "find_write_refusal", lambda: "it is on a read-only mount")
     with pytest.raises(RemoteError, match="cannot be written: it is on a read-only mount"):
@@ -136,7 +136,7 @@ def test_a_store_that_cannot_be_written_is_said(move: Move, tmp_path: Path, monk
     assert nothing_is_left(move.destination)
 
 
-def test_an_abort_in_a_transfer_leaves_nothing(move: Move) -> None:
+def test_aborted_transfer_leaves_nothing(move: Move) -> None:
     def answer() -> None:
         with pytest.raises(AbortReceived, match="source aborted the move: interrupted") as caught:
             move.receiver.answer_offer(move.there, move.there.receive(Offer))
@@ -153,7 +153,7 @@ def test_an_abort_in_a_transfer_leaves_nothing(move: Move) -> None:
     assert nothing_is_left(move.destination)
 
 
-def test_many_packs_at_once(move: Move, tmp_path: Path) -> None:
+def test_many_packs_are_sent_at_once(move: Move, tmp_path: Path) -> None:
     made = [store(move.source, tmp_path, of_pages(*range(number * 100, number * 100 + 70))) for number in range(12)]
     assert len(packs(move.source)) >= 12
     move.send(*made)
@@ -162,12 +162,12 @@ def test_many_packs_at_once(move: Move, tmp_path: Path) -> None:
         assert pack_path(move.destination, path.stem).read_bytes() == path.read_bytes()
 
 
-def test_a_checkpoint_without_packs_that_are_lacking_needs_no_data(move: Move, tmp_path: Path) -> None:
+def test_checkpoint_without_missing_packs_needs_no_data(move: Move, tmp_path: Path) -> None:
     with move.answering():
         assert send_packs(move.here, move.source.backend, ()) == 0
 
 
-def test_a_damaged_pack_of_the_destination_is_lacking_and_replaced(move: Move, tmp_path: Path) -> None:
+def test_damaged_pack_of_the_destination_is_replaced(move: Move, tmp_path: Path) -> None:
     made = store(move.source, tmp_path, of_pages(*range(1, 500)))
     move.receive_checkpoint(made)
     damaged = packs(move.destination)[0]
@@ -179,7 +179,7 @@ def test_a_damaged_pack_of_the_destination_is_lacking_and_replaced(move: Move, t
         assert verify(move.destination).damages == ()
 
 
-def test_damage_that_was_found_is_known_though_it_has_fingerprints(move: Move, tmp_path: Path) -> None:
+def test_known_damage_is_replaced_despite_fingerprints(move: Move, tmp_path: Path) -> None:
     made = store(move.destination, tmp_path, of_pages(*range(1, 500)))
     (digest,) = digests(made)
     assert move.destination.backend.exists(fingerprints_name(PackId(digest)))
@@ -193,7 +193,7 @@ def test_damage_that_was_found_is_known_though_it_has_fingerprints(move: Move, t
 
 
 @pytest.mark.parametrize("where", [20, -30, -1000])
-def test_a_pack_that_is_damaged_at_the_source_is_not_stored(move: Move, tmp_path: Path, where: int) -> None:
+def test_pack_damaged_at_the_source_is_not_stored(move: Move, tmp_path: Path, where: int) -> None:
     made = store(move.source, tmp_path, of_pages(*range(1, 500)))
     flip(packs(move.source)[0], where)
     with pytest.raises(RemoteError, match="damaged in the store of the source, or was changed on the way"):
@@ -202,7 +202,7 @@ def test_a_pack_that_is_damaged_at_the_source_is_not_stored(move: Move, tmp_path
     assert nothing_is_left(move.destination)
 
 
-def test_a_pack_that_is_missing_at_the_source_is_named(move: Move, tmp_path: Path) -> None:
+def test_pack_missing_at_the_source_is_named(move: Move, tmp_path: Path) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
     path = packs(move.source)[0]
     path.unlink()
@@ -290,7 +290,7 @@ def send_nothing(here: Connection) -> None:
         (send_nothing, "was not sent whole"),
     ],
 )
-def test_a_source_that_lies_stores_nothing(move: Move, lie: Callable[[Connection], None], words: str) -> None:
+def test_lying_source_stores_nothing(move: Move, lie: Callable[[Connection], None], words: str) -> None:
     with move.answering():
         move.here.send(Offer((DIGEST, OTHER)))
         move.here.receive(Lacking)
@@ -301,7 +301,7 @@ def test_a_source_that_lies_stores_nothing(move: Move, lie: Callable[[Connection
     assert nothing_is_left(move.destination)
 
 
-def test_a_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> None:
+def test_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
     content = pack_path(move.source, digests(made)[0]).read_bytes()
     with move.answering():
@@ -314,7 +314,7 @@ def test_a_pack_under_another_name_is_not_stored(move: Move, tmp_path: Path) -> 
     assert nothing_is_left(move.destination)
 
 
-def test_a_destination_that_wants_what_was_not_offered_gets_nothing(move: Move, tmp_path: Path) -> None:
+def test_destination_gets_only_offered_packs(move: Move, tmp_path: Path) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
     for wanted in (("cd" * 32,), digests(made) * 2):
         with connected() as (here, there):
@@ -324,7 +324,7 @@ def test_a_destination_that_wants_what_was_not_offered_gets_nothing(move: Move, 
             thread.join()
 
 
-def test_the_end_of_the_connection_in_a_transfer_leaves_nothing(move: Move) -> None:
+def test_lost_connection_leaves_nothing(move: Move) -> None:
     with move.answering():
         move.here.send(Offer((DIGEST,)))
         move.here.receive(Lacking)
@@ -334,7 +334,7 @@ def test_the_end_of_the_connection_in_a_transfer_leaves_nothing(move: Move) -> N
     assert nothing_is_left(move.destination)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     source = open_store(tmp_path)
     made = store(source, tmp_path, of_pages(*range(1, 3000)))
     with mounted_disk(tmp_path / "small", "3m") as small:
@@ -350,7 +350,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path) -> None:
             assert nothing_is_left(destination)
 
 
-def test_a_manifest_whose_packs_are_missing_is_not_written(move: Move, tmp_path: Path) -> None:
+def test_manifest_with_missing_packs_is_not_written(move: Move, tmp_path: Path) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
     manifest = manifest_path(move.source, made.id).read_bytes()
     with pytest.raises(IntegrityError, match=f"needs pack {digests(made)[0][:12]}, which was not sent"):
@@ -372,7 +372,7 @@ def test_a_manifest_whose_packs_are_missing_is_not_written(move: Move, tmp_path:
         ({"schema": 2}, "knows schema 1"),
     ],
 )
-def test_a_manifest_that_contradicts_its_packs_is_not_written(
+def test_manifest_that_contradicts_its_packs_is_not_written(
     move: Move, tmp_path: Path, change: dict[str, object], words: str
 ) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
@@ -385,14 +385,14 @@ def test_a_manifest_that_contradicts_its_packs_is_not_written(
     assert move.destination.ids() == ()
 
 
-def test_a_manifest_with_another_id_is_not_written(move: Move, tmp_path: Path) -> None:
+def test_manifest_with_another_id_is_not_written(move: Move, tmp_path: Path) -> None:
     made = store(move.source, tmp_path, ONE_PROCESS)
     move.send(made)
     with pytest.raises(IntegrityError, match="SHA-256 is not its id"):
         move.receiver.store_checkpoint(manifest_path(move.source, made.id).read_bytes(), CheckpointId("ab" * 32))
 
 
-def test_gc_removes_what_an_aborted_move_has_left(tmp_path: Path) -> None:
+def test_gc_removes_packs_of_an_aborted_move(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     source, destination = open_store(tmp_path), open_store(tmp_path / "there")
     made = store(source, tmp_path, ONE_PROCESS)

@@ -128,7 +128,7 @@ def test_files_arrive_with_owner_mode_and_time(elsewhere: Path) -> None:
     assert sorted(path.name for path in elsewhere.iterdir()) == ["inner", "one"]
 
 
-def test_an_empty_file_and_a_working_directory(elsewhere: Path) -> None:
+def test_empty_file_and_working_directory_are_sent(elsewhere: Path) -> None:
     empty = _make(elsewhere / "empty", b"")
     directory = elsewhere / "work"
     directory.mkdir(mode=0o700)
@@ -145,7 +145,7 @@ def test_an_empty_file_and_a_working_directory(elsewhere: Path) -> None:
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-def test_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then the new file has another name until it is whole; the flag is one that such a file system refuses."""
     monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY)
     asked = _prepare(elsewhere, "one")
@@ -155,7 +155,7 @@ def test_a_file_system_without_unnamed_files(elsewhere: Path, monkeypatch: pytes
     assert (elsewhere / "one").stat().st_nlink == 1
 
 
-def test_a_file_that_is_there_by_now_is_not_replaced(elsewhere: Path) -> None:
+def test_existing_file_is_not_replaced(elsewhere: Path) -> None:
     """What was sent together with it is removed again."""
     asked = _prepare(elsewhere, "inner/one", "two")
 
@@ -188,7 +188,7 @@ def test_no_link_is_followed(elsewhere: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [lambda path: path.chmod(0o777), lambda path: os.chown(path, 12345, 0)])
-def test_a_directory_that_others_can_change(elsewhere: Path, change: Callable[[Path], None]) -> None:
+def test_directory_writable_by_others_is_refused(elsewhere: Path, change: Callable[[Path], None]) -> None:
     asked = _prepare(elsewhere, "inner/one")
 
     def prepare() -> None:
@@ -220,7 +220,7 @@ def _give_to_user(asked: AskedFile, other: Path) -> AskedFile:
 
 
 @pytest.mark.parametrize("mislead", [_take_number, _give_to_user])
-def test_a_link_to_a_file_of_roots_is_not_followed(tmp_path: Path, mislead: Callable[..., AskedFile]) -> None:
+def test_link_to_a_file_of_root_is_not_followed(tmp_path: Path, mislead: Callable[..., AskedFile]) -> None:
     """The user of the tree puts it in the place of a file that the source has found sendable."""
     secret = _make_secret(tmp_path, len(_CONTENT))
     path = _make(tmp_path / "library")
@@ -231,7 +231,7 @@ def test_a_link_to_a_file_of_roots_is_not_followed(tmp_path: Path, mislead: Call
         send_files(source, [asked])
 
 
-def test_a_link_that_comes_after_the_digest_is_not_followed(tmp_path: Path) -> None:
+def test_link_created_after_the_digest_is_not_followed(tmp_path: Path) -> None:
     secret = _make_secret(tmp_path, len(_CONTENT))
     path = _make(tmp_path / "library")
     asked, taken = _asked(path), Collected()
@@ -254,7 +254,7 @@ def test_a_link_that_comes_after_the_digest_is_not_followed(tmp_path: Path) -> N
     assert taken.content == b""
 
 
-def test_what_only_an_access_control_list_allowed_is_not_allowed_to_a_group(elsewhere: Path) -> None:
+def test_access_control_list_does_not_widen_the_group(elsewhere: Path) -> None:
     asked = _prepare(elsewhere, "one")
     # For uid 4322 to read: the bits of the group are the mask then (acl(5), linux/posix_acl_xattr.h).
     entries = ((1, 6, -1), (2, 4, _OWNER + 1), (4, 0, -1), (0x10, 4, -1), (0x20, 0, -1))
@@ -268,7 +268,7 @@ def test_what_only_an_access_control_list_allowed_is_not_allowed_to_a_group(else
     assert stat.S_IMODE((elsewhere / "one").stat().st_mode) == 0o600
 
 
-def test_content_that_changes_on_the_way(elsewhere: Path) -> None:
+def test_content_changed_during_the_transfer_is_refused(elsewhere: Path) -> None:
     asked = _prepare(elsewhere, "one")
 
     def change() -> None:
@@ -280,7 +280,7 @@ def test_content_that_changes_on_the_way(elsewhere: Path) -> None:
     assert not any(elsewhere.iterdir())
 
 
-def test_a_file_that_would_be_another_users_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_that_would_belong_to_another_user_is_refused(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its number belongs to another user there."""
     asked = _prepare(elsewhere, "one")
     names = iter(("ada", "bob"))
@@ -314,23 +314,21 @@ def _sent(path: bytes, **more: object) -> SentFile:
     ],
     ids=repr,
 )
-def test_a_list_from_elsewhere_is_checked(file: SentFile) -> None:
+def test_file_list_is_validated(file: SentFile) -> None:
     good = _sent(b"/etc/x")
     assert decode_files(encode_sent((good,))) == (good,)
     with pytest.raises(IntegrityError):
         decode_files(encode_sent((good, file)))
 
 
-def test_the_kernels_own_directories_are_refused() -> None:
+def test_system_directories_are_refused() -> None:
     placement = placed_files.Placement()
     with pytest.raises(PreflightRefused, match="made by the kernel"):
         placement.open_directory(Path("/proc/self"), (), 0)
     placement.close()
 
 
-def test_a_move_that_lacks_only_files_is_possible_once_they_are_sent(
-    target: Told, there: Path, elsewhere: Path
-) -> None:
+def test_move_that_lacks_only_files_is_possible_after_sending(target: Told, there: Path, elsewhere: Path) -> None:
     asked = _prepare(elsewhere, "one")
     target.do(f"held = open({str(elsewhere / 'one')!r})")
     plan = target_at(target.pid, there)
@@ -345,7 +343,7 @@ def test_a_move_that_lacks_only_files_is_possible_once_they_are_sent(
     assert answer_in(NEW_PIDS, questions, there).blockers == ()
 
 
-def test_nothing_is_sent_if_something_else_prevents_the_move(target: Told, there: Path, tmp_path: Path) -> None:
+def test_nothing_is_sent_if_another_blocker_exists(target: Told, there: Path, tmp_path: Path) -> None:
     path = _make(tmp_path / "data")
     target.do(f"held = open({str(path)!r})")
     plan = target_at(target.pid, there)
@@ -356,7 +354,7 @@ def test_nothing_is_sent_if_something_else_prevents_the_move(target: Told, there
     assert [found.what for found in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
 
 
-def test_which_files_may_be_sent(target: Told, there: Path, tmp_path: Path) -> None:
+def test_sendable_files_are_selected(target: Told, there: Path, tmp_path: Path) -> None:
     read, written, special = (_make(tmp_path / name) for name in ("read", "written", "special"))
     special.chmod(0o4755)
     (tmp_path / "open").mkdir()
@@ -378,7 +376,7 @@ def test_which_files_may_be_sent(target: Told, there: Path, tmp_path: Path) -> N
     assert "nfs4" in find_sendable(questions, [network])[1][0].what
 
 
-def test_a_file_of_which_a_program_has_only_the_path_is_not_sent(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_open_only_by_path_is_not_sent(target: Told, there: Path, tmp_path: Path) -> None:
     """For that it need not be allowed to read the file (O_PATH)."""
     path = _make(tmp_path / "file")
     for program, is_sent in (("path", False), ("path, reader", True)):

@@ -95,7 +95,7 @@ def answered(work: Callable[[Connection], object], messages: int = 1) -> CrckptE
     return failures[0] if failures else None
 
 
-def test_only_what_was_gained_is_sent(logs: Logs) -> None:
+def test_only_appended_lines_are_sent(logs: Logs) -> None:
     sent = SentLogs([(logs.asked(), len(_FIRST))])
 
     def work(source: Connection) -> None:
@@ -114,7 +114,7 @@ def test_only_what_was_gained_is_sent(logs: Logs) -> None:
     assert (logs.there.stat().st_uid, logs.there.stat().st_mode) == (_OWNER, logs.here.stat().st_mode)
 
 
-def test_what_is_there_is_compared_even_if_nothing_was_gained(logs: Logs) -> None:
+def test_existing_content_is_compared_without_new_lines(logs: Logs) -> None:
     assert answered(SentLogs([(logs.asked(), len(_FIRST))]).send_gained) is None
     logs.there.write_bytes(_FIRST[::-1])
     failure = answered(SentLogs([(logs.asked(), len(_FIRST))]).send_gained)
@@ -138,7 +138,7 @@ def _link(path: Path) -> None:
         _link,
     ],
 )
-def test_another_file_there_is_left_alone(logs: Logs, change: Callable[[Path], None]) -> None:
+def test_different_file_at_the_destination_is_left_alone(logs: Logs, change: Callable[[Path], None]) -> None:
     asked = logs.asked()
     change(logs.there)
     content = logs.there.read_bytes()
@@ -149,7 +149,7 @@ def test_another_file_there_is_left_alone(logs: Logs, change: Callable[[Path], N
     assert logs.there.read_bytes() == content
 
 
-def test_a_log_that_was_cut_or_replaced(logs: Logs) -> None:
+def test_truncated_or_replaced_log_is_refused(logs: Logs) -> None:
     asked = logs.asked()
     with connected() as (source, _):
         os.truncate(logs.here, 10)
@@ -162,7 +162,7 @@ def test_a_log_that_was_cut_or_replaced(logs: Logs) -> None:
 @pytest.mark.parametrize(
     "content", [b"other\n" * 2000, _FIRST.replace(b"first", b"other", 1) + _MORE, _FIRST[:-6] + b"other\n" + _MORE]
 )
-def test_a_log_that_was_cut_and_has_grown_again(logs: Logs, content: bytes) -> None:
+def test_truncated_and_regrown_log_is_refused(logs: Logs, content: bytes) -> None:
     """Its size alone says nothing: what is there already would be followed by the rest of another log."""
     sent = SentLogs([(logs.asked(), len(_FIRST))])
 
@@ -176,7 +176,7 @@ def test_a_log_that_was_cut_and_has_grown_again(logs: Logs, content: bytes) -> N
     assert logs.there.read_bytes() == _FIRST
 
 
-def test_a_log_that_was_removed(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_removed_log_is_refused(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     asked = replace(logs.asked(), path=os.fsencode(logs.here))
     logs.here.rename(logs.here.with_suffix(".1"))
@@ -186,7 +186,7 @@ def test_a_log_that_was_removed(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("content", [b"other", b"gained", b""])
-def test_what_is_not_as_announced_is_cut_off(logs: Logs, content: bytes) -> None:
+def test_unannounced_content_is_cut_off(logs: Logs, content: bytes) -> None:
     above = tuple(SentDirectory(**asdict(owner)) for owner in read_owners(logs.there))
     mode = logs.here.stat().st_mode
     digest = hashlib.sha256(b"gained").hexdigest()
@@ -208,7 +208,7 @@ def test_what_is_not_as_announced_is_cut_off(logs: Logs, content: bytes) -> None
     assert logs.there.read_bytes() == _FIRST + (content if failure is None else b"")
 
 
-def test_what_the_other_host_says_is_checked() -> None:
+def test_received_tails_are_validated() -> None:
     path = SentFile(b"/srv/log", 0o100640, 0, 0, (SentDirectory(0o755, 0, 0),), 0, 1, "ab" * 32)
     assert decode_tails(encode_sent((SentTail(path, 5),))) == (SentTail(path, 5),)
     for bad in (

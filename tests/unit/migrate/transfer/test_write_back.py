@@ -55,7 +55,7 @@ def directory() -> Iterator[Path]:
         "held[:] = b'x' * {size}",
     ],
 )
-def test_what_was_written_is_written_back(target: Told, directory: Path, statement: str) -> None:
+def test_written_pages_reach_the_file_system(target: Told, directory: Path, statement: str) -> None:
     path, size = directory / "data", PAGES * os.sysconf("SC_PAGESIZE")
     path.write_bytes(bytes(size))
     target.do(f"path = {str(path)!r}; {statement.format(size=size)}")
@@ -63,7 +63,7 @@ def test_what_was_written_is_written_back(target: Told, directory: Path, stateme
     assert count_unwritten(path) == 0
 
 
-def test_a_program_that_changes_its_files_meanwhile(target: Told, directory: Path) -> None:
+def test_program_may_change_its_files_meanwhile(target: Told, directory: Path) -> None:
     """It puts other files and FIFOs at the same descriptor: nothing waits, nothing fails."""
     target.do(
         f"""

@@ -51,7 +51,7 @@ def test_processes_share_a_bandwidth() -> None:
         assert other - one >= 4096 / SPEED - 1e-6
 
 
-def test_time_in_which_nothing_was_sent_is_not_made_up_for() -> None:
+def test_idle_time_is_not_made_up_for() -> None:
     with shared_clock() as clock:
         for bandwidth in (Bandwidth(SPEED), Bandwidth(SPEED, clock)):
             first = bandwidth.reserve(SPEED)
@@ -59,7 +59,7 @@ def test_time_in_which_nothing_was_sent_is_not_made_up_for() -> None:
             bandwidth.close()
 
 
-def test_an_abort_does_not_wait_for_data() -> None:
+def test_abort_does_not_wait_for_data() -> None:
     """A mebibyte waits to be sent with 16 KiB per second: the abort overtakes it."""
     collected = Collected()
     with connected(bandwidth=16 << 10) as (source, destination), destination.receiving(collected):

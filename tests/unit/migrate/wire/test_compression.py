@@ -17,7 +17,7 @@ PIECE = 256 << 10
 WORDS = b"".join(b"%d words that are much alike; " % number for number in range(10_000))[:PIECE]
 
 
-def test_a_slow_connection_gets_less_to_send() -> None:
+def test_slow_connection_gets_compressed_data() -> None:
     compressor = Compressor()
     for _ in range(10):
         compressed = compressor.compress(WORDS, SLOW)
@@ -27,15 +27,15 @@ def test_a_slow_connection_gets_less_to_send() -> None:
 
 
 @pytest.mark.parametrize("speed", [None, FAST])
-def test_a_connection_that_is_fast_or_of_unknown_speed_waits_for_no_try(speed: float | None) -> None:
+def test_fast_or_unmeasured_connection_is_not_compressed(speed: float | None) -> None:
     assert Compressor().compress(WORDS, speed) is None
 
 
-def test_what_does_not_compress_is_sent_as_it_is() -> None:
+def test_incompressible_data_is_sent_unchanged() -> None:
     assert Compressor().compress(os.urandom(PIECE), SLOW) is None
 
 
-def test_tries_that_do_not_pay_become_rare() -> None:
+def test_useless_attempts_become_rare() -> None:
     """On a connection that is nearly as fast as zstd, to which random bytes are sent, and then words."""
     compressor, content, speed = Compressor(), os.urandom(PIECE), 2**30 - 1.0
     assert compressor.compress(content, speed) is None
@@ -57,12 +57,12 @@ def test_tries_that_do_not_pay_become_rare() -> None:
         (zstandard.ZstdCompressor().compress(b""), "compressed data of 0 bytes"),
     ],
 )
-def test_compressed_data_is_checked_before_it_takes_memory(payload: bytes, what: str) -> None:
+def test_compressed_data_is_checked_before_allocation(payload: bytes, what: str) -> None:
     with pytest.raises(BadFrame, match=what):
         unpack(memoryview(payload))
 
 
-def test_a_slow_connection_carries_more_than_its_bytes() -> None:
+def test_slow_connection_carries_more_than_its_bytes() -> None:
     content, collected = WORDS * 8, Collected()
     with connected(bandwidth=4 << 20) as (source, destination), destination.receiving(collected):
 

@@ -73,7 +73,7 @@ def test_both_directions_may_share_a_socket() -> None:
         sending.join()
 
 
-def test_a_message_larger_than_a_frame_arrives_whole() -> None:
+def test_message_larger_than_a_frame_arrives() -> None:
     content = os.urandom(5 * frames.MOST_DATA + 17)
     with connected() as (source, destination):
         sending = in_thread(lambda: source.send(Questions(content)))
@@ -81,7 +81,7 @@ def test_a_message_larger_than_a_frame_arrives_whole() -> None:
         sending.join()
 
 
-def test_a_message_that_is_too_large_is_not_sent() -> None:
+def test_too_large_message_is_not_sent() -> None:
     with connected() as (source, destination):
         with pytest.raises(RemoteError, match=r"Questions for destination has \d+ bytes, more than"):
             source.send(Questions(bytes(messages.MOST_BYTES)))
@@ -89,7 +89,7 @@ def test_a_message_that_is_too_large_is_not_sent() -> None:
         assert destination.receive(Stored) == Stored()
 
 
-def test_data_goes_to_the_receiver_of_packs_and_in_front_of_later_messages() -> None:
+def test_data_reaches_the_pack_receiver_before_later_messages() -> None:
     content, collected = os.urandom(3 << 20), Collected()
     with connected() as (source, destination), destination.receiving(collected):
 
@@ -106,7 +106,7 @@ def test_data_goes_to_the_receiver_of_packs_and_in_front_of_later_messages() -> 
     assert collected.content == content
 
 
-def test_both_sides_send_more_than_the_pipes_hold_and_then_receive() -> None:
+def test_both_sides_send_more_than_the_pipes_hold() -> None:
     content = os.urandom(16 << 20)
     collected = Collected(), Collected()
 
@@ -129,7 +129,7 @@ def test_both_sides_send_more_than_the_pipes_hold_and_then_receive() -> None:
     assert collected[0].content == collected[1].content == content
 
 
-def test_an_unexpected_message_is_named() -> None:
+def test_unexpected_message_is_reported() -> None:
     with connected() as (source, destination):
         source.send(Stored())
         with pytest.raises(ProtocolError, match="source sent Stored instead of Lacking or Offer"):
@@ -139,7 +139,7 @@ def test_an_unexpected_message_is_named() -> None:
             destination.send(Aborted())
 
 
-def test_failed_and_abort_are_raised_where_they_are_not_expected() -> None:
+def test_failed_and_abort_raise_when_unexpected() -> None:
     with connected() as (source, destination):
         destination.send(Failed(24, "PID 5 is in use", "end it", ("one",)))
         with pytest.raises(PreflightRefused, match=r"\Adestination: PID 5 is in use\Z") as caught:
@@ -155,7 +155,7 @@ def test_failed_and_abort_are_raised_where_they_are_not_expected() -> None:
         assert source.receive(Running, Failed) == Failed(1, "a bug")
 
 
-def test_an_abort_passes_over_answers_that_come_before_it_is_read() -> None:
+def test_abort_skips_earlier_answers() -> None:
     with connected() as (source, destination):
         destination.send(Stored())
         destination.send(Failed(1, "late"))
@@ -179,7 +179,7 @@ def test_failed_ends_a_transfer() -> None:
             send_forever(source)
 
 
-def test_failed_is_read_though_the_other_side_has_ended_since() -> None:
+def test_failed_is_read_after_the_other_side_ended() -> None:
     with half_connected() as (source, reads, writes):
         writes.write(message_frame(Failed(10, "the store is locked")))
         reads.close()
@@ -187,7 +187,7 @@ def test_failed_is_read_though_the_other_side_has_ended_since() -> None:
             repeat(lambda: source.send(Stored()))
 
 
-def test_what_a_receiver_of_packs_raises_is_raised_and_the_rest_is_thrown_away() -> None:
+def test_receiver_error_is_raised_and_the_rest_discarded() -> None:
     class Full(Collected):
         def add(self, channel: int, content: memoryview) -> None:
             raise OSError(28, "No space left on device")
@@ -213,7 +213,7 @@ def test_what_a_receiver_of_packs_raises_is_raised_and_the_rest_is_thrown_away()
         sending.join()
 
 
-def test_signs_of_life_come_while_nothing_is_sent() -> None:
+def test_heartbeats_are_sent_while_idle() -> None:
     with half_connected() as (_source, reads, _writes):
         beat = frame(BEAT)
         for _ in range(3):
@@ -239,7 +239,7 @@ except Interrupted as interrupted:
 
 
 @pytest.mark.parametrize("waits", ["side.receive(Stored)", "while True: side.send_data(0, bytes(side.data_bytes))"])
-def test_an_interruption_gets_through_and_leaves_no_half_frame(waits: str) -> None:
+def test_interruption_gets_through_and_leaves_no_half_frame(waits: str) -> None:
     program = INTERRUPTED.replace("@WAITS@", waits)
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
         assert peer.stdin is not None
@@ -260,7 +260,7 @@ def test_an_interruption_gets_through_and_leaves_no_half_frame(waits: str) -> No
             peer.kill()
 
 
-def test_a_slow_reader_slows_the_sender() -> None:
+def test_slow_reader_slows_the_sender() -> None:
     content, slow = bytes(1 << 20), Slow()
     with connected() as (source, destination), destination.receiving(slow):
 
@@ -279,7 +279,7 @@ def test_a_slow_reader_slows_the_sender() -> None:
         sending.join()
 
 
-def test_what_waits_while_a_reader_is_slow_is_no_silence() -> None:
+def test_data_waiting_for_a_slow_reader_is_not_silence() -> None:
     slow = Slow()
     with half_connected(patience_s=0.2) as (source, _, writes), source.receiving(slow):
         writes.write(frame(BEAT) + message_frame(PACK) + frame(DATA, b"x", PACK.channel) + message_frame(Sent()))
@@ -289,7 +289,7 @@ def test_what_waits_while_a_reader_is_slow_is_no_silence() -> None:
         assert source.receive(Sent) == Sent()
 
 
-def test_the_bandwidth_limits_data() -> None:
+def test_bandwidth_limits_data() -> None:
     content, collected = os.urandom(100_000), Collected()
     with connected(bandwidth=200_000) as (source, destination), destination.receiving(collected):
         began = time.monotonic()
@@ -303,7 +303,7 @@ def test_the_bandwidth_limits_data() -> None:
     assert collected.largest == source.data_bytes == 200_000 // 32
 
 
-def test_a_message_is_sent_at_once_whatever_the_bandwidth() -> None:
+def test_message_is_sent_at_once_whatever_the_bandwidth() -> None:
     with connected(bandwidth=1) as (source, destination):
         source.send(Questions(bytes(1 << 20)))
         assert len(destination.receive(Questions).content) == 1 << 20

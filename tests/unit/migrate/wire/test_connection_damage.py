@@ -150,13 +150,13 @@ def conversation(tmp_path_factory: pytest.TempPathFactory) -> Conversation:
     return Conversation(tmp_path_factory.mktemp("conversation"))
 
 
-def test_the_recorded_conversation_can_be_played(conversation: Conversation) -> None:
+def test_recorded_conversation_can_be_replayed(conversation: Conversation) -> None:
     error = conversation.play(conversation.content)
     assert type(error) is AbortReceived
     assert str(error) == "destination aborted the move: the end"
 
 
-def test_it_is_cut_off_at_every_frame(conversation: Conversation) -> None:
+def test_conversation_is_cut_at_every_frame(conversation: Conversation) -> None:
     at = 0
     for frame in conversation.frames:
         for cut in {at, at + 1, at + HEADER_BYTES, at + len(frame) - 1}:
@@ -166,7 +166,7 @@ def test_it_is_cut_off_at_every_frame(conversation: Conversation) -> None:
         at += len(frame)
 
 
-def test_a_bit_flips_in_every_frame(conversation: Conversation) -> None:
+def test_bit_flips_in_every_frame(conversation: Conversation) -> None:
     chosen = random.Random(1)
     at = 0
     for number, frame in enumerate(conversation.frames):
@@ -182,7 +182,7 @@ def test_a_bit_flips_in_every_frame(conversation: Conversation) -> None:
 
 @FUZZ
 @given(data=st.data())
-def test_frames_are_lost_doubled_and_exchanged(conversation: Conversation, data: st.DataObject) -> None:
+def test_frames_are_lost_duplicated_and_swapped(conversation: Conversation, data: st.DataObject) -> None:
     numbers = data.draw(st.lists(st.integers(0, len(conversation.frames) - 1), max_size=12))
     error = conversation.play(b"".join(conversation.frames[number] for number in numbers))
     assert isinstance(error, RemoteError | IntegrityError)
@@ -190,13 +190,13 @@ def test_frames_are_lost_doubled_and_exchanged(conversation: Conversation, data:
 
 @FUZZ
 @given(st.binary(max_size=2000))
-def test_noise(conversation: Conversation, content: bytes) -> None:
+def test_random_bytes_end_the_connection(conversation: Conversation, content: bytes) -> None:
     assert isinstance(conversation.play(content), ConnectionLost)
 
 
 @FUZZ
 @given(st.integers(0, 1 << 16), st.binary(max_size=200))
-def test_noise_in_the_middle(conversation: Conversation, at: int, noise: bytes) -> None:
+def test_random_bytes_in_the_middle_end_the_connection(conversation: Conversation, at: int, noise: bytes) -> None:
     at %= len(conversation.content)
     error = conversation.play(conversation.content[:at] + noise + conversation.content[at:])
     assert isinstance(error, RemoteError | IntegrityError)
@@ -204,13 +204,13 @@ def test_noise_in_the_middle(conversation: Conversation, at: int, noise: bytes) 
 
 @FUZZ
 @given(st.binary(max_size=300))
-def test_a_message_that_nobody_would_encode(conversation: Conversation, content: bytes) -> None:
+def test_unencodable_message_ends_the_connection(conversation: Conversation, content: bytes) -> None:
     header, payload = make_frame(MESSAGE, content)
     error = conversation.play(header + bytes(payload))
     assert isinstance(error, ConnectionLost)
 
 
-def test_the_memory_that_lies_take(conversation: Conversation) -> None:
+def test_false_sizes_take_no_memory(conversation: Conversation) -> None:
     """Lengths and counts that declare gigabytes, each in its own connection."""
     lies = (
         b"\xff\xff\xff\xff\x01\x00\x00\x00\x00\x00\x00",

@@ -34,7 +34,7 @@ from crckpt.migrate.wire.messages import (
 )
 
 
-def test_packs_for_which_nobody_asked_end_the_connection() -> None:
+def test_unrequested_packs_end_the_connection() -> None:
     for sent, name in ((message_frame(PACK), "Pack cdcdcdcdcdcd"), (frame(DATA, b"x", 5), "data on channel 5")):
         with half_connected() as (source, _, writes):
             writes.write(sent)
@@ -56,7 +56,7 @@ def test_packs_for_which_nobody_asked_end_the_connection() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
+def test_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
     with half_connected() as (source, _, writes):
         writes.write(frame(BEAT) + sent)
         with pytest.raises(ProtocolError, match=f"destination sent {what}") as caught:
@@ -64,7 +64,7 @@ def test_a_bad_frame_ends_the_connection(sent: bytes, what: str) -> None:
         assert "same version" in caught.value.hint
 
 
-def test_more_parts_than_a_message_may_have_end_the_connection() -> None:
+def test_message_with_too_many_parts_ends_the_connection() -> None:
     with half_connected() as (source, _, writes):
 
         def send() -> None:
@@ -79,14 +79,14 @@ def test_more_parts_than_a_message_may_have_end_the_connection() -> None:
         sending.join()
 
 
-def test_messages_that_nobody_receives_do_not_fill_memory() -> None:
+def test_unreceived_messages_do_not_fill_memory() -> None:
     with half_connected() as (source, _, writes):
         writes.write(message_frame(Stored()) * 65)
         with pytest.raises(ProtocolError, match="Stored before earlier messages were answered"):
             repeat(lambda: source.send(Stored()))
 
 
-def test_another_protocol_is_a_clear_refusal() -> None:
+def test_other_protocol_is_refused() -> None:
     with half_connected() as (source, _, writes):
         later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "9.1", "hostname": 5}
         writes.write(frame(MESSAGE, msgspec.msgpack.encode(later)))
@@ -99,7 +99,7 @@ def test_another_protocol_is_a_clear_refusal() -> None:
     assert caught.value.hint == "install the same version of crckpt on both hosts"
 
 
-def test_text_in_the_place_of_messages_is_shown() -> None:
+def test_text_instead_of_messages_is_shown() -> None:
     with half_connected() as (source, _, writes):
         writes.write(b"Welcome to Debian!\n\nYou have mail.\n")
         writes.write(frame(BEAT) + message_frame(HELLO))
@@ -110,7 +110,7 @@ def test_text_in_the_place_of_messages_is_shown() -> None:
 
 
 @pytest.mark.parametrize("text", [b"This account is currently not available.\n", b"Denied\n"])
-def test_an_account_that_runs_no_commands_is_named(text: bytes) -> None:
+def test_account_without_commands_is_reported(text: bytes) -> None:
     """No startup file could be changed: nothing reads one."""
     with half_connected() as (source, _, writes):
         writes.write(text)
@@ -130,7 +130,7 @@ def test_text_among_messages_is_shown() -> None:
             source.receive(Stored)
 
 
-def test_the_end_of_the_other_side_is_noticed() -> None:
+def test_end_of_the_other_side_is_noticed() -> None:
     with half_connected() as (source, _, writes):
         writes.write(message_frame(HELLO) + frame(MESSAGE, b"cut off")[:-3])
         writes.close()
@@ -141,14 +141,14 @@ def test_the_end_of_the_other_side_is_noticed() -> None:
             source.send(Stored())
 
 
-def test_a_side_that_reads_no_more_is_noticed() -> None:
+def test_closed_reader_is_noticed() -> None:
     with half_connected() as (source, reads, _):
         reads.close()
         with pytest.raises(ConnectionLost, match="broke: Broken pipe"):
             source.receive(Hello)
 
 
-def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
+def test_reason_of_the_end_comes_from_the_launcher() -> None:
     (to_nobody, outgoing), (incoming, from_nobody) = os.pipe(), os.pipe()
     os.close(from_nobody)
     reason = RemoteError("ssh says: no route to host")
@@ -160,7 +160,7 @@ def test_the_reason_of_the_end_comes_from_who_started_the_other_side() -> None:
     os.close(to_nobody)
 
 
-def test_nobody_is_asked_about_a_silence() -> None:
+def test_launcher_is_not_asked_about_silence() -> None:
     def explain() -> CrckptError:
         raise AssertionError("ssh may be alive for hours")
 
@@ -183,7 +183,7 @@ def test_silence_is_noticed() -> None:
             source.receive(Hello)
 
 
-def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
+def test_silence_is_noticed_while_sending_is_blocked() -> None:
     words = "nothing was received"
     with half_connected(patience_s=0.5) as (source, _, writes):
         writes.write(frame(BEAT))
@@ -191,7 +191,7 @@ def test_silence_is_noticed_while_nothing_can_be_sent() -> None:
             send_forever(source)
 
 
-def test_one_that_says_something_else_all_the_time_does_not_prevent_an_abort() -> None:
+def test_chattering_peer_does_not_prevent_an_abort() -> None:
     is_over = threading.Event()
 
     def chatter() -> None:
@@ -217,7 +217,7 @@ side.receive(Ended)
 """
 
 
-def test_a_stopped_peer_is_noticed_and_a_killed_one() -> None:
+def test_stopped_or_killed_peer_is_noticed() -> None:
     for number, words, patience_s in ((signal.SIGSTOP, "nothing was received", 4), (signal.SIGKILL, "has ended", 60)):
         with subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as peer:
             assert peer.stdin is not None

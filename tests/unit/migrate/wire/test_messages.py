@@ -91,7 +91,7 @@ def test_every_message_has_an_example() -> None:
 
 
 @pytest.mark.parametrize("message", EXAMPLES, ids=lambda message: type(message).__name__)
-def test_a_message_comes_out_as_it_went_in(message: AnyMessage) -> None:
+def test_message_round_trips(message: AnyMessage) -> None:
     assert decode(encode(message)) == message
 
 
@@ -112,7 +112,7 @@ def test_a_message_comes_out_as_it_went_in(message: AnyMessage) -> None:
     ],
     ids=str,
 )
-def test_a_message_with_a_forbidden_value_is_refused(wrong: AnyMessage) -> None:
+def test_message_with_a_forbidden_value_is_refused(wrong: AnyMessage) -> None:
     with pytest.raises(ValueError, match=r"Expected|Invalid enum value"):
         decode(encode(wrong))
 
@@ -135,7 +135,7 @@ def test_a_message_with_a_forbidden_value_is_refused(wrong: AnyMessage) -> None:
     ],
     ids=lambda content: content[:20].hex(),
 )
-def test_what_is_no_message_is_refused(content: bytes) -> None:
+def test_invalid_message_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError, match=r"."):
         decode(content)
 
@@ -146,19 +146,19 @@ def test_unknown_keys_are_ignored() -> None:
 
 
 @pytest.mark.parametrize("change", [{}, {"uptime_s": "long"}, {"hostname": None}])
-def test_another_protocol_is_named_however_its_hello_looks(change: dict[str, object]) -> None:
+def test_other_protocol_is_recognized_by_any_hello(change: dict[str, object]) -> None:
     later = {**msgspec.to_builtins(HELLO), "protocol": 2, "version": "0.9", **change}
     with pytest.raises(OtherProtocol) as caught:
         decode(msgspec.msgpack.encode(later))
     assert (caught.value.protocol, caught.value.version) == (2, "0.9")
 
 
-def test_a_damaged_hello_of_this_protocol_is_no_other_protocol() -> None:
+def test_damaged_hello_is_not_another_protocol() -> None:
     with pytest.raises(ValueError, match="hostname"):
         decode(msgspec.msgpack.encode({**msgspec.to_builtins(HELLO), "hostname": 5}))
 
 
-def test_text_that_is_no_unicode_can_be_sent() -> None:
+def test_text_that_is_not_unicode_can_be_sent() -> None:
     received = decode(encode(Verdict((cause("file-missing").finding(path="/tmp/\udcff", use="fd 3"),), ())))
     assert isinstance(received, Verdict)
     assert received.blockers[0].what == "/tmp/? is missing (fd 3)"
@@ -167,7 +167,7 @@ def test_text_that_is_no_unicode_can_be_sent() -> None:
     )
 
 
-def test_an_error_keeps_its_message_hint_and_causes() -> None:
+def test_error_keeps_message_hint_and_causes() -> None:
     refused = PreflightRefused("it cannot be restored", hint="remove it", causes=("PID 5 is in use",))
     error = make_failed(refused).to_error("root@there")
     assert isinstance(error, PreflightRefused)
@@ -176,7 +176,7 @@ def test_an_error_keeps_its_message_hint_and_causes() -> None:
     assert error.causes == ("PID 5 is in use",)
 
 
-def test_only_a_refusal_has_changed_nothing() -> None:
+def test_only_a_refusal_keeps_its_exit_code() -> None:
     """Every other failure there is one of the other host, whatever its code is there."""
     for failure in (RestoreFailed("it was not restored"), HostCannot("there is no CRIU"), StoreUnusable("it is full")):
         error = make_failed(failure).to_error("there")
@@ -184,7 +184,7 @@ def test_only_a_refusal_has_changed_nothing() -> None:
         assert error.message == f"there: {failure.message}"
 
 
-def test_the_hint_of_the_other_side_names_the_option_of_this_side() -> None:
+def test_remote_hint_names_the_local_option() -> None:
     note_command((), is_remote=True)
     try:
         full = to_crckpt_error(OSError(errno.ENOSPC, "full"), RestoreFailed, "the restore")
@@ -196,12 +196,12 @@ def test_the_hint_of_the_other_side_names_the_option_of_this_side() -> None:
     assert make_failed(sudo).to_error("there").hint == "on there: run it again with sudo"
 
 
-def test_a_system_error_has_its_words() -> None:
+def test_system_error_has_a_message() -> None:
     failed = make_failed(OSError(28, "No space left on device", "/var/lib/crckpt"))
     assert failed == Failed(30, "No space left on device (/var/lib/crckpt)")
 
 
-def test_an_endless_message_is_cut() -> None:
+def test_endless_message_is_cut() -> None:
     failed = make_failed(PreflightRefused("x" * (1 << 20), causes=("y" * (1 << 20),) * 20_000))
     assert decode(encode(failed)) == failed
     assert len(encode(failed)) < messages.MOST_BYTES

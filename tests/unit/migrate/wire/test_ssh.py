@@ -71,7 +71,7 @@ def connection_to(crckpt: str, ssh: tuple[str, ...], store: str | None = None) -
         yield connection
 
 
-def test_the_two_sides_talk(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
+def test_two_sides_exchange_messages(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
     with connection_to(receive, ssh(), "/a store/$(id)") as connection:
         connection.send(HELLO)
         assert connection.receive(Hello) == HELLO
@@ -80,7 +80,7 @@ def test_the_two_sides_talk(ssh: Callable[[], tuple[str, ...]], receive: str) ->
             connection.receive(Stored)
 
 
-def test_words_reach_the_other_side_as_they_are(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
+def test_arguments_arrive_unchanged(ssh: Callable[[], tuple[str, ...]], receive: str) -> None:
     broken = Path(*shlex.split(receive)).read_text().replace("side.receive(Stored)", "sys.exit(7)")
     Path(*shlex.split(receive)).write_text(broken)
     with connection_to(receive, ssh(), "/a store/$(id)") as connection:
@@ -91,12 +91,12 @@ def test_words_reach_the_other_side_as_they_are(ssh: Callable[[], tuple[str, ...
     assert "['receive', '--store', '/a store/$(id)']" in caught.value.message
 
 
-def test_the_command() -> None:
+def test_ssh_command() -> None:
     assert make_command("root@there", "crckpt", None)[-3:] == ("--", "root@there", "crckpt receive")
     assert make_command("there", "'/opt/my crckpt'", "/s t")[-1] == "'/opt/my crckpt' receive --store '/s t'"
 
 
-def test_words_of_the_command() -> None:
+def test_remote_command_with_arguments() -> None:
     assert make_command("there", "sudo -n crckpt", None)[-1] == "sudo -n crckpt receive"
     assert make_command("there", "sudo $(id)", None)[-1] == "sudo '$(id)' receive"
     for command in ("", " ", "'"):
@@ -124,7 +124,7 @@ def test_words_of_the_command() -> None:
         "a\udcffb",
     ],
 )
-def test_what_is_no_host_is_refused(host: str) -> None:
+def test_invalid_host_is_refused(host: str) -> None:
     with pytest.raises(UsageError, match="is not a host name for ssh"):
         check_host(host)
 
@@ -132,12 +132,12 @@ def test_what_is_no_host_is_refused(host: str) -> None:
 @pytest.mark.parametrize(
     "host", ["there", "root@192.0.2.1", "fe80::1%eth0", "user@realm@there", "DOMAIN\\user@there", "ssh://there:22", "ä"]
 )
-def test_what_ssh_takes_for_a_host_is_taken(host: str) -> None:
+def test_valid_host_is_accepted(host: str) -> None:
     assert check_host(host) == host
 
 
 @pytest.mark.parametrize("host", ["there:22", "root@there:22", "192.0.2.1:2222", "there:"])
-def test_a_port_is_named_as_ssh_knows_it(host: str) -> None:
+def test_port_suggests_an_ssh_uri(host: str) -> None:
     with pytest.raises(UsageError, match="names a port") as caught:
         check_host(host)
     assert caught.value.hint == f"type ssh://{host}; or set Port in ~/.ssh/config"
@@ -155,12 +155,12 @@ def test_a_port_is_named_as_ssh_knows_it(host: str) -> None:
         ("root@fd77::2", ("--", "root@fd77::2")),
     ],
 )
-def test_an_ipv6_address_can_have_a_port(host: str, words: tuple[str, ...]) -> None:
+def test_ipv6_address_can_have_a_port(host: str, words: tuple[str, ...]) -> None:
     """ssh itself takes no IPv6 address in a URI, and none in brackets."""
     assert make_host_words(host) == words
 
 
-def test_nothing_of_this_host_is_lent_to_the_other(tmp_path: Path) -> None:
+def test_no_agent_display_or_ticket_is_forwarded(tmp_path: Path) -> None:
     """Agent, display and tickets, which a user's configuration gives to every host."""
     if shutil.which("ssh") is None:
         pytest.skip("there is no ssh")
@@ -175,7 +175,7 @@ def test_nothing_of_this_host_is_lent_to_the_other(tmp_path: Path) -> None:
         assert value in ("no", "false"), name
 
 
-def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tuple[str, ...]]) -> None:
+def test_output_of_the_other_host_cannot_control_the_terminal(ssh: Callable[[str], tuple[str, ...]]) -> None:
     shown: list[str] = []
     was_shown = threading.Event()
 
@@ -234,7 +234,7 @@ def test_what_the_other_host_prints_controls_no_terminal(ssh: Callable[[str], tu
         ("#!/bin/sh\nexit 137\n", "ended by signal 9, perhaps because its memory ran out", "dmesg"),
     ],
 )
-def test_the_end_is_explained(ssh: Callable[[str], tuple[str, ...]], text: str, words: str, hint: str) -> None:
+def test_end_of_ssh_is_explained(ssh: Callable[[str], tuple[str, ...]], text: str, words: str, hint: str) -> None:
     with connection_to("crckpt", ssh(text)) as connection, pytest.raises(RemoteError) as caught:
         connection.receive(Hello)
     assert caught.value.message.endswith(words)
@@ -254,7 +254,7 @@ def test_the_end_is_explained(ssh: Callable[[str], tuple[str, ...]], text: str, 
         ("sudo: unable to resolve host there: Name or service not known", 30, "sudo crckpt doctor"),
     ],
 )
-def test_what_sudo_says_is_explained(ssh: Callable[[str], tuple[str, ...]], said: str, status: int, hint: str) -> None:
+def test_errors_of_sudo_are_explained(ssh: Callable[[str], tuple[str, ...]], said: str, status: int, hint: str) -> None:
     program = ssh(f"#!/bin/sh\necho {shlex.quote(said)} >&2\nexit {status}\n")
     with (
         started("ada@[fd77::2]:22", "sudo crckpt", ssh=program) as remote,
@@ -267,26 +267,26 @@ def test_what_sudo_says_is_explained(ssh: Callable[[str], tuple[str, ...]], said
     assert ("NOPASSWD" in hint) == ("NOPASSWD" in caught.value.hint)
 
 
-def test_a_crckpt_that_is_not_there_is_named(ssh: Callable[[], tuple[str, ...]]) -> None:
+def test_missing_crckpt_is_reported(ssh: Callable[[], tuple[str, ...]]) -> None:
     words = "/nowhere/crckpt cannot be run on root@there: .*not found"
     with connection_to("/nowhere/crckpt", ssh()) as connection, pytest.raises(RemoteError, match=words) as caught:
         connection.receive(Hello)
     assert "--remote-crckpt /PATH/TO/crckpt" in caught.value.hint
 
 
-def test_a_shell_that_prints_something_is_named(ssh: Callable[[str], tuple[str, ...]], receive: str) -> None:
+def test_shell_that_prints_text_is_reported(ssh: Callable[[str], tuple[str, ...]], receive: str) -> None:
     text = _SSH.replace("shift\n", "shift\necho Welcome to there!\n")
     words = "printed text before crckpt's first message: Welcome to there!"
     with connection_to(receive, ssh(text)) as connection, pytest.raises(PrintedText, match=words):
         connection.receive(Hello)
 
 
-def test_no_ssh() -> None:
+def test_missing_ssh_is_reported() -> None:
     with pytest.raises(HostCannot, match="cannot run /nowhere/ssh"), started("there", ssh=("/nowhere/ssh",)):
         pass
 
 
-def test_keys_of_the_terminal_do_not_end_ssh(ssh: Callable[[str], tuple[str, ...]]) -> None:
+def test_terminal_keys_do_not_end_ssh(ssh: Callable[[str], tuple[str, ...]]) -> None:
     """Nor a ssh that a shell of the first one starts."""
     numbers = (signal.SIGINT, signal.SIGTSTP, signal.SIGHUP)
     handlers = [signal.getsignal(number) for number in numbers]
@@ -299,7 +299,7 @@ def test_keys_of_the_terminal_do_not_end_ssh(ssh: Callable[[str], tuple[str, ...
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & set(numbers)
 
 
-def test_an_interruption_ends_an_ssh_that_asks(ssh: Callable[[str], tuple[str, ...]]) -> None:
+def test_interruption_ends_a_prompting_ssh(ssh: Callable[[str], tuple[str, ...]]) -> None:
     shown: list[str] = []
     was_shown = threading.Event()
 
@@ -322,7 +322,7 @@ def test_an_interruption_ends_an_ssh_that_asks(ssh: Callable[[str], tuple[str, .
 
 
 @pytest.mark.skipif(shutil.which("ssh") is None, reason="there is no ssh")
-def test_the_real_ssh_says_why_it_cannot_connect() -> None:
+def test_ssh_explains_why_it_cannot_connect() -> None:
     with (
         started("127.0.0.1", ssh=("ssh", "-F", "none", "-p", "1")) as remote,
         Connection(remote.incoming, remote.outgoing, "there", explain_end=remote.explain_end) as connection,
@@ -343,9 +343,7 @@ def test_the_real_ssh_says_why_it_cannot_connect() -> None:
         ("ForkAfterAuthentication yes", "-oForkAfterAuthentication=no"),
     ],
 )
-def test_options_of_the_user_that_would_use_the_connection_do_not_apply(
-    tmp_path: Path, setting: str, option: str
-) -> None:
+def test_conflicting_user_options_do_not_apply(tmp_path: Path, setting: str, option: str) -> None:
     """The time to connect is limited, unless the user does that."""
     file = tmp_path / "config"
     file.write_text(f"Host there\n{setting}\n")

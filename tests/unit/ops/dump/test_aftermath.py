@@ -27,7 +27,7 @@ def tree() -> Iterator[proc.Tree]:
         process.kill()
 
 
-def test_a_disk_that_has_gone_does_not_keep_the_state_back(tree: proc.Tree, tmp_path: Path) -> None:
+def test_missing_disk_does_not_hide_the_state(tree: proc.Tree, tmp_path: Path) -> None:
     """CRIU's log lies where nothing can be read any more, as do the checkpoints."""
     repository = Repository.open(tmp_path / "store", create=True)
     (tmp_path / "store/checkpoints").rmdir()
@@ -38,7 +38,7 @@ def test_a_disk_that_has_gone_does_not_keep_the_state_back(tree: proc.Tree, tmp_
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def test_a_tree_that_has_ended_is_said_to_be_gone(tree: proc.Tree, tmp_path: Path) -> None:
+def test_ended_tree_is_reported(tree: proc.Tree, tmp_path: Path) -> None:
     os.kill(tree.root.pid, 9)
     os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
     repository = Repository.open(tmp_path / "store", create=True)
@@ -49,7 +49,7 @@ def test_a_tree_that_has_ended_is_said_to_be_gone(tree: proc.Tree, tmp_path: Pat
         raise DumpFailed("the dump failed")
 
 
-def test_a_base_mismatch_ends_with_the_state_as_every_error(tree: proc.Tree, tmp_path: Path) -> None:
+def test_base_mismatch_reports_the_state(tree: proc.Tree, tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "store", create=True)
     with (
         pytest.raises(BaseMismatch, match=r"^the dump failed; no checkpoint was made; the tree runs on$"),
@@ -58,7 +58,7 @@ def test_a_base_mismatch_ends_with_the_state_as_every_error(tree: proc.Tree, tmp
         raise BaseMismatch("the dump failed", reason="another program")
 
 
-def test_a_tree_that_ended_before_the_freeze_has_its_own_exit_code(tree: proc.Tree, tmp_path: Path) -> None:
+def test_tree_that_ended_before_the_freeze_has_its_own_exit_code(tree: proc.Tree, tmp_path: Path) -> None:
     os.kill(tree.root.pid, 9)
     os.waitid(os.P_PID, tree.root.pid, os.WEXITED | os.WNOWAIT)
     repository = Repository.open(tmp_path / "store", create=True)

@@ -54,18 +54,18 @@ def with_another_root(tree: proc.Tree) -> proc.Process:
     return replace(tree.root, start=tree.root.start - 1)
 
 
-def test_command_lines_and_directories(family: proc.Tree, place: str) -> None:
+def test_command_lines_belong_to_the_identified_process(family: proc.Tree, place: str) -> None:
     commands = [(one.pid, words[0], directory) for one, words, directory in proc.read_commands(family)]
     assert commands == [(pid, "/usr/bin/python3", place) for pid in family.pids]
     assert [one.pid for one, *_ in proc.read_commands(with_another_child(family))] == [family.root.pid]
 
 
-def test_children(family: proc.Tree) -> None:
+def test_children_belong_to_the_identified_process(family: proc.Tree) -> None:
     assert len(family.pids) == 2
     assert proc.read_tree(with_another_root(family)).pids == (family.root.pid,)
 
 
-def test_observed(family: proc.Tree) -> None:
+def test_observation_belongs_to_the_identified_process(family: proc.Tree) -> None:
     own = proc.read_process(os.getpid())
     assert own is not None
     seen = observe(family.root, own)
@@ -78,7 +78,7 @@ def test_observed(family: proc.Tree) -> None:
     assert len(kept.descriptors) == len([found for found in seen.descriptors if found.pid == root])
 
 
-def test_attributes(family: proc.Tree) -> None:
+def test_attributes_belong_to_the_identified_process(family: proc.Tree) -> None:
     def recorded(root: proc.Process) -> list[int]:
         return [process.pid for process in attributes.record(root, {}).processes]
 
@@ -86,7 +86,7 @@ def test_attributes(family: proc.Tree) -> None:
     assert recorded(with_another_root(family)) == []
 
 
-def test_files_that_a_restored_tree_may_open(family: proc.Tree, place: str) -> None:
+def test_files_of_another_process_are_not_allowed(family: proc.Tree, place: str) -> None:
     """A file of another process would count as one that the tree had."""
     assert place in open_files.record(family, ()).known
     assert place not in open_files.record(proc.Tree(family.root, (with_another_root(family),)), ()).known

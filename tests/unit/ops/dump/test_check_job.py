@@ -52,7 +52,7 @@ def check(target: DumpTarget, repository: Repository, command: str = "dump") -> 
     check_job(target, read_last_checkpoint(repository, target.job), command)
 
 
-def test_a_program_of_another_user_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_program_of_another_user_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [33, 33, 33, 33])
     with pytest.raises(UsageError) as refused:
         check(dumped_by(context, (34, 34, 34, 34)), repository)
@@ -67,7 +67,7 @@ def test_a_program_of_another_user_is_refused(context: Context, repository: Repo
     [((33, 33, 33, 33), None), ((0, 0, 0, 0), None), ((34, 34, 34, 34), "trainer")],
     ids=["the same user", "root", "a job that was named"],
 )
-def test_these_are_not_refused(
+def test_accepted_users_and_jobs(
     context: Context, repository: Repository, tmp_path: Path, uids: tuple[int, ...], job: str | None
 ) -> None:
     check(dumped_by(context, (34, 34, 34, 34)), repository)  # there is no checkpoint yet
@@ -75,14 +75,14 @@ def test_these_are_not_refused(
     check(dumped_by(context, uids, job), repository)
 
 
-def test_a_program_that_is_root_in_part_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_partly_root_program_is_refused(context: Context, repository: Repository, tmp_path: Path) -> None:
     """A program with the set-user-ID bit, which its user may have named."""
     stored_of(repository, tmp_path, [0, 0, 0, 0])
     with pytest.raises(UsageError):
         check(dumped_by(context, (34, 0, 0, 0)), repository)
 
 
-def test_a_damaged_checkpoint_prevents_no_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_damaged_checkpoint_does_not_prevent_a_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [33, 33, 33, 33])
     (pack,) = packs(repository)
     for place in range(20, pack.stat().st_size - 200, 50):
@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_prevents_no_dump(context: Context, repository: Rep
 
 @pytest.mark.parametrize("job", [None, "trainer"])
 @pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "of an older version"])
-def test_another_program_is_refused(
+def test_other_program_is_refused(
     context: Context, repository: Repository, tmp_path: Path, job: str | None, is_recorded: bool
 ) -> None:
     recorded = {"program": asdict(TRAIN)} if is_recorded else {}
@@ -121,7 +121,7 @@ def test_only_the_last_checkpoint_counts(context: Context, repository: Repositor
         check(dumped_by(context, UIDS, "trainer"), repository)
 
 
-def test_a_checkpoint_that_records_no_program_prevents_no_dump(
+def test_checkpoint_without_a_program_does_not_prevent_a_dump(
     context: Context, repository: Repository, tmp_path: Path
 ) -> None:
     """Of an imported one nothing is known."""
@@ -129,12 +129,12 @@ def test_a_checkpoint_that_records_no_program_prevents_no_dump(
     check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
 
 
-def test_a_forged_program_prevents_no_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_forged_program_does_not_prevent_a_dump(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [*UIDS], program={"executable": 5})
     check(dumped_by(context, UIDS, "trainer", EVALUATE), repository)
 
 
-def test_code_is_told_apart_but_not_shown(context: Context, repository: Repository, tmp_path: Path) -> None:
+def test_code_is_compared_but_not_shown(context: Context, repository: Repository, tmp_path: Path) -> None:
     stored_of(repository, tmp_path, [*UIDS], program=asdict(replace(TRAIN, script="-c login('hunter2')")))
     with pytest.raises(PreflightRefused) as refused:
         check(dumped_by(context, UIDS, "trainer", replace(TRAIN, script="-c login('hunter3')")), repository)

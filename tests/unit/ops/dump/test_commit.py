@@ -65,7 +65,7 @@ def refusal(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] |
     return refused.value.message
 
 
-def test_the_images_are_stored_and_tagged(
+def test_images_are_stored_and_tagged(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights], tmp_path: Path
 ) -> None:
     checkpoint = commit(dump, workspace, rights)
@@ -73,12 +73,12 @@ def test_the_images_are_stored_and_tagged(
     assert restore_files(workspace.repository, checkpoint, tmp_path) == files_of(workspace.images)
 
 
-def test_a_process_that_entered_a_user_namespace(dump: PlannedDump, workspace: Workspace) -> None:
+def test_process_that_entered_a_user_namespace_is_refused(dump: PlannedDump, workspace: Workspace) -> None:
     (workspace.images / "userns-13.img").touch()
     assert "a process changed its user namespace during the dump" in refusal(dump, workspace)
 
 
-def test_images_of_an_unknown_format(dump: PlannedDump, workspace: Workspace) -> None:
+def test_images_of_an_unknown_format_are_refused(dump: PlannedDump, workspace: Workspace) -> None:
     (workspace.images / "inventory.img").write_bytes(b"another format")
     assert "inventory.img" in refusal(dump, workspace)
 
@@ -92,7 +92,7 @@ def test_images_of_an_unknown_format(dump: PlannedDump, workspace: Workspace) ->
         ({"confined": True}, "no_new_privs"),
     ],
 )
-def test_rights_that_a_thread_did_not_have(
+def test_additional_rights_of_a_thread_are_refused(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, object], what: str
 ) -> None:
     had = rights | {ROOT: replace(rights[ROOT], **changes)}
@@ -101,14 +101,14 @@ def test_rights_that_a_thread_did_not_have(
     assert what in said
 
 
-def test_a_thread_that_was_killed_before_its_rights_were_read(
+def test_thread_killed_before_its_rights_were_read(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]
 ) -> None:
     del rights[ROOT]
     assert f"task {ROOT} was killed while it was frozen" in refusal(dump, workspace, rights)
 
 
-def test_a_tree_that_was_killed_before_its_rights_were_read(
+def test_tree_killed_before_its_rights_were_read(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]
 ) -> None:
     assert f"task {min(rights)} was killed while it was frozen" in refusal(dump, workspace, {})
@@ -123,7 +123,7 @@ def test_a_tree_that_was_killed_before_its_rights_were_read(
         ({"is_dumpable": False}, "dumpable flag"),
     ],
 )
-def test_a_state_that_a_process_did_not_have(
+def test_forged_state_of_a_process_is_refused(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, int], what: str
 ) -> None:
     (root,) = [entry for entry in read_pstree(IMAGES["pstree.img"]) if entry.pid == ROOT]
@@ -135,7 +135,7 @@ def test_a_state_that_a_process_did_not_have(
     commit_reported(dump, workspace, Reported(TaskStates(rights, {ROOT: state})))
 
 
-def test_securebits_that_are_lost(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
+def test_lost_securebits_are_reported(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights]) -> None:
     """A process with the capability to change them may have done that itself."""
     poor = replace(rights[ROOT], capabilities=(0, 0, 0, rights[ROOT].capabilities[3], 0))
     reported = Reported(TaskStates(rights | {ROOT: poor}), {ROOT: 3})
@@ -144,7 +144,7 @@ def test_securebits_that_are_lost(dump: PlannedDump, workspace: Workspace, right
     commit_reported(dump, workspace, Reported(TaskStates(rights), {ROOT: 3}))
 
 
-def test_a_check_that_fails_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspace) -> None:
+def test_failed_check_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspace) -> None:
     def fail(_checkpoint: Checkpoint, _manifest: bytes) -> None:
         assert workspace.repository.checkpoints() == ()
         raise DumpFailed("the tree runs again")
@@ -156,7 +156,7 @@ def test_a_check_that_fails_leaves_no_checkpoint(dump: PlannedDump, workspace: W
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
-def test_images_that_criu_wrote_as_the_user_of_the_tree(dump: PlannedDump, workspace: Workspace) -> None:
+def test_images_written_by_the_trees_user_become_ours(dump: PlannedDump, workspace: Workspace) -> None:
     for image in workspace.images.iterdir():
         os.chown(image, NOBODY, NOBODY)
     elsewhere = workspace.staging / "elsewhere"

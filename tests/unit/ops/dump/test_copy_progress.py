@@ -11,7 +11,7 @@ from crckpt.ops.dump.copy_progress import copying_reported
 MEMORY = 1 << 20
 
 
-def test_the_size_of_the_pages_is_reported_with_the_total(tmp_path: Path) -> None:
+def test_copied_bytes_are_reported_with_the_total(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     whole = threading.Event()
 
@@ -32,13 +32,13 @@ def test_the_size_of_the_pages_is_reported_with_the_total(tmp_path: Path) -> Non
     assert len(seen) == reported, "nothing is reported after the end"
 
 
-def test_nobody_who_watches_costs_no_thread(tmp_path: Path) -> None:
+def test_no_thread_runs_without_a_progress_reader(tmp_path: Path) -> None:
     before = threading.active_count()
     with copying_reported(tmp_path, MEMORY, ignore_progress):
         assert threading.active_count() == before
 
 
-def test_a_directory_that_has_gone_is_no_failure(tmp_path: Path) -> None:
+def test_missing_directory_is_no_failure(tmp_path: Path) -> None:
     seen: list[int] = []
     twice = threading.Event()
 

@@ -23,7 +23,7 @@ sys.stdin.read()
 """
 
 
-def test_each_process_with_what_it_uses() -> None:
+def test_usage_of_each_process() -> None:
     with program(FAMILY) as process:
         found = tuple(read_tree_usage(proc.read_tree(read(process.pid))))
         (child,) = proc.children(process.pid)
@@ -33,7 +33,7 @@ def test_each_process_with_what_it_uses() -> None:
         os.kill(child, 9)
 
 
-def test_a_process_that_has_ended_is_left_out() -> None:
+def test_ended_process_is_skipped() -> None:
     with program(WAITS) as process:
         tree = proc.read_tree(read(process.pid))
         # Another process has got its PID.

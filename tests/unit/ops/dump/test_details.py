@@ -53,7 +53,7 @@ def closed_pipe(target: DumpTarget) -> int:
     return int(pipe[6:-1])
 
 
-def test_the_command_line_and_the_sizes_of_logs(target: DumpTarget, tmp_path: Path) -> None:
+def test_command_line_and_log_sizes_are_recorded(target: DumpTarget, tmp_path: Path) -> None:
     details = details_of(target)
     (process,) = details["processes"]
     assert process["pid"] == target.pid
@@ -65,7 +65,7 @@ def test_the_command_line_and_the_sizes_of_logs(target: DumpTarget, tmp_path: Pa
     assert details["schema"] == 1
 
 
-def test_the_checkpoint_is_described_as_it_was_asked_for(target: DumpTarget) -> None:
+def test_checkpoint_is_described_as_requested(target: DumpTarget) -> None:
     new = describe_checkpoint(PlannedDump(target), "", {"schema": 1}, FREEZE)
     assert (new.job, new.note, new.stopped, new.config_digest) == ("job", "a note", True, "cafe")
     assert (new.created, new.frozen_ms, new.dump_ms) == (FREEZE.moment, 12.5, 100.0)
@@ -76,7 +76,7 @@ def test_the_checkpoint_is_described_as_it_was_asked_for(target: DumpTarget) -> 
     assert json.loads(new.details) == {"schema": 1, "closed_pipes": [closed_pipe(target)]}
 
 
-def test_a_process_has_the_number_of_its_own_namespace(target: DumpTarget) -> None:
+def test_process_has_the_pid_of_its_namespace(target: DumpTarget) -> None:
     """As in CRIU's images."""
     root = replace(target.observed.tree.root, ns_pids=(target.pid, 7))
     observed = replace(target.observed, tree=replace(target.observed.tree, root=root, processes=(root,)))

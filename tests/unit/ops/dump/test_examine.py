@@ -32,14 +32,14 @@ def words(target: DumpTarget, lineage: Lineage | None = None) -> tuple[str, ...]
 
 
 @pytest.mark.parametrize("stop", [True, False])
-def test_a_tree_that_is_not_to_stop_is_left_running(context: Context, stop: bool) -> None:
+def test_tree_is_left_running_without_stop(context: Context, stop: bool) -> None:
     command = words(target_of(context, request=DumpRequest("100", stop=stop)))
     assert ("--leave-running" in command) is not stop
     assert command[command.index("--tree") + 1] == "100"
     assert str(CRIU.path) in command
 
 
-def test_in_the_pid_namespace_of_a_tree_its_root_has_another_number(context: Context) -> None:
+def test_root_has_its_namespace_pid_in_the_command(context: Context) -> None:
     root = replace(observed.ROOT, ns_pids=(100, 1))
     target = target_of(context, replace(observed.PLAIN, tree=Tree(root, (root,))))
     inside = replace(target, plan=replace(target.plan, enter=("pid", "mnt")))
@@ -48,7 +48,7 @@ def test_in_the_pid_namespace_of_a_tree_its_root_has_another_number(context: Con
     assert inside.plan.runs_apart
 
 
-def test_a_tracked_dump_has_the_settings_of_its_tracker(context: Context) -> None:
+def test_tracked_dump_uses_the_settings_of_its_tracker(context: Context) -> None:
     lineage = Lineage(LineageSummary("", ""))
     target = target_of(context)
     assert "--track-mem" not in words(target, lineage)
@@ -58,7 +58,7 @@ def test_a_tracked_dump_has_the_settings_of_its_tracker(context: Context) -> Non
     assert "--track-mem" in words(target, lineage)
 
 
-def test_a_root_that_has_ended_is_noticed(context: Context) -> None:
+def test_ended_root_is_noticed(context: Context) -> None:
     with program(WAITS) as process, pinned(str(process.pid)) as root:
         target = replace(target_of(context, observe_live(read(process.pid))), root=root)
         target.check_root()
@@ -72,7 +72,7 @@ def test_a_root_that_has_ended_is_noticed(context: Context) -> None:
             root.check()
 
 
-def test_a_process_that_cannot_be_a_target(context: Context) -> None:
+def test_invalid_target_is_refused(context: Context) -> None:
     with pytest.raises(UsageError, match="99999999"):
         examine(DumpRequest("99999999"), context)
     with pytest.raises(PreflightRefused, match="crckpt"):
@@ -84,9 +84,7 @@ def test_a_process_that_cannot_be_a_target(context: Context) -> None:
     [("", False), (ENTERED, True), (f"{ENTERED}\n(00.01) Dumping mountpoints\n", False)],
     ids=["not entered", "entered", "left again"],
 )
-def test_a_criu_that_was_to_enter_the_mounts_must_say_that_it_did(
-    context: Context, log: str, has_entered: bool
-) -> None:
+def test_criu_must_confirm_that_it_entered_the_mounts(context: Context, log: str, has_entered: bool) -> None:
     target = target_of(context)
     target.check_entered(log)
     inside = replace(target, plan=replace(target.plan, enter=("mnt",)))

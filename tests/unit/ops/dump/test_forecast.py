@@ -31,5 +31,5 @@ def forecast() -> Forecast:
         (2000 * MIB, 2004.0),  # unless it has grown since
     ],
 )
-def test_what_is_left_to_the_freeze(forecast: Forecast, tracked: int, memory_ms: float) -> None:
+def test_estimated_freeze_after_a_round(forecast: Forecast, tracked: int, memory_ms: float) -> None:
     assert forecast.ms_of(ROUND, tracked, 0) == pytest.approx(ROUND.frozen_ms + memory_ms)

@@ -19,7 +19,9 @@ def _fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("crckpt.ops.dump.last_checkpoint.read_recent_details", fail)
 
 
-def test_a_damaged_one_has_no_details(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_checkpoint_has_no_details(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = store(repository, tmp_path, of_pages(1), described("trainer"))
     _fail_with(IntegrityError("damaged"), monkeypatch)
     last = read_last_checkpoint(repository, checkpoint.job)
@@ -27,7 +29,7 @@ def test_a_damaged_one_has_no_details(repository: Repository, tmp_path: Path, mo
     assert (last.checkpoint, last.details) == (checkpoint, None)
 
 
-def test_an_interruption_ends_the_dump(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_ends_the_dump(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Taken for damage, it would let a dump with --stop go on."""
     checkpoint = store(repository, tmp_path, of_pages(1), described("trainer"))
     _fail_with(Interrupted("interrupted by SIGINT"), monkeypatch)

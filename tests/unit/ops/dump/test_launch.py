@@ -33,7 +33,7 @@ def workspace(context: Context) -> Iterator[Workspace]:
         yield found
 
 
-def test_a_workspace_lies_in_the_store_and_is_removed(context: Context) -> None:
+def test_workspace_is_in_the_store_and_removed(context: Context) -> None:
     with opened_workspace(context) as workspace:
         assert workspace.images.is_relative_to(context.store)
         assert workspace.images.stat().st_mode & 0o777 == 0o700
@@ -42,12 +42,12 @@ def test_a_workspace_lies_in_the_store_and_is_removed(context: Context) -> None:
     assert not workspace.work.exists()
 
 
-def test_a_store_is_made_if_there_is_none(tmp_path: Path) -> None:
+def test_missing_store_is_created(tmp_path: Path) -> None:
     with opened_workspace(Context(tmp_path / "new")) as workspace:
         assert workspace.repository.root == tmp_path / "new"
 
 
-def test_images_lie_where_the_user_wants_them(context: Context, staging: Path) -> None:
+def test_images_are_staged_in_the_given_directory(context: Context, staging: Path) -> None:
     with suppress(KeyError), opened_workspace(replace(context, staging=staging)) as workspace:
         assert workspace.images.is_relative_to(staging)
         assert workspace.log.is_relative_to(context.store)
@@ -57,14 +57,14 @@ def test_images_lie_where_the_user_wants_them(context: Context, staging: Path) -
     assert list(staging.iterdir()) == []
 
 
-def test_a_directory_that_is_not_there_makes_no_store(tmp_path: Path) -> None:
+def test_missing_staging_directory_creates_no_store(tmp_path: Path) -> None:
     context = Context(tmp_path / "new", staging=tmp_path / "none")
     with pytest.raises(UsageError, match=r"--staging: .* is not a directory"), opened_workspace(context):
         pass
     assert not (tmp_path / "new").exists()
 
 
-def test_a_criu_has_ended_after_the_block(workspace: Workspace) -> None:
+def test_criu_has_ended_after_the_block(workspace: Workspace) -> None:
     """Here it is a program that waits as long as anything in it goes on."""
     before = children()
     given: list[Paths] = []
@@ -84,7 +84,7 @@ def test_a_criu_has_ended_after_the_block(workspace: Workspace) -> None:
     assert not (workspace.work / "waiting").exists()
 
 
-def test_a_command_that_cannot_be_made_leaves_no_hold(workspace: Workspace) -> None:
+def test_command_that_cannot_be_built_leaves_no_hold(workspace: Workspace) -> None:
     def command(_: Paths) -> tuple[str, ...]:
         raise KeyError
 

@@ -59,7 +59,7 @@ def prediction(root: proc.Process, repository: Repository, keeper: Keeper) -> Li
     return found
 
 
-def test_a_tree_that_is_not_tracked(root: proc.Process, repository: Repository) -> None:
+def test_untracked_tree_has_no_base(root: proc.Process, repository: Repository) -> None:
     assert predicted(root, repository, wanted=False) is None
     assert predicted(root, repository, wanted=None) is None
     summary = predicted(root, repository, wanted=True)
@@ -68,7 +68,7 @@ def test_a_tree_that_is_not_tracked(root: proc.Process, repository: Repository) 
     assert open_lineage(root, CRIU, wanted=None, apart=False) is None
 
 
-def test_a_tree_whose_keeper_was_killed(root: proc.Process, repository: Repository) -> None:
+def test_tree_with_a_killed_tracker(root: proc.Process, repository: Repository) -> None:
     leave_socket(root)
     summary = predicted(root, repository, wanted=None)
     assert summary is not None
@@ -76,7 +76,7 @@ def test_a_tree_whose_keeper_was_killed(root: proc.Process, repository: Reposito
 
 
 @pytest.mark.parametrize(("wanted", "is_said"), [(True, True), (None, False), (False, False)])
-def test_a_tree_that_cannot_be_tracked(
+def test_tree_that_cannot_be_tracked(
     root: proc.Process, repository: Repository, wanted: bool | None, is_said: bool
 ) -> None:
     summary = predict_lineage(root, CRIU, lambda: repository, wanted=wanted, apart=True)
@@ -87,24 +87,24 @@ def test_a_tree_that_cannot_be_tracked(
         assert "runs as another user or in namespaces of the tree" in summary.why_full
 
 
-def test_the_next_dump_counts_from_a_checkpoint(
+def test_next_dump_counts_from_a_checkpoint(
     root: proc.Process, repository: Repository, keeper: Keeper, checkpoint: Checkpoint
 ) -> None:
     summary = prediction(root, repository, replace(keeper, base=checkpoint.id))
     assert (summary.tracker, summary.base, summary.why_full) == ("soft-dirty", checkpoint.id, "")
 
 
-def test_a_base_that_is_gone_makes_the_dump_full(root: proc.Process, repository: Repository, keeper: Keeper) -> None:
+def test_missing_base_makes_the_dump_full(root: proc.Process, repository: Repository, keeper: Keeper) -> None:
     summary = prediction(root, repository, replace(keeper, base=OTHER_ID))
     assert summary.base is None
     assert OTHER_ID[:12] in summary.why_full
 
 
-def test_the_reason_of_the_keeper(root: proc.Process, repository: Repository, keeper: Keeper) -> None:
+def test_reason_comes_from_the_tracker(root: proc.Process, repository: Repository, keeper: Keeper) -> None:
     assert prediction(root, repository, replace(keeper, why_full="it was replaced")).why_full == "it was replaced"
 
 
-def test_a_keeper_of_another_criu(
+def test_tracker_of_another_criu(
     root: proc.Process, repository: Repository, keeper: Keeper, checkpoint: Checkpoint
 ) -> None:
     summary = prediction(root, repository, replace(keeper, criu="/opt/criu", base=checkpoint.id))
@@ -117,7 +117,7 @@ def test_a_keeper_of_another_criu(
     assert exchanged.why_full
 
 
-def test_a_keeper_that_does_not_answer_makes_the_dump_full(root: proc.Process, repository: Repository) -> None:
+def test_silent_tracker_makes_the_dump_full(root: proc.Process, repository: Repository) -> None:
     with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1):
         for _ in range(2):
             # First it accepts nobody, then its queue is full.
@@ -131,7 +131,7 @@ def test_a_keeper_that_does_not_answer_makes_the_dump_full(root: proc.Process, r
         assert "does not answer" in lineage.summary.why
 
 
-def test_a_keeper_that_was_late_is_told_nothing_more(root: proc.Process) -> None:
+def test_late_tracker_gets_no_more_messages(root: proc.Process) -> None:
     """The dump goes on, and the next one will be full: the keeper may not have looked at the frozen tree in time."""
     with smaller_bounds(client, _PATIENCE_FROZEN_S=0.1), listening(root) as listener:
         lineage = Lineage(LineageSummary("", ""), find_session(root))
@@ -147,7 +147,7 @@ def test_a_keeper_that_was_late_is_told_nothing_more(root: proc.Process) -> None
 
 
 @pytest.mark.parametrize("has_seen_freeze", [True, False])
-def test_what_reset_the_bits_unseen_is_not_committed(root: proc.Process, has_seen_freeze: bool) -> None:
+def test_unseen_reset_is_not_committed(root: proc.Process, has_seen_freeze: bool) -> None:
     answers = [Answer()] * (1 + has_seen_freeze)
     with listening(root) as listener, answering(listener, *answers) as asked:
         lineage = Lineage(LineageSummary("", ""), find_session(root))
@@ -159,7 +159,7 @@ def test_what_reset_the_bits_unseen_is_not_committed(root: proc.Process, has_see
     assert [request.do for request in asked] == (["frozen", "committed"] if has_seen_freeze else [])
 
 
-def test_to_restart_full_gives_the_base_up() -> None:
+def test_restart_full_drops_the_base() -> None:
     lineage = Lineage(LineageSummary("soft-dirty", "it works", base=OTHER_ID, rounds=2))
     lineage.restart_full("a page is missing")
     assert lineage.parent is None

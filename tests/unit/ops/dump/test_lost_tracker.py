@@ -31,7 +31,7 @@ def other(root: proc.Process, boot_id: str = "", pid: int = 0) -> proc.Identity:
     return proc.Identity(boot_id or proc.boot_id(), pid or root.pid, 1)
 
 
-def test_the_reasons(root: proc.Process) -> None:
+def test_reasons_for_a_missing_tracker(root: proc.Process) -> None:
     assert why_no_tracker(root, None) == ""
     assert why_no_tracker(root, root.identity) == "its tracker has ended"
     restored = "the tree was restored or started again since it was tracked"
@@ -43,7 +43,7 @@ def test_the_reasons(root: proc.Process) -> None:
     assert why_no_tracker(root, proc.Identity("", 0, 0)) == older
 
 
-def test_a_tracker_that_was_ended_on_request(root: proc.Process) -> None:
+def test_tracker_ended_on_request(root: proc.Process) -> None:
     record_path(KEEPER, root.identity, ENDED_MARK).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark_ended(root.pid)
     assert was_ended(root)
@@ -65,7 +65,7 @@ def test_a_tracker_that_was_ended_on_request(root: proc.Process) -> None:
         (None, False, "the host was rebooted, or is another one, since the program was tracked; --incremental starts"),
     ],
 )
-def test_a_dump_of_what_was_tracked_says_why_it_is_full(
+def test_dump_of_a_formerly_tracked_tree_explains_why_full(
     root: proc.Process, wanted: bool | None, apart: bool, reason: str
 ) -> None:
     before = other(root, boot_id="0-0")

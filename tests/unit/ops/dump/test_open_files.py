@@ -53,7 +53,7 @@ def identity(path: Path, writes: int) -> tuple[int, int, int]:
     return (path.stat().st_dev, path.stat().st_ino, writes)
 
 
-def test_open_files_by_path(root: proc.Process, place: Path) -> None:
+def test_open_files_are_recorded_by_path(root: proc.Process, place: Path) -> None:
     files = recorded(root)
     # The directory is the program's working directory.
     names = {Path(path).name for path in files if path.startswith(str(place))}
@@ -65,7 +65,7 @@ def test_open_files_by_path(root: proc.Process, place: Path) -> None:
     assert files[f"{place}/mapped"] == [identity(place / "mapped", 1)]
 
 
-def test_the_owners_of_files(root: proc.Process, place: Path) -> None:
+def test_file_owners_are_recorded(root: proc.Process, place: Path) -> None:
     os.chown(place / "read", NOBODY, NOBODY)
     owners = recorded_files(root).owners
     assert owners[f"{place}/read"] == [NOBODY]
@@ -73,7 +73,7 @@ def test_the_owners_of_files(root: proc.Process, place: Path) -> None:
     assert owners["/etc/passwd"] == [0]
 
 
-def test_a_file_that_is_replaced_is_recorded_as_it_was(root: proc.Process, place: Path) -> None:
+def test_replaced_file_is_recorded_as_it_was(root: proc.Process, place: Path) -> None:
     """Its name leads to another file now."""
     before = identity(place / "read", 0)
     (place / "other").write_bytes(b"other")
@@ -83,21 +83,21 @@ def test_a_file_that_is_replaced_is_recorded_as_it_was(root: proc.Process, place
     assert files[f"{place}/read (deleted)"] == [before]
 
 
-def test_what_may_be_of_another_file_or_process_is_not_recorded(root: proc.Process) -> None:
+def test_uncertain_files_are_not_recorded(root: proc.Process) -> None:
     observed = observe_live(root)
     unknown = tuple(replace(found, identity=(0, 0)) for found in observed.descriptors)
     other = replace(root, start=root.start + 1)  # another process has got its PID
     assert record(proc.Tree(other, (other,)), unknown) == DumpedFiles({}, {})
 
 
-def test_files_of_a_process_that_has_ended_are_not_read(root: proc.Process) -> None:
+def test_files_of_an_ended_process_are_not_read(root: proc.Process) -> None:
     observed = observe_live(root)
     os.kill(root.pid, 9)
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
     assert record(observed.tree, ()) == DumpedFiles({}, {})
 
 
-def test_a_map_that_writes_to_its_file(place: Path) -> None:
+def test_writable_mapping_counts_as_writing(place: Path) -> None:
     """Its descriptor may be closed: the map tells."""
     opens = "file = os.open({!r}, os.O_RDWR); {} = mmap.mmap(file, 4096, prot={}); os.close(file)\n"
     both, reads = "mmap.PROT_READ | mmap.PROT_WRITE", "mmap.PROT_READ"
@@ -107,7 +107,7 @@ def test_a_map_that_writes_to_its_file(place: Path) -> None:
         assert recorded(read(process.pid))[path] == [identity(place / "mapped", 1)]
 
 
-def test_the_first_bytes_of_what_is_written(root: proc.Process, place: Path) -> None:
+def test_first_bytes_of_written_files_are_recorded(root: proc.Process, place: Path) -> None:
     """Of a file with a name, that a descriptor may write."""
     heads = recorded_files(root).heads
     assert heads == {str(place / name): digest_head(b"x" * 512) for name in ("written", "mapped")}

@@ -26,7 +26,7 @@ def first_round(rounds: Path) -> RoundBase:
     return RoundBase(last)
 
 
-def test_it_is_page_maps_of_few_entries_and_no_set_before(tmp_path: Path) -> None:
+def test_parent_images_have_few_entries_and_no_parent(tmp_path: Path) -> None:
     first_round(tmp_path)
     last = write_set(tmp_path / "2", ImageSet({MAP: (parent_area(0x10, 1), area(0x11, 5))}, FILES), parent="maps-1")
     write_page_maps(RoundBase(last))
@@ -37,7 +37,7 @@ def test_it_is_page_maps_of_few_entries_and_no_set_before(tmp_path: Path) -> Non
     assert read_pagemap(found[MAP]).entries == (Entry(0x10 * PAGE_SIZE, 2, PRESENT),)
 
 
-def test_pages_that_are_left_to_a_round_are_those_that_it_copied(tmp_path: Path) -> None:
+def test_pages_left_to_a_round_are_those_it_copied(tmp_path: Path) -> None:
     repository, rounds = open_store(tmp_path), tmp_path / "rounds"
     rounds.mkdir()
     base = find_parent_images(repository, first_round(rounds))
@@ -56,7 +56,7 @@ def test_pages_that_are_left_to_a_round_are_those_that_it_copied(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", ["1", "maps-1"])
-def test_rounds_of_which_anything_is_gone_are_nothing_to_count_from(tmp_path: Path, name: str) -> None:
+def test_incomplete_rounds_are_no_base(tmp_path: Path, name: str) -> None:
     last = first_round(tmp_path)
     (tmp_path / name).rename(tmp_path / "elsewhere")
     with pytest.raises(StoreUnusable, match="are no longer in"):

@@ -15,13 +15,13 @@ from crckpt.ops.dump.request import DumpRequest, PreCopy
         (DumpRequest("1", pre_copy=PreCopy(3), incremental=False), "--no-incremental"),
     ],
 )
-def test_options_that_contradict_each_other(request_: DumpRequest, option: str) -> None:
+def test_contradictory_options_are_refused(request_: DumpRequest, option: str) -> None:
     with pytest.raises(UsageError, match=option) as caught:
         request_.check()
     assert caught.value.hint
 
 
-def test_a_second_pid_is_no_name_of_a_job() -> None:
+def test_second_pid_is_not_a_job_name() -> None:
     """As of $(pgrep python3), which may find several."""
     with pytest.raises(UsageError, match=r"^1 is a PID, and would become the name of the job$"):
         DumpRequest("5", "1").check()
@@ -39,6 +39,6 @@ def test_a_second_pid_is_no_name_of_a_job() -> None:
         (DumpRequest("1", pre_copy=PreCopy(3, 10.0, abort_over=True)), True, False),
     ],
 )
-def test_what_is_asked_for(request_: DumpRequest, wants: bool | None, allows: bool) -> None:
+def test_request_decides_on_tracker_and_long_freeze(request_: DumpRequest, wants: bool | None, allows: bool) -> None:
     request_.check()
     assert (request_.wants_tracker, request_.allows_long_freeze) == (wants, allows)

@@ -16,21 +16,21 @@ def rounds(*pages: int, most: int = 8, fit: int = 0, fixed: int = 0) -> list[int
     return [one.pages for one in worthwhile_rounds(lambda: next(each), most, lambda copied: copied.pages <= fit)]
 
 
-def test_until_few_pages_are_left() -> None:
+def test_rounds_end_when_few_pages_are_left() -> None:
     assert rounds(100_000, 10_000, 1_000, 511, 1) == [100_000, 10_000, 1_000, 511]
 
 
-def test_a_tree_that_writes_as_quickly_as_it_is_copied_gets_two() -> None:
+def test_tree_that_writes_as_fast_as_it_is_copied_gets_two_rounds() -> None:
     assert rounds(100_000, 100_000, 100_000) == [100_000, 100_000]
     assert rounds(100_000, 80_001, 1_000) == [100_000, 80_001]
     assert rounds(100_000, 80_000, 64_001, 1_000) == [100_000, 80_000, 64_001]
 
 
-def test_what_each_round_copies_whatever_was_written_does_not_count() -> None:
+def test_pages_copied_in_every_round_do_not_count() -> None:
     assert rounds(6_000, 5_600, 5_500, 1, fixed=5_000) == [6_000, 5_600, 5_500]
 
 
-def test_until_one_fits_or_there_were_enough() -> None:
+def test_rounds_end_when_one_fits_or_at_the_limit() -> None:
     assert rounds(100_000, 10_000, 5_000, 1_000, fit=10_000) == [100_000, 10_000]
     assert rounds(100_000, 10_000, 5_000, 1_000, most=1) == [100_000]
     assert rounds(100_000, most=0) == []

@@ -60,7 +60,7 @@ def test_memory_is_where_the_headers_say(
     assert len({bytes(page) for page in found.values()}) > 10
 
 
-def test_a_long_hole_is_left_out() -> None:
+def test_long_hole_is_left_out() -> None:
     """A program may reserve more than a file can hold: here 16 TiB, with one page in the middle."""
     start, middle, size = 1 << 40, 9 << 40, 1 << 44
     vma = Vma(start, start + size, 0, 0, 3, 0x22, ANON_PRIVATE)
@@ -73,15 +73,13 @@ def test_a_long_hole_is_left_out() -> None:
     ]
 
 
-def test_a_guard_is_no_map() -> None:
+def test_guard_region_is_not_a_mapping() -> None:
     """CRIU lists it again after all maps, so addresses would be out of order."""
     vma = Vma(0x2000, 0x3000, 0, 0, 0, 0, GUARD)
     assert list(segments_of(Region(vma, "", np.empty(0, EXTENT)))) == []
 
 
-def test_threads_and_the_process_in_the_kernels_order(
-    whole: tuple[Context, Repository, Checkpoint], tmp_path: Path
-) -> None:
+def test_notes_are_in_the_kernels_order(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
     """The first thread's registers come first; the notes of the process are between its two notes."""
     context, _, checkpoint = whole
     root = recorded.RECORDED.root
@@ -100,7 +98,7 @@ def test_threads_and_the_process_in_the_kernels_order(
     assert set(maps) == {"private file", "stack"}
 
 
-def test_a_zombie_has_no_core_file(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
+def test_zombie_has_no_core_file(whole: tuple[Context, Repository, Checkpoint], tmp_path: Path) -> None:
     """The error says why."""
     context, _, checkpoint = whole
     (zombie,) = (process.pid for process in recorded.RECORDED.processes if process.memory is None)

@@ -52,7 +52,7 @@ def described(file: RegularFile | Fifo, *others: RegularFile) -> tuple[str, tupl
         (os.O_PATH, "r", ("path",)),
     ],
 )
-def test_how_a_file_was_opened(flags: int, access: str, words: tuple[str, ...]) -> None:
+def test_open_mode_of_a_file(flags: int, access: str, words: tuple[str, ...]) -> None:
     assert described(replace(FILE, flags=flags)) == (access, words)
     # The images have the flags of a named pipe in another file.
     assert described(Fifo(9, 77, FILE.id, "/run/fifo"), replace(FILE, flags=flags)) == (access, words)
@@ -68,7 +68,7 @@ def test_how_a_file_was_opened(flags: int, access: str, words: tuple[str, ...]) 
         (None, "file"),
     ],
 )
-def test_what_kind_of_file_it_is(mode: int | None, kind: str) -> None:
+def test_kind_of_a_file(mode: int | None, kind: str) -> None:
     section = file_section(1, OpenDescriptor(3, replace(FILE, mode=mode), close_on_exec=False), NOTHING)
     assert (section.kind, section.path, section.offset, section.size) == (kind, "/srv/data", 42, 100)
     assert not section.deleted
@@ -89,19 +89,19 @@ def test_deleted_files_have_the_size_of_their_content() -> None:
 @pytest.mark.parametrize(
     ("names", "remote"), [({66: "@peer"}, "@peer"), ({66: ""}, "#66"), ({}, "#66"), ({55: "/run/x"}, "#66")]
 )
-def test_a_unix_socket_names_its_peer(names: dict[int, str], remote: str) -> None:
+def test_unix_socket_names_its_peer(names: dict[int, str], remote: str) -> None:
     section = socket_section(SOCKET, (Holder(1, 2),), OpenFiles({}, names))
     assert section is not None
     assert (section.local, section.remote, section.holders) == ("/run/x", remote, (Holder(1, 2),))
 
 
-def test_a_socket_without_name_and_peer() -> None:
+def test_socket_without_name_and_peer() -> None:
     section = socket_section(replace(SOCKET, name_bytes=b"", peer=0, deleted=True), (), NOTHING)
     assert section is not None
     assert (section.local, section.remote, section.deleted) == ("#55", "", True)
 
 
-def test_every_open_file_is_one_or_the_other() -> None:
+def test_every_open_file_is_in_one_section() -> None:
     files = open_files(RECORDED)
     for file in files.by_id.values():
         assert (socket_section(file, (), files) is not None) == is_socket(file)

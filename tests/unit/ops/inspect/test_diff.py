@@ -12,7 +12,7 @@ from crckpt.ops.inspect.diff import diff
 from crckpt.store import Checkpoint
 
 
-def test_one_page_of_the_heap(context: Context, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_changed_heap_page_is_counted(context: Context, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = recordings
     result = diff(context, first.id, second.id)
     assert (result.first, result.second, result.come, result.gone) == (first, second, (), ())
@@ -25,7 +25,7 @@ def test_one_page_of_the_heap(context: Context, recordings: tuple[Checkpoint, Ch
     assert replace(back, first=first, second=second) == result, "the same page, the other way round"
 
 
-def test_a_checkpoint_is_as_itself(context: Context, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_checkpoint_equals_itself(context: Context, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     assert diff(context, "job", "job").changed == ()
     with pytest.raises(NoSuchCheckpoint):
         diff(context, "job", "other")

@@ -15,7 +15,7 @@ from crckpt.ops.inspect import elf_core
 from crckpt.ops.inspect.elf_core import ElfSegment, Ids, MappedFile, layout, note
 
 
-def test_layout() -> None:
+def test_segment_layout() -> None:
     """A segment that is not in the file takes no space there; memory begins at page boundaries."""
     segments = (
         ElfSegment(0x1000, 0x2000, 5, True),
@@ -52,7 +52,7 @@ def test_more_segments_than_16_bits_can_count(tmp_path: Path) -> None:
     assert said.stderr == ""
 
 
-def test_notes() -> None:
+def test_notes_have_the_kernels_layout() -> None:
     """Sizes and offsets are those of the kernel's structures."""
     ids = Ids(10, 9, 8, 7)
     status = elf_core.prstatus(ids, range(27), (), (1, 64))
@@ -69,7 +69,7 @@ def test_notes() -> None:
     assert files[64:] == b"/a\0/b c\0"
 
 
-def test_extended_registers() -> None:
+def test_extended_registers_are_at_their_offsets() -> None:
     """Each component is where Intel's CPUs have it. Two masks come first: components present, and in use."""
     extended = ((2, b"y" * 256), (5, b"k" * 64), (9, b"p" * 8))
     area = elf_core.xstate(bytes(range(256)) * 2, extended, 0xFFFF)

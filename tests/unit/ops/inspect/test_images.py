@@ -13,11 +13,11 @@ from crckpt.ops.inspect.images import read_image_tree, read_pipes, repair_image,
 from crckpt.store import Checkpoint, Repository
 
 
-def test_the_tree_is_read_without_its_pages(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_tree_is_read_without_its_pages(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     assert read_image_tree(repository, recordings[0]) == RECORDED
 
 
-def test_what_pipes_hold(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_pipe_contents_are_read(repository: Repository, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     (inode,) = {file.pipe_id for file in RECORDED.files if isinstance(file, Pipe)}
     (held,) = read_pipes(repository, recordings[0], frozenset({inode}))
     assert (held.pipe_id, held.content) == (inode, b"in flight")
@@ -25,7 +25,7 @@ def test_what_pipes_hold(repository: Repository, recordings: tuple[Checkpoint, C
     assert read_pipes(repository, recordings[0], frozenset()) == ()
 
 
-def test_images_are_unpacked_as_they_were_but_for_repairs(
+def test_images_are_unpacked_with_repairs(
     repository: Repository, recordings: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     (tmp_path / "out").mkdir(mode=0o700)

@@ -51,7 +51,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Repository, Checkpo
 
 
 @pytest.mark.parametrize("pid", recorded.PIDS)
-def test_runs_have_all_pages_that_are_not_zero(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
+def test_runs_contain_all_nonzero_pages(whole: tuple[Repository, Checkpoint, ImageTree], pid: int) -> None:
     repository, checkpoint, tree = whole
     found: dict[int, bytes] = {}
     with open_reader(repository, checkpoint) as reading:
@@ -90,7 +90,7 @@ def test_read_stops_at_the_first_unknown_page(
     assert found == expected[address % PAGE_SIZE :][:length]
 
 
-def test_a_zombie_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
+def test_zombie_has_no_memory(whole: tuple[Repository, Checkpoint, ImageTree]) -> None:
     repository, checkpoint, tree = whole
     (zombie,) = (process for process in tree.processes if process.memory is None)
     with open_reader(repository, checkpoint) as reading:

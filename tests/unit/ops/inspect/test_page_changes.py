@@ -105,7 +105,7 @@ def _expected() -> dict[int, PageChanges]:
     return expected
 
 
-def test_every_page_that_differs_is_counted(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
+def test_every_changed_page_is_counted(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
     repository, before, after, _ = stored
     found, read = _compared(repository, before, after)
     expected = _expected()
@@ -116,7 +116,7 @@ def test_every_page_that_differs_is_counted(stored: tuple[Repository, Checkpoint
     assert 0 < read <= 2 * total.changed
 
 
-def test_equal_pages_in_different_places_are_no_change(
+def test_equal_pages_in_different_packs_are_no_change(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, after, apart = stored
@@ -126,12 +126,12 @@ def test_equal_pages_in_different_places_are_no_change(
     assert _compared(repository, before, apart)[0] == _expected()
 
 
-def test_the_same_pages_are_not_read(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
+def test_identical_pages_are_not_read(stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint]) -> None:
     repository, before, _, _ = stored
     assert _compared(repository, before, before) == ({}, 0)
 
 
-def test_maps_that_are_gone_new_split_or_larger(
+def test_removed_new_split_and_grown_mappings(
     stored: tuple[Repository, Checkpoint, Checkpoint, Checkpoint],
 ) -> None:
     repository, before, _, _ = stored

@@ -38,7 +38,7 @@ def _runs(content: bytes, seed: int) -> list[tuple[int, memoryview]]:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("pattern", [rb"key=\d+", rb"^key=\d+ value-\d+$", rb"(?<=key=)\d\b", rb"long.*", rb"x*"])
-def test_a_search_in_runs_finds_the_same_as_in_the_whole(pattern: bytes, seed: int) -> None:
+def test_search_in_runs_equals_search_in_the_whole(pattern: bytes, seed: int) -> None:
     content = _memory(seed)
     lines = re.sub(rb"[\x00-\x08\x0a-\x1f\x7f]", b"\n", content)
     compiled = re.compile(pattern, re.MULTILINE)
@@ -52,6 +52,6 @@ def test_nothing_is_found_across_a_gap() -> None:
     assert list(matches(runs, re.compile(b"before-after|after"))) == [(8192, b"after")]
 
 
-def test_an_invalid_pattern_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_invalid_pattern_is_refused_before_reading(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="regular expression"):
         strings(Context(tmp_path), "job", "(")

@@ -13,7 +13,7 @@ def claim_all(batches: Batches) -> list[int]:
     return found
 
 
-def test_each_is_claimed_once_in_order() -> None:
+def test_each_batch_is_claimed_once_in_order() -> None:
     batches = Batches(3)
     assert claim_all(batches) == [0, 1, 2]
     assert not batches.are_complete
@@ -22,7 +22,7 @@ def test_each_is_claimed_once_in_order() -> None:
     assert batches.are_complete
 
 
-def test_a_fork_lacks_what_is_claimed_and_what_is_left() -> None:
+def test_fork_lacks_claimed_and_remaining_batches() -> None:
     batches = Batches(4)
     first, second = batches.claim(), batches.claim()
     assert (first, second) == (0, 1)
@@ -33,7 +33,7 @@ def test_a_fork_lacks_what_is_claimed_and_what_is_left() -> None:
     assert sorted(claim_all(child.copy())) == [1, 2, 3]
 
 
-def test_a_fork_of_a_complete_process_lacks_nothing() -> None:
+def test_fork_of_a_complete_process_lacks_nothing() -> None:
     batches = Batches(1)
     batches.finish(claim_all(batches)[0])
     assert batches.copy().are_complete

@@ -60,7 +60,7 @@ def program(code: str, user: int) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone can start programs of other users")
 @pytest.mark.parametrize("user", [NOBODY, NOBODY - 1])
-def test_only_what_the_tree_has_forked_is_ended(user: int) -> None:
+def test_only_forks_of_the_tree_are_ended(user: int) -> None:
     """Others may run the same program, and wait for memory of their own; also the tree's user."""
     with program(FORKS, NOBODY) as root, program(INCOMPLETE, user) as other:
         assert root.stdout is not None

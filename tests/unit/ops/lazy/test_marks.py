@@ -23,7 +23,7 @@ def marks() -> Path:
     return runtime_directory() / "filling"
 
 
-def test_the_mark_of_a_helper_that_was_killed_is_removed_by_the_next_one(marks: Path) -> None:
+def test_next_helper_removes_the_mark_of_a_killed_one(marks: Path) -> None:
     killed, failed, living = (marks / root.name for root in ROOTS[:3])
     os.close(open_mark(ROOT))
     reason = open_mark(ROOTS[1])
@@ -42,7 +42,7 @@ def test_the_mark_of_a_helper_that_was_killed_is_removed_by_the_next_one(marks: 
         os.close(new)
 
 
-def test_the_mark_of_a_tree_that_lives_stays(marks: Path) -> None:
+def test_mark_of_a_living_tree_stays(marks: Path) -> None:
     """Its helper was killed: it has lost memory, which the mark says."""
     us = identify(os.getpid())
     assert us is not None
@@ -57,7 +57,7 @@ def test_the_mark_of_a_tree_that_lives_stays(marks: Path) -> None:
         os.close(new)
 
 
-def test_a_mark_that_was_removed_before_it_was_locked_is_made_again(marks: Path) -> None:
+def test_mark_removed_before_locking_is_recreated(marks: Path) -> None:
     """Another helper has it locked, and takes it for a dead one."""
     path = marks / ROOT.name
     first = open_mark(ROOT)

@@ -127,7 +127,7 @@ def find(program: Program, marks: PageMarks) -> list[tuple[int, int]]:
     return [tuple((each - address) // PAGE_SIZE for each in pages) for pages in marks.find(*program.memory)]  # type: ignore[misc]
 
 
-def test_a_page_that_the_program_changes_has_no_mark() -> None:
+def test_changed_page_has_no_mark() -> None:
     with running(PROGRAM) as program, marked(program) as (missing, marks):
         assert find(program, marks) == [(0, PAGES)]
         for page, pages, advice in ((2, 2, GUARD_INSTALL), (2, 1, GUARD_REMOVE), (8, 1, GUARD_INSTALL)):
@@ -142,7 +142,7 @@ def test_a_page_that_the_program_changes_has_no_mark() -> None:
         assert find(program, marks) == [(1, 2), (4, 8), (9, PAGES)]
 
 
-def test_the_process_of_a_fork_is_found() -> None:
+def test_process_of_a_fork_is_found() -> None:
     with running(PROGRAM) as program, marked(program) as (missing, _):
         finder = MarksFinder(Family.of([program.identity]))
         program.say("fork")
@@ -164,7 +164,7 @@ def test_the_process_of_a_fork_is_found() -> None:
         child.close()
 
 
-def test_a_child_that_never_answers_is_asked_once() -> None:
+def test_child_that_never_answers_is_asked_once() -> None:
     """It waits for a userfaultfd of its own, and so does the thread that asks it."""
     with running(FORKS_SILENT) as program:
         finder, threads = MarksFinder(Family.of([program.identity])), threading.active_count()

@@ -39,18 +39,18 @@ def plan(tree: ImageTree, *sizes: int) -> tuple[ProcessPlan, ...]:
     return make_plans(alone, {root.pid: tuple(MemoryRange(vma.start, vma.end, False) for vma in vmas)})
 
 
-def test_small_mappings_are_not_left_for_later(tree: ImageTree) -> None:
+def test_small_mappings_are_filled_first(tree: ImageTree) -> None:
     (found,) = plan(tree, MIB, 100 * MIB, 2 * MIB, 3 * MIB)
     large = (START + MIB + PAGE_SIZE, START + 101 * MIB + PAGE_SIZE)
     assert (found.ranges, found.mappings) == ((large,), (large,))
 
 
-def test_a_small_tree_is_filled_before_it_runs(tree: ImageTree) -> None:
+def test_small_tree_is_filled_before_it_runs(tree: ImageTree) -> None:
     assert plan(tree, MIB, 2 * MIB) == ()
 
 
 @given(st.lists(st.integers(1, 6 * MIB // PAGE_SIZE), min_size=1, max_size=30))
-def test_little_is_filled_before_the_tree_runs(tree: ImageTree, pages: list[int]) -> None:
+def test_little_memory_is_filled_before_the_tree_runs(tree: ImageTree, pages: list[int]) -> None:
     """At most 8 MiB; of two mappings never the larger one alone."""
     sizes = [count * PAGE_SIZE for count in pages]
     later = [end - start for each in plan(tree, *sizes) for start, end in each.ranges]
@@ -60,7 +60,7 @@ def test_little_is_filled_before_the_tree_runs(tree: ImageTree, pages: list[int]
     assert max(before, default=0) < min(later, default=1 << 60)
 
 
-def test_new_packs_are_filled_before_as_far_as_there_is_time() -> None:
+def test_new_packs_are_filled_first_within_the_time() -> None:
     packs = tuple(
         PackUse(PackId(digit * 64), 1, pages) for digit, pages in (("1", 9), ("2", 1 << 14), ("3", 5), ("4", 7))
     )

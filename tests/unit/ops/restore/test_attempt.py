@@ -41,7 +41,7 @@ def asking() -> ImageTree:
     ],
     ids=["foreground", "detached", "new namespace"],
 )
-def test_whose_child_the_root_is(
+def test_parent_of_the_root_depends_on_the_request(
     attempt: RestoreAttempt, asking: ImageTree, request_: RestoreRequest, is_sibling: bool
 ) -> None:
     attempt = replace(attempt, request=request_)
@@ -53,7 +53,7 @@ def test_whose_child_the_root_is(
     assert attempt.find_edits(RECORDED).without_signal == frozenset()
 
 
-def test_connections_can_be_closed_that_were_kept(attempt: RestoreAttempt) -> None:
+def test_kept_connections_can_be_closed(attempt: RestoreAttempt) -> None:
     """The checkpoint was made with --tcp keep."""
     assert "--tcp-established" in attempt.command(PATHS, (), stream=True)
     closing = replace(attempt, request=RestoreRequest("job", tcp="close")).command(PATHS, (), stream=True)
@@ -61,7 +61,7 @@ def test_connections_can_be_closed_that_were_kept(attempt: RestoreAttempt) -> No
     assert "--tcp-established" not in closing
 
 
-def test_what_the_tree_gets_from_outside(attempt: RestoreAttempt) -> None:
+def test_inherited_descriptors_are_in_the_command(attempt: RestoreAttempt) -> None:
     command = attempt.command(PATHS, ("fd[7]:pipe:[55]",), stream=False)
     assert command[command.index("--inherit-fd") + 1] == "fd[7]:pipe:[55]"
     assert command[command.index("--images-dir") + 1] == "/images"

@@ -22,7 +22,7 @@ def record(
     return AttributeRecord((0, 1), (ProcessRecord(pid, {pid: of_thread}, of_process or {}),))
 
 
-def test_a_lost_protection_fails_the_restore(tree: ImageTree) -> None:
+def test_lost_protection_fails_the_restore(tree: ImageTree) -> None:
     """If the user allows it, it is a warning."""
     wanted = record(tree, {}, {"no_written_code": (64,)})
     with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.*: Invalid argument"):
@@ -31,7 +31,7 @@ def test_a_lost_protection_fails_the_restore(tree: ImageTree) -> None:
     assert said.key == "protection-lost"
 
 
-def test_another_lost_attribute_is_a_warning(tree: ImageTree) -> None:
+def test_other_lost_attribute_is_a_warning(tree: ImageTree) -> None:
     """All other attributes are set."""
     wanted = record(tree, {"timer_slack": (-5,), "personality": (0x40000,), "deadline": (1, 2)})
     found = plan_attributes(wanted, tree, allow_weaker=False).set_all(None)
@@ -42,5 +42,5 @@ def test_another_lost_attribute_is_a_warning(tree: ImageTree) -> None:
     assert Path(f"/proc/{tree.root.pid}/personality").read_text() == "00040000\n"
 
 
-def test_without_a_record_nothing_is_set(tree: ImageTree) -> None:
+def test_nothing_is_set_without_a_record(tree: ImageTree) -> None:
     assert plan_attributes(None, tree, allow_weaker=False).set_all(None) == ()

@@ -32,14 +32,14 @@ def of_child(pid: int) -> RestoreResult:
         ("kill -TERM $$", ProgramEnd(128 + signal.SIGTERM, signal.SIGTERM)),
     ],
 )
-def test_the_end_is_that_of_the_program(command: str, end: ProgramEnd) -> None:
+def test_end_is_that_of_the_program(command: str, end: ProgramEnd) -> None:
     process = subprocess.Popen(["/bin/sh", "-c", command])
     found = wait_for_program(of_child(process.pid))
     process.returncode = found.status  # it is reaped
     assert found == end
 
 
-def test_processes_that_became_children_meanwhile_are_reaped(tmp_path: Path) -> None:
+def test_adopted_children_are_reaped(tmp_path: Path) -> None:
     before = children()
     process = subprocess.Popen(["/bin/sleep", "0.2"])
     other = subprocess.Popen(["/bin/true"])

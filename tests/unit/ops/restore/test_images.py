@@ -50,7 +50,7 @@ def streamed(repository: Repository, checkpoint: Checkpoint, without_signal: fro
         return {name: b"".join(map(bytes, streams(name) or ())) for name in names}
 
 
-def test_which_images_ask_for_the_signal(repository: Repository, checkpoint: Checkpoint) -> None:
+def test_images_that_request_the_signal_are_found(repository: Repository, checkpoint: Checkpoint) -> None:
     assert images_with_parent_signal(RECORDED) == frozenset()
     assert images_with_parent_signal(read_image_tree(repository, checkpoint)) == {CORE}
 
@@ -66,19 +66,19 @@ def test_files_and_streams_are_the_same(repository: Repository, checkpoint: Chec
     assert files[CORE] == IMAGES[CORE]
 
 
-def test_a_sibling_keeps_the_signal(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_sibling_keeps_the_signal(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
     files = files_of(write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits()))
     assert read_core(files[CORE]).parent_death_signal == SIGTERM
     assert streamed(repository, checkpoint, frozenset())[CORE] == files[CORE]
 
 
-def test_the_images_are_nobody_elses(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
+def test_images_are_private(repository: Repository, checkpoint: Checkpoint, tmp_path: Path) -> None:
     directory = write_images(repository, checkpoint, tmp_path, ignore_progress, ImageEdits())
     assert directory.stat().st_mode & 0o777 == 0o700
     assert {path.stat().st_mode & 0o077 for path in directory.iterdir()} == {0}
 
 
-def test_progress_never_goes_back_nor_beyond_the_end(repository: Repository, checkpoint: Checkpoint) -> None:
+def test_progress_never_decreases_or_exceeds_the_total(repository: Repository, checkpoint: Checkpoint) -> None:
     seen: list[tuple[int, int]] = []
     tree = read_image_tree(repository, checkpoint)
     with open_reader(repository, checkpoint) as reading:

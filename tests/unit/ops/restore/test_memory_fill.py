@@ -34,13 +34,13 @@ def kill(pid: int) -> None:
         time.sleep(0.001)
 
 
-def test_the_memory_of_a_complete_tree_is_filled_once(tree: ImageTree) -> None:
+def test_memory_of_a_complete_tree_is_filled_once(tree: ImageTree) -> None:
     streams = Streams()
     fill_memory(tree, None, streams)
     assert streams.fills == 1
 
 
-def test_a_missing_task_fails_the_restore_before_the_fill(tree: ImageTree) -> None:
+def test_missing_task_fails_the_restore_before_the_fill(tree: ImageTree) -> None:
     kill(tree.root.pid)
     streams = Streams()
     with pytest.raises(RestoreFailed, match=f"did not restore these processes: {tree.root.pid}"):
@@ -48,7 +48,7 @@ def test_a_missing_task_fails_the_restore_before_the_fill(tree: ImageTree) -> No
     assert streams.fills == 0
 
 
-def test_a_task_that_is_killed_during_the_fill_fails_the_restore(tree: ImageTree) -> None:
+def test_task_killed_during_the_fill_fails_the_restore(tree: ImageTree) -> None:
     """CRIU would wait for it forever, or crash."""
     with pytest.raises(RestoreFailed, match=f"PID {tree.root.pid} ended while crckpt filled its memory"):
         fill_memory(tree, None, Streams(tree.root.pid))

@@ -66,7 +66,7 @@ def check(refused: PreflightRefused | None, expected: str, move: Move) -> None:
 
 @pytest.mark.parametrize("alive", [True, False], ids=["crckpt works", "crckpt has died"])
 @pytest.mark.parametrize(("side", "state"), STATES)
-def test_every_state(
+def test_refusal_depends_on_the_move_state(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State, alive: bool
 ) -> None:
     move = record_move(repository, side, state, checkpoints[1], alive=alive, root=ended_root())
@@ -77,7 +77,7 @@ def test_every_state(
         check(refusal(repository, checkpoint, despite_move=True), "" if expected == DESPITE else expected, move)
 
 
-def test_no_move(repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_job_without_a_move_is_restored(repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     record_move(repository, "source", "ended", job="another")
     assert refusal(repository, checkpoints[1]) is None
 
@@ -94,7 +94,7 @@ def test_no_move(repository: Repository, checkpoints: tuple[Checkpoint, Checkpoi
         ("destination", "committed", True, FINISH),
     ],
 )
-def test_the_tree_decides(
+def test_refusal_depends_on_the_tree(
     repository: Repository,
     checkpoints: tuple[Checkpoint, Checkpoint],
     side: Side,
@@ -108,7 +108,7 @@ def test_the_tree_decides(
 
 
 @pytest.mark.parametrize(("side", "state"), [("source", "done"), ("destination", "aborted")])
-def test_checkpoints_after_the_move_are_free(
+def test_checkpoints_after_the_move_can_be_restored(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
 ) -> None:
     """They are of a program that ran here again."""
@@ -118,7 +118,7 @@ def test_checkpoints_after_the_move_are_free(
     assert refusal(repository, second) is None
 
 
-def test_the_moved_checkpoint_was_removed(
+def test_removed_checkpoint_of_a_move(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     """Then the time of the move decides."""
@@ -131,7 +131,9 @@ def test_the_moved_checkpoint_was_removed(
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"id": "0"}', b"\xff" * 100], ids=repr)
-def test_a_damaged_record(repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], content: bytes) -> None:
+def test_damaged_record_refuses_the_restore(
+    repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], content: bytes
+) -> None:
     """Nobody knows where the program runs: the user finds out."""
     record_move(repository, "source", "ended", checkpoints[1])
     path = repository.root / move_name(JobName("job"))
@@ -142,7 +144,7 @@ def test_a_damaged_record(repository: Repository, checkpoints: tuple[Checkpoint,
     assert f"remove the file {path}" in raised.value.hint
 
 
-def test_a_restore_despite_the_move_ends_the_fence(
+def test_restore_despite_the_move_lifts_the_fence(
     repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     record_move(repository, "source", "done", checkpoints[1])
@@ -153,7 +155,7 @@ def test_a_restore_despite_the_move_ends_the_fence(
 
 
 @pytest.mark.parametrize(("side", "words"), [("source", f"to {PEER}"), ("destination", f"here from {PEER}")])
-def test_a_restore_that_waits_for_a_move_says_so(repository: Repository, side: Side, words: str) -> None:
+def test_restore_that_waits_for_a_move_is_reported(repository: Repository, side: Side, words: str) -> None:
     move = record_move(repository, side, FIRST[side], alive=True)
     with repository.restoring(move.job):
         assert _find_holder(repository, move) == f"job is being moved {words} by crckpt (PID {os.getpid()})"

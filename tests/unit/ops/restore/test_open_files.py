@@ -76,12 +76,12 @@ def check(tree: ImageTree, known: RecordedFiles) -> None:
         assert descriptors() == before
 
 
-def test_the_file_that_the_tree_had(place: Path) -> None:
+def test_own_file_of_the_tree_is_accepted(place: Path) -> None:
     with restored(place / "file") as tree:
         check(tree, recorded_as(place / "file"))
 
 
-def test_a_link_that_a_user_put_there(place: Path) -> None:
+def test_planted_link_is_refused(place: Path) -> None:
     known = recorded_as(place / "file")
     (place / "file").unlink()
     (place / "file").symlink_to(place.parent / "secret")
@@ -95,7 +95,7 @@ def test_a_link_that_a_user_put_there(place: Path) -> None:
     assert "nobody" in finding.what
 
 
-def test_another_file_of_that_name(place: Path) -> None:
+def test_other_file_with_the_name_is_refused(place: Path) -> None:
     """Moved there from a directory that its user could not enter, say."""
     known = recorded_as(place / "file")
     (place.parent / "secret").rename(place / "file")
@@ -103,7 +103,7 @@ def test_another_file_of_that_name(place: Path) -> None:
         check(tree, known)
 
 
-def test_another_file_that_all_may_read(place: Path) -> None:
+def test_other_world_readable_file_is_accepted_for_reading(place: Path) -> None:
     known = recorded_as(place / "file")
     (place.parent / "secret").rename(place / "file")
     (place / "file").chmod(0o644)
@@ -113,14 +113,14 @@ def test_another_file_that_all_may_read(place: Path) -> None:
         check(tree, known)
 
 
-def test_a_file_that_was_open_only_for_reading_is_not_opened_for_writing(place: Path) -> None:
+def test_file_open_for_reading_is_not_reopened_for_writing(place: Path) -> None:
     with restored(place / "file", flags=os.O_RDWR) as tree:
         check(tree, recorded_as(place / "file", writes=1))
         with pytest.raises(RestoreFailed):
             check(tree, recorded_as(place / "file"))
 
 
-def test_on_other_file_systems_only_inodes_are_compared(place: Path) -> None:
+def test_only_inodes_are_compared_on_other_file_systems(place: Path) -> None:
     found = (place / "file").stat()
     elsewhere = {f"{place}/file": [(found.st_dev + 1, found.st_ino, 0)]}
     with restored(place / "file") as tree:
@@ -129,12 +129,12 @@ def test_on_other_file_systems_only_inodes_are_compared(place: Path) -> None:
             check(tree, RecordedFiles(elsewhere))
 
 
-def test_a_file_in_a_directory_of_roots_needs_no_record(place: Path) -> None:
+def test_file_in_a_directory_of_root_needs_no_record(place: Path) -> None:
     with restored(place.parent / "secret") as tree:
         check(tree, RecordedFiles({}))
 
 
-def test_a_user_may_replace_its_own_file(place: Path) -> None:
+def test_user_may_replace_its_own_file(place: Path) -> None:
     """The program and the directory are of the same user, who can put only its own files there."""
     known = recorded_as(place / "file")
     (place / "new").write_text("new")
@@ -147,7 +147,7 @@ def test_a_user_may_replace_its_own_file(place: Path) -> None:
         check(tree, known)
 
 
-def test_where_all_may_make_files_a_program_keeps_its_own(place: Path) -> None:
+def test_program_keeps_its_file_in_a_shared_directory(place: Path) -> None:
     """As in /tmp: nobody else can put a file of that user there, but a link to one."""
     os.chown(place, 0, 0)
     place.chmod(0o1777)
@@ -164,7 +164,7 @@ def test_where_all_may_make_files_a_program_keeps_its_own(place: Path) -> None:
         check(tree, known)
 
 
-def test_a_process_that_has_ended_has_nothing_open(place: Path) -> None:
+def test_ended_process_has_nothing_open(place: Path) -> None:
     known = recorded_as(place / "file")
     with restored(place / "file") as tree:
         root = tree.root
@@ -174,7 +174,7 @@ def test_a_process_that_has_ended_has_nothing_open(place: Path) -> None:
         check(replace(tree, processes=(zombie,)), known)
 
 
-def test_a_file_that_lost_its_name_is_known_by_its_inode(place: Path) -> None:
+def test_file_without_its_name_is_identified_by_inode(place: Path) -> None:
     """CRIU opens it by another name, and removes that."""
     place.chmod(0o1777)
     removed = Remap(LINKED, 5, str(place / "link_remap.5"))

@@ -11,7 +11,7 @@ from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
 from crckpt.preflight.restore.pipes import OutsidePipe
 
 
-def test_our_terminal_can_only_be_written_to() -> None:
+def test_our_terminal_is_passed_write_only() -> None:
     """A shell opens it for reading too: a restored program would read what root types."""
     ours, terminal = pty.openpty()
     try:

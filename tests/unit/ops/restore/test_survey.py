@@ -24,13 +24,13 @@ def test_all_pages_of_one_process_count() -> None:
     assert _count_bytes(()) == 0
 
 
-def test_a_child_shares_pages_that_it_has_not_written() -> None:
+def test_child_shares_unwritten_pages() -> None:
     parent = pages("a", (10, 4, 0, 100), (30, 2, ZERO, 0))
     child = pages("b", (10, 1, 0, 100), (11, 1, 1, 0), (12, 2, 0, 102), (30, 2, ZERO, 0))
     assert _count_bytes((parent, child)) == 7 * PAGE
 
 
-def test_extents_that_begin_at_different_pages_overlap() -> None:
+def test_extents_with_different_starts_overlap() -> None:
     parent = pages("a", (10, 4, 0, 100), (20, 4, ZERO, 0))
     child = pages("b", (12, 2, 0, 102), (22, 2, ZERO, 0))
     assert _count_bytes((parent, child)) == 8 * PAGE

@@ -11,7 +11,7 @@ COMMIT = CommitSpeed(20.0, 500, 0.25, 40, 2e-6, 0.25)
 TREE = Load(memory=100_000_000, maps=1000, descriptors=100, threads=30, processes=20)
 
 
-def test_the_cost_grows_with_the_load() -> None:
+def test_cost_grows_with_the_load() -> None:
     dump = DumpSpeed(byte_ms=1e-6, slowness=2.0, around_ms=40.0)
     found = predict_cost(TREE, dump, IMAGES, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(100 + 2 * usual_ms(TREE))
@@ -25,14 +25,14 @@ def test_the_cost_grows_with_the_load() -> None:
         assert predict_cost(more, dump, IMAGES, COMMIT, 4096).frozen_ms > found.frozen_ms
 
 
-def test_a_tree_like_the_trial_costs_what_the_trial_did() -> None:
+def test_tree_like_the_trial_costs_the_same() -> None:
     dump = dump_speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
     found = predict_cost(TREE, dump, IMAGES, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(400)
     assert found.dump_ms == pytest.approx(450)
 
 
-def test_memory_and_the_rest_are_measured_apart() -> None:
+def test_memory_and_other_costs_are_separate() -> None:
     dump = dump_speed(TREE, memory_ms=150.0, frozen_ms=400.0, dump_ms=450.0)
     found = predict_cost(TREE._replace(memory=TREE.memory / 3), dump, IMAGES, COMMIT, 4096)
     assert found.frozen_ms == pytest.approx(300)

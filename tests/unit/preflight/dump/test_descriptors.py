@@ -14,7 +14,7 @@ from crckpt.host.proc import Descriptor
 from crckpt.host.proc.smaps import UnsavableMap
 
 
-def test_an_eventfd_that_counts_like_a_semaphore() -> None:
+def test_semaphore_eventfd_is_a_warning() -> None:
     plain = replace(FILE, target="anon_inode:[eventfd]", info="eventfd-count: 3 eventfd-id: 1 eventfd-semaphore: 0\n")
     assert plan(with_files(plain)).warnings == ()
     (warning,) = plan(with_files(replace(plain, info=plain.info.replace("phore: 0", "phore: 1")))).warnings
@@ -43,7 +43,7 @@ def device(target: str, major: int, minor: int, kind: int = stat.S_IFCHR) -> Des
     ],
     ids=lambda held: held.target,
 )
-def test_devices_that_criu_knows(held: Descriptor) -> None:
+def test_supported_devices_are_accepted(held: Descriptor) -> None:
     assert blocker_keys(replace(PLAIN, descriptors=(held,))) == []
 
 
@@ -57,11 +57,11 @@ def test_devices_that_criu_knows(held: Descriptor) -> None:
     ],
     ids=lambda held: held.target,
 )
-def test_devices_that_criu_does_not_know(held: Descriptor) -> None:
+def test_unsupported_devices_are_blockers(held: Descriptor) -> None:
     assert blocker_keys(replace(PLAIN, descriptors=(held,))) == ["device"]
 
 
-def test_resources_in_the_trees_own_namespaces_are_saved() -> None:
+def test_resources_in_own_namespaces_are_saved() -> None:
     """CRIU saves network devices and System V memory only in another namespace than its own."""
     held = replace(
         PLAIN,
@@ -73,7 +73,7 @@ def test_resources_in_the_trees_own_namespaces_are_saved() -> None:
     assert blocker_keys(replace(held, own_namespaces=elsewhere)) == []
 
 
-def test_a_namespace_of_the_tree_or_of_crckpt_is_known() -> None:
+def test_namespaces_of_the_tree_or_of_crckpt_are_known() -> None:
     known, strange = (replace(device(f"net:[{inode}]", 0, 0, stat.S_IFREG), fd=inode) for inode in (3, 77))
     assert blocker_keys(replace(PLAIN, descriptors=(known,))) == []
     assert blocker_keys(replace(PLAIN, descriptors=(strange,))) == ["namespace-outside"]

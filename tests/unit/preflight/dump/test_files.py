@@ -14,7 +14,7 @@ from crckpt.model import MEBIBYTE, DumpOptions
 from crckpt.preflight.dump.files import count_deleted_bytes
 
 
-def test_bytes_of_deleted_files() -> None:
+def test_deleted_file_bytes_count_once() -> None:
     """Each file counts once. Mapped files in memory count as memory."""
     taken = replace(GONE, size=8 << 30, allocated=MEBIBYTE)
     observation = with_files(taken, replace(taken, fd=taken.fd + 1), replace(taken, target="/y (deleted)"), FILE)
@@ -25,7 +25,7 @@ def test_bytes_of_deleted_files() -> None:
     assert count_deleted_bytes(with_files(replace(taken, links=1)), lambda _: True) == 0
 
 
-def test_a_file_that_lost_one_of_its_names() -> None:
+def test_file_that_lost_a_name_is_restorable_in_some_cases() -> None:
     """CRIU finds it by a link that it removes, unless the tree ends or the file has a name beside the link."""
     beside = with_files(replace(GONE, links=1))
     elsewhere = replace(beside, unlinked=("/srv/gone",))
@@ -39,13 +39,13 @@ def test_a_file_that_lost_one_of_its_names() -> None:
     assert not plan(with_files(GONE)).options.link_remap
 
 
-def test_a_file_without_a_name_cannot_get_one() -> None:
+def test_file_without_a_name_is_a_warning() -> None:
     unnamed = replace(GONE, flags=os.O_RDWR | os.O_TMPFILE)
     assert keys(plan(with_files(unnamed)).warnings) == ["unnamed-file"]
     assert plan(with_files(replace(unnamed, links=1))).warnings == ()
 
 
-def test_what_a_reboot_removes_is_named() -> None:
+def test_files_removed_by_a_reboot_are_listed() -> None:
     """The first few by their paths."""
     found = plan(replace(TWO_PROCESSES, volatile_files=tuple(f"/dev/shm/{number}" for number in range(7))))
     (finding,) = found.warnings
@@ -87,10 +87,10 @@ def test_deleted_files_fit_the_ghost_limit(size: int, limit: int) -> None:
         replace(FILE, size=5 << 30),
     ],
 )
-def test_files_that_are_no_ghosts(other: Descriptor) -> None:
+def test_other_files_need_no_ghost_limit(other: Descriptor) -> None:
     assert plan(with_files(other)).options.ghost_limit == 0
 
 
 @pytest.mark.parametrize("name", ["/memfd:x (deleted)", "/dev/zero (deleted)", "/SYSV00000000 (deleted)"])
-def test_shared_memory_is_no_ghost(name: str) -> None:
+def test_shared_memory_is_no_ghost_file(name: str) -> None:
     assert plan(replace(TWO_PROCESSES, deleted_maps=((name, 5 << 30, 0), (name, 5, 1)))).options == DumpOptions()

@@ -20,7 +20,7 @@ from crckpt.host.proc import Tree
 from crckpt.preflight.dump.checks import UNCONDITIONAL
 
 
-def test_a_nested_pid_namespace_and_its_first_process_have_one_answer() -> None:
+def test_nested_pid_namespace_gives_one_blocker() -> None:
     """No remedy leads to another refusal."""
     nested = replace(in_namespaces(CHILD, pid=99), ns_pids=(101, 1), ns_sids=(100, 0))
     (around,) = plan(with_tree(ROOT, nested)).blockers
@@ -32,7 +32,7 @@ def test_a_nested_pid_namespace_and_its_first_process_have_one_answer() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "uts", "time", "cgroup"])
-def test_nested_namespaces(kind: str) -> None:
+def test_nested_namespaces_are_blockers(kind: str) -> None:
     nested = in_namespaces(CHILD, **{kind: 99})
     found = plan(with_tree(ROOT, nested))
     assert keys(found.blockers) == ["nested-namespace"]
@@ -42,14 +42,14 @@ def test_nested_namespaces(kind: str) -> None:
 
 
 @pytest.mark.parametrize(("kind", "key"), [("user", "other-user-namespace"), ("net", "namespace-owner")])
-def test_namespaces_of_another_user_namespace(kind: str, key: str) -> None:
+def test_namespaces_of_another_user_namespace_are_blockers(kind: str, key: str) -> None:
     (found,) = plan(replace(TWO_PROCESSES, foreign_namespaces=(ForeignNamespace(101, "worker", kind),))).blockers
     assert (found.key, found.key in UNCONDITIONAL) == (key, True)
     assert "process 101 (worker)" in found.what
 
 
 @pytest.mark.parametrize("kind", ["mnt", "net"])
-def test_nested_namespaces_that_criu_saves_only(kind: str) -> None:
+def test_nested_namespaces_that_cannot_be_restored_are_blockers(kind: str) -> None:
     found = plan(with_tree(ROOT, in_namespaces(CHILD, **{kind: 99})))
     assert keys(found.blockers) == ["nested-unmade"]
     assert found.blockers[0].what.startswith("process 101 (worker) has its own mount or network namespace")
@@ -57,28 +57,28 @@ def test_nested_namespaces_that_criu_saves_only(kind: str) -> None:
 
 @pytest.mark.parametrize("sids", [(0,), (500, 0)], ids=["our namespace", "its own namespace"])
 @pytest.mark.parametrize("state", ["sleeping", "zombie"])
-def test_sessions_that_begin_outside_the_pid_namespace(sids: tuple[int, ...], state: str) -> None:
+def test_sessions_from_outside_the_pid_namespace_are_blockers(sids: tuple[int, ...], state: str) -> None:
     (found,) = plan(with_tree(replace(ROOT, ns_sids=(ROOT.sid,)), replace(CHILD, ns_sids=sids, state=state))).blockers
     assert found.key == "session-outside"
     assert found.what == "the session leader of process 101 is outside its PID namespace"
 
 
-def test_containers_are_left_to_their_engine() -> None:
+def test_containers_are_refused() -> None:
     found = plan(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98), ns_pids=(100, 1))))
     assert keys(found.blockers) == ["container"]
 
 
-def test_a_tree_in_another_mount_namespace_is_entered() -> None:
+def test_mount_namespace_of_a_tree_is_entered() -> None:
     found = plan(with_tree(in_namespaces(ROOT, mnt=98)))
     assert (found.enter, keys(found.warnings), found.blockers) == (("mnt",), ["mount-namespace"], ())
 
 
-def test_a_tree_that_was_restored_into_a_pid_namespace_is_entered() -> None:
+def test_restored_pid_namespace_is_entered() -> None:
     found = plan(with_tree(replace(in_namespaces(ROOT, pid=99, mnt=98, net=97), ns_pids=(100, 7))))
     assert (found.enter, found.warnings, found.blockers) == (("pid", "mnt"), (), ())
 
 
-def test_a_nested_network_namespace_is_restored() -> None:
+def test_nested_network_namespace_is_accepted_in_a_private_network() -> None:
     """Only if the root's network namespace is not ours, which CRIU does not save."""
     child = replace(ROOT, pid=101, namespaces=(("net", 33),))
     observation = replace(PLAIN, tree=Tree(ROOT, (ROOT, child)))
@@ -86,6 +86,6 @@ def test_a_nested_network_namespace_is_restored() -> None:
     assert blocker_keys(replace(observation, own_namespaces=(("pid", 1), ("mnt", 2), ("net", 34)))) == []
 
 
-def test_another_time_namespace_for_children_is_nested() -> None:
+def test_different_time_namespace_for_children_is_nested() -> None:
     other = replace(ROOT, namespaces=(*NAMESPACES, ("time_for_children", 9)))
     assert blocker_keys(replace(PLAIN, tree=Tree(other, (other,)))) == ["nested-namespace"]

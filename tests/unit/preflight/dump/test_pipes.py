@@ -15,7 +15,7 @@ from crckpt.host.proc import Descriptor
     ("end", "key", "told"),
     [(READS, "outside-pipe-read", "then end of file"), (WRITES, "outside-pipe", "the output of crckpt restore")],
 )
-def test_a_pipe_to_a_process_outside(end: Descriptor, key: str, told: str) -> None:
+def test_pipe_to_an_outside_process(end: Descriptor, key: str, told: str) -> None:
     observation = with_files(end, replace(end, pid=101, fd=9))
     (warning,) = plan(observation).warnings
     assert (warning.key, told in warning.what) == (key, True)

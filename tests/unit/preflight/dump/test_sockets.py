@@ -11,7 +11,7 @@ from crckpt.host.observe.outside_ends import OutsideEnd
 from crckpt.host.observe.socket_kinds import SocketKind
 
 
-def test_connections_need_a_choice() -> None:
+def test_connections_need_an_option() -> None:
     observation = replace(TWO_PROCESSES, connections=(CONNECTION, replace(CONNECTION, fd=8)))
     undecided = plan(observation)
     assert keys(undecided.blockers) == ["tcp", "tcp"]
@@ -24,7 +24,7 @@ def test_connections_need_a_choice() -> None:
     assert (close.options.tcp, close.blockers, why(close, "--tcp-close")) == ("close", (), "2 TCP connections")
 
 
-def test_the_choice_holds_for_later_connections() -> None:
+def test_option_applies_to_later_connections() -> None:
     """A connection may be made before the freeze: then CRIU must know what to do."""
     listening = replace(TWO_PROCESSES, sockets=(SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0),))
     close, keep = plan(TWO_PROCESSES, "close"), plan(listening, "keep")
@@ -39,7 +39,7 @@ def test_the_choice_holds_for_later_connections() -> None:
     assert plan(listening).options.tcp is None
 
 
-def test_a_connection_that_the_kernel_encrypts_is_closed_or_refused() -> None:
+def test_ktls_connection_must_be_closed() -> None:
     """CRIU would restore it in plain text."""
     encrypted = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, layer="tls")
     observation = replace(TWO_PROCESSES, connections=(CONNECTION,), sockets=(encrypted,))
@@ -49,14 +49,14 @@ def test_a_connection_that_the_kernel_encrypts_is_closed_or_refused() -> None:
     assert plan(observation, "close").blockers == ()
 
 
-def test_keeping_connections_needs_a_criu_that_can_lock_them() -> None:
+def test_keeping_connections_needs_lock_support() -> None:
     observation = replace(TWO_PROCESSES, connections=(CONNECTION,))
     assert keys(plan(observation, "keep", nftables=False).blockers) == ["network-lock"]
     assert plan(observation, "close", nftables=False).blockers == ()
     assert plan(TWO_PROCESSES, "keep", nftables=False).blockers == ()
 
 
-def test_datagram_sockets() -> None:
+def test_datagram_sockets_need_an_option() -> None:
     sockets = with_files(replace(FILE, target="socket:[777]"), replace(FILE, target="socket:nonsense"))
     found = plan(replace(sockets, datagram_sockets=frozenset({777, 778})))
     assert found.options.ext_unix_sk
@@ -64,7 +64,7 @@ def test_datagram_sockets() -> None:
     assert not plan(replace(sockets, datagram_sockets=frozenset({778}))).options.ext_unix_sk
 
 
-def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
+def test_unix_connection_to_the_outside_is_a_blocker() -> None:
     observation = replace(
         TWO_PROCESSES, outside_ends=(OutsideEnd(100, 1, "/run/journal/stdout"), OutsideEnd(101, 4, ""))
     )
@@ -75,7 +75,7 @@ def test_a_unix_connection_to_the_outside_is_a_blocker() -> None:
     ]
 
 
-def test_of_a_socket_to_the_journal_the_remedy_is_known() -> None:
+def test_journal_socket_has_a_known_remedy() -> None:
     ends = (OutsideEnd(100, 1, "/run/systemd/journal/stdout"),)
     (found,) = plan(replace(TWO_PROCESSES, outside_ends=ends)).blockers
     assert found.what.endswith(") is connected to the journal of systemd, which is outside the tree")

@@ -48,7 +48,7 @@ def growth(likely: int, least: int | None = None) -> Growth:
         (of(ENOUGH, memory=OWN_MEMORY - 1), None, ["memory"]),
     ],
 )
-def test_shortages(space: FreeSpace, grows: Growth | None, short: list[str]) -> None:
+def test_space_shortages_are_found(space: FreeSpace, grows: Growth | None, short: list[str]) -> None:
     assert [finding.key for finding in find_shortages(800 * MEBIBYTE, space, grows)] == short
 
 
@@ -63,23 +63,23 @@ def test_shortages(space: FreeSpace, grows: Growth | None, short: list[str]) -> 
         (of(900), None, []),
     ],
 )
-def test_what_may_not_fit_is_a_risk(space: FreeSpace, grows: Growth | None, risks: list[str]) -> None:
+def test_uncertain_space_is_a_risk(space: FreeSpace, grows: Growth | None, risks: list[str]) -> None:
     assert [finding.key for finding in find_risks(800 * MEBIBYTE, space, grows)] == risks
 
 
 @pytest.mark.parametrize(
     ("space", "depends"), [(of(1700), False), (of(1600), True), (of(0, 900), False), (of(0, 800), True)]
 )
-def test_the_growth_is_tried_only_if_it_decides(space: FreeSpace, depends: bool) -> None:
+def test_growth_is_measured_only_if_it_matters(space: FreeSpace, depends: bool) -> None:
     assert depends_on_growth(800 * MEBIBYTE, space) == depends
 
 
-def test_a_sample_of_everything_is_believed() -> None:
+def test_full_sample_is_trusted() -> None:
     whole = predict_growth(images=1000, memory=1000, sample=1000, repeated=0, stored=400)
     assert (whole.likely, whole.least) == (400, 380)
 
 
-def test_a_small_sample_promises_less() -> None:
+def test_small_sample_is_trusted_less() -> None:
     """It may have missed pages that repeat, and compressible ones."""
     memory, sample = 200 * MEBIBYTE, 32 * MEBIBYTE
     certain = predict_growth(memory, memory, sample, 0, sample)
@@ -94,7 +94,7 @@ def test_a_small_sample_promises_less() -> None:
     assert smaller.least < certain.least
 
 
-def test_a_checkpoint_adds_at_most_its_images() -> None:
+def test_checkpoint_grows_by_at_most_its_images() -> None:
     assert predict_growth(images=10, memory=1000, sample=100, repeated=0, stored=50).likely == 10
     assert predict_growth(images=10, memory=1000, sample=0, repeated=0, stored=0) == Growth(0, 0)
 
@@ -111,7 +111,7 @@ def test_shortages_have_numbers() -> None:
     assert "--staging" not in store.remedy
 
 
-def test_a_read_only_mount_is_reported_instead() -> None:
+def test_read_only_mount_is_reported_instead() -> None:
     (found,) = find_shortages(
         MEBIBYTE, FreeSpace("/disk", 0, ENOUGH, in_memory=False, shares_disk=True, read_only="/store")
     )

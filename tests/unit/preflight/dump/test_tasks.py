@@ -34,7 +34,7 @@ from crckpt.preflight.dump.tasks import root_refusal
         (replace(ROOT, state="zombie"), 100, "zombie"),
     ],
 )
-def test_refused_roots(process: Process | None, pid: int, key: str) -> None:
+def test_unsuitable_roots_are_refused(process: Process | None, pid: int, key: str) -> None:
     found = root_refusal(process, pid, 50, (40, 1))
     assert found is not None
     assert found.key == key
@@ -44,11 +44,11 @@ def test_refused_roots(process: Process | None, pid: int, key: str) -> None:
 
 
 @pytest.mark.parametrize("state", ["sleeping", "running", "stopped", "traced", "uninterruptible"])
-def test_accepted_roots(state: str) -> None:
+def test_suitable_roots_are_accepted(state: str) -> None:
     assert root_refusal(replace(ROOT, state=state), 100, 50, (40, 1)) is None
 
 
-def test_traced_processes() -> None:
+def test_traced_processes_are_blockers() -> None:
     found = plan(with_tree(ROOT, replace(CHILD, tracer=900)))
     assert keys(found.blockers) == ["traced"]
     assert found.blockers[0].what.startswith("process 101 (worker) is traced by process 900 (gdb)")
@@ -69,7 +69,7 @@ def test_traced_processes() -> None:
         ((as_uid(ROOT, 33), replace(CHILD, state="zombie")), (33, 33), []),
     ],
 )
-def test_limits_of_other_users(
+def test_limits_of_other_users_need_a_capability(
     processes: tuple[Process, Process], as_user: tuple[int, int] | None, blockers: list[str]
 ) -> None:
     observation = with_tree(*processes)
@@ -79,7 +79,7 @@ def test_limits_of_other_users(
     assert (able.as_user, able.blockers) == (None, ())
 
 
-def test_a_user_with_unreadable_limits_is_named() -> None:
+def test_user_with_unreadable_limits_is_reported() -> None:
     (blocker,) = plan(without_cap(with_tree(ROOT, as_uid(CHILD, 33)))).blockers
     assert "process 101 (worker) runs as user 33" in blocker.what
 
@@ -94,13 +94,13 @@ def test_interrupted_calls_are_reported_by_thread() -> None:
     assert without.warnings == (cause("call-interrupted").finding(pid=100, tid=105, call="poll"), again)
 
 
-def test_the_preload_library_is_there_in_the_trees_own_mounts() -> None:
+def test_preload_library_exists_in_the_trees_own_mounts() -> None:
     apart = replace(ROOT, namespaces=(("pid", 1), ("mnt", 99), *NAMESPACES[2:]))
     observation = replace(with_tree(apart), waits=(WaitingThread(100, 100, "epoll_wait"),))
     assert keys(plan(observation).warnings) == ["mount-namespace"]
 
 
-def test_the_tracer_of_a_thread_is_named() -> None:
+def test_tracer_of_a_thread_is_named() -> None:
     observation = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
     (told,) = find_blockers(observation, None, {900: "gdb"}, locks_by_nftables=True)
     assert told.key == "traced"
@@ -108,7 +108,7 @@ def test_the_tracer_of_a_thread_is_named() -> None:
     assert observation.tracers == {900}
 
 
-def test_the_remedy_for_a_tracing_root_is_not_to_kill_it() -> None:
+def test_remedy_does_not_kill_a_tracing_root() -> None:
     (told,) = find_blockers(
         replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),)), None, {}, locks_by_nftables=True
     )

@@ -13,13 +13,13 @@ from observed import ROOT
 TERMINAL = replace(FILE, fd=0, target="/dev/pts/3", mode=stat.S_IFCHR)
 
 
-def test_a_session_leader_outside() -> None:
+def test_outside_session_leader_needs_shell_job() -> None:
     found = plan(with_tree(replace(ROOT, sid=7)))
     assert found.options.shell_job
     assert "7" in why(found, "--shell-job")
 
 
-def test_a_terminal_outside() -> None:
+def test_outside_terminal_needs_shell_job() -> None:
     found = plan(with_files(TERMINAL))
     assert found.options.shell_job
     assert "/dev/pts/3" in why(found, "--shell-job")
@@ -27,7 +27,7 @@ def test_a_terminal_outside() -> None:
 
 
 @pytest.mark.parametrize("target", ["/dev/tty", "/dev/tty1", "/dev/console"])
-def test_a_terminal_with_a_name_is_outside_with_its_session(target: str) -> None:
+def test_named_terminal_is_outside_with_its_session(target: str) -> None:
     observation = with_files(replace(TERMINAL, target=target))
     assert not plan(observation).options.shell_job
     child = replace(CHILD, sid=7)
@@ -37,7 +37,7 @@ def test_a_terminal_with_a_name_is_outside_with_its_session(target: str) -> None
 
 
 @pytest.mark.parametrize("master", ["/dev/ptmx", "/dev/pts/ptmx", "/mnt/pts/ptmx"])
-def test_a_terminal_whose_master_is_inside(master: str) -> None:
+def test_terminal_with_its_master_inside(master: str) -> None:
     master_side = replace(TERMINAL, fd=4, target=master, device=os.makedev(5, 2))
     inside = replace(master_side, info="pos:\t0\nflags:\t02\ntty-index:\t3\n")
     assert not plan(with_files(inside, TERMINAL, replace(TERMINAL, target="/dev/pts/3 (deleted)"))).options.shell_job
@@ -45,7 +45,7 @@ def test_a_terminal_whose_master_is_inside(master: str) -> None:
     assert plan(with_files(other, TERMINAL)).options.shell_job
 
 
-def test_a_number_that_criu_does_not_know() -> None:
+def test_too_large_terminal_number_is_a_blocker() -> None:
     terminal = replace(TERMINAL, device=os.makedev(139, 233))
     large = replace(terminal, target="/dev/pts/1001")
     assert [found.key for found in plan(with_files(large)).blockers] == ["terminal-large"]

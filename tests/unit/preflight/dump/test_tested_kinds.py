@@ -45,11 +45,11 @@ def device(major: int, minor: int) -> Descriptor:
         (device(136, 7), "pseudo terminal"),
     ],
 )
-def test_kinds_of_descriptors(held: Descriptor, kind: str) -> None:
+def test_descriptor_kinds_are_found(held: Descriptor, kind: str) -> None:
     assert find_kinds(with_files(held)) == {kind: f"fd 3 of process 100, {held.target}"}
 
 
-def test_sockets_are_named_as_people_write_them() -> None:
+def test_sockets_have_readable_names() -> None:
     kinds = (SocketKind(100, 3, socket.AF_INET6, socket.SOCK_STREAM, 0), SocketKind(101, 4, 250, 77, 0))
     held = replace(with_files(replace(FILE, target="socket:[7]")), sockets=kinds)
     assert find_kinds(held) == {
@@ -59,7 +59,7 @@ def test_sockets_are_named_as_people_write_them() -> None:
     assert find_untested(held) == {"socket 250 77": "fd 4 of process 101"}
 
 
-def test_states_of_processes() -> None:
+def test_process_states_are_found() -> None:
     held = with_tree(replace(ROOT, state="stopped", seccomp=1), replace(CHILD, state="zombie", seccomp=2))
     kinds = find_kinds(replace(held, descriptors=()))
     assert kinds == {
@@ -70,7 +70,7 @@ def test_states_of_processes() -> None:
     assert find_untested(replace(held, descriptors=())) == {"strict limit of system calls (seccomp)": "process 100"}
 
 
-def test_namespaces_of_the_tree_and_inside_of_it() -> None:
+def test_namespaces_inside_the_tree_are_found() -> None:
     child = in_namespaces(CHILD, net=99, uts=88)
     held = replace(with_tree(in_namespaces(ROOT, net=97), child), descriptors=())
     assert find_kinds(held) == {
@@ -81,7 +81,7 @@ def test_namespaces_of_the_tree_and_inside_of_it() -> None:
     assert find_untested(held) == {"uts namespace inside the tree": "process 101"}
 
 
-def test_only_the_first_place_of_a_kind_is_named() -> None:
+def test_only_the_first_example_of_a_kind_is_named() -> None:
     held = with_files(FILE, replace(FILE, fd=4, target="/other"))
     assert find_kinds(held) == {"regular file": "fd 3 of process 100, /srv/data"}
     mapped = replace(TWO_PROCESSES, descriptors=(), unsavable_maps=(UnsavableMap(101, 0, "/SYSV00 (deleted)", "sysv"),))

@@ -18,7 +18,7 @@ from crckpt.preflight.restore.attributes import HostAttributes, attributes_to_se
 TWO = frozenset({0, 1})
 
 
-def test_a_process_outside_the_tree_gets_nothing(tree: ImageTree) -> None:
+def test_process_outside_the_tree_is_not_changed(tree: ImageTree) -> None:
     """A record that names a process outside the tree does not change that process."""
     record = AttributeRecord((0, 1), (ProcessRecord(1, {1: {"affinity": (0,)}}),))
     assert list(attributes_to_set(record, tree, HostAttributes(TWO))) == []
@@ -59,14 +59,14 @@ def test_impossible_nodes_are_skipped(tree: ImageTree) -> None:
     assert next(attributes_to_set(record, tree, HostAttributes(TWO))).values["memory_policy"] == (2, 0)
 
 
-def test_pending_labels(tree: ImageTree) -> None:
+def test_pending_labels_are_reported(tree: ImageTree) -> None:
     record = of_root(tree, labels={"exec": "confined_t"})
     (found,) = judge_attributes(record, tree, HostAttributes(TWO)).weaker
     assert f"process {tree.root.pid} (" in found.what
     assert "has set exec to confined_t" in found.what
 
 
-def test_session_keyrings_that_a_tree_may_have(tree: ImageTree) -> None:
+def test_permitted_session_keyrings(tree: ImageTree) -> None:
     """The keyring of its own user, or the one that it had. Without a keyring of ours nothing is handed on."""
     who = tree.root.core.credentials
     assert who is not None
@@ -92,7 +92,7 @@ def test_session_keyrings_that_a_tree_may_have(tree: ImageTree) -> None:
         ({}, None, False),
     ],
 )
-def test_a_later_process_must_have_a_confined_parent(
+def test_later_process_must_have_a_confined_parent(
     tree: ImageTree, parent: dict[str, bool], asked: bool | None, is_refused: bool
 ) -> None:
     """A parent that adopts orphans need not be the one that started it. Old checkpoints do not say who was asked."""

@@ -32,7 +32,7 @@ LIMITS = ControlGroup("pids", "/b", {"pids": 50})
     ],
     ids=["as strict", "a looser limit", "no rules", "still there", "still there, and looser"],
 )
-def test_control_groups(
+def test_lost_cgroups_are_reported(
     tree: ImageTree,
     here: dict[str, int],
     now: dict[tuple[str, str], dict[str, int]],
@@ -47,7 +47,7 @@ def test_control_groups(
     assert len(found.moves) == moves
 
 
-def test_time_is_in_proportion_to_the_number_of_processes_and_groups(tree: ImageTree) -> None:
+def test_time_is_linear_in_processes_and_cgroups(tree: ImageTree) -> None:
     """The groups are checked once, however often the record names the processes."""
 
     def prepare(count: int) -> Callable[[], AttributeVerdict]:

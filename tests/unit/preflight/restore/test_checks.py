@@ -15,7 +15,7 @@ from crckpt.preflight.restore.plan import PlannedRestore
 
 
 @pytest.mark.parametrize("ours", ["4.1.1", "3.17.1", "4.1-rc1"])
-def test_an_older_criu_is_refused(planned: PlannedRestore, host: HostState, ours: str) -> None:
+def test_older_criu_is_refused(planned: PlannedRestore, host: HostState, ours: str) -> None:
     said = only_blocker(judge_restore(replace(planned, crius=("4.2.1", ours)), host))
     assert said.startswith(f"older-criu: CRIU 4.2.1 made this checkpoint, and this older one, {ours}, ")
 
@@ -31,13 +31,11 @@ def test_an_older_criu_is_refused(planned: PlannedRestore, host: HostState, ours
         ("9" * 5000 + ".1", "4.2.1"),
     ],
 )
-def test_a_criu_that_is_not_known_to_be_older_may_restore(
-    planned: PlannedRestore, host: HostState, crius: tuple[str, str]
-) -> None:
+def test_criu_of_unknown_age_may_restore(planned: PlannedRestore, host: HostState, crius: tuple[str, str]) -> None:
     assert judge_restore(replace(planned, crius=crius), host).blockers == ()
 
 
-def test_an_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState) -> None:
+def test_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState) -> None:
     assert judge_restore(planned, host) == RestoreVerdict((), (), (), (), needs_terminal=False)
 
 

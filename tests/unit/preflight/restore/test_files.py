@@ -64,7 +64,7 @@ def test_paths_that_need_not_exist(tree: ImageTree, change: dict[str, object]) -
     assert find_needed_path(replace(file_of(tree, PLAIN), **change)) == ""
 
 
-def test_a_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host: HostState) -> None:
+def test_tree_with_its_own_mounts_brings_its_files(planned: PlannedRestore, host: HostState) -> None:
     ids = planned.tree.root.ids
     assert ids is not None
     other = KernelIds(ids.files, replace(ids.namespaces, mnt=ids.namespaces.mnt + 1))
@@ -85,14 +85,14 @@ def test_uses_name_process_and_use(tree: ImageTree) -> None:
     assert {file.id for file in find_needed_files(tree)} <= used.keys()
 
 
-def test_a_missing_file(planned: PlannedRestore, host: HostState) -> None:
+def test_missing_file_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     for files in (host.files | {PLAIN: None}, {path: file for path, file in host.files.items() if path != PLAIN}):
         told = only_blocker(judge_restore(planned, replace(host, files=files)))
         assert told.startswith(f"file-missing: {PLAIN} is missing (fd ")
 
 
 @pytest.mark.parametrize("grown", ["refuse", "keep", "rewind"])
-def test_a_file_that_shrank(planned: PlannedRestore, host: HostState, grown: str) -> None:
+def test_shrunk_file_is_a_blocker(planned: PlannedRestore, host: HostState, grown: str) -> None:
     assert grown in ("refuse", "keep", "rewind")
     chosen = replace(planned, grown=grown)
     told = only_blocker(judge_restore(chosen, with_changed(host, PLAIN, size=99)))
@@ -111,7 +111,7 @@ def test_a_file_that_shrank(planned: PlannedRestore, host: HostState, grown: str
         (PLAIN, "rewind", [], ["file-rewound"], (Rewind(PLAIN, 100),)),
     ],
 )
-def test_files_that_grew(
+def test_grown_files_depend_on_the_option(
     planned: PlannedRestore,
     host: HostState,
     path: str,
@@ -130,7 +130,7 @@ def test_files_that_grew(
     assert "?" not in str(finding)
 
 
-def test_what_can_be_made_again(planned: PlannedRestore, host: HostState) -> None:
+def test_recreatable_files_are_no_blockers(planned: PlannedRestore, host: HostState) -> None:
     """An empty log, and a directory, with the owner and mode that they had."""
     planned = replace(planned, owners={LOG: (33,), RUN: (0,)})
     for path, key, mode, command in (
@@ -151,7 +151,7 @@ ROTATED = (
 
 
 @pytest.mark.parametrize("change", ROTATED)
-def test_a_log_that_was_rotated(planned: PlannedRestore, host: HostState, change: dict[str, object]) -> None:
+def test_rotated_log_is_accepted(planned: PlannedRestore, host: HostState, change: dict[str, object]) -> None:
     """Nothing is lost if the program appends to another log; but that must not be cut."""
     planned = replace(planned, inodes={LOG: frozenset({7})}, heads={LOG: digest_head(b"a line")})
     host = with_changed(host, LOG, inode=7, head=b"a line of the log")
@@ -168,7 +168,7 @@ def test_a_log_that_was_rotated(planned: PlannedRestore, host: HostState, change
     assert judge_restore(replace(planned, grown="rewind"), with_changed(host, LOG, size=500)).rewinds != ()
 
 
-def test_another_file_is_not_cut_back(planned: PlannedRestore, host: HostState) -> None:
+def test_other_file_is_not_cut_back(planned: PlannedRestore, host: HostState) -> None:
     planned = replace(planned, inodes={PLAIN: frozenset({7})}, heads={PLAIN: digest_head(b"begin")}, grown="rewind")
     host = with_changed(host, PLAIN, size=500, inode=7, head=b"begins so")
     assert [rewind.path for rewind in judge_restore(planned, host).rewinds] == [PLAIN]
@@ -176,7 +176,7 @@ def test_another_file_is_not_cut_back(planned: PlannedRestore, host: HostState) 
         assert only_blocker(judge_restore(planned, with_changed(host, PLAIN, **change))).startswith("file-other")
 
 
-def test_a_file_that_is_only_written_may_get_its_size_back(planned: PlannedRestore, host: HostState) -> None:
+def test_write_only_file_may_be_cut_back(planned: PlannedRestore, host: HostState) -> None:
     """As `program >log` does: then the program goes on behind it."""
     written = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_WRONLY))
     told = only_blocker(judge_restore(replace(planned, tree=written), with_changed(host, PLAIN, size=0)))
@@ -193,7 +193,7 @@ def test_a_file_that_is_only_written_may_get_its_size_back(planned: PlannedResto
         (os.O_RDWR | os.O_APPEND, []),
     ],
 )
-def test_what_the_program_writes_in_place_was_written_since(
+def test_file_written_in_place_counts_as_changed(
     planned: PlannedRestore, host: HostState, flags: int, blockers: list[str]
 ) -> None:
     """Its memory does not know what is in the file now."""
@@ -210,9 +210,7 @@ def test_what_the_program_writes_in_place_was_written_since(
 
 
 @pytest.mark.parametrize("ahead", [timedelta(hours=-1), timedelta(hours=1)])
-def test_the_clock_of_a_file_server_is_compared_with_itself(
-    planned: PlannedRestore, host: HostState, ahead: timedelta
-) -> None:
+def test_file_server_clock_is_compared_with_itself(planned: PlannedRestore, host: HostState, ahead: timedelta) -> None:
     tree = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_RDWR))
     last = CREATED + ahead
     planned = replace(planned, tree=tree, times={PLAIN: last.timestamp()})
@@ -221,7 +219,7 @@ def test_the_clock_of_a_file_server_is_compared_with_itself(
     assert [finding.key for finding in judge_restore(planned, since).blockers] == ["data-written"]
 
 
-def test_what_a_program_that_still_runs_writes_is_no_reason(planned: PlannedRestore, host: HostState) -> None:
+def test_writes_of_the_running_original_are_ignored(planned: PlannedRestore, host: HostState) -> None:
     """Of a move that is rehearsed, on storage that both hosts have. A file that is too short is one."""
     planned = replace(planned, still_runs=True)
     assert judge_restore(planned, with_changed(host, LOG, size=500)).blockers == ()
@@ -236,7 +234,7 @@ def test_what_a_program_that_still_runs_writes_is_no_reason(planned: PlannedRest
         assert [finding.key for finding in verdict.blockers] == keys
 
 
-def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: HostState) -> None:
+def test_file_open_for_writing_is_not_cut(planned: PlannedRestore, host: HostState) -> None:
     """It may be the program itself, whose PID is no blocker in a new PID namespace."""
     chosen = replace(planned, grown="rewind", new_pid_namespace=True)
     verdict = judge_restore(
@@ -247,14 +245,14 @@ def test_no_file_is_cut_that_is_open_for_writing(planned: PlannedRestore, host: 
     assert "nginx (PID 41) has it open for writing" in finding.what
 
 
-def test_no_file_is_cut_through_a_link(planned: PlannedRestore, host: HostState) -> None:
+def test_file_behind_a_link_is_not_cut(planned: PlannedRestore, host: HostState) -> None:
     """The link may lead to another file."""
     verdict = judge_restore(replace(planned, grown="rewind"), with_changed(host, PLAIN, size=500, is_linked=True))
     assert ([finding.key for finding in verdict.blockers], verdict.rewinds) == (["file-linked"], ())
 
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
-def test_no_program_is_cut(planned: PlannedRestore, host: HostState, grown: str) -> None:
+def test_executable_is_not_cut(planned: PlannedRestore, host: HostState, grown: str) -> None:
     """A longer program is another build, also without a build-id."""
     assert grown in ("refuse", "rewind")
     programs = {file.path for file in find_needed_files(planned.tree) if file.build_id}
@@ -268,7 +266,7 @@ def test_no_program_is_cut(planned: PlannedRestore, host: HostState, grown: str)
         assert (finding.key, verdict.is_in_use) == ("program-grown", False)
 
 
-def test_the_position_of_a_log_may_be_after_its_recorded_size(planned: PlannedRestore, host: HostState) -> None:
+def test_log_position_may_exceed_the_recorded_size(planned: PlannedRestore, host: HostState) -> None:
     """The size is read before the freeze; later appends move the position."""
     early = replace(planned, append_sizes={LOG: 4})
     assert judge_restore(early, host).blockers == ()
@@ -276,11 +274,11 @@ def test_the_position_of_a_log_may_be_after_its_recorded_size(planned: PlannedRe
     assert "from 11 to 12 bytes" in grown.what
 
 
-def test_a_log_without_recorded_size_is_not_compared(planned: PlannedRestore, host: HostState) -> None:
+def test_log_without_a_recorded_size_is_not_compared(planned: PlannedRestore, host: HostState) -> None:
     assert judge_restore(replace(planned, append_sizes={}), with_changed(host, LOG, size=5000)).blockers == ()
 
 
-def test_a_program_of_another_build(planned: PlannedRestore, host: HostState) -> None:
+def test_other_build_of_a_library_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     told = only_blocker(judge_restore(planned, with_changed(host, libc, build_id="00ff")))
     assert told.startswith(f"file-replaced: {libc} is another build than at the checkpoint, since {CHANGED} (mapped by")
@@ -290,7 +288,7 @@ def test_a_program_of_another_build(planned: PlannedRestore, host: HostState) ->
     )
 
 
-def test_a_file_with_another_mode(planned: PlannedRestore, host: HostState) -> None:
+def test_other_file_mode_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFREG | 0o4600)))
     assert told.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}; at the checkpoint it had 06")
     assert told.endswith(PLAIN)
@@ -298,7 +296,7 @@ def test_a_file_with_another_mode(planned: PlannedRestore, host: HostState) -> N
     assert "has mode 0123" in told
 
 
-def test_a_file_of_another_kind(planned: PlannedRestore, host: HostState) -> None:
+def test_other_file_kind_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
     assert told.startswith(
         f"file-kind: {PLAIN} is a directory since {CHANGED}; at the checkpoint it was a regular file (fd "
@@ -306,7 +304,7 @@ def test_a_file_of_another_kind(planned: PlannedRestore, host: HostState) -> Non
     assert "file of another kind" in only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=0)))
 
 
-def test_written_after_the_checkpoint(planned: PlannedRestore, host: HostState) -> None:
+def test_later_write_is_a_warning(planned: PlannedRestore, host: HostState) -> None:
     verdict = judge_restore(planned, with_changed(host, PLAIN, written=CREATED + timedelta(seconds=1)))
     assert (verdict.blockers, verdict.rewinds) == ((), ())
     (warning,) = verdict.warnings
@@ -318,7 +316,7 @@ def test_written_after_the_checkpoint(planned: PlannedRestore, host: HostState) 
     )
 
 
-def test_a_remap_link_is_compared_like_the_file(planned: PlannedRestore, host: HostState) -> None:
+def test_remap_link_is_compared_like_the_file(planned: PlannedRestore, host: HostState) -> None:
     def link(file: RegularFile) -> RegularFile:
         return replace(file, remap=Remap(LINKED, 5, "/srv/link_remap.5"))
 
@@ -333,7 +331,9 @@ UPGRADED = Package("libc6", "2.42-1", CREATED + timedelta(days=1), before="2.41-
 
 @pytest.mark.parametrize("grown", ["refuse", "rewind"])
 @pytest.mark.parametrize("change", [{"build_id": "00ff"}, {"size": 10**9}, {"size": 5}])
-def test_an_upgraded_package(planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]) -> None:
+def test_upgraded_package_is_named(
+    planned: PlannedRestore, host: HostState, grown: str, change: dict[str, object]
+) -> None:
     """For any change: the file is not cut back, and the message names the old version."""
     assert grown in ("refuse", "rewind")
     chosen = replace(planned, grown=grown)
@@ -351,7 +351,7 @@ def test_an_upgraded_package(planned: PlannedRestore, host: HostState, grown: st
     )
 
 
-def test_a_change_after_the_upgrade_of_a_package_is_no_upgrade(planned: PlannedRestore, host: HostState) -> None:
+def test_change_after_a_package_upgrade_is_no_upgrade(planned: PlannedRestore, host: HostState) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     older = replace(UPGRADED, since=CREATED - timedelta(days=1))
     told = only_blocker(
@@ -366,7 +366,7 @@ def test_packages_are_needed_only_for_changed_files(planned: PlannedRestore, hos
     assert find_changed_paths(planned, replace(host, files=host.files | {PLAIN: None})) == (PLAIN,)
 
 
-def test_time_is_in_proportion_to_the_number_of_grown_files(planned: PlannedRestore, host: HostState) -> None:
+def test_time_is_linear_in_the_number_of_grown_files(planned: PlannedRestore, host: HostState) -> None:
     """The open files of the tree are searched once, not once for each file."""
     first = next(file for file in find_needed_files(planned.tree) if file.size and not file.build_id)
     as_it_was = host.files[find_needed_path(first)]

@@ -16,7 +16,7 @@ def out(mine: FileLock, theirs: HeldLock) -> str:
     return str(find_conflict(mine, "/srv/file", "fd 3 of prog, PID 7", (theirs,)) or "")
 
 
-def test_a_conflict_names_lock_and_holder() -> None:
+def test_conflict_names_lock_and_holder() -> None:
     assert out(MINE, THEIRS) == (
         "the POSIX lock on /srv/file (fd 3 of prog, PID 7) is held by other (PID 9) now: "
         "end that program, or wait until it releases the lock; list all locks: lslocks"
@@ -33,7 +33,7 @@ def test_a_conflict_names_lock_and_holder() -> None:
         *(("flock", "POSIX", False), ("OFD", "flock", False)),
     ],
 )
-def test_kinds_of_locks(mine: LockKind, theirs: LockKind, conflict: bool) -> None:
+def test_lock_kinds_conflict_as_in_the_kernel(mine: LockKind, theirs: LockKind, conflict: bool) -> None:
     held = HeldLock(theirs, exclusive=True, start=0, end=None, pid=9, comm="other")
     assert bool(out(FileLock(mine, True, 7, 3, 0, None), held)) is conflict
 
@@ -41,7 +41,7 @@ def test_kinds_of_locks(mine: LockKind, theirs: LockKind, conflict: bool) -> Non
 @pytest.mark.parametrize(
     ("start", "end", "conflict"), [(0, 99, False), (0, 100, True), (149, None, True), (150, None, False), (0, 0, False)]
 )
-def test_overlapping_bytes(start: int, end: int | None, conflict: bool) -> None:
+def test_overlapping_ranges_conflict(start: int, end: int | None, conflict: bool) -> None:
     assert bool(out(MINE, HeldLock("OFD", exclusive=True, start=start, end=end, pid=9, comm="other"))) is conflict
 
 

@@ -9,7 +9,7 @@ from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
-def test_a_recorded_user_namespace_is_an_unconditional_blocker(planned: PlannedRestore, host: HostState) -> None:
+def test_recorded_user_namespace_is_an_unconditional_blocker(planned: PlannedRestore, host: HostState) -> None:
     ids = planned.tree.root.ids
     assert ids is not None
     other = replace(ids, namespaces=replace(ids.namespaces, user=ids.namespaces.user + 1))

@@ -13,7 +13,7 @@ from crckpt.preflight.restore.pipes import OutsidePipe
 from crckpt.preflight.restore.plan import PlannedRestore
 
 
-def test_pipes_to_a_process_outside(planned: PlannedRestore, host: HostState) -> None:
+def test_pipes_to_an_outside_process(planned: PlannedRestore, host: HostState) -> None:
     ends = (
         Pipe(901, 61, os.O_RDONLY),
         Pipe(902, 62, os.O_WRONLY | os.O_NONBLOCK),

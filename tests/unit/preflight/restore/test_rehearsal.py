@@ -49,7 +49,7 @@ def test_addresses_missing_on_a_loopback_interface(tree: ImageTree, host: str, w
         assert find_needed_addresses(replace(tree, files=(socket,))) == wanted
 
 
-def test_each_address_once(tree: ImageTree) -> None:
+def test_each_address_is_listed_once(tree: ImageTree) -> None:
     (first, *_) = tree.inet_sockets
     sockets = [replace(first, source=Address(host, 1)) for host in ("10.0.0.2", "10.0.0.1", "10.0.0.2")]
     assert find_needed_addresses(replace(tree, files=tuple(sockets))) == ("10.0.0.1", "10.0.0.2")
@@ -67,12 +67,12 @@ def test_only_writable_files_are_counted(tree: ImageTree) -> None:
     assert before > 0
 
 
-def test_a_tree_of_this_host_can_be_rehearsed(tree: ImageTree) -> None:
+def test_tree_of_this_host_can_be_rehearsed(tree: ImageTree) -> None:
     assert list(find_rehearsal_blockers(tree, needs_terminal=False)) == []
 
 
 @pytest.mark.parametrize("kind", ["mnt", "pid", "user"])
-def test_namespaces_of_its_own(tree: ImageTree, kind: str) -> None:
+def test_own_namespaces_cannot_be_rehearsed(tree: ImageTree, kind: str) -> None:
     ids = tree.inventory.root_ids
     spaces = replace(ids.namespaces, **{kind: getattr(ids.namespaces, kind) + 1})
     other = replace(tree, inventory=replace(tree.inventory, root_ids=replace(ids, namespaces=spaces)))
@@ -81,7 +81,7 @@ def test_namespaces_of_its_own(tree: ImageTree, kind: str) -> None:
     assert f" {kind} namespace" in found.what
 
 
-def test_a_socket_that_is_bound_to_an_interface(tree: ImageTree) -> None:
+def test_interface_bound_socket_cannot_be_rehearsed(tree: ImageTree) -> None:
     def bound(interface: str) -> list[str]:
         (first, *_) = (file for file in tree.files if isinstance(file, InetSocket))
         other = replace(tree, files=(replace(first, interface=interface),))
@@ -92,12 +92,12 @@ def test_a_socket_that_is_bound_to_an_interface(tree: ImageTree) -> None:
     assert "eth7" in said
 
 
-def test_a_terminal(tree: ImageTree) -> None:
+def test_terminal_cannot_be_rehearsed(tree: ImageTree) -> None:
     (found,) = find_rehearsal_blockers(tree, needs_terminal=True)
     assert found.key == "terminal-rehearsed"
 
 
-def test_a_rehearsal_says_where_it_cuts_files() -> None:
+def test_rehearsal_reports_where_it_cuts_files() -> None:
     """The warning of a restore is replaced; other warnings stay."""
     said = cause("file-rewound").finding(path="/a", size=1, now=2), cause("file-written").finding(path="/b")
     verdict = RestoreVerdict((), said, (Rewind("/a", 1),), (), needs_terminal=False)
@@ -112,7 +112,7 @@ def there() -> FileState:
     return FileState(SIZE, 0o100644, then, then, "")
 
 
-def test_a_packet_socket_that_is_bound_to_an_interface(tree: ImageTree) -> None:
+def test_interface_bound_packet_socket_cannot_be_rehearsed(tree: ImageTree) -> None:
     for number, keys in ((0, []), (1, []), (2, ["interface-rehearsed"])):
         other = replace(tree, files=(PacketSocket(999, "raw", 3, number, 0),))
         assert [found.key for found in find_rehearsal_blockers(other, needs_terminal=False)] == keys

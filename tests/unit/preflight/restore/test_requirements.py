@@ -68,7 +68,7 @@ def with_vma(tree: ImageTree, status: int) -> ImageTree:
     return replace(tree, processes=(replace(tree.root, memory=more), *tree.processes[1:]))
 
 
-def test_a_host_that_lacks_nothing(tree: ImageTree) -> None:
+def test_suitable_host_lacks_nothing(tree: ImageTree) -> None:
     assert told(tree, HERE) == ""
     assert list(find_warnings(HERE)) == []
 
@@ -78,7 +78,7 @@ def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
     assert said.startswith("cpu: this CPU lacks amx_tile, avx512f: ")
 
 
-def test_cpu_flags_of_the_kernel_are_no_instructions(tree: ImageTree) -> None:
+def test_kernel_cpu_flags_are_no_instructions(tree: ImageTree) -> None:
     """They differ between versions and options of the kernel on the same machine."""
     assert (
         find_needed_features(tree, ("pti", "ibrs", "rep_good", "constant_tsc", "hypervisor", "user_shstk"))
@@ -86,7 +86,7 @@ def test_cpu_flags_of_the_kernel_are_no_instructions(tree: ImageTree) -> None:
     )
 
 
-def test_an_unknown_cpu_lacks_nothing(tree: ImageTree) -> None:
+def test_unknown_cpu_lacks_nothing(tree: ImageTree) -> None:
     assert told(tree, replace(HERE, cpu_features=frozenset())) == ""
     assert told(tree, HERE, recorded=()) == ""
 
@@ -95,18 +95,18 @@ def test_shadow_stacks_need_a_cpu_with_them(tree: ImageTree) -> None:
     assert told(with_vma(tree, SHADOW_STACK), HERE).startswith("cpu: this CPU lacks user_shstk: ")
 
 
-def test_images_of_another_architecture(tree: ImageTree) -> None:
+def test_images_of_another_architecture_are_refused(tree: ImageTree) -> None:
     said = told(of_core(tree, arch="aarch64"), replace(HERE, pid_limit=5))
     assert said.startswith("images-arch: the images are of aarch64, and this machine is x86_64: ")
 
 
-def test_an_id_above_the_limit(tree: ImageTree) -> None:
+def test_id_above_the_limit_is_refused(tree: ImageTree) -> None:
     assert told(tree, replace(HERE, pid_limit=9001)) == ""
     said = told(tree, replace(HERE, pid_limit=9000))
     assert said.startswith("pid-limit: PID 9000 is above the PID limit of this host: sysctl -w kernel.pid_max=")
 
 
-def test_more_tasks_than_the_control_group_allows(tree: ImageTree) -> None:
+def test_more_tasks_than_the_cgroup_allows(tree: ImageTree) -> None:
     count = count_tasks(tree)
     assert count > len(tree.processes)
     assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
@@ -153,7 +153,7 @@ def test_missing_kernel_needs_are_reported(tree: ImageTree, need: Need) -> None:
     assert list(find_warnings(here)) == []
 
 
-def test_clocks_that_jump_are_a_warning(tree: ImageTree) -> None:
+def test_time_namespace_difference_is_a_warning(tree: ImageTree) -> None:
     here = replace(HERE, missing=(Need("clocks-jump"),))
     assert told(tree, here) == ""
     assert [finding.key for finding in find_warnings(here)] == ["clocks-jump"]
@@ -177,7 +177,7 @@ def test_kernel_needs_come_from_the_images(tree: ImageTree) -> None:
     assert asked(replace(plain, files=(*plain.files, packet))) == {"no-address-family"}
 
 
-def test_ipv6_and_repair_are_for_sockets_that_need_them(tree: ImageTree) -> None:
+def test_only_sockets_need_ipv6_and_repair(tree: ImageTree) -> None:
     four = tuple(file for file in tree.files if not isinstance(file, InetSocket) or file.family == INET)
     assert asked(tree) == {"no-address-family"}
     assert asked(replace(tree, files=four)) == set()
@@ -185,7 +185,7 @@ def test_ipv6_and_repair_are_for_sockets_that_need_them(tree: ImageTree) -> None
     assert "no-tcp-repair" in asked(tree, keeps=True)
 
 
-def test_a_profile_needs_its_module(tree: ImageTree) -> None:
+def test_security_profile_needs_its_module(tree: ImageTree) -> None:
     confined = of_core(tree, security_profile="usr.sbin.mysqld")
     assert asked(confined) == asked(tree), "the images say that there was no module"
     with_module = replace(confined, inventory=replace(tree.inventory, lsm=2))

@@ -18,7 +18,7 @@ def without_sockets(tree: ImageTree) -> tuple[OpenFile, ...]:
     return tuple(file for file in tree.files if not isinstance(file, InetSocket))
 
 
-def test_a_taken_port(planned: PlannedRestore, host: HostState) -> None:
+def test_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     told = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
     assert told == (
@@ -27,7 +27,7 @@ def test_a_taken_port(planned: PlannedRestore, host: HostState) -> None:
     )
 
 
-def test_a_port_of_closed_connections(planned: PlannedRestore, host: HostState) -> None:
+def test_port_of_closed_connections(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     closing = replace(host, refused={listener.id: "taken"}, released={listener.id: 42})
     assert only_blocker(judge_restore(planned, closing)) == (
@@ -36,7 +36,7 @@ def test_a_port_of_closed_connections(planned: PlannedRestore, host: HostState) 
     )
 
 
-def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None:
+def test_datagram_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
     alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
@@ -48,7 +48,7 @@ def test_a_taken_datagram_port(planned: PlannedRestore, host: HostState) -> None
     )
 
 
-def test_an_address_that_this_host_does_not_have(planned: PlannedRestore, host: HostState) -> None:
+def test_missing_address_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     elsewhere = replace(listener, source=Address("192.0.2.1", 80))
     moved = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), elsewhere)))
@@ -57,7 +57,7 @@ def test_an_address_that_this_host_does_not_have(planned: PlannedRestore, host: 
     assert told.endswith("ip addr add 192.0.2.1 dev INTERFACE")
 
 
-def test_connections_need_their_address_only_if_they_are_kept(planned: PlannedRestore) -> None:
+def test_only_kept_connections_need_their_address(planned: PlannedRestore) -> None:
     established = {socket.id for socket in planned.tree.established}
     assert established
     assert not established & {socket.id for socket, _ in find_bound_sockets(planned)}
@@ -65,7 +65,7 @@ def test_connections_need_their_address_only_if_they_are_kept(planned: PlannedRe
     assert {kept[socket] for socket in established} == {"connection"}
 
 
-def test_a_tree_with_its_own_network_binds_nothing_here(planned: PlannedRestore) -> None:
+def test_tree_with_its_own_network_binds_nothing_here(planned: PlannedRestore) -> None:
     ids = planned.tree.root.ids
     assert ids is not None
     other = replace(ids, namespaces=replace(ids.namespaces, net=ids.namespaces.net + 1))

@@ -24,7 +24,7 @@ def test_all_ids_of_the_tree_are_needed(tree: ImageTree) -> None:
     assert 0 not in find_needed_ids(outside), "0 stands for a session outside the pid namespace"
 
 
-def test_session_and_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
+def test_session_and_group_of_the_shell_may_be_in_use(tree: ImageTree) -> None:
     """The tree gets crckpt's own."""
     asked = find_needed_ids(tree)
     others = (replace(process, sid=5000) for process in tree.processes[1:])
@@ -33,7 +33,7 @@ def test_session_and_group_of_the_shell_may_be_taken(tree: ImageTree) -> None:
 
 
 @pytest.mark.parametrize("role", ["PID", "thread", "group", "session"])
-def test_taken_ids(planned: PlannedRestore, host: HostState, role: str) -> None:
+def test_ids_in_use_are_blockers(planned: PlannedRestore, host: HostState, role: str) -> None:
     taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
     assert judge_restore(planned, taken).is_in_use
     told = only_blocker(judge_restore(planned, taken))
@@ -41,13 +41,13 @@ def test_taken_ids(planned: PlannedRestore, host: HostState, role: str) -> None:
     assert judge_restore(replace(planned, new_pid_namespace=True), taken).blockers == ()
 
 
-def test_an_id_that_crckpt_itself_has(planned: PlannedRestore, host: HostState) -> None:
+def test_id_used_by_crckpt_is_explained(planned: PlannedRestore, host: HostState) -> None:
     """crckpt has ended by the time the user could look for it."""
     ours = replace(host, us=7993, owners=(IdUser(7993, "PID", 7993, 1, "crckpt", "running"),))
     assert "run it again" in only_blocker(judge_restore(planned, ours))
 
 
-def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, host: HostState) -> None:
+def test_pid_in_use_covers_the_threads_of_the_process(planned: PlannedRestore, host: HostState) -> None:
     threads = tuple(IdUser(number, "thread", 7993, 1, "x", "sleeping") for number in (7996, 7997))
     other = IdUser(7998, "group", 41, 1, "y", "sleeping")
     verdict = judge_restore(
@@ -57,7 +57,7 @@ def test_a_taken_pid_covers_the_threads_of_the_process(planned: PlannedRestore, 
     assert len(judge_restore(planned, replace(host, owners=threads)).blockers) == 2
 
 
-def test_an_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
+def test_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
     told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
     assert told.startswith("pid-unreaped: PID 7993 is in use by old, a zombie of process 40: end that process")
     told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "old", "zombie"),))))

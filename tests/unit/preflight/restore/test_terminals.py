@@ -20,7 +20,7 @@ from crckpt.preflight.restore.terminals import (
 )
 
 
-def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: HostState) -> None:
+def test_outside_terminal_is_needed(planned: PlannedRestore, host: HostState) -> None:
     """The images have both sides of a pty; without the master it is a terminal outside the tree."""
     slaves = tuple(end for end in planned.tree.terminals if not end.is_master)
     outside = replace(planned, tree=replace(planned.tree, terminals=slaves))
@@ -31,7 +31,7 @@ def test_a_terminal_outside_the_tree_is_needed(planned: PlannedRestore, host: Ho
 
 
 @pytest.mark.parametrize(("uid", "owner", "refused"), [(0, 0, 0), (33, 33, 0), (33, 0, 1), (33, 34, 1), (33, None, 0)])
-def test_a_program_gets_no_terminal_of_another_user(
+def test_terminal_of_another_user_is_refused(
     planned: PlannedRestore, host: HostState, uid: int, owner: int | None, refused: int
 ) -> None:
     """It could type commands that the shell of the terminal's owner would run."""
@@ -55,7 +55,7 @@ def test_a_program_gets_no_terminal_of_another_user(
     ],
     ids=["both sides", "one outside", "hung up", "console"],
 )
-def test_numbers_that_are_needed_again(
+def test_terminal_numbers_in_use_are_blockers(
     planned: PlannedRestore, host: HostState, terminals: tuple[TerminalInfo, ...], numbers: set[int]
 ) -> None:
     again = replace(planned, tree=replace(planned.tree, terminals=terminals), has_terminal=True)
@@ -77,7 +77,7 @@ def test_numbers_that_are_needed_again(
         (TerminalInfo(5, "virtual console", 0, None), False),
     ],
 )
-def test_only_a_terminal_outside_is_needed(
+def test_only_an_outside_terminal_is_needed(
     planned: PlannedRestore, host: HostState, terminal: TerminalInfo, needed: bool
 ) -> None:
     """Not a console (it has a name), a terminal whose session is in the tree, or one that was hung up."""
@@ -85,7 +85,7 @@ def test_only_a_terminal_outside_is_needed(
     assert judge_restore(replace(planned, tree=tree), host).needs_terminal == needed
 
 
-def test_terminals_outside_the_tree_can_be_replaced(planned: PlannedRestore) -> None:
+def test_outside_terminals_can_be_replaced(planned: PlannedRestore) -> None:
     """Those inside, and one that was hung up, stay."""
     infos = (
         TerminalInfo(6, "pty", 0, 3),
@@ -102,7 +102,7 @@ def test_terminals_outside_the_tree_can_be_replaced(planned: PlannedRestore) -> 
 
 
 @pytest.mark.parametrize(("session", "fd"), [(100, 3), (99, None)], ids=["leads", "led from outside"])
-def test_the_leader_of_a_terminal_outside_is_found(planned: PlannedRestore, session: int, fd: int | None) -> None:
+def test_leader_of_an_outside_terminal_is_found(planned: PlannedRestore, session: int, fd: int | None) -> None:
     """CRIU does not make it its controlling terminal."""
     info = TerminalInfo(8, "pty", session, 4, group=105)
     terminal = OpenDescriptor(3, Terminal(1, 8, 2, None), close_on_exec=False)
@@ -112,7 +112,7 @@ def test_the_leader_of_a_terminal_outside_is_found(planned: PlannedRestore, sess
 
 
 @pytest.mark.parametrize(("tty", "keys"), [("new", ["terminal-group-outside"]), ("null", []), ("file", [])])
-def test_another_terminal_lifts_the_need_of_ours(
+def test_replacement_terminal_removes_the_need(
     planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
 ) -> None:
     """Also in a new PID namespace, where CRIU needs the group of whoever restores."""
@@ -124,7 +124,7 @@ def test_another_terminal_lifts_the_need_of_ours(
 
 
 @pytest.mark.parametrize(("tty", "keys"), [("new", ["session-left-outside"]), ("null", [])])
-def test_a_session_from_outside_a_new_namespace_is_named(
+def test_session_from_outside_a_new_namespace_is_reported(
     planned: PlannedRestore, host: HostState, tty: TerminalChoice, keys: list[str]
 ) -> None:
     """CRIU refuses to dump a tree whose session leader it cannot see."""

@@ -25,7 +25,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
     os.umask(before)
 
 
-def test_all_is_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
+def test_created_files_are_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
     repository = Repository.open(tmp_path / "a" / "store", create=True)
     os.umask(0o022)
     (tmp_path / "b").mkdir()
@@ -37,7 +37,7 @@ def test_all_is_private_whatever_the_umask(umask: int, tmp_path: Path) -> None:
         assert mode == (0o700 if path.is_dir() else 0o600), f"{path} has mode {mode:o}"
 
 
-def test_missing_and_empty_directories_become_stores_only_when_asked(tmp_path: Path) -> None:
+def test_missing_and_empty_directories_become_stores_only_on_request(tmp_path: Path) -> None:
     with pytest.raises(StoreUnusable, match="there is no store"):
         Repository.open(tmp_path / "new")
     (tmp_path / "empty").mkdir(mode=0o755)
@@ -49,12 +49,12 @@ def test_missing_and_empty_directories_become_stores_only_when_asked(tmp_path: P
         assert Repository.open(tmp_path / name, create=True).id == first.id
 
 
-def test_a_mounted_file_system_is_empty(tmp_path: Path) -> None:
+def test_empty_mounted_file_system_becomes_a_store(tmp_path: Path) -> None:
     (tmp_path / "store" / "lost+found").mkdir(parents=True)
     assert open_store(tmp_path).checkpoints() == ()
 
 
-def test_other_peoples_directories_are_left_alone(tmp_path: Path) -> None:
+def test_other_directories_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o755)
     (tmp_path / "store" / "letter.txt").write_text("dear")
     with pytest.raises(StoreUnusable, match="is not a store"):
@@ -63,7 +63,7 @@ def test_other_peoples_directories_are_left_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "store").stat().st_mode) == 0o755
 
 
-def test_a_directory_that_others_may_write_to_is_not_taken(tmp_path: Path) -> None:
+def test_directory_writable_by_others_is_refused(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     (tmp_path / "store").chmod(0o1777)
     with pytest.raises(StoreUnusable, match="mode 777"):
@@ -71,7 +71,7 @@ def test_a_directory_that_others_may_write_to_is_not_taken(tmp_path: Path) -> No
     assert list((tmp_path / "store").iterdir()) == []
 
 
-def test_a_file_is_no_store(tmp_path: Path) -> None:
+def test_file_is_not_a_store(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("")
     with pytest.raises(StoreUnusable, match="is not a store"):
         open_store(tmp_path)
@@ -79,7 +79,7 @@ def test_a_file_is_no_store(tmp_path: Path) -> None:
         Repository.open(tmp_path / "store" / "below", create=True)
 
 
-def test_a_creation_cut_short_is_finished(tmp_path: Path) -> None:
+def test_interrupted_creation_is_completed(tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     (root / "store.json").rename(root / ".store.json.123-abc")
     (root / "cache/fingerprints").rmdir()
@@ -88,7 +88,7 @@ def test_a_creation_cut_short_is_finished(tmp_path: Path) -> None:
     assert open_store(tmp_path).checkpoints() == ()
 
 
-def test_directories_that_a_backup_left_out_are_made_again(tmp_path: Path) -> None:
+def test_directories_missing_from_a_backup_are_recreated(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     for name in ("cache", "tmp", "locks", "refs"):
@@ -101,7 +101,7 @@ def test_directories_that_a_backup_left_out_are_made_again(tmp_path: Path) -> No
     assert verify(again).damages == ()
 
 
-def test_a_store_that_lost_its_store_json_is_not_made_new(tmp_path: Path) -> None:
+def test_store_without_store_json_is_not_recreated(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     (repository.root / "store.json").unlink()
@@ -110,7 +110,7 @@ def test_a_store_that_lost_its_store_json_is_not_made_new(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o705, 0o701])
-def test_a_mode_that_lets_others_in_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
+def test_open_mode_is_refused_with_the_remedy(mode: int, tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     root.chmod(mode)
     with pytest.raises(StoreUnusable, match="open to other users") as refusal:
@@ -120,7 +120,7 @@ def test_a_mode_that_lets_others_in_is_refused_with_the_remedy(mode: int, tmp_pa
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
-def test_another_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
+def test_other_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
     root = open_store(tmp_path).root
     os.chown(root, 65534, 65534)
     with pytest.raises(StoreUnusable, match=r"belongs to uid 65534.* a restore would run what .* as root") as refusal:
@@ -131,7 +131,7 @@ def test_another_owner_is_refused_with_the_remedy(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a directory away")
 @pytest.mark.parametrize("attack", ["theirs", "theirs further up", "open to all", "link of theirs"])
-def test_a_place_where_others_can_exchange_the_store_is_refused(attack: str, tmp_path: Path) -> None:
+def test_replaceable_store_directory_is_refused(attack: str, tmp_path: Path) -> None:
     place = tmp_path / "a/b"
     place.mkdir(parents=True)
     root = open_store(place).root
@@ -158,7 +158,7 @@ def test_a_place_where_others_can_exchange_the_store_is_refused(attack: str, tmp
     assert list(place.iterdir()) == [root]
 
 
-def test_a_store_may_be_in_a_directory_like_tmp_and_behind_our_own_link(tmp_path: Path) -> None:
+def test_store_may_be_in_tmp_and_behind_our_own_link(tmp_path: Path) -> None:
     place = tmp_path / "like-tmp"
     place.mkdir()
     place.chmod(0o1777)
@@ -167,7 +167,7 @@ def test_a_store_may_be_in_a_directory_like_tmp_and_behind_our_own_link(tmp_path
     assert Repository.open(tmp_path / "link").checkpoints() == ()
 
 
-def test_two_who_create_at_once_make_one_store(tmp_path: Path) -> None:
+def test_concurrent_creation_makes_one_store(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from crckpt.store import Repository; sys.stdin.read(1);"
         "print(Repository.open(Path(sys.argv[1]), create=True).id)"
@@ -182,7 +182,7 @@ def test_two_who_create_at_once_make_one_store(tmp_path: Path) -> None:
     assert [one.returncode for one in both] == [0, 0, 0]
 
 
-def test_importing_the_store_is_cheap() -> None:
+def test_store_is_imported_quickly() -> None:
     program = (
         "import sys, crckpt.store; print(*{'numpy', 'zstandard', 'cryptography', '_cffi_backend'} & set(sys.modules))"
     )

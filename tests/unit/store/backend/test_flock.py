@@ -14,7 +14,7 @@ from crckpt.store import Repository
 JOB = JobName("job")
 
 
-def test_it_is_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
+def test_restores_of_a_job_exclude_each_other(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with repository.restoring(JOB):
         another = pytest.raises(StoreLocked, match="another restore of job is in progress: PID")
@@ -27,7 +27,7 @@ def test_it_is_one_at_a_time_and_nothing_is_left(tmp_path: Path) -> None:
         pass
 
 
-def test_the_last_of_several_removes_the_file(tmp_path: Path) -> None:
+def test_last_holder_removes_the_lock_file(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with repository.restoring(JOB, 0, alone=False):
         with repository.restoring(JOB, 0, alone=False):
@@ -38,14 +38,14 @@ def test_the_last_of_several_removes_the_file(tmp_path: Path) -> None:
     assert not list((repository.root / "locks").iterdir())
 
 
-def test_what_a_killed_one_left_keeps_nobody_out(tmp_path: Path) -> None:
+def test_lock_file_of_a_killed_process_blocks_nobody(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     (repository.root / "locks/restore-job").write_text("1")
     with repository.restoring(JOB, 0):
         pass
 
 
-def test_it_is_one_at_a_time_where_nothing_can_be_written(tmp_path: Path) -> None:
+def test_restores_exclude_each_other_without_write_permission(tmp_path: Path) -> None:
     """Then the lock lies in /run, for all paths that lead to the store."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
@@ -69,7 +69,7 @@ def test_it_is_one_at_a_time_where_nothing_can_be_written(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["../../escaped", "", ".", "a/b", "a\n"])
-def test_a_job_that_is_no_name_makes_no_file(tmp_path: Path, name: str) -> None:
+def test_invalid_job_name_creates_no_file(tmp_path: Path, name: str) -> None:
     """As a manifest from elsewhere may have it."""
     repository = open_store(tmp_path)
     before = sorted(tmp_path.rglob("*"))

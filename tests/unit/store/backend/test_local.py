@@ -8,7 +8,7 @@ from pathlib import Path
 from crckpt.store.backend.local import disk_usage
 
 
-def test_the_use_of_a_directory_in_which_files_come_and_go(tmp_path: Path) -> None:
+def test_disk_usage_of_a_changing_directory(tmp_path: Path) -> None:
     """As where gc looks at what a CRIU that has outlived its crckpt is still writing."""
     (tmp_path / "stays").write_bytes(b"x" * 5000)
     usual = disk_usage(tmp_path)

@@ -30,7 +30,7 @@ def _pages(extents: Extents) -> list[tuple[int, int, int]]:
 
 
 @given(EXTENTS, st.data())
-def test_a_part_has_the_pages_from_one_to_another(extents: Extents, data: st.DataObject) -> None:
+def test_part_of_extents_has_the_requested_pages(extents: Extents, data: st.DataObject) -> None:
     pages = _pages(extents)
     start = data.draw(st.integers(0, len(pages) - 1))
     end = data.draw(st.integers(start + 1, len(pages)))

@@ -38,22 +38,22 @@ HEADER = [
 ]
 
 
-def test_what_is_written_is_read() -> None:
+def test_index_round_trips() -> None:
     assert _same(decode_index(encode_index(Index(FILES)), 2))
     assert decode_index(encode_index(Index(())), 0).files == ()
 
 
-def test_another_coding_is_not_misread() -> None:
+def test_other_coding_is_refused() -> None:
     with pytest.raises(StoreUnusable, match="coded as 'rows'"):
         decode_index(_made({"files": HEADER, "coding": "rows"}, b""), 2)
 
 
 @pytest.mark.parametrize("header", [[], {}, {"files": 3}, {"files": HEADER}, {"files": [3], "coding": "columns"}])
-def test_a_header_of_another_make(header: object) -> None:
+def test_invalid_header_is_refused(header: object) -> None:
     with pytest.raises(IntegrityError, match="is unreadable"):
         decode_index(_made(header, EXTENTS.tobytes()), 2)
 
 
-def test_packs_that_are_not_there() -> None:
+def test_missing_packs_are_refused() -> None:
     with pytest.raises(IntegrityError, match="is inconsistent"):
         decode_index(encode_index(Index(FILES)), 1)

@@ -26,7 +26,7 @@ KEYS = {
 }  # fmt: skip
 
 
-def test_a_manifest_is_readable_and_named_by_its_digest(tmp_path: Path) -> None:
+def test_manifest_is_readable_and_named_by_its_digest(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     created = datetime(2026, 3, 4, 5, 6, 7, 8, tzinfo=timezone(timedelta(hours=2)))
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described(created=created))
@@ -52,7 +52,7 @@ def test_a_manifest_is_readable_and_named_by_its_digest(tmp_path: Path) -> None:
     external=st.lists(st.text().filter(lambda word: "\0" not in word), max_size=3),
     number=st.floats(0, 1e9),
 )
-def test_what_is_sealed_is_unsealed(
+def test_sealed_checkpoint_round_trips(
     note: str | None,
     job: str,
     created: datetime,
@@ -85,7 +85,7 @@ def _sealed(document: dict[str, object]) -> tuple[bytes, CheckpointId]:
     return manifest, CheckpointId(hashlib.sha256(manifest).hexdigest())
 
 
-def test_a_note_in_no_encoding_is_read(tmp_path: Path) -> None:
+def test_note_with_invalid_encoding_is_read(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     note = os.fsdecode(b"caf\xe9")
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), replace(described(), note=note))
@@ -93,7 +93,7 @@ def test_a_note_in_no_encoding_is_read(tmp_path: Path) -> None:
     assert checkpoint.note == note
 
 
-def test_what_another_version_wrote_is_refused(tmp_path: Path) -> None:
+def test_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(1, 1)]}), described())
     document = json.loads(manifest_path(repository, checkpoint.id).read_bytes())

@@ -42,7 +42,7 @@ def read(finished: FinishedPack) -> Pack:
     return open_pack(LocalBackend(finished.path.parent), finished.digest, finished.path.name)
 
 
-def test_what_is_written_is_read(finished: FinishedPack) -> None:
+def test_pack_round_trips(finished: FinishedPack) -> None:
     pack = read(finished)
     assert (pack.pages, pack.size) == (finished.pages, finished.size) == (96, finished.path.stat().st_size)
     assert [pack.unpack_frame(number, pack.read_stored(number)) for number in range(2)] == [WHOLE, HALF]
@@ -51,7 +51,7 @@ def test_what_is_written_is_read(finished: FinishedPack) -> None:
     assert (bytes(memory[0]), bytes(memory[1][: len(HALF)])) == (WHOLE, HALF)
 
 
-def test_the_digest_is_that_of_the_table(finished: FinishedPack) -> None:
+def test_digest_is_that_of_the_table(finished: FinishedPack) -> None:
     """It names the content: each frame's SHA-256 is in it."""
     content = finished.path.read_bytes()
     table_at = FOOTER.unpack(content[-FOOTER.size :])[0]
@@ -60,13 +60,13 @@ def test_the_digest_is_that_of_the_table(finished: FinishedPack) -> None:
         open_pack(LocalBackend(finished.path.parent), PackId("0" * 64), finished.path.name)
 
 
-def test_a_frame_of_other_bytes_is_refused(finished: FinishedPack) -> None:
+def test_frame_with_other_bytes_is_refused(finished: FinishedPack) -> None:
     pack = read(finished)
     with pytest.raises(IntegrityError, match="frame 1: its SHA-256 does not match"):
         pack.unpack_frame(1, pack.read_stored(0))
 
 
-def test_a_frame_that_declares_another_size_is_refused(tmp_path: Path) -> None:
+def test_frame_with_a_false_size_is_refused(tmp_path: Path) -> None:
     """zstd would take as much memory as it declares."""
     lying = frame(WHOLE)
     pack = read(written(tmp_path / "pack", Frame(lying.stored, lying.sha256, len(HALF))))
@@ -75,7 +75,7 @@ def test_a_frame_that_declares_another_size_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", [0, 5, FOOTER.size - 1, -1])
-def test_a_pack_that_is_cut_short_is_refused(finished: FinishedPack, left: int) -> None:
+def test_truncated_pack_is_refused(finished: FinishedPack, left: int) -> None:
     content = finished.path.read_bytes()
     finished.path.chmod(0o600)
     finished.path.write_bytes(content[:left])

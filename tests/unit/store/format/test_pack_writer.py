@@ -11,7 +11,7 @@ from crckpt.store.format.pack import MAGIC
 from crckpt.store.format.pack_writer import Frame, PackWriter
 
 
-def test_nothing_is_written_over(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "pack").write_text("something else")
     before = descriptors()
     with pytest.raises(FileExistsError):
@@ -20,7 +20,7 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert descriptors() == before
 
 
-def test_it_counts_pages_and_ends_with_its_mark(tmp_path: Path) -> None:
+def test_pages_are_counted_and_the_trailer_is_written(tmp_path: Path) -> None:
     writer = PackWriter(tmp_path / "pack")
     writer.add(Frame(b"stored", bytes(32), 3 * 4096))
     writer.add(Frame(b"more", bytes(32), 2 * 4096))

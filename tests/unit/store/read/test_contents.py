@@ -48,7 +48,7 @@ def _last_page_gone_and_shorter(file: StoredFile) -> StoredFile:
         ("core-100.img", lambda file: replace(file, kind="secret"), "kind 'secret'"),
     ],
 )
-def test_an_index_that_contradicts_itself(
+def test_self_contradictory_index_is_damage(
     name: str, change: Callable[[StoredFile], StoredFile], words: str, tmp_path: Path
 ) -> None:
     repository = open_store(tmp_path)
@@ -76,7 +76,7 @@ def test_an_index_that_contradicts_itself(
         {"bytes": 3, "extents": [[0, 1, 4294967295, 0]]},
     ],
 )
-def test_an_index_that_contradicts_its_packs(index: dict[str, object], tmp_path: Path) -> None:
+def test_index_that_contradicts_its_packs_is_damage(index: dict[str, object], tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     wrong = repository.get(with_changed_manifest(repository, store(repository, tmp_path, ONE_PROCESS), index=index))
     with pytest.raises(IntegrityError, match=f"checkpoint {wrong.short_id}"):

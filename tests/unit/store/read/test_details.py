@@ -31,7 +31,7 @@ from crckpt.store import (
 from crckpt.store.read.details import cache_details, read_details, read_recent_details
 
 
-def test_single_files_and_details_are_read_without_the_rest(tmp_path: Path) -> None:
+def test_single_files_and_details_are_read_alone(tmp_path: Path) -> None:
     files = {"files.img": bytes(range(256)) * 30, "empty.img": b"", "details": b"a file of that name"}
     images = ImageSet({"pagemap-100.img": [area(5, 1, 0, 2)]}, files)
     repository = open_store(tmp_path)
@@ -42,7 +42,7 @@ def test_single_files_and_details_are_read_without_the_rest(tmp_path: Path) -> N
     assert restore_files(repository, checkpoint, tmp_path) == expected
 
 
-def test_details_are_in_no_file_that_can_be_read_without_the_pack(tmp_path: Path) -> None:
+def test_details_are_only_in_the_pack(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(), described(details=b"--password=hunter2"))
     manifest = (repository.root / "checkpoints" / checkpoint.id / "manifest.json").read_bytes()
@@ -65,7 +65,7 @@ def stored(base: Path, **details: object) -> tuple[Repository, Checkpoint]:
     return repository, checkpoint
 
 
-def test_what_a_dump_checks_is_read_without_the_packs(tmp_path: Path) -> None:
+def test_details_that_a_dump_checks_are_cached(tmp_path: Path) -> None:
     repository, checkpoint = stored(tmp_path)
     for pack in packs(repository):
         pack.unlink()
@@ -75,7 +75,7 @@ def test_what_a_dump_checks_is_read_without_the_packs(tmp_path: Path) -> None:
     }
 
 
-def test_no_secret_is_cached(tmp_path: Path) -> None:
+def test_secrets_are_not_cached(tmp_path: Path) -> None:
     repository, _ = stored(tmp_path)
     assert b"hunter2" not in (repository.root / "cache/job-job").read_bytes()
     (tmp_path / "code").mkdir()
@@ -85,13 +85,13 @@ def test_no_secret_is_cached(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[", b'{"checkpoint": 5, "details": {}}'])
-def test_a_damaged_cache_is_ignored(tmp_path: Path, content: bytes) -> None:
+def test_damaged_cache_is_ignored(tmp_path: Path, content: bytes) -> None:
     repository, checkpoint = stored(tmp_path)
     (repository.root / "cache/job-job").write_bytes(content)
     assert read_recent_details(repository, checkpoint) == read_details(repository, checkpoint)
 
 
-def test_the_cache_of_another_checkpoint_is_ignored(tmp_path: Path) -> None:
+def test_cache_of_another_checkpoint_is_ignored(tmp_path: Path) -> None:
     repository, _ = stored(tmp_path)
     other = store(repository, tmp_path, of_pages(2), described(details=b'{"program": null}'))
     assert read_recent_details(repository, other) == {"program": None}
@@ -102,7 +102,7 @@ def test_the_cache_of_another_checkpoint_is_ignored(tmp_path: Path) -> None:
         read_recent_details(Repository.open(repository.root), other)
 
 
-def test_gc_removes_what_is_cached_of_a_job_that_is_gone(tmp_path: Path) -> None:
+def test_gc_removes_the_cache_of_a_removed_job(tmp_path: Path) -> None:
     repository, checkpoint = stored(tmp_path)
     assert collect_garbage(repository).leftovers == ()
     repository.remove([checkpoint.id])

@@ -78,7 +78,7 @@ Stored = CheckpointId | MultipleResults[CheckpointId]
 
 @settings(max_examples=examples(60))
 @given(st.lists(sets, min_size=1, max_size=3))
-def test_series_come_back_as_they_were(series: list[ImageSet]) -> None:
+def test_series_round_trip(series: list[ImageSet]) -> None:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name)
         repository = open_store(base)
@@ -233,7 +233,7 @@ TestLives = Lives.TestCase
 TestLives.settings = settings(max_examples=examples(25), stateful_step_count=20)
 
 
-def test_more_files_and_frames_than_are_worked_on_at_once(tmp_path: Path) -> None:
+def test_more_files_and_frames_than_are_processed_at_once(tmp_path: Path) -> None:
     numbers = [number % 1500 + 1 for number in range(5000)]
     files = {f"core-{number}.img": b"%d" % number * 40 for number in range(300)}
     ghost = {"ghost-file-1.img": b"".join(map(page, range(900, 0, -1))) + b"the end"}
@@ -244,7 +244,7 @@ def test_more_files_and_frames_than_are_worked_on_at_once(tmp_path: Path) -> Non
     assert checkpoint.statistics.new_bytes < 4096 * (1500 + 300 + 50)
 
 
-def test_areas_that_overlap_keep_both_contents(tmp_path: Path) -> None:
+def test_overlapping_areas_keep_both_contents(tmp_path: Path) -> None:
     images = ImageSet({"pagemap-100.img": [area(10, 1, 2, 3), area(11, 4, 5)]})
     repository = open_store(tmp_path)
     first, second = store(repository, tmp_path, images), store(repository, tmp_path, images)
@@ -255,7 +255,7 @@ def test_areas_that_overlap_keep_both_contents(tmp_path: Path) -> None:
     )
 
 
-def test_zeros_are_holes(tmp_path: Path) -> None:
+def test_zero_pages_become_holes(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(0, *[0] * 2000, 1)]}))
     directory = tmp_path / "out"
@@ -266,7 +266,7 @@ def test_zeros_are_holes(tmp_path: Path) -> None:
     assert status.st_blocks * 512 < 100_000
 
 
-def test_files_are_private_and_never_written_over(tmp_path: Path) -> None:
+def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ImageSet(files={"core-1.img": b"x"}))
     directory = tmp_path / "out"
@@ -277,7 +277,7 @@ def test_files_are_private_and_never_written_over(tmp_path: Path) -> None:
         materialise(repository, checkpoint, directory)
 
 
-def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
+def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "images", ImageSet({"pagemap-1.img": [area(0, *range(5000))]}, {"a.img": b"a" * 5}))
     told: list[tuple[int, int]] = []
@@ -291,7 +291,7 @@ def test_progress_ends_at_the_whole(tmp_path: Path) -> None:
     assert unpacked[-1] == (size, size)
 
 
-def test_real_images_come_back(tmp_path: Path) -> None:
+def test_real_images_round_trip(tmp_path: Path) -> None:
     real = TESTS / "data/images/tree"
     images = {path.name: path.read_bytes() for path in real.iterdir() if not path.name.startswith("pagemap-")}
     repository = open_store(tmp_path)
@@ -299,7 +299,7 @@ def test_real_images_come_back(tmp_path: Path) -> None:
     assert restore_files(repository, checkpoint, tmp_path) == images
 
 
-def test_an_area_can_be_empty(tmp_path: Path) -> None:
+def test_area_may_be_empty(tmp_path: Path) -> None:
     images = ImageSet({"pagemap-100.img": [Area(4096, ()), area(2, 3)], "pagemap-shmem-1.img": []})
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, images)

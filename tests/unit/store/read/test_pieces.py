@@ -48,13 +48,13 @@ def fill(contents: Contents, extents: Extents) -> bytes:
     return filled.tobytes()
 
 
-def test_the_pieces_make_up_all_pages(stored: tuple[Contents, Extents]) -> None:
+def test_pieces_cover_all_pages(stored: tuple[Contents, Extents]) -> None:
     contents, extents = stored
     numbers = [number if number % 50 else 1000 + number for number in range(COUNT)]
     assert fill(contents, extents) == b"".join(map(page, [*numbers, 0, 0, 7]))
 
 
-def test_extents_in_any_order_and_more_than_once(stored: tuple[Contents, Extents]) -> None:
+def test_extents_may_be_unordered_and_repeated(stored: tuple[Contents, Extents]) -> None:
     contents, extents = stored
     whole = fill(contents, extents)
     starts = np.cumsum(extents["count"], dtype=np.int64) - extents["count"]
@@ -64,19 +64,19 @@ def test_extents_in_any_order_and_more_than_once(stored: tuple[Contents, Extents
     assert fill(contents, extents[order]) == b"".join(wanted)
 
 
-def test_extents_that_end_where_a_frame_ends(stored: tuple[Contents, Extents]) -> None:
+def test_extents_that_end_at_a_frame_boundary(stored: tuple[Contents, Extents]) -> None:
     contents, _ = stored
     filled = fill(contents, np.array([(0, FRAME_PAGES, 0, FRAME_PAGES), (0, 1, 0, FRAME_PAGES - 1)], EXTENT))
     assert len(filled) == (FRAME_PAGES + 1) * PAGE_SIZE
 
 
-def test_pages_of_zeros_are_in_no_frame(stored: tuple[Contents, Extents]) -> None:
+def test_zero_pages_are_in_no_frame(stored: tuple[Contents, Extents]) -> None:
     contents, _ = stored
     assert fill(contents, np.array([(0, 5, ZERO, 0)], EXTENT)) == bytes(5 * PAGE_SIZE)
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, MOST_FRAMES * FRAME_PAGES])
-def test_pages_that_a_pack_does_not_have(stored: tuple[Contents, Extents], beyond: int) -> None:
+def test_pages_missing_from_a_pack_are_damage(stored: tuple[Contents, Extents], beyond: int) -> None:
     contents, _ = stored
     wrong = np.array([(0, 2, 0, contents.pack(0).pages + beyond)], EXTENT)
     with pytest.raises(IntegrityError, match=f"^the file refers to pages that {contents.pack(0).name} does not have"):

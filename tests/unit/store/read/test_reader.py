@@ -71,7 +71,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[tuple[str, int
     lent=4,
     worth_lending=16,
 )
-def test_any_order_in_little_memory(
+def test_any_page_order_uses_little_memory(
     tmp_path_factory: pytest.TempPathFactory, pages: list[int], frames: int, lent: int, worth_lending: int
 ) -> None:
     """Pages that stand in many places, in an order that no memory is large enough for, while pipes refer to some."""
@@ -105,9 +105,7 @@ class NoRoom:
         raise AssertionError(f"{count} pages are copied")
 
 
-def test_what_was_stored_together_is_given_where_it_was_unpacked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_stored_together_are_passed_without_a_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4000)
     memory = (program.directory / "pages-1.img").read_bytes()
@@ -132,7 +130,7 @@ def test_each_frame_is_unpacked_once(tmp_path: Path, unpacked: Counter[tuple[str
     assert set(unpacked.values()) == {1}
 
 
-def test_the_last_of_a_long_chain_is_read_as_one(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_last_of_a_long_chain_is_read_like_a_single_one(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """64 MiB of which 1 % is rewritten a hundred times, and only that dumped: also with one in the middle removed."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 64 << 8)
@@ -185,7 +183,7 @@ def test_frames_of_many_packs_are_one_task(tmp_path: Path) -> None:
     assert 0 < pool.tasks <= sum(use.frames for use in last.packs) / 4
 
 
-def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_frequent_page_costs_only_its_frame(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     """A page that stands everywhere stays in memory while all around it comes and goes."""
     repository = open_store(tmp_path)
     often = [1, *(number for other in range(2, 2000) for number in (other, 1))]
@@ -197,7 +195,7 @@ def test_a_page_of_long_ago_costs_no_more_than_its_frame(tmp_path: Path, unpacke
     assert set(unpacked.values()) == {1}
 
 
-def test_files_are_read_side_by_side(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
+def test_files_are_read_in_parallel(tmp_path: Path, unpacked: Counter[tuple[str, int]]) -> None:
     repository = open_store(tmp_path)
     maps = {f"pagemap-{number}.img": [area(0, *range(number * 100, number * 100 + 300))] for number in range(1, 9)}
     checkpoint = store(repository, tmp_path, ImageSet(maps, {"core.img": b"registers" * 1000}))
@@ -228,7 +226,7 @@ def test_zeros_of_a_large_file_become_holes(tmp_path: Path) -> None:
     assert (tmp_path / "out-0/pages-1.img").stat().st_blocks * 512 < 10 * PAGE_SIZE
 
 
-def test_damage_is_met_before_its_pages_are_given(tmp_path: Path) -> None:
+def test_damage_is_found_before_its_pages_are_returned(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     pages = range(1, 2000)
     checkpoint = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *pages)]}))

@@ -96,11 +96,11 @@ def left(reading: Reader, name: str, pages: str) -> dict[int, bytes]:
     return {number: content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] for at, number in enumerate(numbers)}
 
 
-def test_this_kernel_can() -> None:
+def test_kernel_supports_memory_writes() -> None:
     assert can_write_memory()
 
 
-def test_no_more_is_written_at_once_than_the_kernel_takes() -> None:
+def test_writes_respect_the_kernel_limit() -> None:
     assert write_to_memory._RUNS_AT_ONCE <= MOST_ROWS  # noqa: SLF001
     assert write_to_memory._RUNS_AT_ONCE * write_to_memory._PAGES_AT_ONCE * PAGE_SIZE <= MOST_BYTES  # noqa: SLF001
 
@@ -219,7 +219,7 @@ def test_damaged_frames_are_not_kept(checkpoint: tuple[Repository, Checkpoint, M
         reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])}).fill({NAME: memory.pid}, lambda _more: None)
 
 
-def test_without_room_no_frame_is_kept(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+def test_no_frame_is_kept_without_space(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
     repository, stored, memory = checkpoint
     unpacked = unpack_before(repository, stored, reserved=1 << 60)
     (pack,) = packs(repository)
@@ -230,7 +230,7 @@ def test_without_room_no_frame_is_kept(checkpoint: tuple[Repository, Checkpoint,
             placed.fill({NAME: memory.pid}, lambda _more: None)
 
 
-def test_a_process_that_has_ended_is_told(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
+def test_ended_process_is_an_error(checkpoint: tuple[Repository, Checkpoint, Memory]) -> None:
     repository, stored, memory = checkpoint
     with open_reader(repository, stored) as reading:
         placed = reading.set_apart({NAME: apart(memory.first, [(0, PAGES)])})
@@ -240,7 +240,7 @@ def test_a_process_that_has_ended_is_told(checkpoint: tuple[Repository, Checkpoi
             placed.fill({NAME: pid}, lambda _more: None)
 
 
-def test_memory_that_is_not_there_is_told(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
+def test_unmapped_memory_is_an_error(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
     repository, _, memory = checkpoint
     beyond = store(repository, tmp_path, ImageSet({NAME: [area(1, *range(1, 20))]}))
     with open_reader(repository, beyond) as reading, pytest.raises(OSError, match="Bad address") as told:
@@ -248,7 +248,7 @@ def test_memory_that_is_not_there_is_told(checkpoint: tuple[Repository, Checkpoi
     assert told.value.errno == errno.EFAULT
 
 
-def test_pages_out_of_order_are_left_to_criu(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
+def test_unordered_pages_are_left_to_criu(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
     """One could stand there twice, and only CRIU knows which of them counts."""
     repository, _, memory = checkpoint
     twice = store(repository, tmp_path, ImageSet({NAME: [area(memory.first, 1, 2), area(memory.first, 3)]}))

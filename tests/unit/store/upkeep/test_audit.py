@@ -31,7 +31,7 @@ def flipped(path: Path, offset: int) -> Iterator[None]:
         flip(path, offset)
 
 
-def test_what_is_whole(whole: tuple[Repository, Checkpoint]) -> None:
+def test_intact_checkpoint_has_no_damage(whole: tuple[Repository, Checkpoint]) -> None:
     repository, checkpoint = whole
     # Named twice, it is read once.
     packs = audit(repository, checkpoint, checkpoint)
@@ -41,7 +41,7 @@ def test_what_is_whole(whole: tuple[Repository, Checkpoint]) -> None:
     assert list(packs.damages()) == []
 
 
-def test_a_damaged_frame_is_the_damage_of_its_pack(whole: tuple[Repository, Checkpoint]) -> None:
+def test_damaged_frame_is_damage_of_its_pack(whole: tuple[Repository, Checkpoint]) -> None:
     """Not of the index, too: it is reported once."""
     repository, checkpoint = whole
     (use,) = checkpoint.packs
@@ -53,7 +53,7 @@ def test_a_damaged_frame_is_the_damage_of_its_pack(whole: tuple[Repository, Chec
     assert "frame 0" in damage.what
 
 
-def test_damage_that_no_checkpoint_needs_is_reported_all_the_same(tmp_path: Path) -> None:
+def test_damage_that_affects_no_checkpoint_is_reported(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ONE_PROCESS)
     (use,) = first.packs
@@ -65,7 +65,7 @@ def test_damage_that_no_checkpoint_needs_is_reported_all_the_same(tmp_path: Path
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "table"])
-def test_a_pack_that_cannot_be_opened(whole: tuple[Repository, Checkpoint], how: str) -> None:
+def test_unreadable_pack_is_damage(whole: tuple[Repository, Checkpoint], how: str) -> None:
     repository, checkpoint = whole
     path = pack_path(repository, checkpoint.packs[0].digest)
     content = path.read_bytes()
@@ -88,7 +88,7 @@ def test_a_pack_that_cannot_be_opened(whole: tuple[Repository, Checkpoint], how:
         path.chmod(mode)
 
 
-def test_a_manifest_whose_index_lies_elsewhere(tmp_path: Path) -> None:
+def test_manifest_with_its_index_in_another_pack_is_damage(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ONE_PROCESS)
     (_, count, pack, _), *_ = checkpoint.index.extents
@@ -103,7 +103,7 @@ def test_a_manifest_whose_index_lies_elsewhere(tmp_path: Path) -> None:
     assert damage.what == "it refers to packs that its manifest does not name"
 
 
-def test_a_page_map_that_describes_other_pages(tmp_path: Path) -> None:
+def test_page_map_of_another_checkpoint_is_damage(tmp_path: Path) -> None:
     """Somebody else made this checkpoint: the index of one, with the packs of another."""
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ONE_PROCESS)
@@ -114,7 +114,7 @@ def test_a_page_map_that_describes_other_pages(tmp_path: Path) -> None:
     assert damage.kind == "index"
 
 
-def test_an_interruption_is_no_damage(whole: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruption_is_no_damage(whole: tuple[Repository, Checkpoint], monkeypatch: pytest.MonkeyPatch) -> None:
     """`verify` would report it, and `verify --repair` act on it."""
     repository, checkpoint = whole
 

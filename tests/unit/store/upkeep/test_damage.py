@@ -34,7 +34,7 @@ from crckpt.store import Checkpoint, Repository, details_of, materialise, read_f
 
 @settings(max_examples=examples(150))
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
+def test_flipped_bit_of_a_pack_is_found(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
     repository, checkpoint = whole
     pack = packs(repository)[0]
     offset = int(share * pack.stat().st_size)
@@ -53,7 +53,7 @@ def test_any_bit_of_a_pack(whole: tuple[Repository, Checkpoint], share: float, b
 
 @settings(max_examples=examples(60))
 @given(share=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
+def test_flipped_bit_of_a_manifest_is_found(whole: tuple[Repository, Checkpoint], share: float, bit: int) -> None:
     repository, checkpoint = whole
     manifest = repository.root / "checkpoints" / checkpoint.id / "manifest.json"
     offset = int(share * manifest.stat().st_size)
@@ -70,7 +70,7 @@ def test_any_bit_of_a_manifest(whole: tuple[Repository, Checkpoint], share: floa
 
 
 @pytest.mark.parametrize("damage", [b"", bytes(700), b"garbage\n", None])
-def test_a_damaged_manifest_concerns_its_own_job_only(
+def test_damaged_manifest_affects_only_its_job(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: bytes | None
 ) -> None:
     """It may be the newest of its job; another job's newest is known all the same."""
@@ -93,7 +93,7 @@ def test_a_damaged_manifest_concerns_its_own_job_only(
     assert repository.resolve(older.short_id) == older.id
 
 
-def test_the_commands_end_with_13_and_name_it(
+def test_commands_exit_13_and_name_the_damage(
     whole: tuple[Repository, Checkpoint], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     repository, checkpoint = whole
@@ -114,7 +114,7 @@ def test_the_commands_end_with_13_and_name_it(
 
 
 @pytest.mark.parametrize("size", [0, 7, 31, 5000, -1, -25, -80])
-def test_a_pack_cut_short(whole: tuple[Repository, Checkpoint], size: int, tmp_path: Path) -> None:
+def test_truncated_pack_is_damage(whole: tuple[Repository, Checkpoint], size: int, tmp_path: Path) -> None:
     repository, checkpoint = whole
     pack = packs(repository)[0]
     content = pack.read_bytes()
@@ -127,7 +127,7 @@ def test_a_pack_cut_short(whole: tuple[Repository, Checkpoint], size: int, tmp_p
         pack.write_bytes(content)
 
 
-def test_a_pack_that_is_gone_or_longer(whole: tuple[Repository, Checkpoint], tmp_path: Path) -> None:
+def test_missing_or_longer_pack_is_damage(whole: tuple[Repository, Checkpoint], tmp_path: Path) -> None:
     repository, checkpoint = whole
     pack = packs(repository)[0]
     content = pack.read_bytes()
@@ -142,7 +142,7 @@ def test_a_pack_that_is_gone_or_longer(whole: tuple[Repository, Checkpoint], tmp
     assert verify(repository).damages == ()
 
 
-def test_a_whole_pack_of_another_name(tmp_path: Path) -> None:
+def test_intact_pack_under_another_name_is_damage(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     one = store(repository, tmp_path, ONE_PROCESS, described("one", details=b"1"))
     two = store(repository, tmp_path, of_pages(*range(500, 600)), described("two", details=b"2"))
@@ -153,7 +153,7 @@ def test_a_whole_pack_of_another_name(tmp_path: Path) -> None:
     assert verify(repository).lost == (one.id,)
 
 
-def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -> None:
+def test_damage_affects_only_checkpoints_that_need_the_frame(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     big = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 400))]}))
     few = store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(300, 400))]}))
@@ -169,7 +169,7 @@ def test_damage_takes_only_the_checkpoints_that_need_the_frame(tmp_path: Path) -
     assert verify(repository, [few.id]).lost == (big.id,)
 
 
-def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
+def test_newer_schema_is_refused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     newer = with_changed_manifest(repository, store(repository, tmp_path, ONE_PROCESS), schema=2)
     with pytest.raises(StoreUnusable, match="has schema 2; this crckpt knows schema 1"):
@@ -178,7 +178,7 @@ def test_a_newer_schema_is_not_misread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("manifest", [b"[]", b"{}", b'{"schema": 1}', b'{"schema": 1, "job": "x", "index": 3}'])
-def test_a_manifest_of_another_make_is_not_misread(manifest: bytes, tmp_path: Path) -> None:
+def test_manifest_of_another_version_is_refused(manifest: bytes, tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with pytest.raises(StoreUnusable, match="another version of crckpt"):
         repository.get(seal_manifest(repository, manifest))

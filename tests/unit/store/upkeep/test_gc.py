@@ -26,7 +26,7 @@ from crckpt.store import GarbageResult, Repository, collect_garbage, verify
 from crckpt.store.owner import identify_owner
 
 
-def test_any_checkpoint_can_go_without_the_others_noticing(tmp_path: Path) -> None:
+def test_any_checkpoint_can_be_removed_without_affecting_others(tmp_path: Path) -> None:
     for doomed in range(3):
         base = tmp_path / str(doomed)
         base.mkdir()
@@ -41,7 +41,7 @@ def test_any_checkpoint_can_go_without_the_others_noticing(tmp_path: Path) -> No
         assert verify(repository).damages == ()
 
 
-def test_gc_removes_the_packs_that_nobody_names(tmp_path: Path) -> None:
+def test_gc_removes_unreferenced_packs(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*range(1, 100)), described("one"))
     second = store(repository, tmp_path, of_pages(*range(100, 200)), described("two"))
@@ -75,7 +75,7 @@ def test_gc_removes_nothing_while_a_manifest_is_unreadable(tmp_path: Path) -> No
     assert len(collect_garbage(repository).packs) == 2
 
 
-def test_gc_does_not_advise_to_give_up_what_is_only_newer(tmp_path: Path) -> None:
+def test_gc_suggests_an_upgrade_for_a_newer_manifest(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1))
     manifest = repository.root / "checkpoints" / checkpoint.id / "manifest.json"
@@ -96,7 +96,7 @@ def _transaction(repository: Repository, name: str, owner: bytes | None) -> Path
     return path
 
 
-def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
+def test_gc_removes_directories_of_dead_processes(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     ours = identify_owner(0.0)
     with subprocess.Popen([sys.executable, "-c", "pass"]) as ended:
@@ -114,7 +114,7 @@ def test_gc_removes_what_the_dead_were_doing(tmp_path: Path) -> None:
     assert sorted((repository.root / "tmp").iterdir()) == [alive, unseen]
 
 
-def test_gc_leaves_what_is_not_ours(tmp_path: Path) -> None:
+def test_gc_leaves_foreign_files_alone(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(1))
     strange = [
@@ -130,7 +130,7 @@ def test_gc_leaves_what_is_not_ours(tmp_path: Path) -> None:
     assert len(repository.checkpoints()) == 1
 
 
-def test_gc_removes_half_written_tags(tmp_path: Path) -> None:
+def test_gc_removes_incomplete_tags(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, of_pages(1))
     repository.tag(checkpoint.id, "good")
@@ -142,7 +142,7 @@ def test_gc_removes_half_written_tags(tmp_path: Path) -> None:
     assert repository.resolve("job:good") == checkpoint.id
 
 
-def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> None:
+def test_checkpoint_without_its_manifest_is_damaged(tmp_path: Path) -> None:
     """It came and goes with its directory: something else has lost it. Its packs stay as long as it is not given up."""
     repository = open_store(tmp_path)
     lost = store(repository, tmp_path, of_pages(*range(1, 100)))
@@ -163,7 +163,7 @@ def test_a_checkpoint_whose_manifest_is_missing_is_damaged(tmp_path: Path) -> No
     assert verify(repository).damages == ()
 
 
-def test_gc_ends_what_a_killed_restore_has_left(tmp_path: Path) -> None:
+def test_gc_ends_processes_left_by_a_killed_restore(tmp_path: Path) -> None:
     """Its crckpt and its CRIU were killed: the processes that they built wait for ever, with CRIU's log open."""
     repository = open_store(tmp_path)
     ours = identify_owner(0.0)

@@ -50,7 +50,7 @@ def test_each_frame_is_taken_from_an_intact_copy(
     assert made_of(copies, digest, tmp_path / "new") == intact
 
 
-def test_a_copy_whose_table_is_damaged_gives_its_frames(
+def test_copy_with_a_damaged_table_gives_its_frames(
     copies: list[Path], digest: str, intact: bytes, tmp_path: Path
 ) -> None:
     """The table of another copy says where they are."""
@@ -60,7 +60,7 @@ def test_a_copy_whose_table_is_damaged_gives_its_frames(
     assert made_of(copies, digest, tmp_path / "new") == intact
 
 
-def test_a_copy_that_is_missing_or_cut_short(copies: list[Path], digest: str, intact: bytes, tmp_path: Path) -> None:
+def test_missing_or_truncated_copy_is_skipped(copies: list[Path], digest: str, intact: bytes, tmp_path: Path) -> None:
     first, second = copies
     first.unlink()
     assert made_of(copies, digest, tmp_path / "new") == intact
@@ -69,7 +69,7 @@ def test_a_copy_that_is_missing_or_cut_short(copies: list[Path], digest: str, in
 
 
 @pytest.mark.parametrize("place", [100, -1])
-def test_what_no_copy_has_is_not_made(
+def test_frame_damaged_in_every_copy_is_an_error(
     copies: list[Path], digest: str, intact: bytes, tmp_path: Path, place: int
 ) -> None:
     for path in copies:
@@ -79,7 +79,7 @@ def test_what_no_copy_has_is_not_made(
     assert not (tmp_path / "new").exists()
 
 
-def test_a_file_that_is_there_is_left_alone(copies: list[Path], digest: str, tmp_path: Path) -> None:
+def test_existing_file_is_left_alone(copies: list[Path], digest: str, tmp_path: Path) -> None:
     (tmp_path / "new").write_text("something else")
     with pytest.raises(FileExistsError):
         made_of(copies, digest, tmp_path / "new")

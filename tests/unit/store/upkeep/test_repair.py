@@ -66,7 +66,7 @@ def _spoil_everything(root: Path) -> None:
     flip(manifest, 40)
 
 
-def test_everything_that_is_damaged_is_mended(stores: tuple[Repository, Repository]) -> None:
+def test_all_damage_is_repaired_from_another_store(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
     whole = _tree(repository.root)
     ids = set(repository.ids())
@@ -85,7 +85,7 @@ def test_everything_that_is_damaged_is_mended(stores: tuple[Repository, Reposito
     assert {path.stat().st_mode & 0o777 for path in packs(repository)} == {0o600}
 
 
-def test_without_another_store_it_says_what_can_be_restored(stores: tuple[Repository, Repository]) -> None:
+def test_restorable_checkpoints_are_listed_without_another_store(stores: tuple[Repository, Repository]) -> None:
     repository, _ = stores
     _, _, other = repository.checkpoints()
     flip(pack_path(repository, other.packs[0].digest), 100)
@@ -97,7 +97,7 @@ def test_without_another_store_it_says_what_can_be_restored(stores: tuple[Reposi
     assert _tree(repository.root) == before
 
 
-def test_only_what_was_asked_for(stores: tuple[Repository, Repository]) -> None:
+def test_only_the_requested_checkpoint_is_repaired(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
     first, _, other = repository.checkpoints()
     for checkpoint in (first, other):
@@ -110,7 +110,7 @@ def test_only_what_was_asked_for(stores: tuple[Repository, Repository]) -> None:
         repair(repository, [CheckpointId("0" * 64)], source=copy)
 
 
-def test_each_frame_comes_from_the_store_that_has_it_whole(
+def test_each_frame_comes_from_the_store_where_it_is_intact(
     stores: tuple[Repository, Repository], tmp_path: Path
 ) -> None:
     repository, copy = stores
@@ -139,7 +139,7 @@ def test_each_frame_comes_from_the_store_that_has_it_whole(
         (lambda path: path.write_bytes(b""), "frame 0: the file is cut short"),
     ],
 )
-def test_what_is_damaged_there_too_stays_as_it_is(
+def test_damage_in_both_stores_stays(
     stores: tuple[Repository, Repository], spoil: Callable[[Path], None], why: str
 ) -> None:
     repository, copy = stores
@@ -157,7 +157,7 @@ def test_what_is_damaged_there_too_stays_as_it_is(
     assert done.now.lost == verify(repository).lost
 
 
-def test_a_manifest_that_is_not_there_either(stores: tuple[Repository, Repository]) -> None:
+def test_manifest_missing_from_both_stores_is_lost(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
     first, second, _ = repository.checkpoints()
     for checkpoint in (first, second):
@@ -175,7 +175,7 @@ def test_a_manifest_that_is_not_there_either(stores: tuple[Repository, Repositor
     assert done.now.lost == tuple(sorted((first.id, second.id)))
 
 
-def test_a_store_that_cannot_help(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+def test_unsuitable_other_store_is_refused(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     repository, _ = stores
     (tmp_path / "link").symlink_to(repository.root)
     with pytest.raises(UsageError, match="the damaged store itself"):
@@ -191,7 +191,9 @@ def test_a_store_that_cannot_help(stores: tuple[Repository, Repository], tmp_pat
     here=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
     there=st.lists(st.floats(0, 1, exclude_max=True), max_size=3),
 )
-def test_nothing_gets_worse(stores: tuple[Repository, Repository], here: list[float], there: list[float]) -> None:
+def test_repair_makes_nothing_worse(
+    stores: tuple[Repository, Repository], here: list[float], there: list[float]
+) -> None:
     repository, copy = stores
     whole = _tree(repository.root)
     pack = packs(repository)[0]
@@ -239,7 +241,7 @@ def _cut_short(repository: Repository, source: Repository, after: int) -> bool:
     return ended.returncode != 0
 
 
-def test_a_repair_that_is_killed_at_any_step(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+def test_repair_killed_at_any_step_is_harmless(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     """Every file is as it was or whole; nobody else loses anything; another repair ends the work, and gc the rest."""
     repository, copy = stores
     whole = _tree(copy.root)
@@ -267,7 +269,7 @@ def test_a_repair_that_is_killed_at_any_step(stores: tuple[Repository, Repositor
     assert len(stages) == 5, "four files are mended one after the other"
 
 
-def test_a_copy_for_reading_only(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+def test_read_only_copy_repairs(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     """A backup on a medium that takes no lock."""
     repository, copy = stores
     if os.geteuid() != 0:
@@ -281,7 +283,7 @@ def test_a_copy_for_reading_only(stores: tuple[Repository, Repository], tmp_path
         subprocess.run(["umount", copy.root], check=True)
 
 
-def test_a_manifest_that_is_missing_is_taken_from_the_other_store(stores: tuple[Repository, Repository]) -> None:
+def test_missing_manifest_is_copied_from_the_other_store(stores: tuple[Repository, Repository]) -> None:
     repository, copy = stores
     whole = _tree(repository.root)
     first = repository.ids()[0]
@@ -291,7 +293,7 @@ def test_a_manifest_that_is_missing_is_taken_from_the_other_store(stores: tuple[
     assert _tree(repository.root) == whole
 
 
-def test_a_pack_of_which_a_sector_cannot_be_read_is_mended(stores: tuple[Repository, Repository]) -> None:
+def test_pack_with_an_unreadable_sector_is_repaired(stores: tuple[Repository, Repository]) -> None:
     """Whatever reads it: nobody can tell whether it is the same as a whole one."""
     repository, copy = stores
     (path, *_) = packs(repository)
@@ -300,7 +302,7 @@ def test_a_pack_of_which_a_sector_cannot_be_read_is_mended(stores: tuple[Reposit
     assert repair(repository, source=copy).now.damages == ()
 
 
-def test_a_store_for_reading_only_is_read(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+def test_read_only_store_is_read(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     """As after the kernel has found errors on its disk. Nobody removes anything from it."""
     _, copy = stores
     second = copy.checkpoints()[1]
@@ -318,7 +320,7 @@ def test_a_store_for_reading_only_is_read(stores: tuple[Repository, Repository],
         subprocess.run(["umount", copy.root], check=True)
 
 
-def test_a_restore_after_a_repair(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
+def test_restore_works_after_a_repair(stores: tuple[Repository, Repository], tmp_path: Path) -> None:
     repository, copy = stores
     second = repository.checkpoints()[1]
     _spoil_everything(repository.root)

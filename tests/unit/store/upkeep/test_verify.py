@@ -18,7 +18,7 @@ from crckpt.store import Repository, details_of, materialise, verify
 
 @settings(max_examples=examples(100))
 @given(data=st.data())
-def test_verify_names_what_will_be_refused(series: Repository, data: st.DataObject) -> None:
+def test_verify_reports_the_checkpoints_that_restore_refuses(series: Repository, data: st.DataObject) -> None:
     """Whichever bit it is: the checkpoints that verify gives up, and no others, are refused, with exit code 13."""
     ids = series.ids()
     files = [*packs(series), *sorted(series.root.glob("checkpoints/*/manifest.json"))]
@@ -51,7 +51,7 @@ def _refusal(root: Path, identity: CheckpointId) -> IntegrityError | None:
     return None
 
 
-def test_a_pack_is_read_once_however_many_checkpoints_use_it(tmp_path: Path) -> None:
+def test_shared_pack_is_read_once(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     kept = [store(repository, tmp_path, ONE_PROCESS) for _ in range(3)]
     told: list[tuple[int, int]] = []
@@ -60,7 +60,7 @@ def test_a_pack_is_read_once_however_many_checkpoints_use_it(tmp_path: Path) -> 
     assert told[-1] == (packs(repository)[0].stat().st_size,) * 2
 
 
-def test_packs_that_nobody_names_are_no_damage(tmp_path: Path) -> None:
+def test_damage_of_unreferenced_packs_is_ignored(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     checkpoint = store(repository, tmp_path, ONE_PROCESS)
     repository.remove([checkpoint.id])
@@ -68,6 +68,6 @@ def test_packs_that_nobody_names_are_no_damage(tmp_path: Path) -> None:
     assert verify(repository).damages == ()
 
 
-def test_verify_of_what_does_not_exist(tmp_path: Path) -> None:
+def test_verify_of_an_unknown_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(NoSuchCheckpoint):
         verify(open_store(tmp_path), [CheckpointId("0" * 64)])

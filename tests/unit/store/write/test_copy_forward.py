@@ -28,7 +28,7 @@ from crckpt.store.write.copy_forward import (
 from crckpt.store.write.new_packs import pages_in_a_pack
 
 
-def test_a_hundred_checkpoints_with_pages_rewritten_anywhere(tmp_path: Path) -> None:
+def test_hundred_checkpoints_with_random_rewrites_stay_small(tmp_path: Path) -> None:
     """64 MiB of which 1 % is rewritten each time: bytes written, read by the last restore, and left after rm and gc."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 64 << 8)
@@ -56,7 +56,7 @@ def test_ten_checkpoints_under_light_load_copy_nothing(tmp_path: Path) -> None:
     assert [checkpoint.statistics.copied_bytes for checkpoint in kept] == [0] * 10
 
 
-def test_a_pack_that_is_little_used_does_no_harm_beside_others(tmp_path: Path) -> None:
+def test_little_used_pack_is_not_copied_among_many_used_ones(tmp_path: Path) -> None:
     """Where a program writes to one place again and again, packs die of themselves, and nothing is to be copied."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 4 * pages_in_a_pack(0))
@@ -71,7 +71,7 @@ def test_a_pack_that_is_little_used_does_no_harm_beside_others(tmp_path: Path) -
     assert cost(repository, last).raw < 1.2 * cost(repository, first).raw
 
 
-def test_no_checkpoint_writes_much_more_than_what_is_new(tmp_path: Path) -> None:
+def test_no_checkpoint_writes_much_more_than_its_new_pages(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     kept = list(series(repository, start_program(tmp_path / "images", 2000), 40, 0.05))
     copied = [checkpoint.statistics.copied_bytes for checkpoint in kept]
@@ -79,7 +79,7 @@ def test_no_checkpoint_writes_much_more_than_what_is_new(tmp_path: Path) -> None
     assert all(part <= PER_NEW * checkpoint.statistics.new_bytes for part, checkpoint in zip(copied, kept, strict=True))
 
 
-def test_a_series_of_much_that_is_new_writes_little_more_than_that(tmp_path: Path) -> None:
+def test_series_of_many_new_pages_writes_little_more(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first, *kept = series(repository, start_program(tmp_path / "images", 2000), 20, 0.2)
     copied = [checkpoint.statistics.copied_bytes for checkpoint in kept]
@@ -89,7 +89,7 @@ def test_a_series_of_much_that_is_new_writes_little_more_than_that(tmp_path: Pat
     assert cost(repository, kept[-1]).raw <= 1.7 * cost(repository, first).raw
 
 
-def test_a_checkpoint_that_is_to_copy_nothing(tmp_path: Path) -> None:
+def test_checkpoint_without_a_copy_budget_copies_nothing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 2000)
     before = list(series(repository, program, 10, 0.2))
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_is_to_copy_nothing(tmp_path: Path) -> None:
         assert restore_files(repository, made, tmp_path) == files_of(program.directory)
 
 
-def test_an_old_pack_dies(tmp_path: Path) -> None:
+def test_old_pack_becomes_unused(tmp_path: Path) -> None:
     """The pages that nobody rewrites move on, so that the first pack can go, with the checkpoints that need it."""
     repository = open_store(tmp_path)
     kept = list(series(repository, start_program(tmp_path / "images", 500), 40, 0.1))
@@ -113,7 +113,7 @@ def test_an_old_pack_dies(tmp_path: Path) -> None:
     assert kept[0].packs[0].digest in collect_garbage(repository).packs
 
 
-def test_a_large_checkpoint_is_in_several_packs(tmp_path: Path) -> None:
+def test_large_checkpoint_is_in_several_packs(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 3 * pages_in_a_pack(0))
     (checkpoint,) = series(repository, program, 1, 0)
@@ -139,7 +139,7 @@ def test_pages_of_a_damaged_frame_are_copied_from_the_images(tmp_path: Path) -> 
     assert verify(repository, [checkpoint.id]).damages == ()
 
 
-def test_images_that_change_while_they_are_stored(tmp_path: Path) -> None:
+def test_images_that_change_while_stored_are_an_error(tmp_path: Path) -> None:
     """What is read again for a copy must be what was compared before: else its fingerprint would lie."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 100)
@@ -156,7 +156,7 @@ def test_images_that_change_while_they_are_stored(tmp_path: Path) -> None:
     assert len(repository.checkpoints()) == 1
 
 
-def test_pages_that_several_objects_share_are_copied_once(tmp_path: Path) -> None:
+def test_pages_shared_by_several_objects_are_copied_once(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-1.img": [area(0, *range(1, 101))]}))
     shared = ImageSet(
@@ -182,7 +182,7 @@ def _choose(used: Mask, starts: Positions, new: int, inherited: int = 1000, othe
     return choose_pages(used, starts, new, inherited, lambda: np.array(others, np.int64))
 
 
-def test_the_least_used_packs_and_frames_go_first() -> None:
+def test_least_used_packs_and_frames_are_copied_first() -> None:
     used, starts = _used((3000, 2900), (1000, 130), (1000, 500))
     chosen = _choose(used, starts, 60)
     # 150 pages: all of the second pack, those of its third frame first; then of the third one's least used frame.
@@ -191,13 +191,13 @@ def test_the_least_used_packs_and_frames_go_first() -> None:
     assert np.flatnonzero(_choose(used, starts, 1)).tolist() == [3128, 3129]
 
 
-def test_much_that_is_new_is_not_made_more_by_copying() -> None:
+def test_copies_are_limited_by_the_new_pages() -> None:
     used, starts = _used((10_000, 5000))
     expected = [int(PER_NEW * 50), int(OF_ALL * 5200), int(PER_NEW_OF_MUCH * 1000)]
     assert [int(_choose(used, starts, new).sum()) for new in (50, 200, 1000)] == expected
 
 
-def test_nothing_is_copied_without_need() -> None:
+def test_no_page_is_copied_unnecessarily() -> None:
     just_enough = int(2000 * USED_BELOW) - 900
     used, starts = _used((1000, just_enough), (1000, 0), (1000, 900))
     assert not _choose(used, starts, 1000).any()
@@ -209,7 +209,7 @@ def test_nothing_is_copied_without_need() -> None:
     assert not _choose(np.empty(0, np.bool_), np.zeros(1, np.int64), 5).any()
 
 
-def test_what_other_jobs_use_stays() -> None:
+def test_pages_used_by_other_jobs_are_not_copied() -> None:
     used, starts = _used((1000, 500), (1000, 400))
     chosen = _choose(used, starts, 100, others=[1000, 0])
     assert not chosen[:1000].any()
@@ -218,7 +218,7 @@ def test_what_other_jobs_use_stays() -> None:
     assert _choose(used, starts, 100, others=[10, 500]).any()
 
 
-def test_a_few_pages_of_packs_of_others_are_copied() -> None:
+def test_few_pages_of_other_jobs_packs_are_copied() -> None:
     used, starts = _used((1000, 1000), (1000, 15), (1000, 16))
     assert np.flatnonzero(_choose(used, starts, 0, inherited=1)).tolist() == list(range(1000, 1015))
     assert not _choose(used, starts, 0, inherited=2).any()
@@ -233,7 +233,7 @@ def test_many_small_packs_become_one() -> None:
     assert not _choose(used, starts, 1).any()
 
 
-def test_the_number_of_packs_stays_bounded(tmp_path: Path) -> None:
+def test_number_of_packs_is_bounded(tmp_path: Path) -> None:
     """A program that hardly writes would else have one more pack to open after each checkpoint."""
     repository, most = open_store(tmp_path), examples(MOST_PACKS)
     with smaller_bounds(copy_forward, MOST_PACKS=most):
@@ -241,7 +241,7 @@ def test_the_number_of_packs_stays_bounded(tmp_path: Path) -> None:
     assert most // 3 < len(last.packs) <= most + 1
 
 
-def test_pages_differ() -> None:
+def test_generated_pages_differ() -> None:
     made = some_pages(np.random.default_rng(0), 1000)
     assert {len(content) for content in made} == {PAGE_SIZE}
     assert len(set(made)) == 1000

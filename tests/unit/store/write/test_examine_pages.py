@@ -33,7 +33,7 @@ def as_pages(content: bytes | bytearray) -> Bytes:
 
 
 @pytest.mark.parametrize("place", [0, 7, 8, 511, 512, 2049, PAGE_SIZE - 1])
-def test_a_page_with_one_byte_is_not_all_zero(place: int) -> None:
+def test_page_with_one_nonzero_byte_is_not_zero(place: int) -> None:
     content = bytearray(300 * PAGE_SIZE)
     for page in (0, 127, 128, 299):
         content[page * PAGE_SIZE + place] = 1
@@ -57,7 +57,7 @@ def test_whole_batches_of_a_complete_image_are_examined(tmp_path: Path) -> None:
     assert all((some.prints == batch.prints).all() for some in found.values())
 
 
-def test_an_image_smaller_than_a_batch_is_left_to_the_commit(tmp_path: Path) -> None:
+def test_image_smaller_than_a_batch_is_left_to_the_commit(tmp_path: Path) -> None:
     (tmp_path / "pages-1.img").write_bytes(bytes(PAGE_SIZE * (BATCH_PAGES - 1)))
     assert examine_written_image(tmp_path / "pages-1.img", KEY) == {}
 
@@ -126,7 +126,7 @@ def test_images_of_another_user_are_not_examined(tmp_path: Path) -> None:
     assert growing.found == {}
 
 
-def test_what_is_kept_is_limited(tmp_path: Path) -> None:
+def test_number_of_examined_batches_is_limited(tmp_path: Path) -> None:
     with (tmp_path / "pages-1.img").open("wb") as image:
         image.truncate(5 * BATCH_PAGES * PAGE_SIZE)
     with smaller_bounds(examining, _MOST_BATCHES=2):

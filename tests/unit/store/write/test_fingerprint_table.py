@@ -22,7 +22,7 @@ def _array(prints: list[tuple[int, int]]) -> Numbers:
 
 
 @given(BATCHES)
-def test_numbers_are_those_of_a_dictionary(batches: list[list[tuple[int, int]]]) -> None:
+def test_table_numbers_like_a_dictionary(batches: list[list[tuple[int, int]]]) -> None:
     table, known = FingerprintTable(200), dict[tuple[int, int], int]()
     for batch in batches:
         assert table.find(_array(batch)).tolist() == [known.get(print_, -1) for print_ in batch]
@@ -34,7 +34,7 @@ def test_numbers_are_those_of_a_dictionary(batches: list[list[tuple[int, int]]])
 
 
 @given(BATCHES, st.integers(0, 12))
-def test_what_is_not_remembered_is_new_again(batches: list[list[tuple[int, int]]], most: int) -> None:
+def test_forgotten_fingerprint_is_new_again(batches: list[list[tuple[int, int]]], most: int) -> None:
     table, numbered = FingerprintTable(most), list[tuple[int, int]]()
     for batch in batches:
         numbers, fresh = table.number(_array(batch))
@@ -46,13 +46,13 @@ def test_what_is_not_remembered_is_new_again(batches: list[list[tuple[int, int]]
 
 
 @given(CLOSE, st.integers(0, 12))
-def test_two_that_differ_have_two_numbers(prints: list[tuple[int, int]], most: int) -> None:
+def test_different_fingerprints_have_different_numbers(prints: list[tuple[int, int]], most: int) -> None:
     numbers, fresh = FingerprintTable(most).number(_array(prints))
     assert [prints[fresh[number]] for number in numbers.tolist()] == prints
 
 
 @given(CLOSE, st.integers(0, 80))
-def test_of_equal_ones_the_oldest_is_found(prints: list[tuple[int, int]], most: int) -> None:
+def test_oldest_of_equal_fingerprints_is_found(prints: list[tuple[int, int]], most: int) -> None:
     table = FingerprintTable(most)
     table.extend(_array(prints))
     remembered = prints[:most]
@@ -62,7 +62,7 @@ def test_of_equal_ones_the_oldest_is_found(prints: list[tuple[int, int]], most: 
 
 
 @given(BATCHES, st.integers(0, 5))
-def test_a_table_grows(batches: list[list[tuple[int, int]]], expected: int) -> None:
+def test_table_grows(batches: list[list[tuple[int, int]]], expected: int) -> None:
     small, large = FingerprintTable(200, expected), FingerprintTable(200)
     for batch in batches:
         assert [part.tolist() for part in small.number(_array(batch))] == [
@@ -71,7 +71,7 @@ def test_a_table_grows(batches: list[list[tuple[int, int]]], expected: int) -> N
         assert small.find(_array(batch)).tolist() == large.find(_array(batch)).tolist()
 
 
-def test_a_full_table_of_random_ones() -> None:
+def test_full_table_of_random_fingerprints() -> None:
     prints = np.random.default_rng(1).integers(0, 1 << 63, (5000, 2)).astype(np.uint64)
     table = FingerprintTable(5000)
     assert table.number(prints)[1].tolist() == list(range(5000))

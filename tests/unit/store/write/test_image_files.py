@@ -11,7 +11,7 @@ from crckpt.errors import IntegrityError
 from crckpt.store.write.image_files import opened_image, read_image_file
 
 
-def test_an_image_is_read_as_a_whole(tmp_path: Path) -> None:
+def test_whole_image_is_read(tmp_path: Path) -> None:
     (tmp_path / "core-1.img").write_bytes(b"content")
     assert read_image_file(tmp_path / "core-1.img") == b"content"
     with opened_image(tmp_path / "core-1.img") as descriptor:
@@ -33,7 +33,7 @@ def test_only_page_maps_and_deleted_files_may_be_large(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
+def test_special_file_is_refused(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "core-1.img"
     path.symlink_to("/etc/passwd") if kind == "link" else os.mkfifo(path)
     with pytest.raises(IntegrityError, match=r"core-1\.img"):
@@ -41,7 +41,7 @@ def test_what_is_no_regular_file_is_refused(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
-def test_the_owner_of_the_directory_may_own_the_images(tmp_path: Path) -> None:
+def test_owner_of_the_directory_may_own_the_images(tmp_path: Path) -> None:
     """As after an archive was unpacked."""
     directory = tmp_path / "images"
     directory.mkdir()

@@ -95,7 +95,7 @@ rounds = st.lists(st.tuples(changes, changes, st.sets(places, max_size=40)), min
 
 @settings(max_examples=examples(60))
 @given(changes, changes, rounds, st.data())
-def test_each_of_a_series_is_complete(
+def test_each_checkpoint_of_a_series_is_complete(
     first: Memory, other: Memory, series: list[tuple[dict[int, int], dict[int, int], set[int]]], data: st.DataObject
 ) -> None:
     """Pages are written, appear and go away; afterwards any one of the series is left alone in the store."""
@@ -122,7 +122,7 @@ def test_each_of_a_series_is_complete(
 
 @settings(max_examples=examples(60))
 @given(changes, st.lists(changes, min_size=2, max_size=5), st.sets(places, max_size=40), st.booleans())
-def test_rounds_before_a_dump_are_gathered(
+def test_rounds_before_a_dump_are_combined(
     first: Memory, series: list[dict[int, int]], gone: set[int], on_base: bool
 ) -> None:
     """Each set leaves what was not written since to the one before, the first of them to a checkpoint, or to nobody."""
@@ -148,7 +148,7 @@ def test_rounds_before_a_dump_are_gathered(
         assert held(repository, made, base) == expected({NAMES[0]: memory})
 
 
-def test_what_is_stored_is_what_a_full_dump_would_be(tmp_path: Path) -> None:
+def test_incremental_dump_equals_a_full_dump(tmp_path: Path) -> None:
     memory = dict.fromkeys(range(10, 400), 1) | {address: address for address in range(100, 200)} | {300: 0, 301: 0}
     before = memory | {address: 5000 + address for address in range(120, 130)}
     for name in ("one", "two"):
@@ -168,7 +168,7 @@ def test_what_is_stored_is_what_a_full_dump_would_be(tmp_path: Path) -> None:
     assert numbers.new_bytes == 11 * PAGE_SIZE, "what was written, and the index"
 
 
-def test_no_page_of_the_parent_is_read(tmp_path: Path) -> None:
+def test_pages_of_the_parent_are_not_read(tmp_path: Path) -> None:
     """They may even be damaged: it is the parent that has them, and `verify` that says so."""
     repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 301)))
@@ -180,7 +180,7 @@ def test_no_page_of_the_parent_is_read(tmp_path: Path) -> None:
     assert set(verify(repository).lost) == set(repository.ids())
 
 
-def test_a_long_series_is_read_as_fast_as_one(tmp_path: Path) -> None:
+def test_long_series_is_read_as_fast_as_one_checkpoint(tmp_path: Path) -> None:
     """Pages that nobody writes are copied out of old packs, although no images have them: so those can die."""
     repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 1501)))
@@ -198,7 +198,7 @@ def test_a_long_series_is_read_as_fast_as_one(tmp_path: Path) -> None:
     assert verify(repository).damages == ()
 
 
-def test_damage_that_is_met_when_pages_are_copied_ends_it(tmp_path: Path) -> None:
+def test_damage_found_while_copying_ends_the_commit(tmp_path: Path) -> None:
     """What depends on it is not announced; the next one, which has all its pages, does not."""
     repository = open_store(tmp_path)
     memory = dict(enumerate(range(1, 301)))
@@ -220,7 +220,7 @@ def test_damage_that_is_met_when_pages_are_copied_ends_it(tmp_path: Path) -> Non
     assert whole.id not in lost
 
 
-def test_a_checkpoint_becomes_a_base_for_criu(tmp_path: Path) -> None:
+def test_checkpoint_becomes_parent_images_for_criu(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     memory = {NAMES[0]: {1: 1, 2: 2, 9: 0}, NAMES[1]: {3: 3}}
     checkpoint = stored(repository, tmp_path, memory)
@@ -271,9 +271,7 @@ def _endless(repository: Repository, base: Path) -> None:
         (_endless, "an entry needs more pages than the set before can have"),
     ],
 )
-def test_a_page_that_is_nowhere_is_refused(
-    make: Callable[[Repository, Path], None], words: str, tmp_path: Path
-) -> None:
+def test_missing_page_is_refused(make: Callable[[Repository, Path], None], words: str, tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     with pytest.raises(IntegrityError, match=words):
         make(repository, tmp_path)

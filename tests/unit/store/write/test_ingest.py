@@ -83,7 +83,7 @@ def test_memory_hardly_grows_with_the_images(real: int, sparse: int, tmp_path: P
         assert more - less < MOST_A_PAGE * (real + sparse - 8_000)
 
 
-def test_a_disk_that_takes_no_more_leaves_no_checkpoint(tmp_path: Path) -> None:
+def test_full_disk_leaves_no_checkpoint(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "images", of_pages(*range(1, 2000)))
     command = [sys.executable, "-c", FULL, str(repository.root), str(images), str(SUPPORT)]

@@ -41,7 +41,7 @@ def add(packs: NewPacks, pages: Bytes) -> None:
     packs.add(pages, rows, compute_fingerprints(pages, rows, KEY))
 
 
-def test_every_page_lies_where_it_is_said_to(tmp_path: Path, pool: Executor) -> None:
+def test_every_page_is_where_its_extent_says(tmp_path: Path, pool: Executor) -> None:
     pages = some_pages(2 * LIMIT + 5)
     before = descriptors()
     with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
@@ -60,20 +60,20 @@ def test_every_page_lies_where_it_is_said_to(tmp_path: Path, pool: Executor) -> 
         assert content[at * PAGE_SIZE : (at + 1) * PAGE_SIZE] == page.tobytes()
 
 
-def test_without_pages_there_is_no_pack(tmp_path: Path, pool: Executor) -> None:
+def test_no_pages_make_no_pack(tmp_path: Path, pool: Executor) -> None:
     with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
         assert packs.finish() == ()
     assert list(tmp_path.iterdir()) == []
 
 
-def test_pages_that_fill_a_pack_begin_no_other(tmp_path: Path, pool: Executor) -> None:
+def test_pages_that_fill_a_pack_start_no_other(tmp_path: Path, pool: Executor) -> None:
     with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
         add(packs, some_pages(LIMIT))
         (finished,) = packs.finish()
     assert finished.pages == LIMIT
 
 
-def test_a_pack_that_cannot_be_made(tmp_path: Path, pool: Executor) -> None:
+def test_pack_that_cannot_be_created_is_an_error(tmp_path: Path, pool: Executor) -> None:
     (tmp_path / "pack-0").write_text("something else")
     before = descriptors()
     with new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
@@ -83,7 +83,7 @@ def test_a_pack_that_cannot_be_made(tmp_path: Path, pool: Executor) -> None:
     assert descriptors() == before
 
 
-def test_a_failure_leaves_no_file_open(tmp_path: Path, pool: Executor) -> None:
+def test_failure_leaves_no_file_open(tmp_path: Path, pool: Executor) -> None:
     before = descriptors()
     with suppress(KeyError), new_packs(tmp_path, Frames(pool, None), LIMIT, KEY) as packs:
         # Enough that frames are compressed and written.
@@ -103,5 +103,5 @@ def test_a_failure_leaves_no_file_open(tmp_path: Path, pool: Executor) -> None:
         (1 << 60, MOST_FRAMES * FRAME_PAGES),
     ],
 )
-def test_a_pack_holds_a_sixteenth_in_whole_frames(size: int, pages: int) -> None:
+def test_pack_holds_a_sixteenth_in_whole_frames(size: int, pages: int) -> None:
     assert pages_in_a_pack(size) == pages

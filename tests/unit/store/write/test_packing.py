@@ -55,7 +55,7 @@ def test_zero_pages_are_not_stored(tmp_path: Path) -> None:
     assert statistics.new_bytes == (1 + 1 + 1 + 1) * PAGE_SIZE
 
 
-def test_a_page_with_a_single_byte_is_stored_wherever_that_is(tmp_path: Path) -> None:
+def test_page_with_one_nonzero_byte_is_stored(tmp_path: Path) -> None:
     places = (0, 7, 8, 63 * 8 + 5, 64 * 8 - 1, 64 * 8, 65 * 8, 2001, PAGE_SIZE - 1)
     pages = tuple(bytes(place) + b"1" + bytes(PAGE_SIZE - place - 1) for place in places)
     directory = write_set(tmp_path / "set", ImageSet({"pagemap-100.img": [Area(10 * PAGE_SIZE, pages)]}))
@@ -65,7 +65,7 @@ def test_a_page_with_a_single_byte_is_stored_wherever_that_is(tmp_path: Path) ->
     assert restore_files(repository, saved, tmp_path) == files_of(directory)
 
 
-def test_a_checkpoint_without_news_has_no_pack(tmp_path: Path) -> None:
+def test_checkpoint_without_new_pages_has_no_pack(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(500))]}, {"core-100.img": b"registers"})
     first = store(repository, tmp_path, images)
@@ -78,7 +78,7 @@ def test_a_checkpoint_without_news_has_no_pack(tmp_path: Path) -> None:
     assert list((repository.root / "tmp").iterdir()) == []
 
 
-def test_only_what_changed_is_stored_wherever_it_moved(tmp_path: Path) -> None:
+def test_only_changed_pages_are_stored_wherever_they_moved(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 2001))]}))
     changed = [*range(1, 1000), 9999, *range(1001, 2001)]
@@ -90,7 +90,7 @@ def test_only_what_changed_is_stored_wherever_it_moved(tmp_path: Path) -> None:
     assert restore_files(repository, moved, tmp_path)["pages-1.img"] == b"".join(map(page, changed))
 
 
-def test_without_searches_pages_are_found_at_their_place_only(tmp_path: Path) -> None:
+def test_without_a_search_pages_are_found_only_at_their_address(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
 
@@ -106,7 +106,7 @@ def test_without_searches_pages_are_found_at_their_place_only(tmp_path: Path) ->
     assert restore_files(repository, away, tmp_path)["pages-1.img"] == b"".join(map(page, moved))
 
 
-def test_nothing_new_depends_on_a_damaged_pack(tmp_path: Path) -> None:
+def test_no_new_checkpoint_depends_on_a_damaged_pack(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]})
     first = store(repository, tmp_path, images)
@@ -128,9 +128,7 @@ def _verifies(repository: Repository, checkpoint: Checkpoint, _base: Path) -> No
 
 
 @pytest.mark.parametrize("finds", [_reads, _verifies])
-def test_a_sector_that_cannot_be_read_is_damage(
-    tmp_path: Path, finds: Callable[[Repository, Checkpoint, Path], None]
-) -> None:
+def test_unreadable_sector_is_damage(tmp_path: Path, finds: Callable[[Repository, Checkpoint, Path], None]) -> None:
     """Whatever was found before: the next one is stored, and whole."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
@@ -142,7 +140,7 @@ def test_a_sector_that_cannot_be_read_is_damage(
     assert restore_files(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
-def test_what_cannot_be_opened_is_damage(tmp_path: Path) -> None:
+def test_unreadable_pack_is_damage(tmp_path: Path) -> None:
     """A pack whose inode is damaged: what is stored next does without it."""
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]}))
@@ -161,7 +159,7 @@ def _does_nothing(_repository: Repository, _checkpoint: Checkpoint, _base: Path)
 @pytest.mark.parametrize(
     ("frame", "finds"), [(0, _reads), (0, _verifies), (-1, _reads), (-1, _verifies), (-1, _does_nothing)]
 )
-def test_nothing_new_depends_on_a_damaged_frame(
+def test_no_new_checkpoint_depends_on_a_damaged_frame(
     tmp_path: Path, frame: int, finds: Callable[[Repository, Checkpoint, Path], None]
 ) -> None:
     """Its pack is as it should be but for that frame, which nobody reads to store the same pages again."""
@@ -175,7 +173,7 @@ def test_nothing_new_depends_on_a_damaged_frame(
     assert restore_files(repository, second, tmp_path)["pages-1.img"] == b"".join(map(page, range(1, 201)))
 
 
-def test_a_damaged_pack_is_mended_by_the_same_images(tmp_path: Path) -> None:
+def test_damaged_pack_is_repaired_by_the_same_images(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = ImageSet({"pagemap-100.img": [area(10, *range(1, 200))]})
     first = store(repository, tmp_path, images)
@@ -185,7 +183,7 @@ def test_a_damaged_pack_is_mended_by_the_same_images(tmp_path: Path) -> None:
     assert verify(repository).damages == ()
 
 
-def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
+def test_manifest_counts_the_used_pages_of_each_pack(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 201))]}))
     second = store(repository, tmp_path, ImageSet({"pagemap-100.img": [area(10, *range(1, 66), 500)]}))
@@ -197,7 +195,7 @@ def test_the_manifest_counts_what_is_used_of_each_pack(tmp_path: Path) -> None:
     assert (second.statistics.new_bytes, second.statistics.copied_bytes) == (3 * PAGE_SIZE, 3 * PAGE_SIZE)
 
 
-def test_pages_are_copied_forward_wherever_they_lie_in_a_process(tmp_path: Path) -> None:
+def test_pages_are_copied_forward_wherever_they_are_in_a_process(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     content = [number.to_bytes(8, "little") * 512 for number in range(1, 20_001)]
     # The last of five packs, which begins with page 16,383, keeps a twentieth of its pages, and the details.

@@ -43,7 +43,7 @@ def _open(repository: Repository) -> PageSamples:
     return PageSamples(repository.backend, read_key(repository.backend))
 
 
-def test_a_pack_is_suggested_for_its_pages_and_no_others(tmp_path: Path) -> None:
+def test_pack_is_suggested_only_for_its_pages(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     one = store(repository, tmp_path, of_pages(*range(1, 300)), described("one")).packs[0].digest
     two = store(repository, tmp_path, of_pages(*range(500, 800)), described("two")).packs[0].digest
@@ -57,7 +57,7 @@ def test_a_pack_is_suggested_for_its_pages_and_no_others(tmp_path: Path) -> None
     assert _suggested(samples, np.empty((0, 2), np.uint64)) == set()
 
 
-def test_a_small_pack_is_suggested_for_each_of_its_pages(tmp_path: Path) -> None:
+def test_small_pack_is_suggested_for_each_of_its_pages(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     # With the page map, the details and the index.
     digest = store(repository, tmp_path, of_pages(*range(1, LEAST - 5))).packs[0].digest
@@ -77,7 +77,7 @@ def test_many_checkpoints_make_few_files(tmp_path: Path) -> None:
         assert checkpoint.packs[0].digest in _suggested(samples, _prints(repository, checkpoint.packs[0].digest))
 
 
-def test_lost_and_damaged_samples_are_taken_again(tmp_path: Path) -> None:
+def test_lost_and_damaged_samples_are_recreated(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(*PAGES), described("one"))
     for spoil in (Path.unlink, lambda path: path.write_bytes(b""), lambda path: flip(path, 3)):
@@ -90,7 +90,7 @@ def test_lost_and_damaged_samples_are_taken_again(tmp_path: Path) -> None:
         repository.remove([again.id])
 
 
-def test_samples_of_any_content_do_no_harm(tmp_path: Path) -> None:
+def test_invalid_samples_are_harmless(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     (file,) = _files(repository)
@@ -114,7 +114,7 @@ def test_samples_of_another_key_are_replaced(tmp_path: Path) -> None:
     assert not set(old) & set(_files(repository))
 
 
-def test_gc_removes_samples_of_packs_that_are_gone(tmp_path: Path) -> None:
+def test_gc_removes_samples_of_removed_packs(tmp_path: Path) -> None:
     """A file is kept as long as half of its packs are there."""
     repository = open_store(tmp_path)
     # Of different sizes: equal page maps would be shared.
@@ -128,7 +128,7 @@ def test_gc_removes_samples_of_packs_that_are_gone(tmp_path: Path) -> None:
             assert kept.packs[0].digest in _suggested(samples, _prints(repository, kept.packs[0].digest))
 
 
-def test_memory_for_a_tebibyte_of_pages(tmp_path: Path) -> None:
+def test_memory_for_a_tebibyte_of_pages_is_bounded(tmp_path: Path) -> None:
     """What a dump needs beside its images, of a store with so much; 64 GiB stand for a TiB, in the smallest packs."""
     share = 16
     pack_pages = pages_in_a_pack(0)

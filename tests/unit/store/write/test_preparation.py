@@ -53,7 +53,7 @@ def wait_until_examined(preparation: Preparation, start: int) -> None:
 
 
 @needs_two_cores
-def test_an_image_that_grows(tmp_path: Path) -> None:
+def test_growing_image_is_stored_completely(tmp_path: Path) -> None:
     """It is stored whole, and a second checkpoint, for which nothing was prepared, finds all of its pages."""
     repository = open_store(tmp_path)
     images = start_program(tmp_path / "images", 2 * BATCH_PAGES + 100).directory
@@ -76,7 +76,7 @@ def test_an_image_that_grows(tmp_path: Path) -> None:
 
 
 @needs_two_cores
-def test_an_image_that_lacks_pages_of_the_set_before(tmp_path: Path) -> None:
+def test_image_that_leaves_pages_to_its_parent(tmp_path: Path) -> None:
     """Its pages have other numbers in the file than in the memory of the process."""
     repository = open_store(tmp_path)
     write_set(tmp_path / "1", ImageSet({"pagemap-1.img": [area(ADDRESS // PAGE_SIZE, 1, 2, 3)]}))
@@ -94,7 +94,7 @@ def test_an_image_that_lacks_pages_of_the_set_before(tmp_path: Path) -> None:
 
 
 @needs_two_cores
-def test_the_parent_is_loaded_before(tmp_path: Path) -> None:
+def test_parent_is_loaded_before_the_images(tmp_path: Path) -> None:
     """Its pages are found as without that; only of the parent that was named."""
     repository = open_store(tmp_path)
     images = start_program(tmp_path / "images", BATCH_PAGES).directory

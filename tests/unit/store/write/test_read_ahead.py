@@ -60,7 +60,7 @@ def test_batches_are_in_order(source: Source, content: bytes, pool: Executor) ->
     assert read["inventory.img"] == (content + bytes(5)) * 2
 
 
-def test_what_is_known_of_a_whole_batch_is_used(tmp_path: Path, pool: Executor) -> None:
+def test_examined_batches_are_reused(tmp_path: Path, pool: Executor) -> None:
     images = start_program(tmp_path / "images", 2 * BATCH_PAGES + 10).directory
     sources = find_sources(images, b"")
     known = ExaminedPages(np.array([3]), np.zeros(1, np.uint64))
@@ -76,7 +76,7 @@ def test_what_is_known_of_a_whole_batch_is_used(tmp_path: Path, pool: Executor) 
     assert sorted(asked) == [("pages-1.img", 0), ("pages-1.img", BATCH_PAGES)]
 
 
-def test_a_file_that_shrinks(source: Source, pool: Executor) -> None:
+def test_shrinking_file_is_an_error(source: Source, pool: Executor) -> None:
     with source.files[0].open("r+b") as file:
         file.truncate(3 * BATCH_PAGES * PAGE_SIZE)
     with pytest.raises(IntegrityError, match="inventory"):

@@ -47,7 +47,7 @@ def _digests(checkpoint: Checkpoint) -> set[str]:
     return {use.digest for use in checkpoint.packs}
 
 
-def test_a_second_job_of_the_same_pages_stores_next_to_nothing(tmp_path: Path) -> None:
+def test_second_job_with_the_same_pages_stores_almost_nothing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     second = store(repository, tmp_path, of_pages(*PAGES), described("two"))
@@ -57,7 +57,7 @@ def test_a_second_job_of_the_same_pages_stores_next_to_nothing(tmp_path: Path) -
     assert restore_files(repository, second, tmp_path) == files_of(tmp_path / "images-1")
 
 
-def test_pages_in_another_order_and_in_part_are_found(tmp_path: Path) -> None:
+def test_reordered_and_partial_pages_are_found(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     some = [*range(5001, 5050), *reversed(PAGES[700:1700]), *range(6001, 6050)]
@@ -83,7 +83,7 @@ def test_ten_workers_of_one_program_take_the_space_of_one(tmp_path: Path) -> Non
     assert verify(repository).damages == ()
 
 
-def test_the_series_of_many_jobs_stay_shared(tmp_path: Path) -> None:
+def test_series_of_many_jobs_stay_shared(tmp_path: Path) -> None:
     """A pack that the first job uses whole does not die by a copy of what the second one uses of it."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", pages_in_a_pack(0))
@@ -97,7 +97,7 @@ def test_the_series_of_many_jobs_stay_shared(tmp_path: Path) -> None:
     assert checkpoint.statistics.copied_bytes == 0
 
 
-def test_the_first_job_can_go(tmp_path: Path) -> None:
+def test_first_job_can_be_removed(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES, 7001), described("one"))
     second = store(repository, tmp_path, of_pages(*PAGES, 7002), described("two"))
@@ -112,7 +112,7 @@ def test_the_first_job_can_go(tmp_path: Path) -> None:
     assert packs(repository) == []
 
 
-def test_what_no_checkpoint_names_is_used_until_gc_has_removed_it(tmp_path: Path) -> None:
+def test_unreferenced_packs_are_reused_until_gc(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     repository.remove([store(repository, tmp_path, of_pages(*PAGES), described("one")).id])
     second = store(repository, tmp_path, of_pages(*PAGES), described("two"))
@@ -126,7 +126,7 @@ def test_what_no_checkpoint_names_is_used_until_gc_has_removed_it(tmp_path: Path
     assert restore_files(repository, third, tmp_path) == files_of(tmp_path / "images-2")
 
 
-def test_a_few_pages_do_not_keep_a_pack_of_another_job(tmp_path: Path) -> None:
+def test_few_pages_do_not_keep_a_pack_of_another_job(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", pages_in_a_pack(0))
     first = ingest(repository, program.directory, described("one"))
@@ -153,7 +153,7 @@ def _dump(repository: Repository, images: Path, **environment: str) -> subproces
 
 
 @pytest.mark.parametrize("moment", ["pack.sync", "manifest-directory.rename"])
-def test_gc_does_not_remove_what_a_dump_is_about_to_name(moment: str, tmp_path: Path) -> None:
+def test_gc_keeps_packs_that_a_running_dump_will_reference(moment: str, tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     images = write_set(tmp_path / "second", of_pages(*PAGES, 8001))
@@ -176,7 +176,7 @@ def test_gc_does_not_remove_what_a_dump_is_about_to_name(moment: str, tmp_path: 
     assert restore_files(repository, second, tmp_path) == files_of(images)
 
 
-def test_a_dump_that_was_killed_leaves_what_the_next_one_uses(tmp_path: Path) -> None:
+def test_packs_of_a_killed_dump_are_reused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "first", of_pages(*PAGES))
     killed = _dump(repository, images, CRCKPT_KILL_AT="manifest-directory.rename")
@@ -190,7 +190,7 @@ def test_a_dump_that_was_killed_leaves_what_the_next_one_uses(tmp_path: Path) ->
     assert restore_files(repository, checkpoint, tmp_path) == files_of(images)
 
 
-def test_damage_of_a_shared_pack_names_the_checkpoints_of_all_jobs(tmp_path: Path) -> None:
+def test_damage_of_a_shared_pack_lists_checkpoints_of_all_jobs(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     kept = [store(repository, tmp_path, of_pages(*PAGES, at), described(f"job-{at}")) for at in (7001, 7002, 7003)]
     alone = store(repository, tmp_path, of_pages(*range(3000, 3100)), described("alone"))
@@ -202,7 +202,7 @@ def test_damage_of_a_shared_pack_names_the_checkpoints_of_all_jobs(tmp_path: Pat
     assert verify(repository, [alone.id]).damages == ()
 
 
-def test_damage_that_is_known_is_not_relied_on(tmp_path: Path) -> None:
+def test_known_damage_is_not_reused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     flip(pack_path(repository, first.packs[0].digest), 100_000)
@@ -215,7 +215,7 @@ def test_damage_that_is_known_is_not_relied_on(tmp_path: Path) -> None:
     assert checkpoint.statistics.new_bytes < 10 * PAGE_SIZE, "the second job's are intact"
 
 
-def test_a_pack_that_is_not_there_is_not_relied_on(tmp_path: Path) -> None:
+def test_missing_pack_is_not_reused(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     first = store(repository, tmp_path, of_pages(*PAGES), described("one"))
     pack_path(repository, first.packs[0].digest).unlink()
@@ -223,7 +223,7 @@ def test_a_pack_that_is_not_there_is_not_relied_on(tmp_path: Path) -> None:
     assert verify(repository, [second.id]).damages == ()
 
 
-def test_a_store_of_an_older_crckpt_is_used_at_once(tmp_path: Path) -> None:
+def test_store_of_an_older_crckpt_is_reused_at_once(tmp_path: Path) -> None:
     """It has fingerprints, and no samples of them."""
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(*PAGES), described("one"))
@@ -234,14 +234,14 @@ def test_a_store_of_an_older_crckpt_is_used_at_once(tmp_path: Path) -> None:
     assert store(repository, tmp_path, of_pages(*PAGES), described("two")).statistics.new_bytes < 10 * PAGE_SIZE
 
 
-def test_without_dedup_all_is_stored(tmp_path: Path) -> None:
+def test_everything_is_stored_without_dedup(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "set", of_pages(*PAGES))
     first, second = (ingest(repository, images, described(job), dedup=False) for job in ("one", "two"))
     assert second.statistics.new_bytes == first.statistics.new_bytes > len(PAGES) * PAGE_SIZE
 
 
-def test_the_older_checkpoints_of_a_job_are_known_too(tmp_path: Path) -> None:
+def test_older_checkpoints_of_a_job_are_known(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, of_pages(*PAGES))
     store(repository, tmp_path, of_pages(*range(4001, 4101)))
@@ -249,7 +249,7 @@ def test_the_older_checkpoints_of_a_job_are_known_too(tmp_path: Path) -> None:
     assert again.statistics.new_bytes < 10 * PAGE_SIZE
 
 
-def test_a_backend_that_is_no_directory(tmp_path: Path) -> None:
+def test_pages_are_shared_in_a_memory_backend(tmp_path: Path) -> None:
     (tmp_path / "scratch").mkdir()
     backend = MemoryBackend(tmp_path / "scratch")
     backend.put(DESCRIPTION, new_description(), "description")
@@ -262,7 +262,7 @@ def test_a_backend_that_is_no_directory(tmp_path: Path) -> None:
     assert restore_files(repository, second, tmp_path) == files_of(images)
 
 
-def test_long_series_of_two_jobs(tmp_path: Path) -> None:
+def test_long_series_of_two_jobs_stay_small(tmp_path: Path) -> None:
     """Both rewrite other pages; after the first job has gone, the second does not keep much of it."""
     repository = open_store(tmp_path)
     program = start_program(tmp_path / "images", 1000)

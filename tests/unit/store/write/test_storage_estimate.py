@@ -30,7 +30,7 @@ def stored_on_trial(tmp_path: Path, repository: Repository, parent: Checkpoint |
     return tried
 
 
-def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) -> None:
+def test_estimate_equals_the_stored_size_and_leaves_nothing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     tried = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(0, 0))
     assert repository.checkpoints() == ()
@@ -40,7 +40,7 @@ def test_it_comes_to_what_storing_comes_to_and_leaves_nothing(tmp_path: Path) ->
     assert tried.ms > 0
 
 
-def test_what_the_parent_has_is_known_wherever_it_lies(tmp_path: Path) -> None:
+def test_pages_of_the_parent_cost_nothing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     parent = store(repository, tmp_path, IMAGES)
     known = run(*NUMBERS), run(7, 8), run(9)
@@ -48,13 +48,13 @@ def test_what_the_parent_has_is_known_wherever_it_lies(tmp_path: Path) -> None:
     assert stored_on_trial(tmp_path, repository, parent, *known, run(1000)).stored > PAGE_SIZE // 4
 
 
-def test_what_another_job_has_is_known(tmp_path: Path) -> None:
+def test_pages_of_another_job_cost_nothing(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     store(repository, tmp_path, IMAGES)
     assert stored_on_trial(tmp_path, repository, None, run(*NUMBERS)).stored == 0
 
 
-def test_what_two_processes_have_counts_once(tmp_path: Path) -> None:
+def test_pages_of_two_processes_count_once(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     alone = stored_on_trial(tmp_path, repository, None, run(*NUMBERS))
     both = stored_on_trial(tmp_path, repository, None, run(*NUMBERS), run(*NUMBERS))

@@ -49,14 +49,14 @@ def session(root: proc.Process) -> closing[KeeperSession]:
     return closing(found)
 
 
-def test_a_tree_without_keeper(root: proc.Process) -> None:
+def test_tree_without_a_tracker(root: proc.Process) -> None:
     assert find_session(root) is None
     assert not was_killed(root)
     assert list(keepers(root.pid)) == []
     assert not forget_killed(root.pid)
 
 
-def test_a_keeper_that_was_killed_is_remembered_until_it_is_forgotten(root: proc.Process) -> None:
+def test_killed_tracker_is_remembered_until_forgotten(root: proc.Process) -> None:
     leave_socket(root)
     before = descriptors()
     assert find_session(root) is None
@@ -68,7 +68,7 @@ def test_a_keeper_that_was_killed_is_remembered_until_it_is_forgotten(root: proc
     assert descriptors() == before
 
 
-def test_the_socket_of_a_killed_keeper_goes_when_its_tree_has_ended(root: proc.Process) -> None:
+def test_socket_of_a_killed_tracker_is_removed_after_its_tree(root: proc.Process) -> None:
     before = replace(root, start=root.start - 1)  # another process, which had the same PID
     leave_socket(before)
     assert list(keepers(root.pid)) == []
@@ -79,7 +79,7 @@ def test_the_socket_of_a_killed_keeper_goes_when_its_tree_has_ended(root: proc.P
     assert not was_killed(before)
 
 
-def test_a_keeper_that_runs_is_not_forgotten(root: proc.Process) -> None:
+def test_running_tracker_is_not_forgotten(root: proc.Process) -> None:
     with listening(root):
         before = descriptors()
         assert not forget_killed(root.pid)
@@ -87,7 +87,7 @@ def test_a_keeper_that_runs_is_not_forgotten(root: proc.Process) -> None:
         assert descriptors() == before
 
 
-def test_a_keeper_says_what_it_tracks(root: proc.Process) -> None:
+def test_tracker_describes_itself(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener, Answer(keeper=KEEPER)) as asked:
         ((found, held),) = (one for one in keepers(root.pid) if not isinstance(one, HelperSilent))
         held.close()
@@ -95,21 +95,21 @@ def test_a_keeper_says_what_it_tracks(root: proc.Process) -> None:
     assert asked == [KeeperRequest("tell")]
 
 
-def test_a_dump_that_goes_on_is_named(root: proc.Process) -> None:
+def test_running_dump_is_named(root: proc.Process) -> None:
     busy = Answer(busy=77)
     with listening(root) as listener, answering(listener, busy), session(root) as held, pytest.raises(DumpFailed) as no:
         held.begin()
     assert no.value.message == "process 77 is copying or dumping this tree"
 
 
-def test_what_a_keeper_refuses_is_raised_in_its_words(root: proc.Process) -> None:
+def test_refusal_of_a_tracker_is_raised_with_its_message(root: proc.Process) -> None:
     no = Answer(refused="the tree is not frozen")
     with listening(root) as listener, answering(listener, no), session(root) as held, pytest.raises(HostCannot) as said:
         held.check_freeze()
     assert said.value.message == "the tree is not frozen"
 
 
-def test_a_keeper_that_hangs_up_has_ended(root: proc.Process) -> None:
+def test_tracker_that_hangs_up_has_ended(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener), session(root) as held:
         with pytest.raises(HostCannot, match=ENDED):
             held.describe()
@@ -117,7 +117,7 @@ def test_a_keeper_that_hangs_up_has_ended(root: proc.Process) -> None:
         held.end()
 
 
-def test_a_keeper_of_another_version(root: proc.Process) -> None:
+def test_tracker_of_another_version_is_reported(root: proc.Process) -> None:
     with (
         listening(root) as listener,
         answering(listener, b"?\n"),
@@ -128,7 +128,7 @@ def test_a_keeper_of_another_version(root: proc.Process) -> None:
     assert no.value.message == f"its tracker (process {os.getpid()}) belongs to another version of crckpt"
 
 
-def test_a_keeper_that_is_stopped(root: proc.Process) -> None:
+def test_stopped_tracker_does_not_answer(root: proc.Process) -> None:
     """Here it accepts nobody."""
     with listening(root), smaller_bounds(client, PATIENCE_TELL_S=0.1):
         (found,) = keepers(root.pid)
@@ -137,7 +137,7 @@ def test_a_keeper_that_is_stopped(root: proc.Process) -> None:
         assert found.hint == f"end it: kill -KILL {os.getpid()}; this does no harm: the next dump is full"
 
 
-def test_a_keeper_that_was_stopped_for_so_long_that_its_queue_is_full(root: proc.Process) -> None:
+def test_tracker_with_a_full_queue_does_not_answer(root: proc.Process) -> None:
     """Those who gave up still stand in it: without a limit, the next one would wait for ever."""
     with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1), session(root):
         (found,) = keepers(root.pid)
@@ -147,7 +147,7 @@ def test_a_keeper_that_was_stopped_for_so_long_that_its_queue_is_full(root: proc
     assert f"fuser -k {keeper_socket(root)} (" in found.hint
 
 
-def test_nobody_else_is_taken_for_a_keeper(root: proc.Process) -> None:
+def test_other_listener_is_not_a_tracker(root: proc.Process) -> None:
     """The kernel notes who called listen(2)."""
     if os.geteuid():
         pytest.skip("only root can be another user")
@@ -162,7 +162,7 @@ def test_nobody_else_is_taken_for_a_keeper(root: proc.Process) -> None:
         assert descriptors() == before
 
 
-def test_to_retire_one_that_has_ended_harms_nobody() -> None:
+def test_retiring_an_ended_tracker_is_harmless() -> None:
     """Another process may have its number."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with theirs, closing(KeeperSession(Channel(KIND, ours, free_pid()))) as held:
@@ -181,7 +181,7 @@ def test_to_retire_one_that_has_ended_harms_nobody() -> None:
         assert process.wait(PATIENCE_S) == -15
 
 
-def test_a_keeper_of_an_older_release_is_named_and_retired(root: proc.Process) -> None:
+def test_tracker_of_an_older_release_is_named_and_retired(root: proc.Process) -> None:
     """It speaks lines, over a socket that does not keep the borders of messages."""
     reads = (
         "import os, sys, socket; s = socket.socket(fileno=int(sys.argv[1])); s.listen(); print(flush=True); s.accept()"

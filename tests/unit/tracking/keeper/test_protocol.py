@@ -26,7 +26,7 @@ BASES = [(CHECKPOINT, "ab" * 32), (ROUND, "/store/tmp/rounds/2")]
 
 
 @pytest.mark.parametrize(("base", "name"), BASES)
-def test_a_base_is_sent_by_its_name(base: Base, name: str) -> None:
+def test_base_is_sent_by_name(base: Base, name: str) -> None:
     assert base_name(base) == name
     line = msgspec.json.encode(make_commit_request(base))
     assert line == b'{"do":"committed","name":"%s","directories":[]}' % name.encode()
@@ -34,7 +34,7 @@ def test_a_base_is_sent_by_its_name(base: Base, name: str) -> None:
     assert Keeper(1, 2, "program", "uffd-wp", "", "criu", {}, base=name).counts_from == base
 
 
-def test_without_a_base_the_next_dump_is_full() -> None:
+def test_next_dump_is_full_without_a_base() -> None:
     assert base_name(None) == ""
     assert Keeper(1, 2, "program", "uffd-wp", "", "criu", {}).counts_from is None
     with pytest.raises(HostCannot):
@@ -42,12 +42,12 @@ def test_without_a_base_the_next_dump_is_full() -> None:
 
 
 @pytest.mark.parametrize("base", [CHECKPOINT, ROUND, None])
-def test_the_basis_of_a_dump_comes_as_it_was_sent(base: Base | None) -> None:
+def test_dump_basis_round_trips(base: Base | None) -> None:
     basis = DumpBasis(base, "why", tracks=True, whole=(WholeProcess(3, "PID 3: the process is new"),))
     answer = msgspec.json.decode(msgspec.json.encode(begin_answer(basis)), type=Answer)
     assert answer.began is not None
     assert answer.began.basis == basis
 
 
-def test_a_round_knows_its_number() -> None:
+def test_round_knows_its_number() -> None:
     assert ROUND.number == 2

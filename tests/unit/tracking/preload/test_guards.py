@@ -137,7 +137,7 @@ def _answers(library: Path, work: Path, hold: Hold) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lacks", PRELOAD)
-def test_a_preload_library_that_lacks_a_guard_answers_otherwise(
+def test_preload_library_without_a_guard_answers_differently(
     tmp_path: Path, lacks: str, whole: dict[bool, dict[str, Any]]
 ) -> None:
     """A library whose answers are remembered would let a CRIU without it take every page for clean."""
@@ -148,7 +148,7 @@ def test_a_preload_library_that_lacks_a_guard_answers_otherwise(
     assert asked(changed, tmp_path / "changed", is_let=is_let)[question] not in right
 
 
-def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) -> None:
+def test_new_mapping_reads_as_written_whatever_its_marks(target: Told) -> None:
     """Before 6.13 pages that were moved (mremap) kept their marks: registered again they would have been clean."""
     place = target.do("told = area(64); write(told, range(64))")
     protection = protect_all_maps(target.pid)
@@ -161,7 +161,7 @@ def test_a_map_that_is_new_reads_as_written_whatever_marks_it_has(target: Told) 
     protection.close()
 
 
-def test_to_be_told_of_forks_would_hang_them(target: Told) -> None:
+def test_fork_events_would_block_the_process(target: Told) -> None:
     assert not userfaultfd.ASYNC_WRITE_PROTECTION & _EVENT_FORK
     protection = protect_all_maps(target.pid, userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
     assert target.process.stdin is not None
@@ -177,7 +177,7 @@ def wchan(pid: int) -> str:
     return Path(f"/proc/{pid}/wchan").read_text()
 
 
-def test_clean_is_what_is_registered_as_well_as_unwritten(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_pages_are_registered_and_unwritten(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
     place = target.do("told = area(64); write(told, range(64))")
     (taken,) = take_userfaultfds([target.pid])

@@ -100,7 +100,7 @@ def answers(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
     return told, said
 
 
-def test_what_is_pretended_is_never_remembered(asked: tuple[dict[str, Any], str]) -> None:
+def test_results_of_the_preload_library_are_not_cached(asked: tuple[dict[str, Any], str]) -> None:
     told, _ = asked
     opens = {name: found for name, found in told.items() if name.startswith("kdat ")}
     assert opens.pop("kdat create") == "EEXIST"
@@ -108,7 +108,7 @@ def test_what_is_pretended_is_never_remembered(asked: tuple[dict[str, Any], str]
     assert set(opens.values()) == {"ENOENT"}, opens
 
 
-def test_the_self_test_passes_by_every_way_to_read(asked: tuple[dict[str, Any], str]) -> None:
+def test_self_test_passes_with_each_read_method(asked: tuple[dict[str, Any], str]) -> None:
     told, _ = asked
     assert told["reset"] == 2
     dirty = {name: found for name, found in told.items() if name.startswith("dirty ")}
@@ -116,7 +116,7 @@ def test_the_self_test_passes_by_every_way_to_read(asked: tuple[dict[str, Any], 
     assert all(dirty.values()), dirty
 
 
-def test_soft_dirty_is_what_was_written_or_is_not_registered(asked: tuple[dict[str, Any], str]) -> None:
+def test_soft_dirty_means_written_or_unregistered(asked: tuple[dict[str, Any], str]) -> None:
     told, _ = asked
     assert told["unregistered"] == [DIRTY] * 6
     assert told["registered"] == [DIRTY] * 6
@@ -125,7 +125,7 @@ def test_soft_dirty_is_what_was_written_or_is_not_registered(asked: tuple[dict[s
     assert told["without soft-dirty"] == [PRESENT] * 6
 
 
-def test_what_is_written_between_a_scan_and_the_reset_counts_for_the_next_dump(
+def test_writes_between_scan_and_reset_count_in_the_next_dump(
     asked: tuple[dict[str, Any], str],
 ) -> None:
     """By somebody outside of the tree. What was written before counts as long as CRIU asks, in parts, too."""
@@ -133,18 +133,18 @@ def test_what_is_written_between_a_scan_and_the_reset_counts_for_the_next_dump(
     assert told["of another"] == OF_ANOTHER
 
 
-def test_of_a_mix_of_maps_it_says_what_the_kernel_says(asked: tuple[dict[str, Any], str]) -> None:
+def test_mixed_mappings_read_as_the_kernel_reports(asked: tuple[dict[str, Any], str]) -> None:
     """Though registered memory is asked for by itself, and without a question that takes long."""
     told, _ = asked
     assert told["of all kinds"] == {"asked": 78 * 4, "wrong": 0, "found": 5, "of the file": 2}
 
 
-def test_programs_that_criu_starts_do_without_it(asked: tuple[dict[str, Any], str]) -> None:
+def test_programs_started_by_criu_do_not_get_the_library(asked: tuple[dict[str, Any], str]) -> None:
     told, _ = asked
     assert told["inherited"] == ["PATH"]
 
 
-def test_what_it_does_not_know_is_refused_in_words(asked: tuple[dict[str, Any], str]) -> None:
+def test_unknown_requests_are_refused_with_a_message(asked: tuple[dict[str, Any], str]) -> None:
     told, said = asked
     for what in ("flags", "size", "chosen by soft-dirty", "asked for written", "reset 1", "reset 44", "reset 5"):
         assert told[what] in ("ENOTSUP", "EOPNOTSUPP"), what
@@ -152,7 +152,7 @@ def test_what_it_does_not_know_is_refused_in_words(asked: tuple[dict[str, Any], 
     assert "PAGEMAP_SCAN with WPALLOWED or WRITTEN" in said
 
 
-def test_nothing_else_is_touched(asked: tuple[dict[str, Any], str]) -> None:
+def test_other_files_are_not_affected(asked: tuple[dict[str, Any], str]) -> None:
     told, _ = asked
     assert told["another file of that number"]
     assert told["mode"] == 0o640 & ~_umask()
@@ -160,12 +160,12 @@ def test_nothing_else_is_touched(asked: tuple[dict[str, Any], str]) -> None:
     assert told["the next"] in ("ENOTSUP", "EOPNOTSUPP"), "one that could not be looked after is not opened"
 
 
-def test_it_takes_no_library(library: Path) -> None:
+def test_library_has_no_dependencies(library: Path) -> None:
     needed = subprocess.run(["readelf", "-d", str(library)], capture_output=True, text=True, check=True).stdout
     assert "NEEDED" not in needed
 
 
-def test_a_program_linked_with_musl_takes_it(library: Path, tmp_path: Path) -> None:
+def test_program_linked_with_musl_can_load_it(library: Path, tmp_path: Path) -> None:
     if shutil.which("musl-gcc") is None:
         pytest.skip("musl-gcc (musl-tools) is not installed")
     (tmp_path / "program.c").write_text(_MUSL)
@@ -175,7 +175,7 @@ def test_a_program_linked_with_musl_takes_it(library: Path, tmp_path: Path) -> N
     assert done.stdout == "-1 1 -1 1\n"
 
 
-def test_how_each_kind_of_criu_gets_it(tmp_path: Path) -> None:
+def test_preload_environment_of_each_kind_of_criu(tmp_path: Path) -> None:
     script, program = tmp_path / "script", tmp_path / "program"
     script.write_text("#!/bin/sh\n")
     program.write_bytes(b"\x7fELF")
@@ -185,7 +185,7 @@ def test_how_each_kind_of_criu_gets_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
-def test_before_the_first_reset_of_the_tree_it_waits(library: Path, tmp_path: Path, tracker: str) -> None:
+def test_first_reset_of_the_tree_waits_for_the_commit(library: Path, tmp_path: Path, tracker: str) -> None:
     """A commit lets it go on to what it would do without a hold, and is asked for once."""
     without, _ = answers(asking(fresh(tmp_path / "without"), environment(library, tracker)))
     with gate(tmp_path / "hold") as hold:
@@ -205,7 +205,7 @@ def test_before_the_first_reset_of_the_tree_it_waits(library: Path, tmp_path: Pa
 
 @pytest.mark.parametrize("tracker", TRACKERS)
 @pytest.mark.parametrize("how", ["released", "killed", "gone"])
-def test_without_a_commit_it_resets_nothing(library: Path, tmp_path: Path, tracker: str, how: str) -> None:
+def test_nothing_is_reset_without_a_commit(library: Path, tmp_path: Path, tracker: str, how: str) -> None:
     work = fresh(tmp_path / "work")
     if how == "gone":
         process = asking(work, environment(library, tracker, tmp_path / "hold"))
@@ -234,7 +234,7 @@ print(libc.write(number, b"4", 2), ctypes.get_errno())
 """
 
 
-def test_a_scan_that_does_not_get_on_is_an_error(tmp_path: Path) -> None:
+def test_scan_without_progress_is_an_error(tmp_path: Path) -> None:
     """As on kernels that do not get past a huge page of 1 GiB, which another userfaultfd may have registered."""
     if NO_WRITE_PROTECTION:
         pytest.skip(NO_WRITE_PROTECTION)
@@ -246,14 +246,14 @@ def test_a_scan_that_does_not_get_on_is_an_error(tmp_path: Path) -> None:
     assert "does not get on" in done.stderr
 
 
-def test_with_soft_dirty_bits_all_is_as_without_it(library: Path, tmp_path: Path) -> None:
+def test_soft_dirty_results_equal_those_without_the_library(library: Path, tmp_path: Path) -> None:
     alone, _ = answers(asking(fresh(tmp_path / "alone"), {"PATH": os.environ["PATH"]}))
     told, said = answers(asking(fresh(tmp_path / "with"), environment(library, SoftDirty.name)))
     assert told == alone
     assert said == ""
 
 
-def test_pages_are_moved_all_at_once_and_told_run_by_run(library: Path, tmp_path: Path) -> None:
+def test_pages_are_moved_at_once_and_reported_by_run(library: Path, tmp_path: Path) -> None:
     for name in ("alone", "with"):
         (tmp_path / name).mkdir()
     alone, _ = answers(asking(tmp_path / "alone", {}, "splices.py"))

@@ -70,7 +70,7 @@ print(json.dumps(said))
 )
 
 
-def test_no_symlink_leads_to_a_link_of_criu(library: Path, tmp_path: Path) -> None:
+def test_symlink_does_not_redirect_a_link_of_criu(library: Path, tmp_path: Path) -> None:
     """The user of a directory may exchange it for a symlink at any moment."""
     (tmp_path / "own/inner").mkdir(parents=True)
     (tmp_path / "roots/inner").mkdir(parents=True)
@@ -96,7 +96,7 @@ def test_no_symlink_leads_to_a_link_of_criu(library: Path, tmp_path: Path) -> No
     assert sorted(path.name for path in tmp_path.rglob("*remap*")) == []
 
 
-def test_other_links_are_made_as_they_were(library: Path, tmp_path: Path) -> None:
+def test_other_links_are_created_normally(library: Path, tmp_path: Path) -> None:
     """What else CRIU links goes by the kernel's rules."""
     (tmp_path / "roots").mkdir()
     (tmp_path / "file").touch()
@@ -105,7 +105,7 @@ def test_other_links_are_made_as_they_were(library: Path, tmp_path: Path) -> Non
     assert (tried["link to-roots/other"], tried["link link_remap"], tried["unlink link_remap"]) == (0, 0, 0)
 
 
-def test_a_removed_file_comes_back_as_itself_only(tmp_path: Path) -> None:
+def test_removed_file_is_restored_only_as_itself(tmp_path: Path) -> None:
     """Whose directory it is can put another file in its place between two steps of a restore."""
     if not RESTORE_LIBRARY.exists():
         pytest.skip("there was no C compiler")
@@ -152,7 +152,7 @@ print(json.dumps([
 """
 
 
-def test_two_runs_of_criu_give_no_file_the_same_name(library: Path) -> None:
+def test_two_runs_of_criu_use_different_names(library: Path) -> None:
     """But no name gets longer than names may be."""
     for preloaded in (library, RESTORE_LIBRARY):
         words = [sys.executable, "-S", "-c", FORMATS]

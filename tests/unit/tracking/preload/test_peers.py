@@ -99,10 +99,10 @@ def run(library: str, code: str) -> object:
     return json.loads(subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout)
 
 
-def test_nobody_else_is_taken_for_its_code_in_a_process() -> None:
+def test_other_users_are_not_accepted_as_criu_code() -> None:
     """Though they connect first, and fill the queue."""
     assert run(str(LIBRARY), CONNECTS) == ["0"]
 
 
-def test_a_message_of_another_user_is_dropped_with_its_descriptors() -> None:
+def test_message_of_another_user_is_dropped_with_its_descriptors() -> None:
     assert run(str(RESTORE_LIBRARY), SENDS) == [["ours", 2, 0], ["more", 2, 0], "nothing more", 4]

@@ -74,7 +74,7 @@ def read(place: int | Path, **environment: str | Path) -> Read:
     return Read(out)
 
 
-def test_the_kernel_is_asked_once(library: Path, target: Told, table: Path) -> None:
+def test_kernel_is_queried_once(library: Path, target: Told, table: Path) -> None:
     right = read(target.pid).told
     assert sum(line[0] == "VmFlags:" for line in right) == len(right) // 2 > 20
     for is_first in (True, False):
@@ -83,7 +83,7 @@ def test_the_kernel_is_asked_once(library: Path, target: Told, table: Path) -> N
         assert made.is_the_kernels == is_first
 
 
-def test_of_more_maps_than_are_told_at_once_none_is_missed(library: Path, target: Told, table: Path) -> None:
+def test_more_maps_than_one_read_returns(library: Path, target: Told, table: Path) -> None:
     for count in (1500, 3000):
         target.do(f"kept += [mmap.mmap(-1, 4096, kind | anonymous, 1 + n % 2) for n in range({count})]")
         right = read(target.pid).told
@@ -94,7 +94,7 @@ def test_of_more_maps_than_are_told_at_once_none_is_missed(library: Path, target
         assert not made.is_the_kernels
 
 
-def test_flags_that_never_were_are_asked_for(library: Path, target: Told, table: Path) -> None:
+def test_flags_that_were_never_cached_are_queried(library: Path, target: Told, table: Path) -> None:
     """The map is advised as a whole: its line in maps stays as it was."""
     read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
     listed = Path(f"/proc/{target.pid}/maps").read_text()
@@ -107,7 +107,7 @@ def test_flags_that_never_were_are_asked_for(library: Path, target: Told, table:
         assert any("dc" in line[1:] for line in made.told if line[0] == "VmFlags:") == (advice == DONTFORK)
 
 
-def test_a_table_that_cannot_be_is_done_without(library: Path, target: Told, tmp_path: Path) -> None:
+def test_unusable_cache_is_ignored(library: Path, target: Told, tmp_path: Path) -> None:
     torn, missing = tmp_path / "torn", tmp_path / "nowhere/table"
     torn.write_bytes(bytes(ENTRY + 5))
     for table in (torn, missing, tmp_path, ""):
@@ -118,7 +118,7 @@ def test_a_table_that_cannot_be_is_done_without(library: Path, target: Told, tmp
     assert torn.read_bytes() == bytes(ENTRY + 5)
 
 
-def test_of_many_who_learn_at_once_each_entry_is_there_once(library: Path, target: Told, table: Path) -> None:
+def test_concurrent_readers_add_each_entry_once(library: Path, target: Told, table: Path) -> None:
     for _ in range(2):
         readers = [reading(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table) for _ in range(6)]
         right = read(target.pid).told
@@ -131,7 +131,7 @@ def test_of_many_who_learn_at_once_each_entry_is_there_once(library: Path, targe
     assert not read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).is_the_kernels
 
 
-def test_each_process_is_told_its_own(library: Path, target: Told, table: Path) -> None:
+def test_each_process_gets_its_own_flags(library: Path, target: Told, table: Path) -> None:
     with target_of() as other:
         for one in (target, other, target, other):
             made = read(one.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
@@ -139,7 +139,9 @@ def test_each_process_is_told_its_own(library: Path, target: Told, table: Path) 
     assert not made.is_the_kernels
 
 
-def test_what_somebody_has_called_so_is_left_alone(library: Path, target: Told, table: Path, tmp_path: Path) -> None:
+def test_file_with_the_name_of_the_cache_is_left_alone(
+    library: Path, target: Told, table: Path, tmp_path: Path
+) -> None:
     """Also where what lies beside it never could be opened."""
     (tmp_path / "smaps").write_text("some text\n")
     for name in ("stat", "maps"):

@@ -55,7 +55,7 @@ def place() -> Iterator[Path]:
         yield Path(made)
 
 
-def test_only_symlinks_of_roots_in_directories_of_roots_are_followed(place: Path) -> None:
+def test_only_symlinks_of_root_in_directories_of_root_are_followed(place: Path) -> None:
     """Whoever owns one, and whoever owns a directory before it, could have it lead elsewhere."""
     for name in ("roots", "theirs", "shared"):
         (place / name).mkdir()
@@ -87,14 +87,14 @@ def test_only_symlinks_of_roots_in_directories_of_roots_are_followed(place: Path
     assert dict(zip(expected, _tried(*(("opened", place / name) for name in expected)), strict=True)) == expected
 
 
-def test_nothing_is_opened_through_a_process(place: Path) -> None:
+def test_nothing_is_opened_through_proc_pid(place: Path) -> None:
     """In /proc what looks like a symlink leads where some process has gone."""
     (place / "file").touch()
     own = f"/proc/{os.getpid()}"
     assert _tried(("opened", Path(f"{own}/root/{place}/file"))) == [errno.ELOOP]
 
 
-def test_sockets_are_made_and_removed_where_they_were(place: Path) -> None:
+def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
     """With the rights of the user whose directory it is."""
     for name in ("theirs", "roots", "closed"):
         (place / name).mkdir()
@@ -155,7 +155,7 @@ print(*sorted(reached))
 """
 
 
-def test_what_is_connected_is_the_socket_that_was_found(place: Path) -> None:
+def test_connected_socket_is_the_one_found(place: Path) -> None:
     """The directory is exchanged for a link in a loop: a listener of root's takes who connects for root."""
     (place / "roots").mkdir()
     (place / "theirs/real").mkdir(parents=True)
