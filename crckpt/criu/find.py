@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,6 +13,10 @@ from crckpt.criu.cache import Candidate, CriuFacts, candidates, recall, remember
 from crckpt.criu.install import PREFIX
 from crckpt.errors import HostCannot
 
+if TYPE_CHECKING:
+    from crckpt.criu.install.machine import RejectedError
+
+_FAILED = {"check": "criu check fails", "dump": "the trial dump fails", "restore": "the trial restore fails"}
 _NAMED = ("--criu", "CRCKPT_CRIU", "configuration")
 _HINT = "install one that works here: crckpt install-criu; find what is missing: crckpt doctor"
 
@@ -73,17 +78,38 @@ def _try(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candida
         rejected.append((candidate, "it does not exist" if not candidate.path.exists() else "it is not executable"))
         return None
     # Rarely needed and slow to import.
-    from crckpt.criu.trial import digest_of, locks_by_nftables, trial
+    import hashlib
+
+    from crckpt.criu.install.machine import RejectedError
+    from crckpt.criu.install.trial import trial
+    from crckpt.host.process import run
     from crckpt.host.versions import read_criu_version
 
     try:
         version = read_criu_version(candidate.path)
-        why = trial(candidate.path)
-    except HostCannot as error:
-        why = error.message
-    if why is not None:
+        trial(candidate.path)
+    except (HostCannot, RejectedError) as error:
+        why = explain_rejection(error) if isinstance(error, RejectedError) else error.message
         rejected.append((candidate, why))
         return None
-    facts = CriuFacts(version, digest_of(candidate.path), locks_by_nftables(candidate.path))
+    with candidate.path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    lock = run.run([candidate.path, "check", "--no-default-config", "--feature", "network_lock_nftables"])
+    facts = CriuFacts(version, digest, lock.ok)
     remember(candidate.path, facts, memory)
     return facts
+
+
+def explain_rejection(error: RejectedError) -> str:
+    """Say why a CRIU has failed the trial: the known cause, else its first complaint."""
+    from crckpt.criu.explain import explain
+
+    if error.command not in _FAILED:
+        return str(error)
+    what = _FAILED[error.command]
+    explanation = explain(error.log)
+    if explanation.finding:
+        return f"{what}: {explanation.finding.what}"
+    # Of no complaint at all, the last line.
+    lines = explanation.lines or tuple(error.log.strip().splitlines()[-1:])
+    return f"{what}: {lines[0].strip()}" if lines else what

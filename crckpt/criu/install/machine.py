@@ -9,7 +9,13 @@ from pathlib import Path
 
 
 class RejectedError(Exception):
-    """Why a candidate does not work."""
+    """Why a candidate does not work. If one of its commands failed: the command (`dump`), and its log."""
+
+    def __init__(self, why: str, command: str = "", log: str = "") -> None:
+        """`why`: for users."""
+        super().__init__(why)
+        self.command = command
+        self.log = log
 
 
 class NotDownloadedError(RejectedError):
@@ -23,7 +29,9 @@ def run(*words: object, called: str | None = None, cwd: Path | None = None, time
     env.pop("CRIU_CONFIG_FILE", None)  # it may name scripts
     nothing = subprocess.DEVNULL
     try:
-        done = subprocess.run(argv, cwd=cwd, env=env, stdin=nothing, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(
+            argv, cwd=cwd, env=env, stdin=nothing, capture_output=True, text=True, errors="replace", timeout=timeout
+        )
     except FileNotFoundError:
         if Path(argv[0]).is_absolute():
             raise
@@ -31,7 +39,15 @@ def run(*words: object, called: str | None = None, cwd: Path | None = None, time
     except subprocess.TimeoutExpired:
         raise RejectedError(f"{called or argv[0]}: did not end within {timeout} s") from None
     if done.returncode != 0:
-        raise RejectedError(f"{called or argv[0]}: {_reason(argv, done.stderr) or f'exit status {done.returncode}'}")
+        log = done.stdout + done.stderr
+        if "--log-file" in argv:
+            file = Path(argv[argv.index("--images-dir") + 1], argv[argv.index("--log-file") + 1])
+            log = file.read_text(errors="replace") if file.exists() else log
+        # CRIU's first error (its last is a summary), or a program's last line. Two of its errors occur in successful
+        # runs, too.
+        errors = re.findall(r"^.*?Error \([^)]*\): (?!rlimit:|tun:)(.*)$", log, re.MULTILINE)
+        reason = (errors or log.strip().splitlines()[-1:] or [f"exit status {done.returncode}"])[0]
+        raise RejectedError(f"{called or argv[0]}: {reason}", argv[1] if len(argv) > 1 else "", log)
     return done.stdout
 
 
@@ -44,14 +60,3 @@ def may_checkpoint() -> bool:
     """Return whether we have CAP_CHECKPOINT_RESTORE (bit 40)."""
     effective = re.search(r"^CapEff:\s*(\w+)", Path("/proc/self/status").read_text(), re.MULTILINE)
     return bool(effective and int(effective[1], 16) >> 40 & 1)
-
-
-def _reason(argv: list[str], stderr: str) -> str:
-    """Return the line that says why: CRIU's first error (its last is a summary), or a program's last line."""
-    if "--log-file" in argv:
-        log = Path(argv[argv.index("--images-dir") + 1], argv[argv.index("--log-file") + 1])
-        stderr = log.read_text(errors="replace") if log.exists() else stderr
-    errors = re.findall(r"^.*?Error \([^)]*\): (.*)$", stderr, re.MULTILINE)
-    # These two also occur in successful runs.
-    causes = [error for error in errors if not re.match(r"rlimit:|tun:", error)]
-    return (causes or stderr.strip().splitlines()[-1:] or [""])[0]

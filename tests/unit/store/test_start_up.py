@@ -21,7 +21,7 @@ main()
 @pytest.mark.parametrize(
     ("words", "without"),
     [
-        (("--version",), "numpy psutil ptrace rich typer zstandard cryptography msgspec subprocess crckpt.criu.trial"),
+        (("--version",), "numpy psutil ptrace rich typer zstandard cryptography msgspec subprocess"),
         (("list",), "numpy psutil ptrace rich zstandard cryptography pydantic crckpt.criu.find"),
         (("--help",), "numpy psutil ptrace zstandard cryptography pydantic crckpt.store crckpt.criu.find"),
         (("gc", "--dry-run", "--json"), "numpy psutil ptrace rich zstandard cryptography pydantic crckpt.criu.find"),
