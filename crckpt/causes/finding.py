@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 LIKELY: Final = "most likely: "
 
-OWN_LINES: Final = "CRIU's own lines"
-"""In a remedy: they are shown with it."""
-
 Audience: TypeAlias = Literal["here", "criu", "move", "there"]
 """The user of a dump or restore; of criu without crckpt; of a move, for what this host or the other one has."""
 
 _PATHS: Final = ("path", "log", "name", "directory")
 _OF_MOVES: Final = ("moves", "changed-files")
 """Sections whose words are for users of a move anyway."""
+# Gaps: the host itself; CRIU's lines, which are shown then; the command for a newer CRIU.
 _THIS_HOST: Final = "{this_host|"
+_OWN_LINES: Final = "{own_lines|"
+_NEWER: Final = "{newer|"
 _GAP: Final = re.compile(r"\{([^{}|]+)(?:\|([^{}]*))?\}")
 
 
@@ -33,7 +33,8 @@ class Finding(Struct, frozen=True, omit_defaults=True):
 
     It is not `sure` if CRIU writes the same for other causes; the message says so too. Values with a meaning of their
     own: `ref` names the checkpoint in commands (empty: it has no name yet, and such remedies are left out), `older`
-    offers an older one, `newer_than` is an old release of CRIU, `peer` the other host of a move.
+    offers an older one, `newer_than` is an old release of CRIU, `lacking` what crckpt lacks of the capabilities that
+    the remedy names, `peer` the other host of a move.
     """
 
     key: str
@@ -47,8 +48,8 @@ class Finding(Struct, frozen=True, omit_defaults=True):
 
     @property
     def says_all(self) -> bool:
-        """Whether nobody needs CRIU's own lines, too."""
-        return self.sure and OWN_LINES not in self.remedy
+        """Whether nobody needs CRIU's own lines, too. A remedy names them by a gap."""
+        return self.sure and _OWN_LINES not in self._cause.remedy
 
     @property
     def what(self) -> str:
@@ -80,7 +81,7 @@ class Finding(Struct, frozen=True, omit_defaults=True):
         elif ref == "" and "{ref|" in template:
             return ""
         remedy = _fill_in(template, known)
-        if release := known.get("newer_than"):
+        if (release := known.get("newer_than")) and _NEWER not in cause.remedy:
             remedy = f"{remedy}; or use a newer CRIU than {release}: crckpt install-criu"
         is_typed_there = self.audience == "there" and not (cause.move or cause.section in _OF_MOVES)
         return f"on {known['peer']}: {remedy}" if remedy and is_typed_there else remedy

@@ -175,20 +175,14 @@ class CriuRun:
     def _look_after(self, progress: Progress) -> None:
         """Limit its waits. If CRIU hangs and cannot be killed, raises the hold's failure, Interrupted or DumpFailed."""
         if self._limited:
-            self._end_if_stuck(progress)
+            # CRIU waits for ever for a task that died at the wrong moment.
+            if progress.is_stuck():
+                self._hung = True
+                end_with_descendants(self._child.pid)
             return
         if self._terminal is None:
             # ^Z does not reach its session, but a CRIU that runs as the tree's user can be stopped by that user.
             continue_with_descendants(self._child.pid)
-        self._limit_dump()
-
-    def _end_if_stuck(self, progress: Progress) -> None:
-        # CRIU waits for ever for a task that died at the wrong moment.
-        if progress.is_stuck():
-            self._hung = True
-            end_with_descendants(self._child.pid)
-
-    def _limit_dump(self) -> None:
         # Killed only as a last resort: a killed CRIU leaves sockets in repair mode, and their packets dropped.
         is_interrupted = interrupt_is_waiting()
         self._dump_limit.look(is_to_end=self._failure is not None or is_interrupted)
@@ -200,17 +194,16 @@ class CriuRun:
             hint = "end the program that CRIU waits for (a FUSE file system of the tree); then the tree runs on"
             raise self._failure or DumpFailed(f"the dump failed: {said}", hint=hint)
 
-    def _reaches(self, hold: Hold) -> bool:
-        """Wait until CRIU reaches the hold, or ends. Return whether it reached it."""
-        progress = Progress(self._log)
-        while True:
-            ready, _, _ = select.select([hold.reached, self._child.pidfd], [], [], _LOOK_S)
-            if ready:
-                return hold.reached in ready
-            self._look_after(progress)
-
     def _attend(self, hold: Hold | None, in_hold: InHold | None) -> BaseException | None:
-        if hold is None or in_hold is None or not self._reaches(hold):
+        """Wait until CRIU reaches the hold, or ends; work there, and return what failed."""
+        if hold is None or in_hold is None:
+            return None
+        progress, ready = Progress(self._log), list[int]()
+        while not ready:
+            ready, _, _ = select.select([hold.reached, self._child.pidfd], [], [], _LOOK_S)
+            if not ready:
+                self._look_after(progress)
+        if hold.reached not in ready:
             return None
         hold.work_began = time.monotonic()
         try:

@@ -105,7 +105,8 @@ def explain(log: str, *, by_criu: bool = False) -> Explanation:
             break
         cause = _find_earlier_cause(log, line, finding)
         cause = cause.word_for("criu") if by_criu else cause
-        cause = cause if cause.sure else _advise_newer_criu(cause, release)
+        if not cause.sure and release and release < OLD:
+            cause = cause.fill(newer_than=_format_release(release))
         location = find_failure_location(log, line)
         return Explanation(cause, shown, line.text, location, find_outside_end(log, line))
     if silent and silent.finding:
@@ -113,13 +114,6 @@ def explain(log: str, *, by_criu: bool = False) -> Explanation:
     if release and release < OLD and shown:
         return Explanation(OLD_CRIU.finding(release=_format_release(release)), shown)
     return Explanation(None, shown)
-
-
-def _advise_newer_criu(finding: Finding, release: tuple[int, ...] | None) -> Finding:
-    """Add to an unsure finding the advice to take a newer CRIU, if this one is old."""
-    if release is None or release >= OLD or "install-criu" in finding.remedy:
-        return finding
-    return finding.fill(newer_than=_format_release(release))
 
 
 def _format_release(release: tuple[int, ...]) -> str:

@@ -55,24 +55,20 @@ def unquote(text: str) -> str:
     has_entities = "&#" in text or "&quot;" in text
     if not (has_entities or "\\" in text or "n\u2019t " in text):
         return text
-    # A substitution needs twice the memory of its text: of one part at a time that is little.
-    return "".join(_unquote(part, has_entities=has_entities) for part in _split(text))
 
+    def unquote_part(part: str) -> str:
+        part = part.replace("n\u2019t ", "n't ")
+        if has_entities:
+            part = _ENTITY.sub(lambda entity: html.unescape(entity[0]), part)
+        return _QUOTED.sub(lambda line: _ESCAPED.sub(_meant, line[0]), part) if "\\" in part else part
 
-def _split(text: str) -> Iterator[str]:
-    """Split the text into parts of whole lines."""
-    begin = 0
+    # A substitution needs twice the memory of its text: of one part (whole lines) at a time that is little.
+    parts, begin = [], 0
     while begin < len(text):
         end = text.find("\n", begin + _PART) + 1 or len(text)
-        yield text[begin:end]
+        parts.append(unquote_part(text[begin:end]))
         begin = end
-
-
-def _unquote(text: str, *, has_entities: bool) -> str:
-    text = text.replace("n\u2019t ", "n't ")
-    if has_entities:
-        text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), text)
-    return _QUOTED.sub(lambda line: _ESCAPED.sub(_meant, line[0]), text) if "\\" in text else text
+    return "".join(parts)
 
 
 def _meant(escaped: re.Match[str]) -> str:
@@ -111,12 +107,13 @@ def tidy(line: str) -> str:
 @cache
 def loosen(pattern: str) -> re.Pattern[str]:
     """The pattern, for lines that are retyped: with any case, and with or without quotes."""
-    return re.compile(_PIECE.sub(lambda piece: _loose(piece[0]), pattern), re.IGNORECASE)
 
+    def loose(found: re.Match[str]) -> str:
+        piece = found[0]
+        if piece == "$":
+            return _END
+        if piece.lower() == "can't ":
+            return "Can(?:'?t|not) "
+        return f"{piece}?" if piece in {"'", '"', "\\'", '\\"'} else piece
 
-def _loose(piece: str) -> str:
-    if piece == "$":
-        return _END
-    if piece.lower() == "can't ":
-        return "Can(?:'?t|not) "
-    return f"{piece}?" if piece in {"'", '"', "\\'", '\\"'} else piece
+    return re.compile(_PIECE.sub(loose, pattern), re.IGNORECASE)

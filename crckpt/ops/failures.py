@@ -83,15 +83,6 @@ def to_dump_error(error: CommandFailure | OSError, what: str, context: Context) 
     return StoreUnusable(f"{what} failed: {full.what}", hint=full.remedy)
 
 
-def _with_missing_capabilities(remedy: str) -> str:
-    """The remedy. If it names a capability, the capabilities that crckpt lacks follow."""
-    # CRIU does not log which capability the failed call needed: name all that could be missing.
-    lacking = [name for number, name in _CAPABILITIES.items() if number not in effective_capabilities()]
-    if not lacking or ("CAP_" not in remedy and "capabilit" not in remedy):
-        return remedy
-    return f"{remedy}; crckpt runs without {', '.join(lacking)}"
-
-
 def _describe_disconnected(mount: str) -> tuple[str, str]:
     """Message and hint for a file system that crckpt disconnected."""
     hint = f"mount it again (fusermount3 -u {shlex.quote(mount)} first), then try again"
@@ -183,12 +174,14 @@ def criu_failure(
         keys = _NAMED_EXACTLY.get(explanation.finding.key, ())
         exact = next((found for found in known if found.key in keys), None)
         finding = (exact or explanation.finding).fill(**values)
+        # CRIU does not log which capability the failed call needed: name all that could be missing.
+        if lacking := [name for number, name in _CAPABILITIES.items() if number not in effective_capabilities()]:
+            finding = finding.fill(lacking=f"; crckpt runs without {', '.join(lacking)}")
         # Findings of crckpt name the place themselves.
         place = find_place(explanation) if exact is None else None
         where = f" ({place})" if place else ""
-        hint = _with_missing_capabilities(finding.remedy)
         message = f"{what} failed: {finding.what}{where}"
-        return kind(message, state=state, hint=hint, causes=explanation.lines, is_explained=finding.says_all)
+        return kind(message, state=state, hint=finding.remedy, causes=explanation.lines, is_explained=finding.says_all)
     if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
         hint = "check this host: crckpt doctor; if a process of the tree was killed during that time, try again"

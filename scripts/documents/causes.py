@@ -46,8 +46,8 @@ def _fill(template: str) -> str:
     for gap in _GAP.finditer(template):
         between = template[end : gap.start()]
         # The value begins with a space or a semicolon, or is empty.
-        text += _escape(between) if between or not text or (gap[2] or "").startswith(";") else " "
-        text += _escape(gap[2]) if gap[2] and gap[2] != _NAMELESS else f"*{gap[1].upper()}*"
+        text += _escape(between) if between or not text or gap[2] == "" or (gap[2] or "").startswith(";") else " "
+        text += f"*{gap[1].upper()}*" if gap[2] in (None, _NAMELESS) else _escape(gap[2])
         end = gap.end()
     return text + _escape(template[end:])
 
