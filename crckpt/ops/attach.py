@@ -30,7 +30,7 @@ def ignore_terminal(_terminal: HeldTerminal) -> None:
 
 def list_terminals() -> tuple[HeldTerminal, ...]:
     """Return the terminals of all restored trees."""
-    return tuple(found.terminal for found in find_terminals())
+    return tuple(found.terminal for found in find_terminals() if isinstance(found, FoundTerminal))
 
 
 def attach(
@@ -40,7 +40,7 @@ def attach(
 
     Without a name there must be only one. `announce` is called before. Raises UsageError, TargetNotRunning, HostCannot.
     """
-    found = pick_terminal(name, tuple(find_terminals()))
+    found = pick_terminal(name, [each for each in find_terminals() if isinstance(each, FoundTerminal)])
     if other := found.terminal.attached:
         hint = f"detach it in its own terminal (^] unless it was given --detach-key), or end it: kill {other}"
         raise HostCannot(f"process {other} is attached already", hint=hint)

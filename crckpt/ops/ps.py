@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from crckpt.errors import HostCannot, UsageError
-from crckpt.helper.channel import Channel, HelperSilent
-from crckpt.helper.kinds import FILLER, KEEPER, KINDS, TERMINAL
-from crckpt.helper.records import find_records, record_directory
-from crckpt.helper.sockets import find_helpers
-from crckpt.helper.terminal.relay import find_terminals
+from crckpt.helper.channel import HelperSilent
+from crckpt.helper.kinds import FILLER, KEEPER, KINDS
+from crckpt.helper.records import HelperRecord, find_records, record_directory
+from crckpt.helper.terminal.relay import FoundTerminal, find_terminals
 from crckpt.host import proc
 from crckpt.host.disk.users import read_user, user_name
 from crckpt.host.namespaces.network_locks import find_locks
@@ -25,7 +24,7 @@ from crckpt.host.proc.locks import parse_locks
 from crckpt.host.target import resolve
 from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
 from crckpt.ops.lazy.marks import is_unfilled
-from crckpt.tracking.keeper.client import PATIENCE_TELL_S, forget_killed, keepers, mark_ended
+from crckpt.tracking.keeper.client import forget_killed, keepers, mark_ended
 from crckpt.tracking.keeper.protocol import Keeper
 
 _KINDS: Final = {kind.module: kind for kind in KINDS}
@@ -82,16 +81,30 @@ class Listing(Struct, frozen=True):
     unanswered: tuple[str, ...] = ()
 
 
+class _Keepers(NamedTuple):
+    """The keepers that answered; for each that did not, why; and the records of those that were killed."""
+
+    found: tuple[KeeperUsage, ...]
+    silent: tuple[HelperSilent, ...]
+    killed: tuple[HelperRecord, ...]
+
+
 def list_processes() -> Listing:
     """List the processes and locks of crckpt."""
-    found, late = _ask_keepers(None, is_end=False)
+    asked = _ask_keepers(None, is_end=False)
+    terminals = tuple(find_terminals())
+    killed = dict.fromkeys(asked.killed, "the next dump; crckpt ps --end {pid}")
+    killed |= {each: "the end of its tree" for each in terminals if isinstance(each, HelperRecord)}
+    trees = {each.keeper.pid: (each.keeper.root, each.keeper.comm) for each in asked.found}
+    held = (each.terminal for each in terminals if isinstance(each, FoundTerminal))
+    trees |= {terminal.holder: (terminal.tree.root, terminal.tree.comm) for terminal in held}
     running = tuple(find_criu_processes())
     opened = {process.pid: _read_targets(process.pid) for process in running}
     return Listing(
-        found,
-        tuple(sorted(_describe(running, found, opened), key=lambda each: each.pid)),
-        tuple(_find_locks(opened)),
-        unanswered=tuple(f"{one.message}; {one.hint}" for one in late),
+        asked.found,
+        tuple(sorted(_describe(running, asked.found, trees, opened), key=lambda each: each.pid)),
+        tuple(_find_locks(opened, killed)),
+        unanswered=tuple(f"{one.message}; {one.hint}" for one in asked.silent),
     )
 
 
@@ -101,32 +114,36 @@ def end_trackers(target: str) -> Listing:
     Raises UsageError if that tree is not tracked, HostCannot if the keeper does not answer, and what `resolve` raises.
     """
     root = resolve.resolve(target) if target != "all" else None
-    found, late = _ask_keepers(root, is_end=True)
+    asked = _ask_keepers(root, is_end=True)
     # Raise it only after the others were ended.
-    if late:
-        raise late[0]
-    # If a keeper was killed, the next dump would start it again.
-    forgotten = forget_killed(root)
-    if root is not None and not found and not forgotten:
+    if asked.silent:
+        raise asked.silent[0]
+    for record in asked.killed:
+        # The next dump would start it again.
+        forget_killed(record)
+    if root is not None and not asked.found and not asked.killed:
         raise UsageError(f"the tree of PID {root} is not tracked", hint="list the tracked trees: crckpt ps")
-    return Listing(found, ended=True)
+    return Listing(asked.found, ended=True)
 
 
-def _ask_keepers(root: int | None, *, is_end: bool) -> tuple[tuple[KeeperUsage, ...], list[HelperSilent]]:
+def _ask_keepers(root: int | None, *, is_end: bool) -> _Keepers:
     found: list[KeeperUsage] = []
-    late: list[HelperSilent] = []
+    silent: list[HelperSilent] = []
+    killed: list[HelperRecord] = []
     for one in keepers(root):
         if isinstance(one, HelperSilent):
-            late.append(one)
-            continue
-        keeper, session = one
-        # Read the usage before the keeper is ended.
-        found.append(KeeperUsage(keeper, read_process_usage(keeper.pid)))
-        if is_end:
-            session.end()
-            mark_ended(keeper.root)
-        session.close()
-    return tuple(found), late
+            silent.append(one)
+        elif isinstance(one, HelperRecord):
+            killed.append(one)
+        else:
+            keeper, session = one
+            # Read the usage before the keeper is ended.
+            found.append(KeeperUsage(keeper, read_process_usage(keeper.pid)))
+            if is_end:
+                session.end()
+                mark_ended(keeper.root)
+            session.close()
+    return _Keepers(tuple(found), tuple(silent), tuple(killed))
 
 
 def _read_targets(pid: int) -> _Targets:
@@ -136,18 +153,21 @@ def _read_targets(pid: int) -> _Targets:
 
 
 def _describe(
-    running: tuple[CriuProcess, ...], trackers: tuple[KeeperUsage, ...], opened: dict[int, _Targets]
+    running: tuple[CriuProcess, ...],
+    trackers: tuple[KeeperUsage, ...],
+    trees: dict[int, tuple[int, str]],
+    opened: dict[int, _Targets],
 ) -> Iterator[ListedProcess]:
-    trees = {each.keeper.pid: (each.keeper.root, each.keeper.comm) for each in trackers}
-    terminals = (found.terminal for found in find_terminals())
-    trees |= {terminal.holder: (terminal.tree.root, terminal.tree.comm) for terminal in terminals}
     for process in running:
         if (helper := _KINDS.get(process.module)) is not None:
             tree, program = trees.get(process.pid) or _find_filled(opened[process.pid])
             yield _make_row(process.pid, helper.name, tree, program, process.usage, helper.ends)
         else:
             ends = _CRIU_ENDS if process.program == "criu" else _COMMAND_ENDS
-            command = _shorten(proc.command_line(process.pid), process.program)
+            words = proc.command_line(process.pid)
+            # As a user types it: without what runs the program (Python, a loader), and without its path.
+            start = next((at for at, word in enumerate(words) if Path(word).name == process.program), None)
+            command = " ".join(words if start is None else (process.program, *words[start + 1 :]))
             yield _make_row(process.pid, process.program, None, command, process.usage, ends)
     listed = {process.pid for process in running}
     for each in trackers:
@@ -155,12 +175,6 @@ def _describe(
         if each.usage is not None and each.keeper.pid not in listed:
             keeper = each.keeper
             yield _make_row(keeper.pid, KEEPER.name, keeper.root, keeper.comm, each.usage, KEEPER.ends)
-
-
-def _shorten(words: Sequence[str], program: str) -> str:
-    """The command line as a user types it: without what runs `program` (Python, a loader), and without its path."""
-    start = next((at for at, word in enumerate(words) if Path(word).name == program), None)
-    return " ".join(words if start is None else (program, *words[start + 1 :]))
 
 
 def _make_row(pid: int, kind: str, tree: int | None, program: str, usage: ProcessUsage, ends: str) -> ListedProcess:
@@ -179,32 +193,24 @@ def _find_filled(targets: _Targets) -> tuple[int | None, str]:
     return None, ""
 
 
-def _find_locks(opened: dict[int, _Targets]) -> Iterator[ListedLock]:
+def _find_locks(opened: dict[int, _Targets], killed: dict[HelperRecord, str]) -> Iterator[ListedLock]:
+    """Find locks, and what helpers of living trees left that were `killed`, each with what ends that."""
     for pid, targets in opened.items():
         for fd, target in targets:
             # It may have been closed since.
             with suppress(OSError):
                 if target.startswith("/") and parse_locks(read_info(pid, fd), pid, fd):
                     yield ListedLock(target, pid, _LOCK_ENDS)
-    yield from _find_leftovers({target for targets in opened.values() for _, target in targets})
-    with suppress(HostCannot, OSError):
-        for move in sorted(find_fences()):
-            yield ListedLock(
-                f"nft table {table_name(move)}", None, f"the end of its move: crckpt migrate --resume {move}"
-            )
-        for table in find_locks():
-            yield ListedLock(f"nft table {table}", None, "the restore of its checkpoint, or crckpt rm")
-
-
-def _find_leftovers(opened: set[str]) -> Iterator[ListedLock]:
-    """Find what killed helpers of living trees have left. `opened` are the files that our processes have open."""
-    for kind, ends in ((KEEPER, "the next dump; crckpt ps --end {pid}"), (TERMINAL, "the end of its tree")):
-        for record, channel in find_helpers(kind, PATIENCE_TELL_S):
-            if isinstance(channel, Channel):
-                channel.close()
-            elif channel is None:
-                yield ListedLock(str(record.path), None, ends.format(pid=record.root.pid))
+    for record, ends in killed.items():
+        yield ListedLock(str(record.path), None, ends.format(pid=record.root.pid))
+    files = {target for targets in opened.values() for _, target in targets}
     for mark in find_records(FILLER):
         # Nobody fills its memory any more, and it waits for that.
-        if str(mark.path) not in opened and is_unfilled(mark.root):
+        if str(mark.path) not in files and is_unfilled(mark.root):
             yield ListedLock(str(mark.path), None, f"the end of its tree: kill -9 {mark.root.pid}")
+    with suppress(HostCannot, OSError):
+        for move in sorted(find_fences()):
+            ends = f"the end of its move: crckpt migrate --resume {move}"
+            yield ListedLock(f"nft table {table_name(move)}", None, ends)
+        for table in find_locks():
+            yield ListedLock(f"nft table {table}", None, "the restore of its checkpoint, or crckpt rm")

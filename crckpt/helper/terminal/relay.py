@@ -20,6 +20,7 @@ from msgspec import Struct
 from crckpt.errors import HostCannot
 from crckpt.helper.channel import Channel, HelperSilent
 from crckpt.helper.kinds import TERMINAL
+from crckpt.helper.records import HelperRecord
 from crckpt.helper.sockets import connect, find_helpers
 from crckpt.helper.terminal.protocol import (
     ATTACH,
@@ -50,8 +51,8 @@ class FoundTerminal(Struct, frozen=True):
     path: Path
 
 
-def find_terminals() -> Iterator[FoundTerminal]:
-    """Find the terminals of all restored trees. Sockets that killed holders left are removed."""
+def find_terminals() -> Iterator[FoundTerminal | HelperRecord]:
+    """Find the terminals of all restored trees. A record is of a holder that was killed, and whose tree lives."""
     # One that is stopped does not answer.
     for record, channel in find_helpers(TERMINAL, _ANSWERS_S):
         if isinstance(channel, Channel):
@@ -59,6 +60,8 @@ def find_terminals() -> Iterator[FoundTerminal]:
                 terminal = _describe(channel.connection)
             if terminal is not None:
                 yield FoundTerminal(terminal, record.path)
+        elif channel is None:
+            yield record
 
 
 def attach(found: FoundTerminal, ours: int, key: int | None) -> int | None:

@@ -10,7 +10,7 @@ from typing import Final
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.helper.channel import Channel, HelperEnded, HelperSilent
 from crckpt.helper.kinds import KEEPER
-from crckpt.helper.records import find_records, record_path
+from crckpt.helper.records import HelperRecord, find_records, record_path
 from crckpt.helper.sockets import connect, find_helpers
 from crckpt.helper.start import start_helper
 from crckpt.host import proc
@@ -113,18 +113,18 @@ def find_session(root: proc.Process) -> KeeperSession | None:
     return KeeperSession(channel) if channel is not None else None
 
 
-def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | HelperSilent]:
+def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | HelperSilent | HelperRecord]:
     """Yield all keepers, or those `of` the process with this PID: with a session that the caller closes, or why not.
 
-    What killed keepers left is removed once their tree has ended.
+    A record is of one that was killed; it is removed once the tree has ended.
     """
     for mark in find_records(KEEPER, ENDED_MARK):
         if not mark.root.keeps_pid:
             mark.path.unlink(missing_ok=True)
-    for _, channel in find_helpers(KEEPER, PATIENCE_TELL_S, of):
-        if isinstance(channel, HelperSilent):
-            yield channel
-        elif channel is not None:
+    for record, channel in find_helpers(KEEPER, PATIENCE_TELL_S, of):
+        if not isinstance(channel, Channel):
+            yield channel or record
+        else:
             session = KeeperSession(channel)
             try:
                 yield session.describe(), session
@@ -135,17 +135,10 @@ def keepers(of: int | None = None) -> Iterator[tuple[Keeper, KeeperSession] | He
                 session.close()
 
 
-def forget_killed(of: int | None = None) -> bool:
-    """Forget that keepers were killed, all or that `of` a process: no dump starts another. Return whether any was."""
-    is_any = False
-    for record, channel in find_helpers(KEEPER, PATIENCE_TELL_S, of):
-        if isinstance(channel, Channel):
-            channel.close()
-        elif channel is None:
-            is_any = True
-            record.path.unlink(missing_ok=True)
-            mark_ended(record.root.pid)
-    return is_any
+def forget_killed(record: HelperRecord) -> None:
+    """Forget that this keeper was killed: no dump starts another."""
+    record.path.unlink(missing_ok=True)
+    mark_ended(record.root.pid)
 
 
 def _ended_mark(root: proc.Identity) -> Path:

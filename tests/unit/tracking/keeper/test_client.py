@@ -20,6 +20,7 @@ from smaller_bounds import smaller_bounds
 from crckpt.errors import DumpFailed, HostCannot
 from crckpt.helper.channel import Channel, HelperOutdated, HelperSilent
 from crckpt.helper.kinds import KEEPER as KIND
+from crckpt.helper.records import HelperRecord
 from crckpt.host import proc
 from crckpt.host.disk.runtime_directory import make_runtime_directory
 from crckpt.tracking.keeper import client
@@ -53,7 +54,6 @@ def test_tree_without_a_tracker(root: proc.Process) -> None:
     assert find_session(root) is None
     assert not was_killed(root)
     assert list(keepers(root.pid)) == []
-    assert not forget_killed(root.pid)
 
 
 def test_killed_tracker_is_remembered_until_forgotten(root: proc.Process) -> None:
@@ -61,9 +61,10 @@ def test_killed_tracker_is_remembered_until_forgotten(root: proc.Process) -> Non
     before = descriptors()
     assert find_session(root) is None
     assert was_killed(root)
-    assert list(keepers(root.pid)) == []
+    (record,) = keepers(root.pid)
     assert was_killed(root), "its tree runs"
-    assert forget_killed(root.pid)
+    assert isinstance(record, HelperRecord)
+    forget_killed(record)
     assert not was_killed(root)
     assert descriptors() == before
 
@@ -74,22 +75,22 @@ def test_socket_of_a_killed_tracker_is_removed_after_its_tree(root: proc.Process
     assert list(keepers(root.pid)) == []
     assert was_killed(before)
     for found in keepers():
-        if not isinstance(found, HelperSilent):
+        if isinstance(found, tuple):
             found[1].close()
     assert not was_killed(before)
 
 
 def test_running_tracker_is_not_forgotten(root: proc.Process) -> None:
-    with listening(root):
+    with listening(root), smaller_bounds(client, PATIENCE_TELL_S=0.1):
         before = descriptors()
-        assert not forget_killed(root.pid)
+        assert [type(found) for found in keepers(root.pid)] == [HelperSilent]
         assert keeper_socket(root).exists()
         assert descriptors() == before
 
 
 def test_tracker_describes_itself(root: proc.Process) -> None:
     with listening(root) as listener, answering(listener, Answer(keeper=KEEPER)) as asked:
-        ((found, held),) = (one for one in keepers(root.pid) if not isinstance(one, HelperSilent))
+        ((found, held),) = (one for one in keepers(root.pid) if isinstance(one, tuple))
         held.close()
     assert found == KEEPER
     assert asked == [KeeperRequest("tell")]
@@ -141,7 +142,6 @@ def test_tracker_with_a_full_queue_does_not_answer(root: proc.Process) -> None:
     """Those who gave up still stand in it: without a limit, the next one would wait for ever."""
     with listening(root, backlog=0), smaller_bounds(client, PATIENCE_TELL_S=0.1), session(root):
         (found,) = keepers(root.pid)
-        assert not forget_killed(root.pid)
     assert isinstance(found, HelperSilent)
     assert found.message == f"the tracker of PID {root.pid} does not answer"
     assert f"fuser -k {keeper_socket(root)} (" in found.hint
