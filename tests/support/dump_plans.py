@@ -13,7 +13,7 @@ from observed import NAMESPACES, ROOT
 from crckpt.host.observe.sockets import TcpConnection
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Descriptor, Process, Tree
-from crckpt.preflight.dump.checks import DumpPlan, find_blockers, plan_dump
+from crckpt.preflight.dump.checks import DumpPlan, plan_dump
 
 ALL_CAPABILITIES = frozenset(range(41))
 CAP_SYS_RESOURCE = 24
@@ -77,4 +77,4 @@ def without_cap(observation: Observed) -> Observed:
 
 
 def blocker_keys(observation: Observed) -> list[str]:
-    return [finding.key for finding in find_blockers(observation, None, {900: "gdb"}, locks_by_nftables=True)]
+    return keys(plan(observation).blockers)

@@ -27,18 +27,17 @@ from crckpt.ops.dump.forecast import is_in_memory
 from crckpt.ops.dump.lineage import predict_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.lazy.marks import wait_until_complete
-from crckpt.preflight.dump.checks import UNCONDITIONAL, DumpPlan, plan_dump
+from crckpt.preflight.dump.checks import UNCONDITIONAL, UNTESTED_KIND, DumpPlan, plan_dump
+from crckpt.preflight.dump.descriptors import outside_terminals
 from crckpt.preflight.dump.files import count_deleted_bytes
 from crckpt.preflight.dump.space import FreeSpace, depends_on_growth, find_risks, find_shortages
 from crckpt.preflight.dump.tasks import root_refusal
-from crckpt.preflight.dump.terminals import outside_terminals
 from crckpt.store import check_name, check_note
 from crckpt.tracking.choose_tracker import count_untracked, count_written
 from crckpt.tracking.preload.library import ENTERED, find_enter_refusal, lets_programs_take_over, restarts_calls
 
 # CRIU logs this when it dumps mounts, which it does only outside of their namespace.
 _MOUNTS_DUMPED = "Dumping mountpoints"
-_UNTESTED = "untested-kind"
 
 
 class DumpTarget(Struct, frozen=True):
@@ -164,7 +163,7 @@ def _observe_target(
         names={tracer: proc.title(tracer) for tracer in observed.tracers},
         restarts_calls=restarts_calls(),
     )
-    blockers, warnings, untested = list(plan.blockers), list(plan.warnings), plan.untested
+    blockers, warnings = list(plan.blockers), list(plan.warnings)
     if plan.enter and (why := find_enter_refusal(criu.path)):
         blockers.append(cause("cannot-enter").finding(pid=observed.tree.root.pid, why=why))
     if lets_programs_take_over(criu.version) and any(process.uids[1] for process in observed.tree.processes):
@@ -178,9 +177,8 @@ def _observe_target(
         warnings += risks
     if request.rehearse:
         # The rehearsal shows whether these come back.
-        warnings = [found for found in warnings if found.key != _UNTESTED]
-        untested = tuple(found for found in untested if found.key != _UNTESTED)
-    plan = replace(plan, blockers=tuple(blockers), warnings=tuple(warnings), untested=untested)
+        warnings = [found for found in warnings if found.key != UNTESTED_KIND]
+    plan = replace(plan, blockers=tuple(blockers), warnings=tuple(warnings))
     return DumpTarget(request, context, observed, job, criu, plan, root, program)
 
 

@@ -1,9 +1,8 @@
-"""Gather what prevents a dump, what the dump would lose, and the options that CRIU needs."""
+"""Judge a live tree: what prevents a dump, what the dump would lose, and the options that CRIU needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec import Struct
 
@@ -11,17 +10,32 @@ from crckpt.causes import Finding, cause
 from crckpt.causes.finding import distinct
 from crckpt.host.observe.tree import Observed
 from crckpt.model import DumpOptions
-from crckpt.preflight.dump import descriptors, files, memory, namespaces, pipes, sockets, tasks, terminals
+from crckpt.preflight.dump.descriptors import judge_descriptors
+from crckpt.preflight.dump.files import judge_files
+from crckpt.preflight.dump.memory import judge_memory
+from crckpt.preflight.dump.namespaces import judge_namespaces, namespaces_to_enter
 from crckpt.preflight.dump.options import OptionReason, pick_options
+from crckpt.preflight.dump.sockets import judge_sockets, may_connect
+from crckpt.preflight.dump.tasks import judge_tasks, user_to_run_as
 from crckpt.preflight.dump.tested_kinds import find_untested
 
 UNCONDITIONAL = frozenset({"other-user-namespace", "namespace-owner", "cannot-enter", "container"})
 """Keys of blockers that --no-preflight does not lift: without them the tree could gain rights, or be lost."""
 
+UNTESTED_KIND: Final = "untested-kind"
+
+# The weight of a finding: what is not a warning prevents a dump. Each table is in the order in which users read it.
+_LOSSES: Final = ("socket-loses", "unix-moved", "exit-signal")
+_UNTESTED: Final = (UNTESTED_KIND, "tcp-keys", "peer-of-another", "kernel-file-open", "packet-ring", *_LOSSES)
+_WARNINGS: Final = (
+    *("outside-pipe-read", "outside-pipe", "eventfd-semaphore", "bpf-map-support", "link-remap", "unnamed-file"),
+    *("volatile-file", "epolls-unexamined", "lock-shared", "sealed", "on-fault", "unread", "wall-clock-timer"),
+    *("mount-namespace", "in-flight-skipped", "call-interrupted", "call-interrupted-again", *_UNTESTED),
+)
+
 
 class DumpPlan(Struct, frozen=True):
-    """The plan of a dump. `blockers` prevent it; `untested` findings prevent only a dump that ends the tree;
-    of these, `losses` are of what no checkpoint of the tree has now.
+    """The plan of a dump: `blockers` prevent it.
 
     `enter`: the kinds of namespaces in which CRIU must run. `as_user`: the (uid, gid) that CRIU must have, with all our
     capabilities.
@@ -33,8 +47,16 @@ class DumpPlan(Struct, frozen=True):
     warnings: tuple[Finding, ...]
     enter: tuple[str, ...]
     as_user: tuple[int, int] | None
-    untested: tuple[Finding, ...] = ()
-    losses: tuple[Finding, ...] = ()
+
+    @property
+    def untested(self) -> tuple[Finding, ...]:
+        """The warnings that prevent a dump which ends the tree."""
+        return tuple(found for found in self.warnings if found.key in _UNTESTED)
+
+    @property
+    def losses(self) -> tuple[Finding, ...]:
+        """The warnings of what no checkpoint of the tree has now."""
+        return tuple(found for found in self.warnings if found.key in _LOSSES)
 
     @property
     def runs_apart(self) -> bool:
@@ -63,62 +85,26 @@ def plan_dump(
     `restarts_calls`: CRIU loads the preload library.
     """
     # Without connections, `--tcp keep` must not fail on a host that cannot lock a network.
-    may_connect = sockets.may_connect(observed, tcp, locks_by_nftables=locks_by_nftables)
+    picked_tcp = tcp if may_connect(observed, tcp, locks_by_nftables=locks_by_nftables) else None
     options, reasons = pick_options(
-        observed,
-        tcp if may_connect else None,
-        locks_by_nftables=locks_by_nftables,
-        skip_in_flight=skip_in_flight,
+        observed, picked_tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight
     )
-    blockers = find_blockers(observed, tcp, names, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight)
-    losses = (*sockets.find_losses(observed), *tasks.find_losses(observed))
-    untested = (
-        *(cause("untested-kind").finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
-        *sockets.find_weaker(observed),
-        *files.find_weaker(observed),
-        *memory.find_rings(observed),
-        *losses,
+    found = (
+        # The first blocker becomes the message of a refusal: what concerns the whole tree comes before its parts.
+        *judge_namespaces(observed),
+        *judge_tasks(observed, names, restarts_calls=restarts_calls),
+        *judge_descriptors(observed),
+        *judge_memory(observed),
+        *judge_files(observed, stop=stop),
+        *judge_sockets(observed, tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight),
+        *(cause(UNTESTED_KIND).finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
     )
+    warnings = (finding for finding in found if finding.key in _WARNINGS)
     return DumpPlan(
         options=options,
         reasons=reasons,
-        blockers=distinct(blockers),
-        warnings=(
-            *_find_warnings(observed, stop=stop),
-            *(sockets.find_skipped(observed) if skip_in_flight else ()),
-            *tasks.find_interrupted_calls(observed, restarts_calls=restarts_calls),
-            *untested,
-        ),
-        enter=namespaces.namespaces_to_enter(observed),
-        as_user=tasks.user_to_run_as(observed),
-        untested=untested,
-        losses=losses,
+        blockers=distinct(finding for finding in found if finding.key not in _WARNINGS),
+        warnings=tuple(sorted(warnings, key=lambda finding: _WARNINGS.index(finding.key))),
+        enter=namespaces_to_enter(observed),
+        as_user=user_to_run_as(observed),
     )
-
-
-def find_blockers(
-    observed: Observed, tcp: str | None, names: dict[int, str], *, locks_by_nftables: bool, skip_in_flight: bool = False
-) -> Iterator[Finding]:
-    """Find everything that prevents a dump. Some findings come twice."""
-    # The first one becomes the message of a refusal: what concerns the whole tree comes before its parts.
-    yield from namespaces.find_blockers(observed)
-    yield from tasks.find_blockers(observed, names)
-    yield from descriptors.find_blockers(observed)
-    yield from pipes.find_blockers(observed)
-    yield from memory.find_blockers(observed)
-    yield from files.find_blockers(observed)
-    yield from sockets.find_blockers(observed)
-    yield from terminals.find_blockers(observed)
-    yield from sockets.find_connection_blockers(
-        observed, tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight
-    )
-
-
-def _find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
-    yield from pipes.find_warnings(observed)
-    yield from descriptors.find_warnings(observed)
-    yield from files.find_warnings(observed, stop=stop)
-    yield from memory.find_warnings(observed)
-    yield from descriptors.find_unread(observed)
-    yield from tasks.find_warnings(observed)
-    yield from namespaces.find_warnings(observed)

@@ -20,8 +20,8 @@ _OF_FILE_SYSTEM = re.compile(r"^fanotify sdev:", re.MULTILINE)
 _NO_FILES = ("/memfd:", "/dev/zero", "/SYSV", "/[aio]", "/secretmem", "/anon_hugepage")
 
 
-def find_blockers(observed: Observed) -> Iterator[Finding]:
-    """Find files and watches that CRIU cannot find again by their path."""
+def judge_files(observed: Observed, *, stop: bool) -> Iterator[Finding]:
+    """Find files and watches that CRIU cannot find again by their path, and what a restore loses or may fail on."""
     # CRIU looks for the file by its path, and refuses any other file there (criu/files-reg.c:1790 and 1444).
     left: set[int] = set()
     for file in observed.unreachable_files:
@@ -43,17 +43,17 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
     for descriptor in observed.descriptors:
         if descriptor.target == "anon_inode:[fanotify]" and _OF_FILE_SYSTEM.search(descriptor.info):
             yield cause("watch-file-system").finding(pid=descriptor.pid, fd=descriptor.fd)
+        if descriptor.flags & os.O_TMPFILE == os.O_TMPFILE and not descriptor.links:
+            yield cause("unnamed-file").finding(path=descriptor.target, fd=descriptor.fd, pid=descriptor.pid)
+    yield from _find_losses(observed, stop=stop)
+    yield from _find_kernel_files(observed)
 
 
-def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
-    """Find what is in no checkpoint, what a restore loses or may fail on, and locks that others hold too."""
+def _find_losses(observed: Observed, *, stop: bool) -> Iterator[Finding]:
     # CRIU links such a file to a new name. If the tree runs on, it removes that name after the dump (criu/cr-dump.c,
     # delete_link_remaps), and a restore finds only other names in the same directory.
     for path in observed.unlinked if not stop else ():
         yield cause("link-remap").finding(path=path)
-    for found in observed.descriptors:
-        if found.flags & os.O_TMPFILE == os.O_TMPFILE and not found.links:
-            yield cause("unnamed-file").finding(path=found.target, fd=found.fd, pid=found.pid)
     if observed.volatile_files:
         paths, more = observed.volatile_files[:_MOST_NAMED], len(observed.volatile_files) - _MOST_NAMED
         yield cause("volatile-file").finding(paths=", ".join(paths) + (f" and {more} more" if more > 0 else ""))
@@ -63,7 +63,7 @@ def find_warnings(observed: Observed, *, stop: bool) -> Iterator[Finding]:
         yield cause("lock-shared").finding(pid=lock.pid, fd=lock.fd, path=lock.path, other=lock.other)
 
 
-def find_weaker(observed: Observed) -> Iterator[Finding]:
+def _find_kernel_files(observed: Observed) -> Iterator[Finding]:
     """Find files of the kernel for which a restore is refused without --allow-weaker."""
     processes = {process.pid: process for process in observed.tree.processes}
     undumpable = {pid for pid, state in observed.states.processes.items() if not state.is_dumpable}

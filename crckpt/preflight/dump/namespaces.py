@@ -12,27 +12,31 @@ from crckpt.host.proc import Process
 _NESTED_REFUSED = ("ipc", "uts", "cgroup", "time", "time_for_children")
 
 
-def find_blockers(observed: Observed) -> Iterator[Finding]:
-    """Find containers and namespaces that CRIU cannot save, or that crckpt must not enter."""
+def judge_namespaces(observed: Observed) -> Iterator[Finding]:
+    """Find containers and namespaces that CRIU cannot save, that crckpt must not enter, or that no restore rebuilds."""
     root = observed.tree.root
     # It is PID 1 of its own namespace. CRIU would dump it, but not what its engine made around it: mounts, network,
     # control groups.
     if root.ns_pids[-1] == 1:
         yield cause("container").finding(pid=root.pid, comm=root.comm)
     else:
-        yield from _find_session_outside(observed)
+        # A session without a leader in its PID namespace (criu/cr-dump.c). Of one in another namespace that is said.
+        without_leader = (
+            process.pid
+            for process in observed.tree.processes
+            if process.ns_sids[-1:] == (0,) and len(process.ns_pids) == len(root.ns_pids)
+        )
+        if (pid := next(without_leader, None)) is not None:
+            yield cause("session-outside").finding(pid=pid)
     for namespace in observed.foreign_namespaces:
         key = "other-user-namespace" if namespace.kind == "user" else "namespace-owner"
         yield cause(key).finding(pid=namespace.pid, comm=namespace.comm, kind=namespace.kind)
     for process in observed.tree.processes:
-        yield from _find_nested(process, observed)
-
-
-def find_warnings(observed: Observed) -> Iterator[Finding]:
-    """Find a mount namespace that a restore here cannot rebuild."""
+        if process.state != "zombie":  # it has left all namespaces
+            yield from _find_nested(process, observed)
     # crckpt makes CRIU enter it: CRIU takes its mounts for the host's, and saves none of them.
     if namespaces_to_enter(observed) == ("mnt",):
-        yield cause("mount-namespace").finding(pid=observed.tree.root.pid, comm=observed.tree.root.comm)
+        yield cause("mount-namespace").finding(pid=root.pid, comm=root.comm)
 
 
 def namespaces_to_enter(observed: Observed) -> tuple[str, ...]:
@@ -53,19 +57,8 @@ def find_known_namespaces(observed: Observed) -> frozenset[int]:
     return frozenset(inode for kinds in processes for kind, inode in kinds if not kind.endswith("_for_children"))
 
 
-def _find_session_outside(observed: Observed) -> Iterator[Finding]:
-    """Find the first process whose session has no leader in its PID namespace. Source: criu/cr-dump.c."""
-    for process in observed.tree.processes:
-        # Of one in another namespace that is said.
-        if process.ns_sids[-1:] == (0,) and len(process.ns_pids) == len(observed.tree.root.ns_pids):
-            yield cause("session-outside").finding(pid=process.pid)
-            return
-
-
 def _find_nested(process: Process, observed: Observed) -> Iterator[Finding]:
     """Find namespaces of a process that are not the root's. Source: criu/namespaces.c and criu/pstree.c."""
-    if process.state == "zombie":  # it has left all namespaces
-        return
     root = dict(observed.tree.root.namespaces)
     # CRIU saves these and does not make them again: it starts in the root's mount namespace and can make no other.
     unmade = ("mnt", "net") if shares_namespace(observed, "net") else ("mnt",)

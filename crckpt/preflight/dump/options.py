@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from crckpt.host.observe.tree import Observed
 from crckpt.model import MEBIBYTE, DumpOptions
+from crckpt.preflight.dump.descriptors import outside_terminals
 from crckpt.preflight.dump.files import find_deleted_files
 from crckpt.preflight.dump.namespaces import shares_namespace
-from crckpt.preflight.dump.terminals import outside_terminals
 
 
 class OptionReason(Struct, frozen=True):

@@ -30,8 +30,10 @@ _CREDENTIALS: Final = "credentials"
 _JOURNAL = "/run/systemd/journal/"
 
 
-def find_blockers(observed: Observed) -> Iterator[Finding]:
-    """Find sockets that CRIU cannot save."""
+def judge_sockets(
+    observed: Observed, tcp: str | None, *, locks_by_nftables: bool, skip_in_flight: bool
+) -> Iterator[Finding]:
+    """Find sockets that CRIU cannot save, connections for which the user must choose, and what a restore loses."""
     # A socket stays in the network namespace in which it was made. CRIU looks in that of its process.
     networks = {process.pid: dict(process.namespaces).get("net", 0) for process in observed.tree.processes}
     for found in observed.sockets:
@@ -50,6 +52,8 @@ def find_blockers(observed: Observed) -> Iterator[Finding]:
         peer = f" to {end.name}" if end.name else ""
         key = "unix-journal" if end.name.startswith(_JOURNAL) else "unix-outside"
         yield cause(key).finding(socket=f"descriptor {end.fd} of PID {end.pid} (a unix socket{peer})")
+    yield from _judge_connections(observed, tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight)
+    yield from _find_losses(observed)
 
 
 def _find_unsaved(found: SocketKind) -> Iterator[Finding]:
@@ -68,47 +72,37 @@ def _find_unsaved(found: SocketKind) -> Iterator[Finding]:
         yield cause("netlink-groups").finding()
 
 
-def find_connection_blockers(
+def _judge_connections(
     observed: Observed, tcp: str | None, *, locks_by_nftables: bool, skip_in_flight: bool
 ) -> Iterator[Finding]:
-    """Find TCP connections for which the user must choose, or that cannot be kept."""
-    if observed.transient.queues and not skip_in_flight:  # criu/sk-inet.c:185
+    # Connections that wait to be accepted (criu/sk-inet.c:185).
+    for pid, fd in sorted(observed.transient.queues) if skip_in_flight else ():
+        yield cause("in-flight-skipped").finding(pid=pid, fd=fd)
+    if observed.transient.queues and not skip_in_flight:
         yield cause("tcp-in-flight").finding()
     # The user must choose: `close` loses the connections; `keep` needs the same addresses at the restore, and after
     # --stop blocks the peers until then.
-    if tcp is None:
-        for link in observed.connections:
-            yield cause("tcp").finding(
-                pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status
-            )
-    if tcp == "keep":
-        for found in observed.sockets:
-            # Restored without TLS, the connection would send in plain text what the program writes.
-            if found.layer:
-                yield cause("tcp-layer").finding(pid=found.pid, fd=found.fd, layer=found.layer)
+    for link in observed.connections if tcp is None else ():
+        yield cause("tcp").finding(pid=link.pid, fd=link.fd, local=link.local, remote=link.remote, status=link.status)
+    for found in observed.sockets if tcp == "keep" else ():
+        # Restored without TLS, the connection would send in plain text what the program writes.
+        if found.layer:
+            yield cause("tcp-layer").finding(pid=found.pid, fd=found.fd, layer=found.layer)
     # Without the lock, the kernel would answer the peers with resets as soon as the sockets are gone.
     if tcp == "keep" and observed.connections and not locks_by_nftables:
         yield cause("network-lock").finding()
 
 
-def find_weaker(observed: Observed) -> Iterator[Finding]:
-    """Find sockets for which a restore is refused without --allow-weaker."""
+def _find_losses(observed: Observed) -> Iterator[Finding]:
+    """Find protection, names, and what waits in sockets that a restore loses."""
     comms = {process.pid: process.comm for process in observed.tree.processes}
     for found in observed.weak_sockets:
-        values: dict[str, object] = {"fd": found.fd, "pid": found.pid, "comm": comms.get(found.pid, "?")}
-        if found.what == "keys":
-            yield cause("tcp-keys").finding(**values)
-        else:
-            yield cause("peer-of-another").finding(user=found.user, **values)
-
-
-def find_losses(observed: Observed) -> Iterator[Finding]:
-    """Find what a restore loses of sockets: what waits in them, and names."""
-    comms = {process.pid: process.comm for process in observed.tree.processes}
+        user = {"user": found.user} if found.what != "keys" else {}
+        values = {"fd": found.fd, "pid": found.pid, "comm": comms.get(found.pid, "?"), **user}
+        yield cause("peer-of-another" if user else "tcp-keys").finding(**values)
     for pid, fd, loss in sorted(observed.transient.losses):
-        if loss == _CREDENTIALS:
-            continue  # CRIU refuses it
-        yield loses(pid, fd, comms.get(pid, "?"), loss)
+        if loss != _CREDENTIALS:  # CRIU refuses it
+            yield loses(pid, fd, comms.get(pid, "?"), loss)
     for held in observed.sockets:
         # One that was bound by a relative path is refused.
         if held.renamed and held.renamed.name.startswith("/") and not held.renamed.new:
@@ -118,12 +112,6 @@ def find_losses(observed: Observed) -> Iterator[Finding]:
 def loses(pid: int, fd: int, comm: str, loss: Loss) -> Finding:
     """Name what a restore loses of a socket."""
     return cause("socket-loses").finding(fd=fd, pid=pid, comm=comm, what=_LOSSES[loss])
-
-
-def find_skipped(observed: Observed) -> Iterator[Finding]:
-    """Find listening sockets with connections that wait to be accepted: --skip-in-flight leaves them out."""
-    for pid, fd in sorted(observed.transient.queues):
-        yield cause("in-flight-skipped").finding(pid=pid, fd=fd)
 
 
 def may_connect(observed: Observed, tcp: str | None, *, locks_by_nftables: bool) -> bool:

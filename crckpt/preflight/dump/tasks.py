@@ -38,54 +38,38 @@ def root_refusal(process: Process | None, pid: int, own_pid: int, own_ancestors:
     return next((cause(key).finding(**values) for key, applies in refusals.items() if applies), None)
 
 
-def find_blockers(observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
-    """Find tasks that CRIU cannot freeze or save. `names`: the names of the tracers, by PID."""
+def judge_tasks(observed: Observed, names: dict[int, str], *, restarts_calls: bool) -> Iterator[Finding]:
+    """Find tasks that CRIU cannot freeze or save, and what a restore changes in them.
+
+    `names`: the names of the tracers, by PID. With `restarts_calls` only the kernel could restart an interrupted call.
+    """
     processes = {process.pid: process for process in observed.tree.processes}
     for process in observed.tree.processes:
-        yield from _find_unfreezable(process, observed, names)
+        yield from _judge_process(process, observed, names)
     for thread in observed.traced_threads:
         yield _report_tracer(processes[thread.pid], thread.tracer, observed, names)
-    yield from _find_unreadable_limits(observed)
+    if _CAP_SYS_RESOURCE not in observed.own_capabilities and user_to_run_as(observed) is None:
+        living = (process for process in observed.tree.processes if process.state != "zombie")
+        if other := next((process for process in living if _user(process) != (0, 0)), None):
+            yield cause("foreign-limits").finding(pid=other.pid, comm=other.comm, uid=other.uids[0])
     for pid in sorted(observed.executed_from_memory & processes.keys()):
         yield cause("program-in-memory").finding(pid=pid, comm=processes[pid].comm)
-    for own in observed.own_of_threads:
-        yield cause("thread-apart").finding(tid=own.tid, pid=own.pid, comm=processes[own.pid].comm, what=own.what)
+    yield from (
+        cause("thread-apart").finding(tid=own.tid, pid=own.pid, comm=processes[own.pid].comm, what=own.what)
+        for own in observed.own_of_threads
+    )
     for pid, parent in sorted(observed.transient.shared):
         # A parent that waits in vfork cannot be frozen. Others that share memory CRIU refuses (criu/cr-dump.c:668).
         waits = parent in observed.transient.waiting
         yield cause("freeze-timeout").finding() if waits else cause("memory-in-common").finding(pid=pid)
-    for common in observed.in_common:
-        yield cause(f"{common.what}-in-common").finding(pid=common.pid)
-    for reached in observed.reached_limits:
-        yield _report_limit(processes[reached.pid], reached)
-
-
-def find_interrupted_calls(observed: Observed, *, restarts_calls: bool) -> Iterator[Finding]:
-    """Find system calls that return EINTR although no signal handler runs.
-
-    With `restarts_calls` these are only the calls that the kernel alone could restart.
-    """
+    yield from (cause(f"{common.what}-in-common").finding(pid=common.pid) for common in observed.in_common)
+    yield from (_report_limit(processes[reached.pid], reached) for reached in observed.reached_limits)
+    # System calls that return EINTR although no signal handler runs.
     for wait in observed.waits:
         if wait.call == RESTARTED:
             yield cause("call-interrupted-again").finding(pid=wait.pid, tid=wait.tid)
         elif not restarts_calls:
             yield cause("call-interrupted").finding(pid=wait.pid, tid=wait.tid, call=wait.call)
-
-
-def find_warnings(observed: Observed) -> Iterator[Finding]:
-    """Find timers of which the kernel does not tell whether their time is absolute."""
-    for process in observed.tree.processes:
-        if process.pid in observed.wall_clock_timers:
-            yield cause("wall-clock-timer").finding(pid=process.pid, comm=process.comm)
-
-
-def find_losses(observed: Observed) -> Iterator[Finding]:
-    """Find children whose parent would not get the signal that it waits for: CRIU gives all the same one."""
-    inside = set(observed.tree.pids)
-    for process in observed.tree.processes:
-        # 0 is none; a parent outside gets what it gets now.
-        if process.ppid in inside and process.exit_signal != signal.SIGCHLD:
-            yield cause("exit-signal").finding(pid=process.pid, comm=process.comm, signal=process.exit_signal)
 
 
 def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
@@ -99,7 +83,7 @@ def user_to_run_as(observed: Observed) -> tuple[int, int] | None:
     return None if user in (None, (0, 0)) else user
 
 
-def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
+def _judge_process(process: Process, observed: Observed, names: dict[int, str]) -> Iterator[Finding]:
     if process.tracer:
         yield _report_tracer(process, process.tracer, observed, names)
     if process.state == "zombie" and len(process.threads) > 1:  # criu/seize.c:882
@@ -109,6 +93,13 @@ def _find_unfreezable(process: Process, observed: Observed, names: dict[int, str
         yield cause("breakpoint").finding(tid=process.pid)
     for group in (group for pid, group in observed.frozen if pid == process.pid):
         yield cause("frozen-group").finding(pid=process.pid, group=group.group, thaw=group.thaw)
+    # The kernel does not tell whether the time of such a timer is absolute.
+    if process.pid in observed.wall_clock_timers:
+        yield cause("wall-clock-timer").finding(pid=process.pid, comm=process.comm)
+    # The parent would not get the signal that it waits for: CRIU gives all children the same one. 0 is none; a parent
+    # outside gets what it gets now.
+    if process.ppid in observed.tree.pids and process.exit_signal != signal.SIGCHLD:
+        yield cause("exit-signal").finding(pid=process.pid, comm=process.comm, signal=process.exit_signal)
 
 
 def _report_limit(process: Process, reached: ReachedLimit) -> Finding:
@@ -129,15 +120,6 @@ def _report_tracer(process: Process, tracer: int, observed: Observed, names: dic
     # Do not advise to end the root: that would end what is to be saved.
     key = "being-dumped" if name == "criu" else "traced-by-root" if tracer == observed.tree.root.pid else "traced"
     return cause(key).finding(pid=process.pid, comm=process.comm, tracer=tracer, tracer_comm=name)
-
-
-def _find_unreadable_limits(observed: Observed) -> Iterator[Finding]:
-    if _CAP_SYS_RESOURCE in observed.own_capabilities or user_to_run_as(observed) is not None:
-        return
-    for process in observed.tree.processes:
-        if process.state != "zombie" and _user(process) != (0, 0):
-            yield cause("foreign-limits").finding(pid=process.pid, comm=process.comm, uid=process.uids[0])
-            return
 
 
 def _user(process: Process) -> tuple[int, int] | None:

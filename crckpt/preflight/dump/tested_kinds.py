@@ -63,33 +63,26 @@ _SECCOMP_FILTER: Final = 2  # linux/seccomp.h
 
 def find_kinds(observed: Observed) -> dict[str, str]:
     """Return each kind that the tree holds, and where the first one is: a process, or one of its descriptors."""
+    own, root = dict(observed.own_namespaces), dict(observed.tree.root.namespaces)
     found: dict[str, str] = {}
-    for kind, where in _find_all(observed):
-        found.setdefault(kind, where)
+    for process in observed.tree.processes:
+        for kind in _process_kinds(process, own, root):
+            found.setdefault(kind, f"process {process.pid}")
+    for held in observed.descriptors:
+        if not held.target.startswith("socket:["):
+            found.setdefault(_descriptor_kind(held), f"fd {held.fd} of process {held.pid}, {held.target}")
+    for opened in observed.sockets:
+        kind = f"socket {_name(opened.family, 'AF_')} {_name(opened.kind, 'SOCK_')}"
+        found.setdefault(kind, f"fd {opened.fd} of process {opened.pid}")
+    for mapping in observed.unsavable_maps:
+        if mapping.kind == "sysv":
+            found.setdefault("System V shared memory", f"process {mapping.pid}")
     return found
 
 
 def find_untested(observed: Observed) -> dict[str, str]:
     """Return each kind that the tree holds and no test restores, and where it is."""
     return {kind: where for kind, where in find_kinds(observed).items() if kind not in TESTED}
-
-
-def _find_all(observed: Observed) -> Iterator[tuple[str, str]]:
-    own, root = dict(observed.own_namespaces), dict(observed.tree.root.namespaces)
-    for process in observed.tree.processes:
-        for kind in _process_kinds(process, own, root):
-            yield kind, f"process {process.pid}"
-    for found in observed.descriptors:
-        if not found.target.startswith("socket:["):
-            yield _descriptor_kind(found), f"fd {found.fd} of process {found.pid}, {found.target}"
-    for opened in observed.sockets:
-        yield (
-            f"socket {_name(opened.family, 'AF_')} {_name(opened.kind, 'SOCK_')}",
-            f"fd {opened.fd} of process {opened.pid}",
-        )
-    for mapping in observed.unsavable_maps:
-        if mapping.kind == "sysv":
-            yield "System V shared memory", f"process {mapping.pid}"
 
 
 def _process_kinds(process: Process, own: dict[str, int], root: dict[str, int]) -> Iterator[str]:
@@ -100,44 +93,28 @@ def _process_kinds(process: Process, own: dict[str, int], root: dict[str, int]) 
         yield "process that is stopped"
     for kind, inode in process.namespaces:
         if not kind.endswith("_for_children") and own.get(kind, inode) != inode:
-            yield f"{kind} namespace{_location(root.get(kind), own.get(kind), inode)}"
+            # A nested namespace is a kind of its own: CRIU saves some of them, and restores fewer.
+            nested = " inside the tree" if root.get(kind) == own.get(kind) else " inside the tree's own"
+            yield f"{kind} namespace{'' if root.get(kind) == inode else nested}"
     if process.seccomp:
-        yield (
-            "filter of system calls (seccomp)"
-            if process.seccomp == _SECCOMP_FILTER
-            else "strict limit of system calls (seccomp)"
-        )
-
-
-def _location(root: int | None, own: int | None, inode: int) -> str:
-    # A nested namespace is a kind of its own: CRIU saves some of them, and restores fewer.
-    if root == inode:
-        return ""
-    return " inside the tree" if root == own else " inside the tree's own"
+        kind = "filter" if process.seccomp == _SECCOMP_FILTER else "strict limit"
+        yield f"{kind} of system calls (seccomp)"
 
 
 def _descriptor_kind(found: Descriptor) -> str:
     kind, _, name = found.target.partition(":")
-    if kind == "pipe":
-        return "pipe"
-    if kind == "anon_inode":
-        return name.strip("[]")
-    # This comes before files, as a namespace may be mounted at a path.
-    if found.is_namespace:
-        return "descriptor of a namespace"
-    if found.target.startswith("/memfd:"):
-        return "memfd"
-    if stat.S_ISCHR(found.mode):
-        return _device_kind(os.major(found.device), os.minor(found.device))
-    if found.flags & os.O_PATH:
-        return "file opened with O_PATH"
-    return _file_kind(found)
-
-
-def _device_kind(major: int, minor: int) -> str:
-    if major in _PSEUDO_TERMINALS:
-        return "pseudo terminal"
-    return _TERMINALS_BY_NUMBER.get((major, minor), f"device {major}:{minor}")
+    number = os.major(found.device), os.minor(found.device)
+    # The first case that applies. A namespace may be mounted at a path, so it comes before files.
+    cases = {
+        "pipe": kind == "pipe",
+        name.strip("[]"): kind == "anon_inode",
+        "descriptor of a namespace": found.is_namespace,
+        "memfd": found.target.startswith("/memfd:"),
+        "pseudo terminal": stat.S_ISCHR(found.mode) and number[0] in _PSEUDO_TERMINALS,
+        _TERMINALS_BY_NUMBER.get(number, f"device {number[0]}:{number[1]}"): stat.S_ISCHR(found.mode),
+        "file opened with O_PATH": bool(found.flags & os.O_PATH),
+    }
+    return next((kind for kind, applies in cases.items() if applies), "") or _file_kind(found)
 
 
 def _file_kind(found: Descriptor) -> str:
@@ -153,6 +130,5 @@ def _file_kind(found: Descriptor) -> str:
 
 def _name(number: int, prefix: str) -> str:
     """Return the name of the constant, as socket(7) spells it."""
-    return next(
-        (name for name in dir(socket) if name.startswith(prefix) and getattr(socket, name) == number), str(number)
-    )
+    names = (name for name in dir(socket) if name.startswith(prefix) and getattr(socket, name) == number)
+    return next(names, str(number))

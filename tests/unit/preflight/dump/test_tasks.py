@@ -19,7 +19,7 @@ from crckpt.causes import cause
 from crckpt.host.observe.tasks import RESTARTED, WaitingThread
 from crckpt.host.observe.tree import TracedThread
 from crckpt.host.proc import Process
-from crckpt.preflight.dump.checks import find_blockers, plan_dump
+from crckpt.preflight.dump.checks import plan_dump
 from crckpt.preflight.dump.tasks import root_refusal
 
 
@@ -102,15 +102,13 @@ def test_preload_library_exists_in_the_trees_own_mounts() -> None:
 
 def test_tracer_of_a_thread_is_named() -> None:
     observation = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
-    (told,) = find_blockers(observation, None, {900: "gdb"}, locks_by_nftables=True)
+    (told,) = plan(observation).blockers
     assert told.key == "traced"
     assert "traced by process 900 (gdb)" in told.what
     assert observation.tracers == {900}
 
 
 def test_remedy_does_not_kill_a_tracing_root() -> None:
-    (told,) = find_blockers(
-        replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),)), None, {}, locks_by_nftables=True
-    )
+    (told,) = plan(replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),))).blockers
     assert told.key == "traced-by-root"
     assert "kill" not in told.remedy
