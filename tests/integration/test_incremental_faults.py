@@ -101,7 +101,7 @@ def test_disk_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: P
         checksum = target.write()
         full.touch()
         said = f"the dump failed: no space is left in {staging}, the directory for images; {RUNS_ON}"
-        assert refused(crckpt, target.pid, 21, *words) == said
+        assert refused(crckpt, target.pid, 10, *words) == said
         full.unlink()
         (staging / "filler").unlink()
         result = dump_incrementally(crckpt, target, *words)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -19,6 +19,7 @@ from crckpt.errors import (
     DumpFailed,
     IntegrityError,
     Interrupted,
+    StoreUnusable,
     TargetNotRunning,
     TreeStopped,
 )
@@ -44,25 +45,14 @@ _AGAIN = "try again: the next dump of this tree is full"
 class BaseMismatch(DumpFailed):
     """The tree does not match what the dump or round counts from: a full one can be made. `reason` is a clause."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        hint: str = "",
-        causes: tuple[str, ...] = (),
-        is_explained: bool = False,
-        reason: str = "",
-    ) -> None:
-        """As DumpFailed, with the reason."""
-        # It has a default as every error can be copied from its message.
-        super().__init__(message, hint=hint, causes=causes, is_explained=is_explained)
-        self.reason = reason
+    reason = ""
 
 
 def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -> CriuResult:
     """The result of a CRIU that worked on the tree. `has_base`: the dump or round counts from another one.
 
-    Raises DumpFailed, explained, if it failed; BaseMismatch; TargetNotRunning if the tree ended before CRIU stopped it.
+    Raises DumpFailed, explained, if it failed; StoreUnusable if a disk became full; BaseMismatch; TargetNotRunning if
+    the tree ended before CRIU stopped it.
     """
     if result.ok:
         return result
@@ -72,45 +62,34 @@ def raise_if_failed(target: DumpTarget, result: CriuResult, *, has_base: bool) -
         raise TargetNotRunning(
             f"PID {target.pid} ended before the freeze", hint="find its new PID: pgrep -af NAME (package procps)"
         )
-    # A killed CRIU leaves sockets in repair mode, which no other process can end.
-    dead = result.status < 0 and target.plan.options.tcp == "keep"
-    if result.status < 0:
+    was_killed = result.status < 0
+    if was_killed:
         # A process that was inside a call of CRIU's does not survive that; its end takes a moment.
         proc.wait_until_gone(target.observed.tree.pids, _ENDING_S)
     # An interruption may have ended a CRIU that had no session of its own yet: then it is the reason.
     with interrupts_allowed():
         # Rarely needed and slow to import: CRIU's log is explained after a failure only.
+        from crckpt.criu.explain import explain
         from crckpt.ops.failure_locations import name_place_in_tree
         from crckpt.ops.full_disk import find_full_directory
 
+        explanation = explain(result.log)
+        found, kind = None if was_killed else explanation.finding, DumpFailed
+        if found is not None and has_base and found.key in _OF_THE_BASE:
+            kind = BaseMismatch
         find_place = name_place_in_tree(target.observed, inside="pid" in target.plan.enter)
         known = (*target.plan.blockers, find_full_directory(target.context))
-        failure = criu_failure(result, DumpFailed, "the dump", find_place, known=known)
-        if dead:
+        failure = criu_failure(result, kind, "the dump", find_place, known=known)
+        if found is not None and found.key == "no-space":
+            is_explained = failure.is_explained
+            raise StoreUnusable(failure.what, hint=failure.hint, causes=failure.causes, is_explained=is_explained)
+        if found is not None and isinstance(failure, BaseMismatch):
+            what = f"of {explanation.place} " if explanation.place else ""
+            failure.reason = f"what CRIU found {what}does not match what was copied before: {found.what}"
+        # A killed CRIU leaves sockets in repair mode, which no other process can end.
+        if was_killed and target.plan.options.tcp == "keep":
             failure = failure.reword(f"{failure.what}; TCP connections may be dead")
-        reason = _find_mismatch(result) if has_base else ""
-        if not reason:
-            raise failure
-        raise BaseMismatch(
-            failure.message,
-            hint=failure.hint,
-            causes=failure.causes,
-            is_explained=failure.is_explained,
-            reason=reason,
-        )
-
-
-def _find_mismatch(result: CriuResult) -> str:
-    """Find how the tree does not match the base, if a CRIU that was not killed failed for that reason."""
-    # As above.
-    from crckpt.criu.explain import explain
-
-    explanation = explain(result.log)
-    finding = explanation.finding
-    if result.status < 0 or finding is None or finding.key not in _OF_THE_BASE:
-        return ""
-    what = f"of {explanation.place} " if explanation.place else ""
-    return f"what CRIU found {what}does not match what was copied before: {finding.what}"
+        raise failure
 
 
 class TreeState(Struct, frozen=True):
@@ -155,11 +134,15 @@ def tree_state_reported(tree: proc.Tree, log: Path, repository: Repository, cont
         yield
     except (CrckptError, Interrupted, OSError) as error:
         with interrupts_deferred():
-            state = state_of(tree)
-            # CRIU lifts its lock when it undoes a dump (criu/cr-dump.c:2098), but not if it was killed.
-            name, made = _find_remains(log, repository)
-            failure = to_dump_error(error, "the dump", context)
-            # A tree that ended after its checkpoint was made, or may have been, needs the lock until its restore.
+            state, failure = state_of(tree), to_dump_error(error, "the dump", context)
+            # The checkpoint that was made if the failure came after the commit; None if that cannot be read: the
+            # store's disk may be what failed.
+            name, made = None, None
+            with suppress(CrckptError, OSError):
+                name = run_id(read_file_ends(log).decode(errors="replace")) if log.exists() else None
+                made = next((each.id[:12] for each in repository.checkpoints() if name and each.run_id == name), "")
+            # CRIU lifts its lock when it undoes a dump (criu/cr-dump.c:2098), but not if it was killed. A tree that
+            # ended after its checkpoint was made, or may have been, needs the lock until its restore.
             if name and (state.kind != "lost" or made == ""):
                 failure = _lift_lock(name, failure, tree)
             raise _with_state(failure, made, state) from error
@@ -185,19 +168,6 @@ def state_of(tree: proc.Tree) -> TreeState:
     if stopped:
         return TreeState("stopped", tuple(stopped))
     return TreeState("held", tuple(gone), holders[0]) if holders else TreeState("running", tuple(gone))
-
-
-def _find_remains(log: Path, repository: Repository) -> tuple[RunId | None, str | None]:
-    """The id of CRIU's run, and the checkpoint that it made if the failure came after the commit.
-
-    The checkpoint is empty if there is none, and None if that cannot be read: the store's disk may be what failed.
-    """
-    name = None
-    try:
-        name = run_id(read_file_ends(log).decode(errors="replace")) if log.exists() else None
-        return name, next((made.id[:12] for made in repository.checkpoints() if name and made.run_id == name), "")
-    except (CrckptError, OSError):
-        return name, None
 
 
 def _lift_lock(name: RunId, error: CommandFailure, tree: proc.Tree) -> CommandFailure:
