@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -16,33 +17,34 @@ from crckpt.criu.command import Paths
 from crckpt.criu.engine import read_log
 from crckpt.criu.freeze_time import find_freeze
 from crckpt.criu.hold import Hold
-from crckpt.errors import IntegrityError, PreflightRefused
+from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 from crckpt.host.process.yield_cpus import cores_left_to
 from crckpt.host.steps import step
+from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import utc_datetime
 from crckpt.ops.context import ignore_progress
 from crckpt.ops.dump.aftermath import BaseMismatch
 from crckpt.ops.dump.attributes import ask
 from crckpt.ops.dump.check_job import check_job, find_shared_job
-from crckpt.ops.dump.commit import commit_checkpoint
 from crckpt.ops.dump.copy_progress import copying_reported
-from crckpt.ops.dump.details import Freeze, FrozenTree, describe_checkpoint, read_details, read_frozen_details
+from crckpt.ops.dump.details import describe_checkpoint, read_details, read_frozen_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
-from crckpt.ops.dump.hold import dump_held
 from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.plan import PlannedDump
-from crckpt.ops.dump.reported import Reported, find_securebits
+from crckpt.ops.dump.reported import Reported, check_reported, find_securebits
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
 from crckpt.ops.dump.rounds import pre_copy
 from crckpt.ops.failures import to_dump_error
-from crckpt.store import Checkpoint, Preparation, is_blank
+from crckpt.store import BeforeWrite, Checkpoint, NewCheckpoint, Preparation, ingest, is_blank
+from crckpt.store.read.details import cache_details
+from crckpt.tracking.dump_basis import CheckpointBase
 
 if TYPE_CHECKING:
     from crckpt.ops.restore.rehearse import RehearsalResult
@@ -92,11 +94,25 @@ def make_checkpoint(
         try:
             result = _dump(dump, workspace, waiting, on_resumed, hand_over)
         except BaseMismatch as error:
+            # Without a base CRIU copies all memory, which takes long.
+            if dump.lineage is None or not target.request.allows_long_freeze:
+                raise
             # Try again only once: without a base there is nothing to mismatch.
-            result = _dump(_restart_full(dump, error, workspace), workspace, None, on_resumed, hand_over)
-    if target.request.stop:
-        return replace(result, unreaped=_wait_until_reaped(dump.target.observed.tree))
-    return replace(result, root_ended=target.root_has_ended)
+            dump.lineage.restart_full(error.reason)
+            # Otherwise images that the next CRIU does not write again would be stored, too.
+            remove_tree(workspace.images, "images")
+            workspace.images.mkdir(mode=0o700)
+            # A program that replaced itself has other files, and may have another name.
+            dump = replace(dump, target=examine_again(dump.target))
+            result = _dump(dump, workspace, None, on_resumed, hand_over)
+    if not target.request.stop:
+        return replace(result, root_ended=target.root_has_ended)
+    # The root waits for its parent to reap it, all others for init.
+    root, *others = (process.identity for process in dump.target.observed.tree.processes)
+    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S)
+    is_of_init = dump.target.observed.tree.root.ppid == 1
+    within = _REAPED_BY_INIT_WITHIN_S if is_of_init else _REAPED_BY_PARENT_WITHIN_S
+    return replace(result, unreaped=(*proc.wait_until_gone((root,), within), *left))
 
 
 def plan_checkpoint(target: DumpTarget) -> DumpResult:
@@ -125,15 +141,10 @@ def _planned(target: DumpTarget, workspace: Workspace | None) -> Iterator[Planne
         before=before,
         starts=workspace is not None,
     )
-    if lineage is None:
-        yield PlannedDump(target, None, None, shared, before)
-        return
-    with closing(lineage):
-        rounds = None
-        if asked is not None:
-            rounds = PreCopyResult(())
-            if workspace is not None:
-                target, rounds = pre_copy(target, lineage, asked, workspace)
+    with closing(lineage) if lineage is not None else nullcontext():
+        rounds = PreCopyResult(()) if lineage is not None and asked is not None else None
+        if lineage is not None and asked is not None and workspace is not None:
+            target, rounds = pre_copy(target, lineage, asked, workspace)
         yield PlannedDump(target, lineage, rounds, shared, before)
 
 
@@ -167,22 +178,6 @@ def _dump(
     return _dump_and_resume(dump, workspace, waiting, on_resumed)
 
 
-def _restart_full(dump: PlannedDump, error: BaseMismatch, workspace: Workspace) -> PlannedDump:
-    """Remove what the failed dump left, and plan a full one of the tree as it is now.
-
-    Raises `error` if the freeze must not be long.
-    """
-    if dump.lineage is None or not dump.target.request.allows_long_freeze:
-        raise error
-    # Without a base CRIU copies all memory: the next try cannot fail for the same reason.
-    dump.lineage.restart_full(error.reason)
-    # Otherwise images that the next CRIU does not write again would be stored, too.
-    remove_tree(workspace.images, "images")
-    workspace.images.mkdir(mode=0o700)
-    # A program that replaced itself has other files, and may have another name.
-    return replace(dump, target=examine_again(dump.target))
-
-
 def _dump_and_resume(
     dump: PlannedDump, workspace: Workspace, waiting: StartedCriu | None, on_resumed: OnResumed
 ) -> DumpResult:
@@ -200,7 +195,7 @@ def _dump_and_resume(
 
     preparation = Preparation(workspace.repository, workspace.images)
     with _copying_reported(dump, workspace):
-        outcome = dump_held(dump, workspace, waiting, preparation, read_states)
+        outcome = dump.run_held(workspace, waiting, preparation, read_states)
     target.check_root()
     frozen_ms = read_dump_stats(workspace.stats.read_bytes()).frozen_time / 1000
     # CRIU writes its statistics when the tree has just resumed.
@@ -208,21 +203,24 @@ def _dump_and_resume(
     target.check_entered(outcome.log)
     reported = Reported(states, find_securebits(target.observed.tree, answers))
     # The checkpoint's time is the middle of the freeze.
-    freeze = Freeze(resumed - timedelta(milliseconds=frozen_ms / 2), frozen_ms, (outcome.ended - began) * 1000)
-    frozen = FrozenTree(describe_checkpoint(dump, outcome.log, details, freeze), reported)
+    moment = resumed - timedelta(milliseconds=frozen_ms / 2)
+    new = describe_checkpoint(dump, outcome.log, details, moment, frozen_ms, (outcome.ended - began) * 1000)
+    rounds = dump.pre_copy
+    if rounds is not None and rounds.max_freeze_ms is not None:
+        rounds = replace(rounds, over_budget=frozen_ms > rounds.max_freeze_ms)
     result = replace(
         _make_result(dump, outcome.argv, unasked),
         frozen_ms=frozen_ms,
         lineage=_summarise_lineage(dump, workspace),
-        pre_copy=_compare_with_budget(dump.pre_copy, frozen_ms),
+        pre_copy=rounds,
     )
-    new, alone = frozen.checkpoint, target.request.asynchronous
+    alone = target.request.asynchronous
     with interrupts_allowed(), workspace.repository.announced(new.job, new.created, new.run_id, alone=alone):
         on_resumed(replace(result, pending=True, root_ended=target.root_has_ended))
         try:
             # Storing takes longer than the freeze, and would use all cores.
             with cores_left_to(target.observed.tree.pids):
-                return replace(result, checkpoint=commit_checkpoint(dump, workspace, frozen, preparation))
+                return replace(result, checkpoint=commit_checkpoint(dump, workspace, new, reported, preparation))
         except OSError as error:
             raise to_dump_error(error, "the dump", target.context) from error
 
@@ -239,7 +237,7 @@ def _dump_and_stop(
     rehearsals: list[RehearsalResult] = []
     if request.rehearse:
         # The steps of a restore take long to load: not in the freeze.
-        from crckpt.ops.dump.rehearse_held import rehearse_held
+        from crckpt.ops.restore.rehearse import rehearse_held
 
     def commit(hold: Hold) -> None:
         # From now on the store reports its own progress.
@@ -258,24 +256,24 @@ def _dump_and_stop(
         reported = Reported(read_task_states(target.pid), find_securebits(target.observed.tree, answers))
         if hand_over is not None:
             hand_over.begin(target.observed.tree, find_freeze(workspace.log, began))
-        freeze = Freeze(datetime.now(UTC), spent_ms, spent_ms)
-        frozen = FrozenTree(describe_checkpoint(dump, log, details, freeze), reported)
+        new = describe_checkpoint(dump, log, details, datetime.now(UTC), spent_ms, spent_ms)
 
         def check(checkpoint: Checkpoint, manifest: bytes) -> None:
             if request.rehearse:
-                rehearsals.append(rehearse_held(target, workspace.repository, checkpoint))
+                rehearsals.append(rehearse_held(request.target, target.context, workspace.repository, checkpoint))
             # If CRIU has given up waiting, the tree runs, and this is no checkpoint of its end.
             hold.check()
             if hand_over is not None:
                 hand_over.prepare(checkpoint, manifest)
 
         at_least = hand_over.at_least if hand_over is not None else 0
-        made.append(commit_checkpoint(dump, workspace, frozen, preparation, at_least=at_least, before=check))
+        checkpoint = commit_checkpoint(dump, workspace, new, reported, preparation, at_least=at_least, before=check)
+        made.append(checkpoint)
         if hand_over is not None:
             hand_over.decide()
 
     with _copying_reported(dump, workspace) as end_report:
-        outcome = dump_held(dump, workspace, waiting, preparation, commit)
+        outcome = dump.run_held(workspace, waiting, preparation, commit)
     if hand_over is not None:
         hand_over.end()
     return replace(
@@ -284,12 +282,6 @@ def _dump_and_stop(
         lineage=_summarise_lineage(dump, workspace),
         rehearsal=rehearsals[0] if rehearsals else None,
     )
-
-
-def _compare_with_budget(rounds: PreCopyResult | None, frozen_ms: float) -> PreCopyResult | None:
-    if rounds is None or rounds.max_freeze_ms is None:
-        return rounds
-    return replace(rounds, over_budget=frozen_ms > rounds.max_freeze_ms)
 
 
 def _copying_reported(dump: PlannedDump, workspace: Workspace) -> AbstractContextManager[Callable[[], None]]:
@@ -308,9 +300,53 @@ def _summarise_lineage(dump: PlannedDump, workspace: Workspace) -> LineageSummar
     return dump.lineage.summary
 
 
-def _wait_until_reaped(tree: proc.Tree) -> tuple[int, ...]:
-    """PIDs that the ended tree still holds: its root waits for its parent, all others for init."""
-    others = (process.identity for process in tree.processes if process is not tree.root)
-    left = proc.wait_until_gone(others, _REAPED_BY_INIT_WITHIN_S)
-    within = _REAPED_BY_INIT_WITHIN_S if tree.root.ppid == 1 else _REAPED_BY_PARENT_WITHIN_S
-    return (*proc.wait_until_gone((tree.root.identity,), within), *left)
+def commit_checkpoint(
+    dump: PlannedDump,
+    workspace: Workspace,
+    new: NewCheckpoint,
+    reported: Reported,
+    preparation: Preparation,
+    *,
+    at_least: int = 0,
+    before: BeforeWrite | None = None,
+) -> Checkpoint:
+    """Check CRIU's images, store the checkpoint, report it to the tree's keeper, and tag it.
+
+    It exists once its manifest is written. `preparation` has run for the images; `at_least` and `before` are for
+    `ingest`.
+    """
+    target, repository, images = dump.target, workspace.repository, workspace.images
+    if target.plan.as_user is not None:
+        # CRIU wrote the images as the tree's user, and the store takes only our own files.
+        for image in images.iterdir():
+            os.chown(image, os.geteuid(), os.getegid(), follow_symlinks=False)
+    # CRIU dumps such a tree, but cannot restore it: with --stop the program would be lost.
+    if any(images.glob("userns-*.img")):
+        raise DumpFailed(
+            "the dump failed: a process changed its user namespace during the dump",
+            hint="start it without a user namespace (unshare --user), or checkpoint it with its container engine",
+        )
+    # A newer CRIU may write another format: store nothing that could not be read again.
+    read_inventory((images / "inventory.img").read_bytes())
+    check_reported(images, reported)
+    if dump.parent:
+        dump.parent.link_pages(images)
+    checkpoint = ingest(
+        repository,
+        images,
+        new,
+        compress=target.context.compress,
+        searches=target.request.searches,
+        copies=target.request.copies,
+        progress=target.context.progress,
+        at_least=at_least,
+        before=before,
+        preparation=preparation,
+    )
+    cache_details(repository, checkpoint, new.details, workspace.work)
+    # Report it only now: until the checkpoint is durable, the next dump must count from the one before.
+    if dump.lineage is not None:
+        dump.lineage.commit(CheckpointBase(checkpoint.id))
+    if target.request.tag is not None:
+        repository.tag(checkpoint.id, target.request.tag)
+    return checkpoint

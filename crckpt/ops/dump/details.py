@@ -1,41 +1,36 @@
-"""The facts that a checkpoint records in addition to CRIU's images, for `show` and for the preflight of a restore."""
+"""The facts that a checkpoint records in addition to CRIU's images, for `show` and for the preflight of a restore.
+
+`crckpt.ops.restore.open_files` checks that a restored tree has the recorded files open, and no others.
+"""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import datetime
+from typing import Any
 
-from msgspec import Struct, to_builtins
+from msgspec import to_builtins
 from msgspec.structs import asdict
 
 from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.engine import run_id
 from crckpt.host import machine, proc
+from crckpt.host.disk.checked_files import digest_head, read_head
+from crckpt.host.disk.users import read_link_target
 from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.proc.fd import read_link
+from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.program.program import read_program
 from crckpt.model import Task
-from crckpt.ops.dump import attributes, open_files
+from crckpt.ops.dump import attributes
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.plan import PlannedDump
-from crckpt.ops.dump.reported import Reported
-from crckpt.preflight.attribute_record import AttributeRecord
 from crckpt.preflight.dump.sockets import loses
 from crckpt.store import NewCheckpoint
-
-
-class Freeze(Struct, frozen=True):
-    """The freeze of a tree: a moment of it, its length, and the time that the whole dump took."""
-
-    moment: datetime
-    frozen_ms: float
-    dump_ms: float
-
-
-class FrozenTree(Struct, frozen=True):
-    """A tree as it was frozen: the checkpoint to make of it, and what its images must agree with."""
-
-    checkpoint: NewCheckpoint
-    reported: Reported
 
 
 def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: bool = False) -> dict[str, object]:
@@ -55,9 +50,15 @@ def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: b
     truncated = {found.target for found in logs if found.pos > found.size}
     appended = {found.target: found.size for found in logs if found.target not in truncated}
     record = attributes.record(observed.tree.root, answers, is_frozen=is_frozen)
-    if is_frozen and not target.request.force:
-        _refuse_losses(record, target)
-    files = open_files.record(observed.tree, observed.descriptors)
+    # A client that resets its connection at this moment loses no more than one whose connection is closed.
+    kept = [found for found in record.sockets if not (found.is_tcp and target.request.tcp == "close")]
+    comms = {process.ns_pids[-1]: process.comm for process in observed.tree.processes}
+    lost = [loses(found.pid, found.fd, comms.get(found.pid, "?"), loss) for found in kept for loss in found.losses]
+    if lost and is_frozen and not target.request.force:
+        raise preflight_refusal(lost)
+    # The root of the tree of this job that was tracked last: so a later dump can say why it is full.
+    is_tracked = dump.lineage is not None and dump.lineage.tracks
+    tracked_root = observed.tree.root.identity if is_tracked else dump.tracked_before
     # The tree may have executed another program since it was examined, but its unit is still the same.
     root = observed.tree.root
     program = read_program(root.pid, root.comm, target.program.unit)
@@ -71,21 +72,10 @@ def read_details(dump: PlannedDump, answers: attributes.Answers, *, is_frozen: b
         "append_sizes": appended,
         "cpu_seconds": proc.cpu_seconds(observed.tree),
         "attributes": to_builtins(record, str_keys=True),
-        "files": files.known,
-        "file_owners": files.owners,
-        "file_heads": files.heads,
-        "tracked_root": _identify_tracked_root(dump),
+        "tracked_root": None if tracked_root is None else to_builtins(tracked_root),
+        **record_files(observed.tree, observed.descriptors),
         **read_frozen_details(target),
     }
-
-
-def _refuse_losses(record: AttributeRecord, target: DumpTarget) -> None:
-    comms = {process.ns_pids[-1]: process.comm for process in target.observed.tree.processes}
-    # A client that resets its connection at this moment loses no more than one whose connection is closed.
-    kept = [found for found in record.sockets if not (found.is_tcp and target.request.tcp == "close")]
-    lost = [loses(found.pid, found.fd, comms.get(found.pid, "?"), loss) for found in kept for loss in found.losses]
-    if lost:
-        raise preflight_refusal(lost)
 
 
 def read_frozen_details(target: DumpTarget) -> dict[str, object]:
@@ -93,40 +83,82 @@ def read_frozen_details(target: DumpTarget) -> dict[str, object]:
     observed = target.observed
     return {
         "descriptors": attributes.record_descriptors(observed),
-        "file_times": open_files.read_times(observed.tree, observed.descriptors),
+        "file_times": _read_times(observed.tree, observed.descriptors),
     }
 
 
-def describe_checkpoint(dump: PlannedDump, log: str, details: dict[str, object], freeze: Freeze) -> NewCheckpoint:
-    """Describe the checkpoint. Call it while the tree is frozen, or just after."""
-    target, parent = dump.target, dump.parent
+def describe_checkpoint(
+    dump: PlannedDump, log: str, details: dict[str, object], moment: datetime, frozen_ms: float, dump_ms: float
+) -> NewCheckpoint:
+    """Describe the checkpoint, while the tree is frozen or just after.
+
+    `moment` is one of the freeze, `dump_ms` the time of the whole dump.
+    """
+    target, parent, observed = dump.target, dump.parent, dump.target.observed
+    # A pipe that lost an end before the freeze has one in it. A pipe that has both ends now had them then.
+    closed = sorted(observed.closed_pipes | find_closed_pipes(observed.descriptors))
     return NewCheckpoint(
         job=target.job,
-        created=freeze.moment,
+        created=moment,
         host=machine.describe_host(target.criu.version, target.criu.digest),
         options=target.plan.options,
-        tree=tuple(Task(p.ns_pids[-1], p.ppid, p.comm, p.threads) for p in target.observed.tree.processes),
+        tree=tuple(Task(p.ns_pids[-1], p.ppid, p.comm, p.threads) for p in observed.tree.processes),
         note=target.request.note,
         run_id=run_id(log),
         stopped=target.request.stop,
-        frozen_ms=freeze.frozen_ms,
-        dump_ms=freeze.dump_ms,
-        details=json.dumps(details | {"closed_pipes": _find_closed_pipes(target)}, sort_keys=True).encode(),
+        frozen_ms=frozen_ms,
+        dump_ms=dump_ms,
+        details=json.dumps(details | {"closed_pipes": closed}, sort_keys=True).encode(),
         config_digest=target.context.config_digest,
         parent=parent.checkpoint if parent else None,
         base=parent.checkpoint_directory if parent else None,
     )
 
 
-def _identify_tracked_root(dump: PlannedDump) -> object:
-    """The root of the tree of this job that was tracked last: so a later dump can say why it is full."""
-    is_tracked = dump.lineage is not None and dump.lineage.tracks
-    found = dump.target.observed.tree.root.identity if is_tracked else dump.tracked_before
-    return None if found is None else to_builtins(found)
+def record_files(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str, dict[str, Any]]:
+    """Record which files the tree has open, by path: device, inode and whether for writing; and the ids of the owners.
+
+    `file_heads`: digests of the first bytes of files that are open for writing.
+    """
+    known: dict[str, set[tuple[int, int, int]]] = {}
+    owners: dict[str, set[int]] = {}
+    heads: dict[str, str] = {}
+    for descriptor in descriptors:
+        if descriptor.identity != (0, 0) and descriptor.target.startswith("/"):
+            writes = int(descriptor.flags & os.O_ACCMODE != os.O_RDONLY)
+            known.setdefault(descriptor.target, set()).add((*descriptor.identity, writes))
+            link = f"/proc/{descriptor.pid}/fd/{descriptor.fd}"
+            # To open a file breaks a lease on it.
+            if writes and descriptor.links and stat.S_ISREG(descriptor.mode) and "LEASE" not in descriptor.info:
+                heads.setdefault(descriptor.target, digest_head(read_head(link)))
+            found = read_link_target(link)
+            if found is not None and (found.device, found.inode) == descriptor.identity:
+                owners.setdefault(descriptor.target, set()).add(found.owner)
+    for process in tree.processes:
+        links = {f"/proc/{process.pid}/{name}": 0 for name in ("exe", "cwd", "root")}
+        links |= {link: _is_writable(link) for link in find_mapped_files(process.pid).values()}
+        reached = [(found, writes) for link, writes in links.items() if (found := read_link_target(link))]
+        # Another process may have got its PID: its files are not the tree's.
+        for found, writes in reached if process.identity.keeps_pid else ():
+            known.setdefault(found.path, set()).add((found.device, found.inode, writes))
+            owners.setdefault(found.path, set()).add(found.owner)
+    return {
+        "files": {path: sorted(identities) for path, identities in known.items()},
+        "file_owners": {path: sorted(users) for path, users in owners.items()},
+        "file_heads": heads,
+    }
 
 
-def _find_closed_pipes(target: DumpTarget) -> list[int]:
-    """Inodes of the pipes that had only one end when the tree was dumped."""
-    # A pipe that lost an end before the freeze has one in it. A pipe that has both ends now had them then.
-    observed = target.observed
-    return sorted(observed.closed_pipes | find_closed_pipes(observed.descriptors))
+def _read_times(tree: proc.Tree, descriptors: Iterable[proc.Descriptor]) -> dict[str, float]:
+    """Read when files that the tree can write were written last, by path: by the clock of their own server."""
+    links = {f"/proc/{each.pid}/fd/{each.fd}" for each in descriptors if each.flags & os.O_ACCMODE != os.O_RDONLY}
+    links |= {link for pid in tree.pids for link in find_mapped_files(pid).values() if _is_writable(link)}
+    read = (read_link(link) for link in links)
+    return {found[0]: found[1].st_mtime for found in read if found is not None and stat.S_ISREG(found[1].st_mode)}
+
+
+def _is_writable(link: str) -> int:
+    """Return whether a mapped file was opened for writing, as the mode of its link in /proc says."""
+    with suppress(OSError):
+        return int(bool(os.lstat(link).st_mode & stat.S_IWUSR))
+    return 0

@@ -24,10 +24,10 @@ from crckpt.ops.dump.aftermath import BaseMismatch, raise_if_failed
 from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.examine import DumpTarget, examine_again
 from crckpt.ops.dump.forecast import bytes_left, forecast_freeze
-from crckpt.ops.dump.hold import run_gated
 from crckpt.ops.dump.launch import Workspace
 from crckpt.ops.dump.lineage import Lineage
 from crckpt.ops.dump.parent_images import write_page_maps
+from crckpt.ops.dump.plan import run_gated
 from crckpt.ops.dump.request import PreCopy
 from crckpt.ops.dump.result import PreCopyResult, RoundResult
 from crckpt.store import STAGING, Preparation, Repository, handed_over, staged

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any, Final
@@ -12,10 +13,10 @@ from msgspec.structs import replace
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.causes.refusal import preflight_refusal
 from crckpt.criu.find import Criu
-from crckpt.errors import NOTHING_LEFT, Interrupted, RehearsalFailed, RestoreFailed
+from crckpt.errors import NOTHING_LEFT, CrckptError, DumpFailed, Interrupted, RehearsalFailed, RestoreFailed
 from crckpt.host.namespaces import memory_limit
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import Context
+from crckpt.ops.context import Context, ignore_progress
 from crckpt.ops.failures import limited_waits_of_restore, to_crckpt_error
 from crckpt.ops.inspect.images import read_image_tree, read_pipes
 from crckpt.ops.restore.attributes import plan_attributes
@@ -51,6 +52,9 @@ from crckpt.store.read.details import read_details
 
 # For CRIU, the init, the probe, and what the kernel charges to the group: page tables, pipes.
 _SPARE: Final = 512 << 20
+# A tree that is dumped stays frozen for so long. What a restore breaks in a program mostly ends it at its first steps.
+_SECONDS_HELD: Final = 0.5
+_FAILED: Final = "the rehearsal failed: "
 
 
 class RehearsalResult(Struct, frozen=True):
@@ -96,6 +100,30 @@ def rehearse(request: RehearsalRequest, context: Context) -> RehearsalResult:
         except (Interrupted, OSError) as error:
             ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
             raise ours.reword(state=NOTHING_LEFT) from error
+
+
+def rehearse_held(target: str, context: Context, repository: Repository, checkpoint: Checkpoint) -> RehearsalResult:
+    """Rehearse the tree that a dump of `target` holds frozen: its packs are stored, its manifest is not.
+
+    Raises DumpFailed if the tree does not start in isolation or does not run on there, Interrupted.
+    """
+    # No checkpoint is made that could be named.
+    request = RehearsalRequest(checkpoint.id, _SECONDS_HELD, is_stored=False)
+    try:
+        result = rehearse_checkpoint(request, replace(context, progress=ignore_progress), repository, checkpoint)
+    except (CrckptError, OSError) as error:
+        ours = to_crckpt_error(error, RehearsalFailed, "the rehearsal")
+        said = ours.message if isinstance(ours, RehearsalFailed) else f"{_FAILED}{ours.message}"
+        raise DumpFailed(said, hint=ours.hint, causes=ours.causes, is_explained=ours.is_explained) from error
+    if result.failures:
+        closed = "" if not result.closed else "; its TCP connections were closed, because the other side is not there"
+        raise DumpFailed(
+            f"{_FAILED}{result.failures[0]}{closed}",
+            hint=f"look closer at a checkpoint of the tree that runs on: crckpt dump "
+            f"{shlex.quote(target)} {checkpoint.job} && crckpt rehearse {checkpoint.job}",
+            causes=result.failures,
+        )
+    return result
 
 
 def rehearse_checkpoint(

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from crckpt.host import proc
 from crckpt.host.observe.tree import leave_out_ended, observe
-from crckpt.ops.dump import attributes, open_files
+from crckpt.ops.dump import attributes
+from crckpt.ops.dump.details import record_files
 
 NOBODY = 65534
 FAMILY = """
@@ -88,5 +89,5 @@ def test_attributes_belong_to_the_identified_process(family: proc.Tree) -> None:
 
 def test_files_of_another_process_are_not_allowed(family: proc.Tree, place: str) -> None:
     """A file of another process would count as one that the tree had."""
-    assert place in open_files.record(family, ()).known
-    assert place not in open_files.record(proc.Tree(family.root, (with_another_root(family),)), ()).known
+    assert place in record_files(family, ())["files"]
+    assert place not in record_files(proc.Tree(family.root, (with_another_root(family),)), ())["files"]

@@ -18,8 +18,7 @@ from crckpt.images.creds import Rights, read_rights
 from crckpt.images.fdinfo import read_directories
 from crckpt.images.pstree import read_pstree
 from crckpt.ops.context import Context
-from crckpt.ops.dump.commit import commit_checkpoint
-from crckpt.ops.dump.details import FrozenTree
+from crckpt.ops.dump.checkpoint import commit_checkpoint
 from crckpt.ops.dump.launch import Workspace
 from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.reported import Reported
@@ -54,7 +53,7 @@ def commit(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] | 
 
 
 def commit_reported(dump: PlannedDump, workspace: Workspace, reported: Reported) -> Checkpoint:
-    return commit_checkpoint(dump, workspace, FrozenTree(described(), reported), Preparation(workspace.repository))
+    return commit_checkpoint(dump, workspace, described(), reported, Preparation(workspace.repository))
 
 
 def refusal(dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights] | None = None) -> str:
@@ -149,9 +148,8 @@ def test_failed_check_leaves_no_checkpoint(dump: PlannedDump, workspace: Workspa
         assert workspace.repository.checkpoints() == ()
         raise DumpFailed("the tree runs again")
 
-    frozen = FrozenTree(described(), Reported())
     with pytest.raises(DumpFailed, match="runs again"):
-        commit_checkpoint(dump, workspace, frozen, Preparation(workspace.repository), before=fail)
+        commit_checkpoint(dump, workspace, described(), Reported(), Preparation(workspace.repository), before=fail)
     assert workspace.repository.checkpoints() == ()
 
 

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 from small_programs import WAITS, program, read
 
 from crckpt.ops.context import Context
-from crckpt.ops.dump.details import Freeze, describe_checkpoint, read_details
+from crckpt.ops.dump.details import describe_checkpoint, read_details
 from crckpt.ops.dump.examine import DumpTarget
 from crckpt.ops.dump.plan import PlannedDump
 from crckpt.ops.dump.request import DumpRequest
 
-FREEZE = Freeze(datetime(2026, 1, 2, tzinfo=UTC), 12.5, 100.0)
+FREEZE = (datetime(2026, 1, 2, tzinfo=UTC), 12.5, 100.0)
 OPENS = """
 os.chdir({0!r})
 log = os.open('log', os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -66,9 +66,9 @@ def test_command_line_and_log_sizes_are_recorded(target: DumpTarget, tmp_path: P
 
 
 def test_checkpoint_is_described_as_requested(target: DumpTarget) -> None:
-    new = describe_checkpoint(PlannedDump(target), "", {"schema": 1}, FREEZE)
+    new = describe_checkpoint(PlannedDump(target), "", {"schema": 1}, *FREEZE)
     assert (new.job, new.note, new.stopped, new.config_digest) == ("job", "a note", True, "cafe")
-    assert (new.created, new.frozen_ms, new.dump_ms) == (FREEZE.moment, 12.5, 100.0)
+    assert (new.created, new.frozen_ms, new.dump_ms) == FREEZE
     assert (new.host.criu_version, new.host.criu_digest) == (CRIU.version, CRIU.digest)
     (task,) = new.tree
     assert (task.pid, task.threads) == (target.pid, (target.pid,))
@@ -81,6 +81,6 @@ def test_process_has_the_pid_of_its_namespace(target: DumpTarget) -> None:
     root = replace(target.observed.tree.root, ns_pids=(target.pid, 7))
     observed = replace(target.observed, tree=replace(target.observed.tree, root=root, processes=(root,)))
     inside = replace(target, observed=observed)
-    assert [task.pid for task in describe_checkpoint(PlannedDump(inside), "", {}, FREEZE).tree] == [7]
+    assert [task.pid for task in describe_checkpoint(PlannedDump(inside), "", {}, *FREEZE).tree] == [7]
     (process,) = details_of(inside)["processes"]
     assert process["pid"] == 7

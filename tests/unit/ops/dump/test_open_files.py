@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dump_targets import observe_live
@@ -14,7 +15,7 @@ from small_programs import WAITS, program, read
 
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import digest_head
-from crckpt.ops.dump.open_files import DumpedFiles, record
+from crckpt.ops.dump.details import record_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a directory away")
 OPENS = "os.chdir({0!r}); files = [os.open(name, flags) for name, flags in {1!r}]"
@@ -40,13 +41,12 @@ def root(place: Path) -> Iterator[proc.Process]:
         yield read(process.pid)
 
 
-def recorded(root: proc.Process) -> dict[str, list[tuple[int, int, int]]]:
-    return recorded_files(root).known
+NOTHING: dict[str, dict[str, Any]] = {"files": {}, "file_owners": {}, "file_heads": {}}
 
 
-def recorded_files(root: proc.Process) -> DumpedFiles:
+def recorded(root: proc.Process, what: str = "files") -> dict[str, Any]:
     observed = observe_live(root)
-    return record(observed.tree, observed.descriptors)
+    return record_files(observed.tree, observed.descriptors)[what]
 
 
 def identity(path: Path, writes: int) -> tuple[int, int, int]:
@@ -67,7 +67,7 @@ def test_open_files_are_recorded_by_path(root: proc.Process, place: Path) -> Non
 
 def test_file_owners_are_recorded(root: proc.Process, place: Path) -> None:
     os.chown(place / "read", NOBODY, NOBODY)
-    owners = recorded_files(root).owners
+    owners = recorded(root, "file_owners")
     assert owners[f"{place}/read"] == [NOBODY]
     assert owners[f"{place}/written"] == owners[f"{place}/mapped"] == [0]
     assert owners["/etc/passwd"] == [0]
@@ -87,14 +87,14 @@ def test_uncertain_files_are_not_recorded(root: proc.Process) -> None:
     observed = observe_live(root)
     unknown = tuple(replace(found, identity=(0, 0)) for found in observed.descriptors)
     other = replace(root, start=root.start + 1)  # another process has got its PID
-    assert record(proc.Tree(other, (other,)), unknown) == DumpedFiles({}, {})
+    assert record_files(proc.Tree(other, (other,)), unknown) == NOTHING
 
 
 def test_files_of_an_ended_process_are_not_read(root: proc.Process) -> None:
     observed = observe_live(root)
     os.kill(root.pid, 9)
     os.waitid(os.P_PID, root.pid, os.WEXITED | os.WNOWAIT)
-    assert record(observed.tree, ()) == DumpedFiles({}, {})
+    assert record_files(observed.tree, ()) == NOTHING
 
 
 def test_writable_mapping_counts_as_writing(place: Path) -> None:
@@ -109,5 +109,5 @@ def test_writable_mapping_counts_as_writing(place: Path) -> None:
 
 def test_first_bytes_of_written_files_are_recorded(root: proc.Process, place: Path) -> None:
     """Of a file with a name, that a descriptor may write."""
-    heads = recorded_files(root).heads
+    heads = recorded(root, "file_heads")
     assert heads == {str(place / name): digest_head(b"x" * 512) for name in ("written", "mapped")}
