@@ -9,8 +9,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.model import JobName, Pid
-from crckpt.ops.dump.last_checkpoint import LastCheckpoint, read_last_checkpoints
-from crckpt.ops.running import find_running_root
+from crckpt.ops.last_checkpoint import LastCheckpoint, read_last_checkpoints
 from crckpt.store import Repository
 
 
@@ -54,7 +53,7 @@ def find_running_jobs(repository: Repository) -> RunningJobs:
     # Of two jobs of one program, the one that was dumped last has it.
     for last in reversed(read_last_checkpoints(repository)):
         job = last.checkpoint.job
-        root = find_running_root(repository, job, last.details)
+        root = last.find_running_root()
         if root is None:
             if last.details is None:
                 excluded.append(_make_unknown(last))

@@ -35,7 +35,7 @@ from crckpt.migrate.wire.messages import Findings, encode_any
 from crckpt.model import MEBIBYTE, Count, Host
 from crckpt.ops.context import Context
 from crckpt.ops.dump.check_job import read_program
-from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
+from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.ops.restore.attributes import plan_attributes
 from crckpt.ops.restore.survey import MemoryNeed, find_bind_refusals, find_id_users, find_releases, read_resources
 from crckpt.preflight.restore.host import HostState

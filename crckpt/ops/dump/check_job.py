@@ -14,7 +14,7 @@ from crckpt.host import proc
 from crckpt.host.program.program import Program, identify, is_same_program
 from crckpt.images.regfile import RegularFile
 from crckpt.ops.dump.examine import DumpTarget
-from crckpt.ops.dump.last_checkpoint import LastCheckpoint
+from crckpt.ops.last_checkpoint import LastCheckpoint
 from crckpt.store import Checkpoint, Repository
 
 _ROOT = 0

@@ -34,7 +34,6 @@ from crckpt.ops.dump.check_job import check_job, find_shared_job
 from crckpt.ops.dump.copy_progress import copying_reported
 from crckpt.ops.dump.details import describe_checkpoint, read_details, read_frozen_details
 from crckpt.ops.dump.examine import DumpTarget, examine_again
-from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.launch import StartedCriu, Workspace
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.plan import PlannedDump
@@ -42,6 +41,7 @@ from crckpt.ops.dump.reported import Reported, check_reported, find_securebits
 from crckpt.ops.dump.result import DumpResult, LineageSummary, PreCopyResult
 from crckpt.ops.dump.rounds import pre_copy
 from crckpt.ops.failures import to_dump_error
+from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.store import BeforeWrite, Checkpoint, NewCheckpoint, Preparation, ingest, is_blank
 from crckpt.store.read.details import cache_details
 from crckpt.tracking.dump_basis import CheckpointBase

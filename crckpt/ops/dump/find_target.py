@@ -11,9 +11,8 @@ from crckpt.errors import CrckptError, TargetNotRunning
 from crckpt.host.target.pinned import PinnedProcess, pinned
 from crckpt.model import JobName
 from crckpt.ops.context import Context
-from crckpt.ops.dump.last_checkpoint import LastCheckpoint, read_last_checkpoint
 from crckpt.ops.dump.request import DumpRequest
-from crckpt.ops.running import describe_place, find_running_root
+from crckpt.ops.last_checkpoint import LastCheckpoint, describe_place, read_last_checkpoint
 from crckpt.store.names import NAME
 
 
@@ -28,7 +27,7 @@ def pinned_target(request: DumpRequest, context: Context) -> Iterator[tuple[Dump
     last = None if colon or kind.isdecimal() else _read_last_checkpoint(context, kind)
     if last is not None:
         job = last.checkpoint.job
-        root = find_running_root(last.repository, job, last.details)
+        root = last.find_running_root()
         if root is None:
             raise TargetNotRunning(
                 f"crckpt knows no program of the job {job} that runs here",
@@ -40,7 +39,7 @@ def pinned_target(request: DumpRequest, context: Context) -> Iterator[tuple[Dump
             yield request, process
     except TargetNotRunning as error:
         last = _read_last_checkpoint(context, request.job or (name.removesuffix(".service") if kind == "unit" else ""))
-        root = None if last is None else find_running_root(last.repository, last.checkpoint.job, last.details)
+        root = None if last is None else last.find_running_root()
         if last is None or root is None:
             raise
         job = last.checkpoint.job

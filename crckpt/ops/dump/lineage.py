@@ -15,9 +15,9 @@ from crckpt.helper.kinds import KEEPER
 from crckpt.helper.records import record_path
 from crckpt.host import proc
 from crckpt.images.stats import DumpStats
-from crckpt.ops.dump.last_checkpoint import UNKNOWN_ROOT
 from crckpt.ops.dump.parent_images import ParentImages, find_checkpoint, find_parent_images, make_parent_images
 from crckpt.ops.dump.result import LineageSummary
+from crckpt.ops.last_checkpoint import UNKNOWN_ROOT
 from crckpt.store import Repository
 from crckpt.tracking.dump_basis import Base, DumpBasis, RoundBase
 from crckpt.tracking.keeper.client import (

@@ -13,12 +13,12 @@ from crckpt.ops.dump.aftermath import tree_state_reported
 from crckpt.ops.dump.check_job import check_job
 from crckpt.ops.dump.examine import DumpTarget, examine_target
 from crckpt.ops.dump.find_target import pinned_target
-from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
 from crckpt.ops.dump.lineage import open_lineage
 from crckpt.ops.dump.request import DumpRequest
 from crckpt.ops.dump.result import PreDumpResult
 from crckpt.ops.dump.rounds import take_round
 from crckpt.ops.failures import limited_waits_of_dump, nothing_begun_reported, to_dump_error
+from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.store import Repository
 
 

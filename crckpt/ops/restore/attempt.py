@@ -9,9 +9,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.causes import Finding
+from crckpt.causes.refusal import Refusal
 from crckpt.criu.command import Paths, restore_command
 from crckpt.criu.find import Criu
 from crckpt.criu.hold import AfterCommit
+from crckpt.errors import CrckptError
 from crckpt.images.terminal_files import TerminalFiles
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
@@ -23,6 +25,7 @@ from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.files import find_unsized
 from crckpt.preflight.restore.terminals import find_terminal_files
 from crckpt.store import Checkpoint, Repository
+from crckpt.store.known_damage import FIND_REPAIR, DamagedCheckpoint
 from crckpt.tracking.preload.library import restore_words
 
 if TYPE_CHECKING:
@@ -64,6 +67,34 @@ class RestoreAttempt(Struct, frozen=True):
     def is_sibling(self) -> bool:
         """Whether CRIU makes the root a child of its parent. In a new PID namespace that is the namespace's init."""
         return (not self.request.detach or self.has_new_terminal) and not self.request.new_pid_namespace
+
+    @property
+    def name(self) -> str:
+        """The checkpoint, for commands: with --or-older, the ref may name a newer one."""
+        return self.checkpoint.short_id if self.request.or_older else self.request.ref
+
+    @property
+    def values(self) -> dict[str, str]:
+        """The values of its findings: `ref`, and `older`, which offers an older checkpoint."""
+        older = f"; or restore an older checkpoint: crckpt restore {self.request.ref} --or-older"
+        if len(self.repository.back_from(self.checkpoint)) == 1:
+            older = f"; {self.checkpoint.job} has no older checkpoint"
+        elif self.request.or_older:
+            older = ""
+        return {"ref": self.name, "older": older}
+
+    def fill_in(self, failure: CrckptError) -> CrckptError:
+        """Return its failure with remedies that can be typed as they are."""
+        if isinstance(failure, Refusal):
+            return failure.fill(**self.values)
+        if isinstance(failure, DamagedCheckpoint) and not failure.has_own_hint:
+            return failure.reword(hint=f"{FIND_REPAIR}{self.values['older']}")
+        return failure
+
+    def name_checkpoint(self, result: RestoreResult) -> RestoreResult:
+        """Return its result with warnings whose remedies name the checkpoint."""
+        warnings = tuple(warning.fill(ref=self.name) for warning in result.verdict.warnings)
+        return replace(result, verdict=replace(result.verdict, warnings=warnings))
 
     def wait_before_run(self, root: int, criu: int) -> AfterCommit | None:
         """In the hold of a move: wait until the tree may run; return what to do next. Raises if it must not run."""

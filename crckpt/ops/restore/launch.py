@@ -1,4 +1,4 @@
-"""Start a CRIU that restores: before its images are read, where that is possible, because CRIU starts slowly."""
+"""Start a CRIU that restores, in a private directory, before its images are read: CRIU starts slowly."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
+from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
 from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process import run
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.images.tree import ImageTree
-from crckpt.ops.context import nsenter_words
+from crckpt.ops.context import Context, nsenter_words, require_staging
 from crckpt.ops.restore.attempt import RestoreAttempt
 from crckpt.ops.restore.holders import HOLDERS, create_holders, write_holders
 from crckpt.ops.restore.images import write_images
 from crckpt.ops.restore.outside_ends import OutsideEnds, inherited_ends
-from crckpt.ops.restore.work_directory import opened_work_directory
 from crckpt.preflight.attribute_record import GroupMoves
+from crckpt.store import Repository, staged
 from crckpt.store.transaction import RESTORE_LOG, record_builder
 
 
@@ -48,6 +49,11 @@ class LaunchedCriu(Struct, frozen=True):
         """The init of the new PID namespace, as we see it; None if the tree is in ours."""
         return self.new.init if self.new else None
 
+    @property
+    def helpers(self) -> tuple[int, ...]:
+        """The processes that stay as long as the new PID namespace; none if the tree is in ours."""
+        return (self.new.init, self.new.parent) if self.new else ()
+
     def find_init(self, tree: ImageTree) -> int | None:
         """In the hold: find the init of the tree's PID namespace, as we see it; None if the tree is in ours.
 
@@ -67,6 +73,30 @@ class LaunchedCriu(Struct, frozen=True):
         self.streamer.refuse()
         self.hold.release()
         self.run.wait()
+
+
+@contextmanager
+def opened_work_directory(context: Context, repository: Repository) -> Iterator[Path]:
+    """Make the directory, and remove it after the block. Raises UsageError if `--staging` is no safe directory."""
+    if not repository.backend.find_write_refusal():
+        with repository.transaction() as begun:
+            yield begun.path
+        return
+    with staged(find_work_place(context, repository)) as path:
+        yield path
+
+
+def find_work_place(context: Context, repository: Repository) -> Path:
+    """The directory in which the private one is made. Raises as `opened_work_directory`."""
+    if not repository.backend.find_write_refusal():
+        return repository.backend.scratch
+    if context.staging is not None:
+        require_staging(context)
+        return context.staging
+    place = runtime_directory() / "restoring"
+    # It makes the directories above the path that it gets.
+    make_runtime_directory(place / "any")
+    return place
 
 
 @contextmanager

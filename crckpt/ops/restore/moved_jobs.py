@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
 from crckpt.causes import Finding, cause
 from crckpt.errors import CrckptError, PreflightRefused, StoreLocked
+from crckpt.host import proc
+from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.model import JobName
+from crckpt.ops.last_checkpoint import describe_place, read_with_details
 from crckpt.ops.restore.request import RestoreRequest
-from crckpt.ops.running import describe_place, find_running_root
 from crckpt.store import Checkpoint, Repository
 from crckpt.store.lock import TIMEOUT_S
 from crckpt.store.move_status import MoveStatus, find_moved, find_status
 from crckpt.store.moves import Move, read_move, remove_move
-from crckpt.store.read.details import read_recent_details
 
 
 def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: RestoreRequest) -> None:
@@ -28,19 +29,21 @@ def refuse_moved(repository: Repository, checkpoint: Checkpoint, request: Restor
     status = find_status(move)
     if not status.prevents_restore(checkpoint, find_moved(repository, status.move)):
         return
-    if status.move.forbids_restore:
+    move, when = status.move, f"{status.move.changed:%Y-%m-%d %H:%M:%S} UTC"
+    if move.forbids_restore:
         raise _refuse_unfinished(status)
     if not request.despite_move:
-        raise _refuse_finished(status, request.ref)
+        message = f"a move of {move.job} from {move.peer} was aborted ({when}), and it may still run there"
+        if move.side == "source":
+            message = f"{move.job} was moved to {move.peer} ({when}), and may still run there"
+        hint = f"if it no longer runs there: crckpt restore {request.ref} --despite-move"
+        raise PreflightRefused(message, hint=hint, is_in_use=True)
 
 
 def find_running_copy(repository: Repository, checkpoint: Checkpoint) -> tuple[Finding, ...]:
     """Find out whether the job's tree runs here: as it was dumped, or as it was restored, wherever."""
-    details = None
     # The restore says what is damaged.
-    with suppress(CrckptError, OSError):
-        details = read_recent_details(repository, checkpoint)
-    root = find_running_root(repository, checkpoint.job, details)
+    root = read_with_details(repository, checkpoint).find_running_root()
     return () if root is None else (cause("job-runs").finding(job=checkpoint.job, place=describe_place(root)),)
 
 
@@ -54,19 +57,27 @@ def restoring(repository: Repository, job: JobName, *, alone: bool, timeout: flo
         try:
             stack.enter_context(repository.restoring(job, timeout, alone=alone))
         except StoreLocked as locked:
-            raise _name_move(repository, job, locked) from None
+            error = locked
+            with suppress(CrckptError, OSError):
+                move = read_move(repository.backend, job)
+                if move is not None and find_status(move).crckpt_pid == locked.holder is not None:
+                    error = locked.reword(
+                        f"{job} is being moved {_describe_direction(move)} by crckpt (PID {locked.holder})",
+                        hint="wait until it ends; see how far it is: crckpt migrate --list",
+                    )
+            raise error from None
         yield
 
 
-def _name_move(repository: Repository, job: JobName, locked: StoreLocked) -> StoreLocked:
-    with suppress(CrckptError, OSError):
-        move = read_move(repository.backend, job)
-        if move is not None and find_status(move).crckpt_pid == locked.holder is not None:
-            return locked.reword(
-                f"{job} is being moved {_describe_direction(move)} by crckpt (PID {locked.holder})",
-                hint="wait until it ends; see how far it is: crckpt migrate --list",
-            )
-    return locked
+def record_running(repository: Repository, checkpoint: Checkpoint, root: int, helpers: Iterable[int]) -> None:
+    """Record where the job runs, for the next dump and the next restore, and which processes of ours stay for it."""
+    process = proc.read_process(root)
+    found = tuple(identity for pid in helpers if (identity := proc.identify(pid)) is not None)
+    # Without the record the tree is known by its PID only.
+    with suppress(OSError):
+        if process is not None:
+            identity = proc.identify_live_root(process)
+            record_restored(RestoredTree(identity, repository.id, checkpoint.job, checkpoint.id, found))
 
 
 def forget_move(repository: Repository, checkpoint: Checkpoint) -> None:
@@ -88,18 +99,6 @@ def _refuse_unfinished(status: MoveStatus) -> PreflightRefused:
         f"{move.job} {state} {_describe_direction(move)}: a restore could start a second copy",
         hint=hint,
         is_in_use=True,
-    )
-
-
-def _refuse_finished(status: MoveStatus, ref: str) -> PreflightRefused:
-    move = status.move
-    when = f"{move.changed:%Y-%m-%d %H:%M:%S} UTC"
-    if move.side == "source":
-        message = f"{move.job} was moved to {move.peer} ({when}), and may still run there"
-    else:
-        message = f"a move of {move.job} from {move.peer} was aborted ({when}), and it may still run there"
-    return PreflightRefused(
-        message, hint=f"if it no longer runs there: crckpt restore {ref} --despite-move", is_in_use=True
     )
 
 

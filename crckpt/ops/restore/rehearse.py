@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -37,15 +37,15 @@ from crckpt.ops.restore.isolated_run import (
     reachable_sockets,
     run_isolated,
 )
+from crckpt.ops.restore.judgement import plan_restore
+from crckpt.ops.restore.launch import find_work_place, opened_work_directory
 from crckpt.ops.restore.open_files import RecordedFiles
-from crckpt.ops.restore.request import RehearsalRequest
+from crckpt.ops.restore.request import RehearsalRequest, RestoreRequest
 from crckpt.ops.restore.survey import survey
-from crckpt.ops.restore.work_directory import find_work_place, opened_work_directory
 from crckpt.preflight.attribute_record import read_attribute_record
-from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
+from crckpt.preflight.restore.checks import judge_restore
 from crckpt.preflight.restore.files import find_unsized
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.rehearsal import find_rehearsal_blockers, rehearsal_warnings, writable_bytes
 from crckpt.store import Checkpoint, Repository, open_reader
 from crckpt.store.read.details import read_details
@@ -149,12 +149,18 @@ def rehearse_checkpoint(
             streams = ImageStreams(reading, tree, context.progress, edits)
             streams.begin()
         details = read_details(repository, checkpoint)
-        planned = _plan_restore(checkpoint, tree, criu, details)
+        # Files are cut back in the overlay only.
+        choices = RestoreRequest(request.ref, detach=True, tcp="close", grown="rewind", new_pid_namespace=True)
+        planned = plan_restore(choices, checkpoint, tree, details, criu, is_rehearsal=True)
         # In namespaces of its own all ports and terminals are free. Files on an overlay are other files, without locks
         # and writers.
         free = {"refused": {}, "locks": {}, "writers": {}, "terminals": frozenset[int]()}
         host = replace(survey(planned, reading.files, find_work_place(context, repository)), **free)
-        verdict = _judge(planned, host, request)
+        verdict = judge_restore(planned, host)
+        blockers = (*find_rehearsal_blockers(tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
+        if blockers:
+            raise preflight_refusal(tuple(blocker.fill(**request.values) for blocker in blockers))
+        verdict = replace(verdict, warnings=rehearsal_warnings(verdict))
         limit = _memory_limit(tree, host)
         # The real path: it is bound at the same place in the new root directory.
         work = stack.enter_context(opened_work_directory(context, repository)).resolve()
@@ -197,36 +203,6 @@ def rehearse_checkpoint(
         sockets=reachable_sockets(tree),
         unwritable=run.unwritable,
     )
-
-
-def _plan_restore(checkpoint: Checkpoint, tree: ImageTree, criu: Criu, details: dict[str, Any]) -> PlannedRestore:
-    """Plan a restore into a new PID namespace, in which files may be cut back."""
-    recorded = RecordedFiles.of_details(details)
-    return PlannedRestore(
-        tree=tree,
-        created=checkpoint.created,
-        cpu_features=checkpoint.host.cpu_features,
-        keeps_connections=False,
-        append_sizes=details.get("append_sizes", {}),
-        inodes=recorded.inodes,
-        owners=recorded.owners,
-        heads=recorded.heads,
-        times=recorded.times,
-        grown="rewind",  # they are cut back in the overlay only
-        is_rehearsal=True,
-        new_pid_namespace=True,
-        has_terminal=True,
-        crius=(checkpoint.host.criu_version, criu.version),
-        closed_pipes=frozenset(details.get("closed_pipes", ())),
-    )
-
-
-def _judge(planned: PlannedRestore, host: HostState, request: RehearsalRequest) -> RestoreVerdict:
-    verdict = judge_restore(planned, host)
-    blockers = (*find_rehearsal_blockers(planned.tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
-    if blockers:
-        raise preflight_refusal(tuple(blocker.fill(**request.values) for blocker in blockers))
-    return replace(verdict, warnings=rehearsal_warnings(verdict))
 
 
 def _memory_limit(tree: ImageTree, host: HostState) -> int:

@@ -29,14 +29,14 @@ from crckpt.errors import (
 from crckpt.helper.terminal.client import TerminalHolder
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_for_appending
+from crckpt.host.disk.files import name_with_ending
 from crckpt.host.disk.other_names import linked_again
+from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
-from crckpt.host.process.job_control import Job
 from crckpt.host.process.shell_terminal import terminal_of_shell
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
 from crckpt.host.process.terminal_numbers import lower_numbers_held
-from crckpt.host.target.restored_trees import RestoredTree, record_restored
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error
@@ -47,17 +47,15 @@ from crckpt.ops.restore.attributes import AttributeRestore, plan_attributes
 from crckpt.ops.restore.foreground import announce_on_terminal, start_job
 from crckpt.ops.restore.holders import write_holders
 from crckpt.ops.restore.images import ImageStreams, LateFill
-from crckpt.ops.restore.judgement import judge_attempt, refuse_blocked
+from crckpt.ops.restore.judgement import judge_attempt
 from crckpt.ops.restore.launch import LaunchedCriu, launched_criu
 from crckpt.ops.restore.memory_fill import fill_memory
-from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, refuse_moved, restoring
+from crckpt.ops.restore.moved_jobs import find_running_copy, forget_move, record_running, refuse_moved, restoring
 from crckpt.ops.restore.new_terminal import commit_terminal, give_terminal, new_terminal
 from crckpt.ops.restore.open_files import RecordedFiles, check_open_files
 from crckpt.ops.restore.outside_ends import OutsideEnds
-from crckpt.ops.restore.remedies import fill_in_failure, list_values, name_attempt
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.result import RestoreResult
-from crckpt.ops.restore.rewound_files import files_rewound, name_kept_files
 from crckpt.preflight.attribute_record import read_attribute_record
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.preflight.restore.tasks import find_needed_ids
@@ -113,21 +111,19 @@ def restore(
         # In other PIDs not all that is in use shows that it is the program itself: then that is named, too.
         if running and not request.new_pid_namespace:
             raise preflight_refusal(running, is_in_use=True)
-        if not request.or_older:
-            attempt = RestoreAttempt(
-                request,
-                context,
-                repository,
-                newest,
-                context.criu(),
-                announce,
-                before_run=before_run,
-                unpacked=unpacked,
-                filler=filler,
-                running=running,
-            )
-            return _restore_checkpoint(attempt)
-        return _restore_newest(request, context, repository, newest, announce, running)
+        attempt = RestoreAttempt(
+            request,
+            context,
+            repository,
+            newest,
+            context.criu(),
+            announce,
+            before_run=before_run,
+            unpacked=unpacked,
+            filler=filler,
+            running=running,
+        )
+        return _restore_newest(attempt) if request.or_older else _restore_checkpoint(attempt)
 
 
 def check_restore(
@@ -143,44 +139,30 @@ def check_restore(
         return _restore_checkpoint(RestoreAttempt(wanted, context, repository, checkpoint, context.criu()))
 
 
-def _restore_newest(
-    request: RestoreRequest,
-    context: Context,
-    repository: Repository,
-    newest: Checkpoint,
-    announce: Announce,
-    running: tuple[Finding, ...],
-) -> RestoreResult:
-    """Restore `newest`, or the next older checkpoint that can be restored."""
-    criu = context.criu()
-    damaged = tuple((bad.id, bad.why) for bad in repository.unreadable(newest.job))
+def _restore_newest(first: RestoreAttempt) -> RestoreResult:
+    """Restore the checkpoint of the attempt, or the next older one that can be restored."""
+    repository, job = first.repository, first.checkpoint.job
+    damaged = tuple((bad.id, bad.why) for bad in repository.unreadable(job))
     failures: list[tuple[Checkpoint, CrckptError]] = []
 
     def add_skipped(restored: RestoreResult) -> RestoreResult:
         failed = tuple((bad.id, error.message) for bad, error in failures)
         return replace(restored, skipped=(*damaged, *failed))
 
-    def announce_with_skipped(restored: RestoreResult) -> None:
-        announce(add_skipped(restored))
-
-    for checkpoint in repository.back_from(newest):
+    for checkpoint in repository.back_from(first.checkpoint):
+        attempt = replace(first, checkpoint=checkpoint, announce=lambda result: first.announce(add_skipped(result)))
         try:
-            attempt = RestoreAttempt(
-                request, context, repository, checkpoint, criu, announce_with_skipped, running=running
-            )
-            restored = _restore_checkpoint(attempt)
+            return add_skipped(_restore_checkpoint(attempt))
         except (IntegrityError, PreflightRefused, RestoreFailed) as error:
             if isinstance(error, PreflightRefused) and error.is_in_use:
                 # A PID, a port or a lock is in use: maybe the program itself runs, so do not start an older one.
                 causes = (*(why for _, why in damaged), *_reasons(failures), *error.causes)
                 raise PreflightRefused(error.message, hint=error.hint, causes=causes, is_in_use=True) from error
             failures.append((checkpoint, error))
-        else:
-            return add_skipped(restored)
     if len(failures) == 1:
         raise failures[0][1]
     raise RestoreFailed(
-        f"none of the {len(failures)} checkpoints of {newest.job} can be restored",
+        f"none of the {len(failures)} checkpoints of {job} can be restored",
         hint=_REPAIR if isinstance(failures[0][1], IntegrityError) else failures[0][1].hint,
         causes=tuple(_reasons(failures)),
     )
@@ -194,19 +176,12 @@ def _reasons(failures: list[tuple[Checkpoint, CrckptError]]) -> Iterator[str]:
 
 def _restore_checkpoint(attempt: RestoreAttempt) -> RestoreResult:
     try:
-        result = _restore(attempt)
+        return attempt.name_checkpoint(_restore(attempt))
     except (Interrupted, OSError) as error:
         ours = to_crckpt_error(error, RestoreFailed, "the restore")
         raise ours.reword(state=NOTHING_LEFT) from error
     except CrckptError as error:
-        raise fill_in_failure(error, attempt) from error
-    return _name_ref(result, attempt)
-
-
-def _name_ref(result: RestoreResult, attempt: RestoreAttempt) -> RestoreResult:
-    """Name the checkpoint in the remedies of the warnings."""
-    warnings = tuple(warning.fill(ref=name_attempt(attempt)) for warning in result.verdict.warnings)
-    return replace(result, verdict=replace(result.verdict, warnings=warnings))
+        raise attempt.fill_in(error) from error
 
 
 def _restore(attempt: RestoreAttempt) -> RestoreResult:
@@ -238,11 +213,7 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
             criu = None
         details = read_details(repository, checkpoint)
         attributes = plan_attributes(read_attribute_record(details), tree, allow_weaker=request.allow_weaker)
-        verdict = judge_attempt(attempt, tree, reading.files, details)
-        refuse_blocked(request, verdict, attributes)
-        weaker, lost = attributes.verdict.weaker, attributes.verdict.lost
-        # The user has allowed what is weaker: report it all the same.
-        verdict = replace(verdict, warnings=(*verdict.warnings, *weaker, *lost))
+        verdict = judge_attempt(attempt, tree, reading.files, details, attributes)
         if request.dry_run:
             paths = Paths(Path("IMAGES"), Path("WORK"))
             command = attempt.command(paths, (), stream=not tree.is_read_by_position)
@@ -261,10 +232,16 @@ def _restore(attempt: RestoreAttempt) -> RestoreResult:
         recorded = RecordedFiles.of_details(details, is_of_this_host=is_of_this_host)
         for link in verdict.links:
             stack.enter_context(linked_again(Path(link.path), link.name, link.inode, link.owner))
-        # Only until the tree runs: its files are its own then.
-        with files_rewound(checkpoint, verdict) as kept:
-            verdict = replace(verdict, warnings=tuple(name_kept_files(verdict.warnings, kept)))
-            return _follow(attempt, tree, verdict, criu, streams, attributes, recorded, outside.holder)
+        result = RestoreResult(
+            checkpoint,
+            stack.enter_context(_files_rewound(checkpoint, verdict)),
+            criu.command,
+            attempt.criu,
+            inner_pid=tree.root.pid if criu.new else None,
+            holder=outside.holder,
+            copiers=criu.copiers,
+        )
+        return _build(attempt, tree, result, criu, streams, attributes, recorded)
 
 
 @contextmanager
@@ -275,7 +252,14 @@ def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: RestoreVerd
         replaces = attempt.find_replaced_terminals(tree) is not None
         output = None
         if replaces and request.tty_file is not None:
-            output = _open_output(request.tty_file)
+            try:
+                output = open_for_appending(request.tty_file)
+            except (IntegrityError, OSError) as error:
+                # A system error names only the part of the path that it is of.
+                why = getattr(error, "strerror", None) or error
+                raise UsageError(
+                    f"--tty: cannot write to {request.tty_file}: {why}", hint="name another file"
+                ) from error
             stack.callback(os.close, output)
         is_ours = verdict.needs_terminal and not attempt.has_new_terminal
         yield OutsideEnds(
@@ -288,139 +272,107 @@ def _outside_ends(attempt: RestoreAttempt, tree: ImageTree, verdict: RestoreVerd
         )
 
 
-def _open_output(path: Path) -> int:
-    try:
-        return open_for_appending(path)
-    except (IntegrityError, OSError) as error:
-        # A system error names only the part of the path that it is of.
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"--tty: cannot write to {path}: {why}", hint="name another file") from error
+@contextmanager
+def _files_rewound(checkpoint: Checkpoint, verdict: RestoreVerdict) -> Iterator[RestoreVerdict]:
+    """Cut files back (--grown rewind); give the verdict with warnings that name the files with what was cut off."""
+    kept: dict[str, Path] = {}
+    with ExitStack() as stack:
+        for rewind in verdict.rewinds:
+            path = Path(rewind.path)
+            name = name_with_ending(path.name, f".after-{checkpoint.id[:12]}")
+            # A restore that fails leaves the files as they were. Once the tree runs, its files are its own.
+            kept[rewind.path] = stack.enter_context(restored_on_failure(path, rewind.size, name))
+        cut = "file-rewound"
+        warnings = (each.fill(kept=kept[each.get("path")]) if each.key == cut else each for each in verdict.warnings)
+        yield replace(verdict, warnings=tuple(warnings))
 
 
-def _follow(
+def _build(
     attempt: RestoreAttempt,
     tree: ImageTree,
-    verdict: RestoreVerdict,
+    result: RestoreResult,
     criu: LaunchedCriu,
     streams: ImageStreams | None,
     attributes: AttributeRestore,
     recorded: RecordedFiles,
-    holder: TerminalHolder | None,
 ) -> RestoreResult:
     """Let CRIU build the tree; in the hold, fill and check it and set its attributes; then let it run."""
-    detach, root = attempt.request.detach, tree.root.pid
-    is_ours = verdict.needs_terminal and holder is None
+    detach, root, holder = attempt.request.detach, tree.root.pid, result.holder
+    is_ours = result.verdict.needs_terminal and holder is None
     child = criu.new.parent if criu.new else root
-    lost: list[Finding] = []
     modes: list[Any] = []
-    outer = root
 
-    def make_result(ended: float, job: Job | None = None) -> RestoreResult:
-        return RestoreResult(
-            attempt.checkpoint,
-            replace(verdict, warnings=(*verdict.warnings, *lost)),
-            criu.command,
-            attempt.criu,
-            pid=outer,
-            inner_pid=root if criu.new else None,
-            job=job,
-            restore_ms=(ended - criu.run.started) * 1000,
-            holder=holder,
-            copiers=criu.copiers,
-        )
-
-    def announce() -> None:
-        attempt.announce(_name_ref(make_result(time.monotonic()), attempt))
+    def add(losses: Iterable[Finding]) -> None:
+        nonlocal result
+        verdict = result.verdict
+        result = replace(result, verdict=replace(verdict, warnings=(*verdict.warnings, *losses)))
 
     def in_hold() -> AfterCommit | None:
-        nonlocal outer
+        nonlocal result
         # If the store could not be read, a stream has ended early: what CRIU made of it must not run.
         criu.streamer.check()
         init = criu.find_init(tree)
         fill_memory(tree, init, streams)
-        lost.extend(check_open_files(tree, recorded, init, allow_weaker=attempt.request.allow_weaker))
-        lost.extend(attributes.set_all(init))
-        if holder is not None:
-            lost.extend(give_terminal(holder, tree, init))
+        add(check_open_files(tree, recorded, init, allow_weaker=attempt.request.allow_weaker))
+        add(attributes.set_all(init))
+        add(give_terminal(holder, tree, init) if holder is not None else ())
         outer = proc.outer_pids((root,), init).get(root, root)
         after_commit = attempt.wait_before_run(outer, criu.run.pid)
-        # `--detach` ends once the tree runs.
-        stay = [
-            *((criu.new.init, criu.new.parent) if criu.new else ()),
-            *((holder.pid,) if holder is not None else ()),
-            *(() if detach else (os.getpid(),)),
-        ]
-        _record_place(attempt, outer, stay)
+        helpers = (*criu.helpers, *((holder.pid,) if holder else ()), *(() if detach else (os.getpid(),)))
+        record_running(attempt.repository, attempt.checkpoint, outer, helpers)
+        result = replace(result, pid=outer, restore_ms=(time.monotonic() - criu.run.started) * 1000)
         if not detach:
             # Now: the program may write to this terminal as soon as it runs.
-            modes.extend(announce_on_terminal(announce, terminal))
+            modes.extend(announce_on_terminal(lambda: attempt.announce(attempt.name_checkpoint(result)), terminal))
         return after_commit
 
-    # A new PID namespace ends with its init, and all its processes with it.
-    ours = frozenset[int]() if criu.new else find_needed_ids(tree)
     with interrupts_deferred(), terminal_of_shell(attempt.request.terminal if is_ours else None) as terminal:
         if streams is not None:
             criu.streamer.serve(streams)
-        with orphans.ended_on_failure(ours):
-            result = criu.run.follow(criu.hold, in_hold)
-            if not result.ok:
+        # A new PID namespace ends with its init, and all its processes with it.
+        with orphans.ended_on_failure(frozenset() if criu.new else find_needed_ids(tree)):
+            ran = criu.run.follow(criu.hold, in_hold)
+            if not ran.ok:
                 with interrupts_allowed():
                     criu.streamer.check()
-                    raise _criu_failure(result, tree, attempt)
+                    raise _criu_failure(ran, tree, attempt)
             # A root that fails at once is no restore; in the foreground its own status says so.
-            lost.extend(_check_root(root, criu.init, holder, attempt) if detach else ())
+            add(_check_root(root, criu.init, holder, attempt) if detach else ())
         # The tree runs: nothing that fails from here on may end it.
-        _lift_network_lock(attempt.checkpoint)
-        _mark_restored(attempt)
-        if holder is not None:
-            lost.extend(commit_terminal(holder, attempt, tree, outer, child))
+        _note_restored(attempt)
+        result = replace(result, restore_ms=(ran.ended - criu.run.started) * 1000)
+        add(commit_terminal(holder, attempt, tree, result.pid or root, child) if holder is not None else ())
         if detach:
             ignore_interrupts()
-            return make_result(result.ended)
+            return result
         forward_signals(criu.init or root, on_our_terminal=is_ours and tree.root.sid != root)
-        return make_result(result.ended, start_job(tree, child, criu.init, terminal, modes))
+        return replace(result, job=start_job(tree, child, criu.init, terminal, modes))
 
 
 def _criu_failure(result: CriuResult, tree: ImageTree, attempt: RestoreAttempt) -> CrckptError:
     # Only for failures, and slow to load.
     from crckpt.ops.failure_locations import name_place_in_images
 
-    find_place, values = name_place_in_images(tree), list_values(attempt)
+    find_place, values = name_place_in_images(tree), attempt.values
     return criu_failure(result, RestoreFailed, "the restore", find_place, NOTHING_LEFT, values=values)
 
 
-def _record_place(attempt: RestoreAttempt, root: int, helpers: Iterable[int]) -> None:
-    """Record where the job runs, for the next dump and the next restore, and which processes of ours stay for it."""
-    checkpoint, process = attempt.checkpoint, proc.read_process(root)
-    found = tuple(identity for pid in helpers if (identity := proc.identify(pid)) is not None)
-    # Without the record the tree is known by its PID only.
-    with suppress(OSError):
-        if process is not None:
-            identity = proc.identify_live_root(process)
-            tree = RestoredTree(identity, attempt.repository.id, checkpoint.job, checkpoint.id, found)
-            record_restored(tree)
-
-
-def _lift_network_lock(checkpoint: Checkpoint) -> None:
-    """Lift CRIU's lock in the named network namespaces: CRIU made new ones for the tree, and left the lock there."""
+def _note_restored(attempt: RestoreAttempt) -> None:
+    """Note in the store, and in the network, that the tree runs here. Failures do not matter: it runs already."""
+    checkpoint = attempt.checkpoint
+    # CRIU has made new network namespaces for the tree, and left its lock in the named ones. `crckpt rm` tries again.
     if checkpoint.stopped and checkpoint.run_id and checkpoint.options.network_lock == "nftables":
         for place in network_locks.find_named_networks():
-            # The tree runs already, so a failure here does not matter; `crckpt rm` tries it again.
             with suppress(HostCannot):
                 network_locks.lift_lock(checkpoint.run_id, place)
-
-
-def _mark_restored(attempt: RestoreAttempt) -> None:
-    """Record that the tree was restored if its dump has ended it: `crckpt rm` asks before the only copy is gone.
-
-    A program that was moved to another host runs here again.
-    """
+    # A program that was moved to another host runs here again.
     if attempt.request.despite_move:
-        forget_move(attempt.repository, attempt.checkpoint)
-    if attempt.checkpoint.stopped:
+        forget_move(attempt.repository, checkpoint)
+    # `crckpt rm` asks before the only copy of a tree that its dump has ended is gone.
+    if checkpoint.stopped:
         # Of a store that cannot be written, nothing can be removed either.
         with suppress(CrckptError, OSError):
-            attempt.repository.mark_restored(attempt.checkpoint.id)
+            attempt.repository.mark_restored(checkpoint.id)
 
 
 def _check_root(
@@ -437,5 +389,5 @@ def _check_root(
     raise RestoreFailed(
         f"the root of the restored tree, PID {root}, ended at once{ending.clause}",
         state=NOTHING_LEFT,
-        hint=f"run it without --detach to see its output: crckpt restore {name_attempt(attempt)}",
+        hint=f"run it without --detach to see its output: crckpt restore {attempt.name}",
     )

@@ -8,7 +8,7 @@ import pytest
 from image_sets import described, of_pages, store
 
 from crckpt.errors import IntegrityError, Interrupted
-from crckpt.ops.dump.last_checkpoint import read_last_checkpoint
+from crckpt.ops.last_checkpoint import read_last_checkpoint
 from crckpt.store import Repository
 
 
@@ -16,7 +16,7 @@ def _fail_with(error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("crckpt.ops.dump.last_checkpoint.read_recent_details", fail)
+    monkeypatch.setattr("crckpt.ops.last_checkpoint.read_recent_details", fail)
 
 
 def test_damaged_checkpoint_has_no_details(
