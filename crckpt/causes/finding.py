@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 from msgspec import Struct
@@ -110,6 +110,13 @@ class Finding(Struct, frozen=True, omit_defaults=True):
 def distinct(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Leave out findings in the words of an earlier one."""
     return tuple({str(finding): finding for finding in reversed(tuple(findings))}.values())[::-1]
+
+
+def separate(findings: Iterable[Finding], keys: Sequence[str]) -> tuple[tuple[Finding, ...], tuple[Finding, ...]]:
+    """Return the findings that prevent an operation, and its warnings: those of one of the `keys`, in their order."""
+    found = tuple(findings)
+    warnings = sorted((each for each in found if each.key in keys), key=lambda each: keys.index(each.key))
+    return tuple(each for each in found if each.key not in keys), tuple(warnings)
 
 
 def _fill_in(template: str, known: dict[str, str]) -> str:

@@ -21,7 +21,7 @@ from crckpt.images.files import OpenFile, read_files
 from crckpt.images.ids import KernelIds, read_ids
 from crckpt.images.inventory import Inventory, read_inventory
 from crckpt.images.memfd import MemFd, read_memfd_inodes
-from crckpt.images.mm import AddressSpace, read_mm
+from crckpt.images.mm import AddressSpace, Vma, read_mm
 from crckpt.images.other_files import EventPoll
 from crckpt.images.pipes import Fifo
 from crckpt.images.pstree import LARGEST_PID, ProcessEntry, read_pstree
@@ -129,8 +129,17 @@ class ImageTree(Struct, frozen=True):
     @property
     def is_read_by_position(self) -> bool:
         """Whether CRIU needs the images as files, not as streams."""
-        spaces = (process.memory for process in self.processes if process.memory is not None)
-        return any(vma.is_read_by_position for space in spaces for vma in space.vmas)
+        return any(vma.is_read_by_position for vma in self.vmas)
+
+    @property
+    def vmas(self) -> tuple[Vma, ...]:
+        """The maps of all processes."""
+        return tuple(vma for process in self.processes if process.memory is not None for vma in process.memory.vmas)
+
+    @property
+    def threads(self) -> tuple[Thread, ...]:
+        """The threads of all processes."""
+        return tuple(thread for process in self.processes for thread in process.threads)
 
     @property
     def polled(self) -> frozenset[int]:

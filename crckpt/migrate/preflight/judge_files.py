@@ -82,7 +82,7 @@ def _judge_all(
         elif here.problem:
             yield cause(_PROBLEMS[here.problem]).finding(**values)
         elif not (here.is_same or is_shared(question, here) or _is_completed(questions, question, here)):
-            found = {finding.key for finding, _ in check_file(planned, file, host, use, facts)}
+            found = {finding.key for finding in check_file(planned, file, host, use, facts)}
             yield from (_word(key, question, here.state, values) for key in sorted(found))
             if not found and here.state is not None:
                 yield from _find_other_owners(question, here, own, values)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 # What a setter raises if the kernel refuses the value, or if the value is no number that the kernel takes.
 _REFUSED = (OSError, ValueError, OverflowError, struct.error)
 
+_Subject = TypeVar("_Subject")
+
 
 class AttributeRestore(Struct, frozen=True):
     """The attributes that a restore sets in the hold, and the verdict of the preflight on them.
@@ -86,9 +89,9 @@ class AttributeRestore(Struct, frozen=True):
         if self.record is None:
             return ()
         tree = _RestoredTree(self.tree, init)
-        losses = [*tree.set(tuple(attributes_to_set(self.record, self.tree, self.host)))]
+        losses = [*tree.set(attributes_to_set(self.record, self.tree, self.host))]
         losses.extend(tree.move(self.verdict.moves))
-        of_sockets = tree.set_sockets(tuple(find_recorded_sockets(self.record, self.tree)))
+        of_sockets = tree.set_sockets(find_recorded_sockets(self.record, self.tree))
         losses.extend(loss for loss in of_sockets if loss.key == "protection-lost" or not self.is_isolated)
         losses.extend(tree.set_descriptors(self.record.descriptors))
         protections = [loss for loss in losses if loss.key == "protection-lost"]
@@ -112,22 +115,18 @@ def plan_attributes(
     restricting = {group.id for members in record.groups for group in members if group.restricts}
     existing = {place: where for place in restricting if (where := cgroups.group_directory(*place)) is not None}
     read_packet_rules()
+    restricts: dict[str, int] = {}
+    for place in read_cgroups("self"):
+        for name, limit in find_group_restrictions(*place).items():
+            restricts[name] = min(limit, restricts.get(name, limit))
     host = HostAttributes(
         cpus=tasks.online_cpus(),
         session=session,
-        restricts=_least(find_group_restrictions(*place) for place in read_cgroups("self")),
+        restricts=restricts,
         old_groups={place: find_group_restrictions(*place) for place in existing},
         frozen=frozenset(place for place, where in existing.items() if cgroups.is_frozen(where)),
     )
     return AttributeRestore(record, tree, host, judge_attributes(record, tree, host), allow_weaker, is_isolated)
-
-
-def _least(found: Iterable[dict[str, int]]) -> dict[str, int]:
-    least: dict[str, int] = {}
-    for restricts in found:
-        for name, limit in restricts.items():
-            least[name] = min(limit, least.get(name, limit))
-    return least
 
 
 class _RestoredTree:
@@ -137,13 +136,13 @@ class _RestoredTree:
         self._init = init
         self._pids = proc.outer_pids((process.pid for process in tree.processes), init)
 
-    def set(self, wanted: tuple[ThreadAttributes, ...]) -> Iterator[Finding]:
+    def set(self, wanted: Iterable[ThreadAttributes]) -> Iterator[Finding]:
         """Set the attributes that differ; yield what could not be set."""
         # Collect the orders of all threads for one helper process, which takes 0.1 s to start.
         orders: list[tuple[ThreadAttributes, Order]] = []
-        for pid, of_process in _by_process(wanted).items():
+        for pid, threads in groupby(wanted, key=lambda thread: thread.pid):
             tids = self._tids(pid)
-            for thread in of_process:
+            for thread in threads:
                 if (tid := tids.get(thread.tid)) is None:
                     continue
                 inside = []
@@ -154,19 +153,23 @@ class _RestoredTree:
                     if attribute.back == "inside":
                         inside.append((attribute.name, value))
                     elif attribute.back == "outside":
-                        yield from _set(attribute.name, tid, value, thread)
+                        try:
+                            tasks.SETTERS[attribute.name](tid, value)
+                        except _REFUSED as error:
+                            yield _attribute_lost(
+                                thread, attribute.name, str(getattr(error, "strerror", None) or error)
+                            )
                 if inside:
-                    orders.append((thread, _order(self._pids[pid], tid, inside)))
-        yield from _enter(orders)
+                    orders.append((thread, Order(self._pids[pid], tid, "set", tuple(inside), is_lent=True)))
+        yield from (_attribute_lost(*failed) for failed in _carry_out(orders))
 
     def _tids(self, pid: int) -> dict[int, int]:
         """The TIDs that the threads of a process have for us, by those that they have for the tree."""
         here = self._pids.get(pid)
-        if here is None:
-            return {}
-        with suppress(OSError):
-            listed = procfs.threads(here)
-            return {tid if self._init is None else proc.inner_tid(here, tid): tid for tid in listed}
+        if here is not None:
+            with suppress(OSError):
+                listed = procfs.threads(here)
+                return {tid if self._init is None else proc.inner_tid(here, tid): tid for tid in listed}
         return {}
 
     def move(self, moves: GroupMoves) -> Iterator[Finding]:
@@ -183,7 +186,7 @@ class _RestoredTree:
                 title, why = f"the control group {group.path}", error.strerror or error
                 yield cause("protection-lost").finding(title=title, pid=pid, why=why)
 
-    def set_sockets(self, wanted: tuple[RecordedSocket, ...]) -> Iterator[Finding]:
+    def set_sockets(self, wanted: Iterable[RecordedSocket]) -> Iterator[Finding]:
         """Set the options, memberships and owners of sockets; yield what could not be set."""
         by_process: dict[int, dict[int, RecordedSocket]] = {}
         for each in wanted:
@@ -192,11 +195,19 @@ class _RestoredTree:
         for pid, sockets in by_process.items():
             here = self._pids.get(pid, 0)  # 0 if the process has gone: then nothing is borrowed
             for fd, ours in borrow_each(here, sockets):
-                for lost in socket_options.restore_socket(ours, sockets[fd].record):
-                    yield _socket_lost(sockets[fd], lost.title, lost.why, protects=lost.protects)
-                if _has_other_owner(ours, sockets[fd]):
-                    listening.append((sockets[fd], _listen_again(here, sockets[fd])))
-        yield from _listen(listening)
+                found = sockets[fd]
+                for lost in socket_options.restore_socket(ours, found.record):
+                    yield _socket_lost(found, lost.title, lost.why, protects=lost.protects)
+                file = found.file
+                if found.record.is_listening and isinstance(file, UnixSocket) and file.is_listening:
+                    with suppress(OSError):
+                        if socket_options.owner(ours) != found.record.owner:
+                            # The kernel's record of the owner is who called listen() last: let the process call it,
+                            # with the owner's rights.
+                            values = (("listener", (fd, file.backlog, *found.record.owner)),)
+                            listening.append((found, Order(here, here, "set", values, is_lent=True)))
+        for socket, _, why in _carry_out(listening):
+            yield _socket_lost(socket, "the owner", why, protects=True)
 
     def set_descriptors(self, wanted: tuple[DescriptorRecord, ...]) -> Iterator[Finding]:
         """Set the state of timers and terminals; yield what could not be set."""
@@ -210,27 +221,13 @@ class _RestoredTree:
                     yield cause("socket-option-lost").finding(title=title, fd=fd, pid=record.pid, why=error.strerror)
 
 
-def _has_other_owner(ours: int, found: RecordedSocket) -> bool:
-    if not (found.record.is_listening and isinstance(found.file, UnixSocket) and found.file.is_listening):
-        return False
-    with suppress(OSError):
-        return socket_options.owner(ours) != found.record.owner
-    return False
-
-
-def _listen_again(here: int, found: RecordedSocket) -> Order:
-    # The kernel's record of the owner is who called listen() last: let the process call it, with the owner's rights.
-    backlog = found.file.backlog if isinstance(found.file, UnixSocket) else 0
-    return _order(here, here, [("listener", (found.fd, backlog, *found.record.owner))])
-
-
-def _listen(listening: list[tuple[RecordedSocket, Order]]) -> Iterator[Finding]:
-    if not listening:
+def _carry_out(orders: list[tuple[_Subject, Order]]) -> Iterator[tuple[_Subject, str, str]]:
+    """Carry out orders; yield the subject of each value that could not be set, its name, and why."""
+    if not orders:
         return
-    for (found, _), answer in zip(listening, carry_out([order for _, order in listening]), strict=True):
-        for why in (answer.why, *(why for _, why in answer.failed)):
-            if why:
-                yield _socket_lost(found, "the owner", why, protects=True)
+    for (subject, order), answer in zip(orders, carry_out([order for _, order in orders]), strict=True):
+        yield from ((subject, name, answer.why) for name, _ in order.values if answer.why)
+        yield from ((subject, name, why) for name, why in answer.failed if why)
 
 
 def _socket_lost(found: RecordedSocket, title: str, why: str, *, protects: bool) -> Finding:
@@ -238,13 +235,6 @@ def _socket_lost(found: RecordedSocket, title: str, why: str, *, protects: bool)
         titles = {"title": f"{title} of descriptor {found.fd}", "attribute": title}
         return cause("protection-lost").finding(**titles, pid=found.pid, why=why)
     return cause("socket-option-lost").finding(title=title, attribute=title, fd=found.fd, pid=found.pid, why=why)
-
-
-def _by_process(wanted: tuple[ThreadAttributes, ...]) -> dict[int, list[ThreadAttributes]]:
-    found: dict[int, list[ThreadAttributes]] = {}
-    for thread in wanted:
-        found.setdefault(thread.pid, []).append(thread)
-    return found
 
 
 def _has(name: str, tid: int, value: AttributeValue) -> bool:
@@ -257,27 +247,7 @@ def _has(name: str, tid: int, value: AttributeValue) -> bool:
     return not value
 
 
-def _set(name: str, tid: int, value: AttributeValue, thread: ThreadAttributes) -> Iterator[Finding]:
-    try:
-        tasks.SETTERS[name](tid, value)
-    except _REFUSED as error:
-        yield _report_lost(name, thread, str(getattr(error, "strerror", None) or error))
-
-
-def _order(pid: int, tid: int, values: list[tuple[str, AttributeValue]]) -> Order:
-    return Order(pid, tid, "set", tuple(values), is_lent=True)
-
-
-def _enter(orders: list[tuple[ThreadAttributes, Order]]) -> Iterator[Finding]:
-    if not orders:
-        return
-    for (thread, order), answer in zip(orders, carry_out([order for _, order in orders]), strict=True):
-        if answer.why:
-            yield from (_report_lost(name, thread, answer.why) for name, _ in order.values)
-        yield from (_report_lost(name, thread, why) for name, why in answer.failed)
-
-
-def _report_lost(name: str, thread: ThreadAttributes, why: str) -> Finding:
+def _attribute_lost(thread: ThreadAttributes, name: str, why: str) -> Finding:
     attribute = ATTRIBUTE_BY_NAME[name]
     key = "protection-lost" if attribute.protects else "attribute-lost"
     named = {"title": attribute.title, "attribute": name, "tid": thread.tid, "pid": thread.pid}

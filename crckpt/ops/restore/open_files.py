@@ -125,17 +125,16 @@ class _Check:
     def findings(self, init: int | None) -> Iterator[Finding]:
         pids = proc.outer_pids(self._inside, init)
         for process in self._tree.processes:
-            if process.state != ZOMBIE and process.pid in pids:
-                yield from self._find_kernel_files(process, pids[process.pid])
-                if self._tree.is_apart("mnt"):
-                    # In its own mounts the recorded paths lead elsewhere.
-                    continue
-                # A process may have the same file open many times.
-                done: set[tuple[int, int]] = set()
-                for used in self._files_in_use(process, pids[process.pid]):
-                    if (used.file.id, used.access) not in done:
-                        done.add((used.file.id, used.access))
-                        yield from self._finding(process, used)
+            if process.state == ZOMBIE or process.pid not in pids:
+                continue
+            yield from self._find_kernel_files(process, pids[process.pid])
+            # In its own mounts the recorded paths lead elsewhere.
+            # A process may have the same file open many times.
+            done: set[tuple[int, int]] = set()
+            for used in self._files_in_use(process, pids[process.pid]) if not self._tree.is_apart("mnt") else ():
+                if (used.file.id, used.access) not in done:
+                    done.add((used.file.id, used.access))
+                    yield from self._judge(process, used)
 
     def _files_in_use(self, process: ImageProcess, pid: int) -> Iterator[_FileInUse]:
         for opened in process.descriptors:
@@ -165,29 +164,32 @@ class _Check:
         path = find_needed_path(file)
         return self._paths(path) if path else Changers()
 
-    def _finding(self, process: ImageProcess, used: _FileInUse) -> Iterator[Finding]:
+    def _judge(self, process: ImageProcess, used: _FileInUse) -> Iterator[Finding]:
         owner, theirs = process.core.credentials, _user_of(process)
-        found = read_link_target(used.link)
+        found, path = read_link_target(used.link), _find_recorded_path(used.file)
+        owners = self._known.owners.get(path)
         if who := self._changers(used.file):
+            trusted = {0, *who.users, *(each.uid for each in theirs), *(owners or ())}
             # First: the file system may give a new file the inode of the one that was there.
-            if found is not None and self._is_planted(found, used, {*who.users, *(each.uid for each in theirs)}):
-                yield _make_planted_finding(process, used, found)
+            if found is not None and owners is not None and found.owner not in trusted:
+                # It belongs to a user who had no power over the file that the tree had there.
+                values = {"path": used.file.path, "found": found.path, "user": user_name(read_user(found.owner))}
+                yield cause("file-planted").finding(pid=process.pid, comm=process.comm, **values)
             elif found is None or not self._is_right(found, used, None if who.users else owner.euid if owner else 0):
                 others = users_of(Changers(who.users - {each.uid for each in theirs}, who.anyone))
-                yield from self._refusals(process, used, (*theirs, *others) or users_of(who))
-        elif theirs and self._is_taken_away(found, used):
-            yield from self._refusals(process, used, theirs)
+                yield from self._find_refusal(process, used, (*theirs, *others) or users_of(who))
+        elif theirs and owners is not None and self._is_taken_away(found, used, owners):
+            yield from self._find_refusal(process, used, theirs)
 
-    def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse) -> bool:
+    def _is_taken_away(self, found: LinkTarget | None, used: _FileInUse, owners: list[int]) -> bool:
         """Return whether root may have put another file at this path of root's since the dump."""
         # The file system may give a new file the inode of the one that was there. CRIU compares the modes.
-        path = _find_recorded_path(used.file)
-        owners, inodes = self._known.owners.get(path), {inode for _, inode, _ in self._known.files.get(path, ())}
-        if owners is None or (found is not None and found.owner not in owners):
-            return owners is not None
+        if found is None or found.owner not in owners:
+            return True
         # What is only written to, a log of a daemon of root, is replaced each night; a device at each boot.
         is_kept = self._known.is_of_this_host and used.access != os.W_OK and stat.S_ISREG(used.file.mode or 0)
-        return found is None or (is_kept and found.inode not in inodes)
+        inodes = {inode for _, inode, _ in self._known.files.get(_find_recorded_path(used.file), ())}
+        return is_kept and found.inode not in inodes
 
     def _find_kernel_files(self, process: ImageProcess, pid: int) -> Iterator[Finding]:
         """Find files of /proc, /sys and their like that only root may have open."""
@@ -212,19 +214,16 @@ class _Check:
             return False
         return found.owner == uid or self._known.has(path, found, writes=bool(used.access & os.W_OK))
 
-    def _is_planted(self, found: LinkTarget, used: _FileInUse, trusted: set[int]) -> bool:
-        """Return whether the file belongs to a user who had no power over the file that the tree had there."""
-        owners = self._known.owners.get(_find_recorded_path(used.file))
-        return owners is not None and found.owner not in {0, *trusted, *owners}
-
-    def _refusals(self, process: ImageProcess, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
+    def _find_refusal(self, process: ImageProcess, used: _FileInUse, users: tuple[User, ...]) -> Iterator[Finding]:
         try:
             who = find_refused_user(used.link, used.access, users, self._root)
         except OSError:
             # A file that cannot be examined is treated as one that they could not open.
             who = users[0]
         if who is not None:
-            yield _exchange_finding(process, used, who)
+            found = read_link_target(used.link)
+            names = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
+            yield cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **names)
 
 
 def _find_recorded_path(file: RegularFile) -> str:
@@ -237,14 +236,3 @@ def _user_of(process: ImageProcess) -> tuple[User, ...]:
     """The user of the process; none for root, who may open any file."""
     owner = process.core.credentials
     return (User(owner.euid, owner.egid, owner.groups),) if owner is not None and owner.euid else ()
-
-
-def _make_planted_finding(process: ImageProcess, used: _FileInUse, found: LinkTarget) -> Finding:
-    values = {"path": used.file.path, "found": found.path, "user": user_name(read_user(found.owner))}
-    return cause("file-planted").finding(pid=process.pid, comm=process.comm, **values)
-
-
-def _exchange_finding(process: ImageProcess, used: _FileInUse, who: User) -> Finding:
-    found = read_link_target(used.link)
-    names = {"path": used.file.path, "found": found.path if found else "nothing", "user": user_name(who)}
-    return cause("file-exchanged").finding(pid=process.pid, comm=process.comm, **names)

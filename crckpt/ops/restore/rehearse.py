@@ -160,7 +160,6 @@ def rehearse_checkpoint(
         blockers = (*find_rehearsal_blockers(tree, needs_terminal=verdict.needs_terminal), *verdict.blockers)
         if blockers:
             raise preflight_refusal(tuple(blocker.fill(**request.values) for blocker in blockers))
-        verdict = replace(verdict, warnings=rehearsal_warnings(verdict))
         limit = _memory_limit(tree, host)
         # The real path: it is bound at the same place in the new root directory.
         work = stack.enter_context(opened_work_directory(context, repository)).resolve()
@@ -192,7 +191,7 @@ def rehearse_checkpoint(
     return RehearsalResult(
         checkpoint=checkpoint,
         criu=criu,
-        warnings=(*verdict.warnings, *attributes.verdict.weaker, *attributes.verdict.lost, *run.lost),
+        warnings=(*rehearsal_warnings(verdict), *attributes.verdict.weaker, *attributes.verdict.lost, *run.lost),
         failures=tuple(_failures(tree, run, out_of_memory=out_of_memory)),
         restore_ms=run.restore_ms,
         ran_s=run.ran_s,

@@ -30,7 +30,7 @@ from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
 from crckpt.model import PAGE_SIZE, utc_datetime
-from crckpt.preflight.restore.files import find_changed_paths, find_needed_files, find_needed_path
+from crckpt.preflight.restore.files import find_changed_paths, find_needed_files, find_needed_path, find_watched_paths
 from crckpt.preflight.restore.host import FileState, HostState, Refusal
 from crckpt.preflight.restore.locks import find_needed_locks
 from crckpt.preflight.restore.plan import PlannedRestore
@@ -44,7 +44,6 @@ from crckpt.preflight.restore.requirements import (
 )
 from crckpt.preflight.restore.sockets import find_bound_sockets, find_named_sockets, find_netlink_sockets
 from crckpt.preflight.restore.tasks import find_needed_ids
-from crckpt.preflight.restore.watches import find_watched_paths
 
 if TYPE_CHECKING:
     from crckpt.store.format.index import StoredFile

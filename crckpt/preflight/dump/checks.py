@@ -7,7 +7,7 @@ from typing import Final, Literal
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.causes.finding import distinct
+from crckpt.causes.finding import distinct, separate
 from crckpt.host.observe.tree import Observed
 from crckpt.model import DumpOptions
 from crckpt.preflight.dump.descriptors import judge_descriptors
@@ -99,12 +99,12 @@ def plan_dump(
         *judge_sockets(observed, tcp, locks_by_nftables=locks_by_nftables, skip_in_flight=skip_in_flight),
         *(cause(UNTESTED_KIND).finding(kind=kind, where=where) for kind, where in find_untested(observed).items()),
     )
-    warnings = (finding for finding in found if finding.key in _WARNINGS)
+    blockers, warnings = separate(found, _WARNINGS)
     return DumpPlan(
         options=options,
         reasons=reasons,
-        blockers=distinct(finding for finding in found if finding.key not in _WARNINGS),
-        warnings=tuple(sorted(warnings, key=lambda finding: _WARNINGS.index(finding.key))),
+        blockers=distinct(blockers),
+        warnings=warnings,
         enter=namespaces_to_enter(observed),
         as_user=user_to_run_as(observed),
     )

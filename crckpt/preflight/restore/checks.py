@@ -1,36 +1,36 @@
-"""Gather what prevents a restore on this host, and what no longer matches the program's memory."""
+"""Judge whether a checkpoint can be restored on this host, and what no longer matches the program's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from crckpt.causes import Finding, cause
-from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore import files, locks, pipes, requirements, sockets, tasks, terminals, watches
-from crckpt.preflight.restore.files import Rewind
+from crckpt.causes.finding import separate
+from crckpt.preflight.restore.files import judge_files
 from crckpt.preflight.restore.host import HostState
-from crckpt.preflight.restore.pipes import OutsidePipe
+from crckpt.preflight.restore.locks import judge_locks
+from crckpt.preflight.restore.pipes import OutsidePipe, judge_pipes, outside_pipes, two_way_pipes
 from crckpt.preflight.restore.plan import PlannedRestore
+from crckpt.preflight.restore.requirements import judge_requirements
+from crckpt.preflight.restore.sockets import judge_sockets
+from crckpt.preflight.restore.tasks import find_needed_ids, find_taken_ids, judge_tasks
+from crckpt.preflight.restore.terminals import judge_terminals, needs_terminal
 
 UNCONDITIONAL = frozenset({"user-namespace-recorded"})
 """Keys of blockers that --no-preflight does not lift."""
 
+_REWOUND: Final = "file-rewound"
+# What is no warning prevents a restore.
+_WARNINGS: Final = (
+    *("file-written", "log-kept", "log-appended", _REWOUND),
+    *("clocks-jump", "cpu-clocks", "parent-death", "session-left-outside"),
+)
 # The program itself may be running: --or-older must not start an older one next to it.
-_IN_USE = (
-    "job-runs",
-    "pid-taken",
-    "pid-ours",
-    "pid-unreaped",
-    "port-closing",
-    "port-taken",
-    "lock-taken",
-    "file-being-written",
-    "terminal-taken",
-    "unix-taken",
-    "netlink-taken",
+_IN_USE: Final = (
+    *("job-runs", "pid-taken", "pid-ours", "pid-unreaped", "port-closing", "port-taken", "lock-taken"),
+    *("file-being-written", "terminal-taken", "unix-taken", "netlink-taken"),
 )
 
 
@@ -43,6 +43,13 @@ class FoundLink(NamedTuple):
     owner: int
 
 
+class Rewind(NamedTuple):
+    """A file to cut back to the size in bytes that it had at the checkpoint."""
+
+    path: str
+    size: int
+
+
 class RestoreVerdict(Struct, frozen=True):
     """Whether a restore may begin: only without `blockers`.
 
@@ -53,7 +60,6 @@ class RestoreVerdict(Struct, frozen=True):
 
     blockers: tuple[Finding, ...]
     warnings: tuple[Finding, ...]
-    rewinds: tuple[Rewind, ...]
     outside_pipes: tuple[OutsidePipe, ...]
     needs_terminal: bool
     two_way_pipes: frozenset[int] = frozenset()
@@ -64,50 +70,43 @@ class RestoreVerdict(Struct, frozen=True):
         """Whether another program has something that the tree needs, at this moment."""
         return any(finding.key in _IN_USE for finding in self.blockers)
 
+    @property
+    def rewinds(self) -> tuple[Rewind, ...]:
+        """The files that are cut back."""
+        cut = (found for found in self.warnings if found.key == _REWOUND)
+        return tuple(Rewind(found.get("path"), int(found.get("size"))) for found in cut)
+
 
 def judge_restore(planned: PlannedRestore, host: HostState) -> RestoreVerdict:
     """Compare what the checkpoint needs with what the host has."""
-    checked = files.check_files(planned, host)
-    outside_pipes = pipes.outside_pipes(planned)
+    tree, outside = planned.tree, outside_pipes(planned)
+    # CRIU's own numbers, not inodes, so they can be compared on any host. A zombie has none.
+    user = tree.inventory.root_ids.namespaces.user
+    others = (each for each in tree.processes if each.ids is not None and each.ids.namespaces.user != user)
+    blockers, warnings = separate(
+        (
+            # The first one becomes the message of a refusal: a taken PID usually means that the program still runs.
+            *(find_taken_ids(host) if not planned.new_pid_namespace else ()),
+            *judge_files(planned, host),
+            *judge_tasks(planned),
+            *judge_sockets(planned, host),
+            *judge_locks(tree, host),
+            *(cause("user-namespace-recorded").finding(pid=each.pid, comm=each.comm) for each in others),
+            *judge_requirements(planned, max(find_needed_ids(tree)), host.resources),
+            *judge_terminals(planned, host),
+            *judge_pipes(planned, outside),
+        ),
+        _WARNINGS,
+    )
     return RestoreVerdict(
-        # The first one becomes the message of a refusal: a taken PID usually means that the program still runs.
-        blockers=(
-            *(tasks.find_taken_ids(host) if not planned.new_pid_namespace else ()),
-            *checked.blockers,
-            *tasks.find_hung_up(planned),
-            *sockets.find_blockers(planned, host),
-            *watches.find_blockers(planned.tree, host),
-            *locks.find_blockers(planned.tree, host),
-            *_find_other_user_namespaces(planned.tree),
-            *requirements.find_older_criu(*planned.crius),
-            *requirements.find_blockers(
-                planned.tree, planned.cpu_features, max(tasks.find_needed_ids(planned.tree)), host.resources
-            ),
-            *terminals.find_blockers(planned, host),
-            *pipes.find_blockers(planned, outside_pipes),
-        ),
-        warnings=(
-            *checked.warnings,
-            *requirements.find_warnings(host.resources),
-            *tasks.find_warnings(planned),
-            *terminals.find_warnings(planned),
-        ),
-        rewinds=checked.rewinds,
-        outside_pipes=outside_pipes,
-        needs_terminal=planned.tty not in ("null", "file") and terminals.needs_terminal(planned.tree),
-        two_way_pipes=pipes.two_way_pipes(planned.tree),
+        blockers=blockers,
+        warnings=warnings,
+        outside_pipes=outside,
+        needs_terminal=planned.tty not in ("null", "file") and needs_terminal(tree),
+        two_way_pipes=two_way_pipes(tree),
         links=tuple(
             FoundLink(path, file.other_name, file.inode, file.owner)
             for path, file in host.files.items()
             if file and file.other_name
         ),
     )
-
-
-def _find_other_user_namespaces(tree: ImageTree) -> Iterator[Finding]:
-    """Find processes that were dumped in another user namespace than CRIU's."""
-    # These are CRIU's own numbers, not inodes, so they can be compared on any host. A zombie has none.
-    outside = tree.inventory.root_ids.namespaces.user
-    for process in tree.processes:
-        if process.ids is not None and process.ids.namespaces.user != outside:
-            yield cause("user-namespace-recorded").finding(pid=process.pid, comm=process.comm)

@@ -12,8 +12,8 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.host.disk.checked_files import begins_with
-from crckpt.images.files import OpenFile
 from crckpt.images.mm import FILE_SHARED, PROT_EXEC, PROT_WRITE
+from crckpt.images.other_files import Watch
 from crckpt.images.pipes import Fifo
 from crckpt.images.regfile import LINKED, RegularFile
 from crckpt.images.tree import ImageTree
@@ -25,8 +25,7 @@ from crckpt.preflight.restore.plan import Grown, PlannedRestore
 if TYPE_CHECKING:
     from crckpt.host.proc.writers import FileWriter
 
-HARMLESS = ("file-written", "log-kept", "log-appended")
-"""Keys of findings about files that do not prevent a restore."""
+_HARMLESS = ("file-written", "log-kept", "log-appended")
 
 _KINDS = {
     stat.S_IFREG: "regular file",
@@ -38,38 +37,25 @@ _KINDS = {
 }
 
 
-class Rewind(Struct, frozen=True):
-    """A file to cut back to the size in bytes that it had at the checkpoint."""
-
-    path: str
-    size: int
-
-
-class CheckedFiles(Struct, frozen=True):
-    """The result of the check of all files."""
-
-    blockers: tuple[Finding, ...]
-    warnings: tuple[Finding, ...]
-    rewinds: tuple[Rewind, ...]
-
-
-def check_files(planned: PlannedRestore, host: HostState) -> CheckedFiles:
-    """Compare every file that the tree needs with the file of this host."""
-    uses = file_uses(planned.tree)
-    facts = read_file_facts(planned.tree)
-    blockers: list[Finding] = []
-    warnings: list[Finding] = []
-    rewinds: list[Rewind] = []
+def judge_files(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
+    """Compare every file that the tree needs with the file of this host; find watched paths that are missing."""
+    uses, facts = file_uses(planned.tree), read_file_facts(planned.tree)
     for file in find_needed_files(planned.tree):
-        here = host.files.get(find_needed_path(file))
+        path = find_needed_path(file)
+        here = host.files.get(path)
         if here is not None and here.is_redirected:
-            blockers.append(cause("open-linked").finding(path=find_needed_path(file).lstrip("/")))
-            continue
-        for finding, rewind in check_file(planned, file, host, uses.get(file.id, "opened"), facts):
-            if rewind is not None:
-                rewinds.append(rewind)
-            (warnings if rewind is not None or finding.key in HARMLESS else blockers).append(finding)
-    return CheckedFiles(tuple(blockers), tuple(warnings), tuple(rewinds))
+            yield cause("open-linked").finding(path=path.lstrip("/"))
+        else:
+            yield from check_file(planned, file, host, uses.get(file.id, "opened"), facts)
+    watched = (path for path in find_watched_paths(planned.tree) if path in host.unwatched)
+    yield from (cause("watch-gone").finding(path=path) for path in watched)
+
+
+def find_watched_paths(tree: ImageTree) -> tuple[str, ...]:
+    """Return the paths that a restore watches again. None for a tree that brings its own mount namespace."""
+    if tree.is_apart("mnt"):
+        return ()
+    return tuple(dict.fromkeys(path for file in tree.files if isinstance(file, Watch) for path in file.paths))
 
 
 def find_changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, ...]:
@@ -78,7 +64,7 @@ def find_changed_paths(planned: PlannedRestore, host: HostState) -> tuple[str, .
     return tuple(
         find_needed_path(file)
         for file in find_needed_files(planned.tree)
-        if any(found.key not in HARMLESS for found, _ in check_file(planned, file, host, "opened", facts))
+        if any(found.key not in _HARMLESS for found in check_file(planned, file, host, "opened", facts))
     )
 
 
@@ -115,7 +101,9 @@ def file_uses(tree: ImageTree) -> dict[int, str]:
         own = () if id(process.descriptors) in tables else process.descriptors
         tables.add(id(process.descriptors))
         for descriptor in own:
-            for file_id in _ids(descriptor.file):
+            # The path of a named pipe, or of a terminal, is that of another file.
+            behind = descriptor.file.file_id if isinstance(descriptor.file, Fifo | Terminal) else None
+            for file_id in (descriptor.file.id, *(() if behind is None else (behind,))):
                 uses.setdefault(file_id, f"fd {descriptor.fd} of {name}")
         for mapped in process.mapped:
             uses.setdefault(mapped.id, f"mapped by {name}")
@@ -123,12 +111,6 @@ def file_uses(tree: ImageTree) -> dict[int, str]:
             if place is not None:
                 uses.setdefault(place.id, f"{what} of {name}")
     return uses
-
-
-def _ids(file: OpenFile) -> tuple[int, ...]:
-    """Return the file's id, and the id of the file with its path if that is another."""
-    behind = file.file_id if isinstance(file, Fifo | Terminal) else None
-    return (file.id,) if behind is None else (file.id, behind)
 
 
 class FileFacts(Struct, frozen=True):
@@ -163,17 +145,17 @@ def read_file_facts(tree: ImageTree) -> FileFacts:
     # The memory of a map would end where a rotated log does.
     others = {find_needed_path(file) for file in tree.regular_files if file.id in mapped}
     logs = appended - written - others
-    return FileFacts(_programs(tree), ends, frozenset(written), frozenset(written - read - others), frozenset(logs))
+    paths = {file.id: find_needed_path(file) for file in tree.regular_files}
+    executed = {process.exe.id for process in tree.processes if process.exe is not None}
+    executed |= {vma.file_id for vma in tree.vmas if vma.prot & PROT_EXEC and vma.file_id is not None}
+    programs = frozenset(paths.get(number, "") for number in executed) - {""}
+    return FileFacts(programs, ends, frozenset(written), frozenset(written - read - others), frozenset(logs))
 
 
 def find_shared_maps(tree: ImageTree) -> frozenset[int]:
     """Return the ids of the files to which the tree writes through maps."""
-    return frozenset(
-        vma.file_id
-        for process in tree.processes
-        for vma in (process.memory.vmas if process.memory is not None else ())
-        if vma.file_id is not None and vma.status & FILE_SHARED and vma.prot & PROT_WRITE
-    )
+    written = (vma for vma in tree.vmas if vma.status & FILE_SHARED and vma.prot & PROT_WRITE)
+    return frozenset(vma.file_id for vma in written if vma.file_id is not None)
 
 
 def find_unsized(tree: ImageTree, grown: Grown) -> frozenset[int]:
@@ -184,7 +166,7 @@ def find_unsized(tree: ImageTree, grown: Grown) -> frozenset[int]:
 
 def check_file(
     planned: PlannedRestore, file: RegularFile, host: HostState, use: str, facts: FileFacts
-) -> Iterator[tuple[Finding, Rewind | None]]:
+) -> Iterator[Finding]:
     """Compare a file that the tree needs with the file of this host. `use`: how the tree uses it, for people."""
     path = find_needed_path(file)
     now, package = host.files.get(path), host.packages.get(path)
@@ -199,42 +181,40 @@ def check_file(
         # All files of a package change together: the upgrade is the only finding, and none of them is cut back.
         before = {"before": package.before} if package.before else {}
         since = _local_time(package.since)
-        yield finding("file-upgraded", package=package.name, version=package.version, since=since, **before), None
+        yield finding("file-upgraded", package=package.name, version=package.version, since=since, **before)
         return
     if now is None:
         owner = next(iter(planned.owners.get(path, ())), None)
         more = {"mode": f"{(file.mode or 0) & 0o7777:04o}", "owner": owner, "origin": file.path}
-        yield finding(_find_missing_key(file, facts, is_owned=owner is not None), **more), None
+        yield finding(_find_missing_key(file, facts, is_owned=owner is not None), **more)
         return
     if file.mode is not None and stat.S_IFMT(file.mode) != stat.S_IFMT(now.mode):
-        yield finding("file-kind", was=_kind(file.mode), now=_kind(now.mode)), None
+        yield finding("file-kind", was=_kind(file.mode), now=_kind(now.mode))
         return
     # CRIU compares the mode of a file, except of one that it makes again.
     if file.mode is not None and file.mode != now.mode and file.remap is None:
-        yield finding("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}"), None
+        yield finding("file-mode", mode=f"{file.mode & 0o7777:04o}", now=f"{now.mode & 0o7777:04o}")
     if not stat.S_ISREG(now.mode):
         return
-    size = file.size if file.size is not None else _find_appended_size(planned, path, facts.ends)
-    is_resized = _is_resized(planned, file, size, now.size)
+    size, appended = file.size, planned.append_sizes.get(path)
+    # Each append moves the position to the file's end. Of several descriptors, the last to write stands there.
+    size = size if appended is None or size is not None else max(appended, facts.ends.get(path, 0))
+    # What a tree that runs on writes is no reason.
+    is_longer = size is not None and planned.still_runs and file.is_writable and size < now.size
+    is_resized = size not in (None, now.size) and not is_longer
     # Compare the build before the size: a longer build of a library must not be cut back.
     if file.build_id and file.build_id != now.build_id and (now.build_id or is_resized):
-        yield finding("file-replaced", build_id=file.build_id), None
+        yield finding("file-replaced", build_id=file.build_id)
     elif size is not None and is_resized:
         writer = host.writers.get(path)
         key = _find_resized_key(planned, path, now, size, writer, facts)
         named = {"comm": writer.comm, "writer": writer.pid} if writer else {}
-        yield finding(key, size=size, now=now.size, **named), Rewind(path, size) if key == "file-rewound" else None
-    elif now.written > _find_last_write(planned, path):
+        yield finding(key, size=size, now=now.size, **named)
+    # When it was written last before the checkpoint, as far as that is known: a file server's clock is not ours.
+    elif now.written > (utc_datetime(planned.times[path]) if path in planned.times else planned.created):
         is_allowed = planned.written == "keep" or planned.still_runs or planned.is_rehearsal
         key = "file-written" if is_allowed or path not in facts.written else "data-written"
-        yield finding(key, when=_local_time(now.written)), None
-
-
-def _find_last_write(planned: PlannedRestore, path: str) -> datetime:
-    """Return when a file was written last before the checkpoint, as far as that is known."""
-    # A file server's clock is not ours.
-    time = planned.times.get(path)
-    return planned.created if time is None else utc_datetime(time)
+        yield finding(key, when=_local_time(now.written))
 
 
 def _local_time(when: datetime) -> str:
@@ -243,20 +223,6 @@ def _local_time(when: datetime) -> str:
 
 def _kind(mode: int) -> str:
     return _KINDS.get(stat.S_IFMT(mode), "file of another kind")
-
-
-def _is_resized(planned: PlannedRestore, file: RegularFile, size: int | None, now: int) -> bool:
-    # What a tree that runs on writes is no reason.
-    return size is not None and size != now and not (planned.still_runs and file.is_writable and size < now)
-
-
-def _find_appended_size(planned: PlannedRestore, path: str, ends: dict[str, int]) -> int | None:
-    """Return the size at the dump of a file opened for appending; None if it is not known."""
-    before_freeze = planned.append_sizes.get(path)
-    if before_freeze is None:
-        return None
-    # Each append moves the position to the file's end. Of several descriptors, the last to write stands there.
-    return max(before_freeze, ends.get(path, 0))
 
 
 def _find_missing_key(file: RegularFile, facts: FileFacts, *, is_owned: bool) -> str:
@@ -272,7 +238,9 @@ def _find_resized_key(
     planned: PlannedRestore, path: str, now: FileState, size: int, writer: FileWriter | None, facts: FileFacts
 ) -> str:
     """Return the key of the cause that applies to a file that had `size` bytes."""
-    is_log, is_same = path in facts.logs, _is_same(planned, path, now)
+    # Whether it is the file of the checkpoint, as far as that is known: by inode and first bytes.
+    is_same = now.inode in planned.inodes.get(path, {now.inode}) and begins_with(now.head, planned.heads.get(path, ""))
+    is_log = path in facts.logs
     if is_log and (now.size < size or not is_same):
         return "log-appended" if planned.grown == "keep" or planned.is_rehearsal else "log-rotated"
     if now.size < size:
@@ -288,21 +256,3 @@ def _find_resized_key(
     if not is_log:
         return "file-grown"
     return "log-kept" if planned.grown == "keep" else "log-grown"
-
-
-def _is_same(planned: PlannedRestore, path: str, now: FileState) -> bool:
-    """Return whether it is the file of the checkpoint, as far as that is known: by inode and first bytes."""
-    inodes = planned.inodes.get(path)
-    return (inodes is None or now.inode in inodes) and begins_with(now.head, planned.heads.get(path, ""))
-
-
-def _programs(tree: ImageTree) -> frozenset[str]:
-    """Return the paths of what the tree executes."""
-    paths = {file.id: find_needed_path(file) for file in tree.regular_files}
-    programs = set()
-    for process in tree.processes:
-        programs.add(paths.get(process.exe.id, "") if process.exe is not None else "")
-        for vma in process.memory.vmas if process.memory is not None else ():
-            if vma.prot & PROT_EXEC and vma.file_id is not None:
-                programs.add(paths.get(vma.file_id, ""))
-    return frozenset(programs - {""})

@@ -26,36 +26,25 @@ def find_needed_locks(tree: ImageTree) -> Iterator[tuple[FileLock, str, str]]:
                     yield lock, path, f"fd {lock.fd} of {holder.comm}, PID {lock.pid}"
 
 
-def find_blockers(tree: ImageTree, host: HostState) -> Iterator[Finding]:
+def judge_locks(tree: ImageTree, host: HostState) -> Iterator[Finding]:
     """Find locks that other programs hold: CRIU would wait for them without end."""
     # flock without LOCK_NB, and F_SETLKW (criu/file-lock.c:626 and 645).
-    for lock, path, holder in find_needed_locks(tree):
-        conflict = find_conflict(lock, path, holder, host.locks.get(path, ()))
-        if conflict is not None:
-            yield conflict
+    needed = find_needed_locks(tree)
+    found = (find_conflict(lock, path, holder, host.locks.get(path, ())) for lock, path, holder in needed)
+    yield from filter(None, found)
 
 
 def find_conflict(lock: FileLock, path: str, holder: str, others: Iterable[HeldLock]) -> Finding | None:
     """Find another program's lock because of which `lock`, which `holder` had on `path`, cannot be taken again."""
-    title = f"the {lock.kind} {'lock ' * (lock.kind != 'flock')}on {path} ({holder})"
-    return next(
-        (
-            cause("lock-taken").finding(
-                lock=title, holder=f"{other.comm} (PID {other.pid})" if other.pid else "another program"
-            )
-            for other in others
-            if _conflict(lock, other)
-        ),
-        None,
-    )
-
-
-def _conflict(lock: FileLock, other: HeldLock) -> bool:
-    """Return whether two locks exclude each other. Source: flock(2), fcntl(2)."""
-    return (
-        # POSIX and OFD locks are on bytes of a file. flock is on the whole file and independent of them.
-        (lock.kind == "flock") == (other.kind == "flock")
-        and (lock.exclusive or other.exclusive)
-        and (other.end is None or lock.start <= other.end)
-        and (lock.end is None or other.start <= lock.end)
-    )
+    for other in others:
+        # POSIX and OFD locks are on bytes of a file. flock is on the whole file, and independent of them (fcntl(2)).
+        if (
+            (lock.kind == "flock") == (other.kind == "flock")
+            and (lock.exclusive or other.exclusive)
+            and (other.end is None or lock.start <= other.end)
+            and (lock.end is None or other.start <= lock.end)
+        ):
+            title = f"the {lock.kind} {'lock ' * (lock.kind != 'flock')}on {path} ({holder})"
+            by = f"{other.comm} (PID {other.pid})" if other.pid else "another program"
+            return cause("lock-taken").finding(lock=title, holder=by)
+    return None

@@ -27,7 +27,7 @@ class OutsidePipe(Struct, frozen=True):
     polled: bool = False
 
 
-def find_blockers(planned: PlannedRestore, outside: tuple[OutsidePipe, ...]) -> Iterator[Finding]:
+def judge_pipes(planned: PlannedRestore, outside: tuple[OutsidePipe, ...]) -> Iterator[Finding]:
     """Find a pipe that would become crckpt's output, if that is a socket."""
     if any((_STDERR if pipe.errors else _STDOUT) in planned.sockets for pipe in outside):
         yield cause("output-socket").finding()
@@ -36,17 +36,16 @@ def find_blockers(planned: PlannedRestore, outside: tuple[OutsidePipe, ...]) -> 
 def outside_pipes(planned: PlannedRestore) -> tuple[OutsidePipe, ...]:
     """Return the pipes that the tree wrote to and a process outside read."""
     tree = planned.tree
-    ends: dict[int, set[int]] = {}
-    numbers: dict[int, set[int]] = {}
-    for process in tree.processes:
-        for opened in process.descriptors:
-            if isinstance(opened.file, Pipe):
-                numbers.setdefault(opened.file.pipe_id, set()).add(opened.fd)
     # Go through all files: some wait in a socket, and no process has them open.
-    for file in tree.files:
-        if isinstance(file, Pipe):
-            ends.setdefault(file.pipe_id, set()).add(file.flags & os.O_ACCMODE)
-    polled = {file.pipe_id for file in tree.files if isinstance(file, Pipe) and file.id in tree.polled}
+    pipes = [file for file in tree.files if isinstance(file, Pipe)]
+    polled = {pipe.pipe_id for pipe in pipes if pipe.id in tree.polled}
+    ends: dict[int, set[int]] = {}
+    for pipe in pipes:
+        ends.setdefault(pipe.pipe_id, set()).add(pipe.flags & os.O_ACCMODE)
+    numbers: dict[int, set[int]] = {}
+    for opened in (opened for process in tree.processes for opened in process.descriptors):
+        if isinstance(opened.file, Pipe):
+            numbers.setdefault(opened.file.pipe_id, set()).add(opened.fd)
     return tuple(
         OutsidePipe(inode, errors=numbers.get(inode) == {_STDERR}, polled=inode in polled)
         for inode, found in ends.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import IPv6Address, ip_address
 from typing import Final
 
 from crckpt.causes import Finding, cause
@@ -39,8 +39,9 @@ def find_rehearsal_blockers(tree: ImageTree, *, needs_terminal: bool) -> Iterato
 def find_needed_addresses(tree: ImageTree) -> tuple[str, ...]:
     """Return the addresses that its sockets use, without those that every loopback interface has."""
     used = {end.host for socket in tree.inet_sockets for end in (socket.source, socket.destination)}
-    # A link-local address may name its interface: `fe80::1%eth0`.
-    found = {_plain(ip_address(host.partition("%")[0])) for host in used if host}
+    # A link-local address may name its interface: `fe80::1%eth0`. An IPv6 socket may use an IPv4 address.
+    named = (ip_address(host.partition("%")[0]) for host in used if host)
+    found = {(isinstance(each, IPv6Address) and each.ipv4_mapped) or each for each in named}
     needed = (one for one in found if not (one.is_unspecified or one.is_loopback or one.is_multicast))
     return tuple(sorted(str(one) for one in needed if str(one) != _BROADCAST))
 
@@ -58,8 +59,3 @@ def rehearsal_warnings(verdict: RestoreVerdict) -> tuple[Finding, ...]:
     others = (finding for finding in verdict.warnings if finding.key not in ("file-rewound", "session-left-outside"))
     cuts = (cause("file-cut-rehearsed").finding(path=rewind.path, size=rewind.size) for rewind in verdict.rewinds)
     return (*others, *cuts)
-
-
-def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Return the IPv4 address that an IPv6 socket uses, or else the address itself."""
-    return address.ipv4_mapped or address if isinstance(address, IPv6Address) else address

@@ -14,11 +14,12 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause, mebibytes
 from crckpt.host.process.cgroups import TasksLeft
-from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
+from crckpt.images.mm import GUARD, SHADOW_STACK
 from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import PacketSocket
-from crckpt.images.tree import ImageTree, Thread
+from crckpt.images.tree import ImageTree
 from crckpt.model import criu_release
+from crckpt.preflight.restore.plan import PlannedRestore
 
 # Of `Inventory.lsm` (images/inventory.proto).
 _MODULES = {1: "selinux", 2: "apparmor"}
@@ -36,9 +37,6 @@ _INSTRUCTIONS = (
     "raoint rdpid rdrand rdseed rdtscp rtm serialize sha512 sha_ni sm3 sm4 sse sse2 sse4_1 sse4_2 sse4a ssse3 "
     "syscall tbm vaes vpclmulqdq waitpkg xgetbv1 xop xsave xsavec xsaveopt"
 )
-
-HARMLESS = ("clocks-jump",)
-"""Needs without which a tree runs on, and notices."""
 
 
 class Need(Struct, frozen=True):
@@ -89,90 +87,70 @@ def kernel_needs(
 
     `mounts_proc`: the restore mounts a /proc of its own.
     """
-    needs = dict.fromkeys(_kernel_needs(tree, frozenset(names), keeps_connections=keeps_connections))
-    return tuple(need for need in needs if not (mounts_proc and need.key == "sysctl-read-only"))
-
-
-def count_tasks(tree: ImageTree) -> int:
-    """Return how many tasks the tree has."""
-    return sum(len(process.threads) for process in tree.processes)
+    module = _MODULES.get(tree.inventory.lsm, "")
+    has_profile = bool(module) and any(thread.core.security_profile for thread in tree.threads)
+    needs = {
+        Need("no-address-family", "IPv6", socket.AF_INET6): any(
+            found.family == socket.AF_INET6 for found in tree.inet_sockets
+        ),
+        Need("no-address-family", "packet", socket.AF_PACKET): any(
+            isinstance(file, PacketSocket) for file in tree.files
+        ),
+        Need("no-tcp-repair"): keeps_connections and bool(tree.established),
+        Need("no-tun"): any(isinstance(file, OtherFile) and file.kind == "tun device" for file in tree.files),
+        Need("seccomp-again"): any(thread.core.has_seccomp_filter for thread in tree.threads),
+        Need("no-guard-pages"): any(vma.status & GUARD for vma in tree.vmas),
+        Need("security-module", module): has_profile,
+        # CRIU sets the host name there (criu/uts_ns.c); others it sets where they can be written.
+        Need("sysctl-read-only", "kernel/hostname"): tree.is_apart("uts") and not mounts_proc,
+        # Without this one a tree runs on, and notices.
+        Need("clocks-jump"): _CLOCKS_IMAGE in names,
+    }
+    return tuple(need for need, is_needed in needs.items() if is_needed)
 
 
 def count_huge_pages(tree: ImageTree) -> dict[int, int]:
     """Return how many reserved huge pages the tree needs, by their size in bytes."""
     # Processes do not share huge pages.
     found: Counter[int] = Counter()
-    for vma in _vmas(tree):
+    for vma in tree.vmas:
         if vma.huge_page:
             found[vma.huge_page] += vma.size // vma.huge_page
     return dict(found)
 
 
-def find_blockers(tree: ImageTree, recorded: Iterable[str], largest: int, host: HostResources) -> Iterator[Finding]:
-    """Find what this host lacks. `recorded`: the CPU features at the dump. `largest`: the tree's highest id."""
-    strange = next((thread.core.arch for thread in _threads(tree) if thread.core.arch != host.arch), None)
+def judge_requirements(planned: PlannedRestore, largest: int, host: HostResources) -> Iterator[Finding]:
+    """Find what this host lacks. `largest`: the tree's highest id."""
+    tree, (recorded, version) = planned.tree, planned.crius
+    made, ours = criu_release(recorded), criu_release(version)
+    # The images change from release to release: CRIU before 4.2 finds no page in images of 4.2.
+    if made and ours and ours < made:
+        yield cause("older-criu").finding(recorded=recorded, version=version)
+    strange = next((thread.core.arch for thread in tree.threads if thread.core.arch != host.arch), None)
     # Then nothing else of this host matters.
     if strange is not None:
         yield cause("images-arch").finding(machine=f"{strange}, and this machine is {host.arch}")
         return
     # An imported checkpoint has few, and some kernels list none: then nothing can be compared.
-    features = find_needed_features(tree, recorded) - host.cpu_features
+    features = find_needed_features(tree, planned.cpu_features) - host.cpu_features
     if features and host.cpu_features:
         yield cause("cpu").finding(features=", ".join(sorted(features)))
     if largest >= host.pid_limit:
         yield cause("pid-limit").finding(number=f"PID {largest}")
-    yield from (cause(need.key).finding(name=need.name) for need in host.missing if need.key not in HARMLESS)
-    yield from _find_shortages(tree, host)
-
-
-def find_warnings(host: HostResources) -> Iterator[Finding]:
-    """Find missing needs without which the tree runs on."""
-    yield from (cause(need.key).finding(name=need.name) for need in host.missing if need.key in HARMLESS)
-
-
-def find_older_criu(recorded: str, version: str) -> Iterator[Finding]:
-    """Find that this CRIU is of an older release than the one that dumped. Nothing if either is not known."""
-    made, ours = criu_release(recorded), criu_release(version)
-    # The images change from release to release: CRIU before 4.2 finds no page in images of 4.2.
-    if made and ours and ours < made:
-        yield cause("older-criu").finding(recorded=recorded, version=version)
+    yield from (cause(need.key).finding(name=need.name) for need in host.missing)
+    yield from _find_shortages(len(tree.threads), host)
 
 
 def find_needed_features(tree: ImageTree, recorded: Iterable[str]) -> frozenset[str]:
     """Return the CPU features without which a program of this tree may die: it may use all that its CPU had."""
     # This is the only flag of the kernel's own that counts: the program was using a shadow stack.
-    shadowed = any(vma.status & SHADOW_STACK for vma in _vmas(tree))
+    shadowed = any(vma.status & SHADOW_STACK for vma in tree.vmas)
     return frozenset(_INSTRUCTIONS.split()) & frozenset(recorded) | ({"user_shstk"} if shadowed else set())
 
 
-def _kernel_needs(tree: ImageTree, names: frozenset[str], *, keeps_connections: bool) -> Iterator[Need]:
-    if any(found.family == socket.AF_INET6 for found in tree.inet_sockets):
-        yield Need("no-address-family", "IPv6", socket.AF_INET6)
-    if any(isinstance(file, PacketSocket) for file in tree.files):
-        yield Need("no-address-family", "packet", socket.AF_PACKET)
-    if keeps_connections and tree.established:
-        yield Need("no-tcp-repair")
-    if any(isinstance(file, OtherFile) and file.kind == "tun device" for file in tree.files):
-        yield Need("no-tun")
-    if any(thread.core.has_seccomp_filter for thread in _threads(tree)):
-        yield Need("seccomp-again")
-    if any(vma.status & GUARD for vma in _vmas(tree)):
-        yield Need("no-guard-pages")
-    module = _MODULES.get(tree.inventory.lsm)
-    if module and any(thread.core.security_profile for thread in _threads(tree)):
-        yield Need("security-module", module)
-    # CRIU sets the host name there (criu/uts_ns.c); others it sets where they can be written.
-    if tree.is_apart("uts"):
-        yield Need("sysctl-read-only", "kernel/hostname")
-    if _CLOCKS_IMAGE in names:
-        yield Need("clocks-jump")
-
-
-def _find_shortages(tree: ImageTree, host: HostResources) -> Iterator[Finding]:
-    if host.tasks is not None and count_tasks(tree) > host.tasks.left:
-        yield cause("tasks-limit").finding(
-            group=host.tasks.group, left=max(0, host.tasks.left), needed=count_tasks(tree)
-        )
+def _find_shortages(tasks: int, host: HostResources) -> Iterator[Finding]:
+    if host.tasks is not None and tasks > host.tasks.left:
+        yield cause("tasks-limit").finding(group=host.tasks.group, left=max(0, host.tasks.left), needed=tasks)
     # Refuse this: the kernel's OOM killer would end other programs.
     if host.memory > host.free_memory:
         yield cause("tree-memory").finding(needed=mebibytes(host.memory), free=mebibytes(max(0, host.free_memory)))
@@ -187,11 +165,3 @@ def _find_shortages(tree: ImageTree, host: HostResources) -> Iterator[Finding]:
             yield cause("restore-space").finding(
                 needed=mebibytes(disk.needed), free=mebibytes(disk.free), directory=disk.directory
             )
-
-
-def _threads(tree: ImageTree) -> Iterator[Thread]:
-    yield from (thread for process in tree.processes for thread in process.threads)
-
-
-def _vmas(tree: ImageTree) -> Iterator[Vma]:
-    yield from (vma for process in tree.processes if process.memory for vma in process.memory.vmas)

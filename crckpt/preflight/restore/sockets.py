@@ -42,46 +42,29 @@ def find_netlink_sockets(planned: PlannedRestore) -> Iterator[NetlinkSocket]:
         yield from (file for file in planned.tree.files if isinstance(file, NetlinkSocket) and file.port_id)
 
 
-def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
+def judge_sockets(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
     """Find addresses, names and interfaces that another program has, or that this host lacks."""
-    for socket, _ in find_bound_sockets(planned):
-        if socket.id in host.refused:
-            yield _report_refusal(socket, host.refused[socket.id], host.released.get(socket.id))
-    for named in find_named_sockets(planned):
-        if named.id in host.refused:
-            yield _report_name(named, host.refused[named.id])
-    for netlink in find_netlink_sockets(planned):
-        if netlink.id in host.refused:
-            yield cause("netlink-taken").finding(port=netlink.port_id, protocol=netlink.protocol)
-    yield from _find_missing_interfaces(planned, host)
+    for socket in (socket for socket, _ in find_bound_sockets(planned) if socket.id in host.refused):
+        yield _report_refusal(socket, host.refused[socket.id], host.released.get(socket.id))
+    for named in (named for named in find_named_sockets(planned) if named.id in host.refused):
+        name, directory = named.path or named.name, named.path.rpartition("/")[0] or "/"
+        yield cause(f"unix-{host.refused[named.id]}").finding(name=name, path=name, directory=directory)
+    for netlink in (netlink for netlink in find_netlink_sockets(planned) if netlink.id in host.refused):
+        yield cause("netlink-taken").finding(port=netlink.port_id, protocol=netlink.protocol)
+    if not planned.tree.is_apart("net"):
+        names = {socket.interface for socket in planned.tree.inet_sockets if socket.interface}
+        for name in sorted(names - {name for _, name in host.interfaces}):
+            yield cause("interface-missing").finding(interface=name)
+        # CRIU saves a packet socket with the number of its interface.
+        numbers = {file.interface for file in planned.tree.files if isinstance(file, PacketSocket) and file.interface}
+        for number in sorted(numbers - {number for number, _ in host.interfaces}):
+            yield cause("packet-interface").finding(interface=f"number {number}")
 
 
 def _report_refusal(socket: InetSocket, why: Refusal, seconds: int | None) -> Finding:
     if why == "taken" and seconds is not None:
         return cause("port-closing").finding(address=socket.source, seconds=seconds)
     protocol, options = ("UDP", "-lunp") if socket.type == DATAGRAM else ("TCP", "-ltnp")
-    return cause("port-taken" if why == "taken" else "address-missing").finding(
-        protocol=protocol,
-        address=socket.source,
-        host=socket.source.host,
-        port=socket.source.port,
-        options=options,
-    )
-
-
-def _report_name(socket: UnixSocket, why: Refusal) -> Finding:
-    directory = socket.path.rpartition("/")[0] or "/"
-    name = socket.path or socket.name
-    return cause(f"unix-{why}").finding(name=name, path=name, directory=directory)
-
-
-def _find_missing_interfaces(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
-    if planned.tree.is_apart("net"):
-        return
-    names = {socket.interface for socket in planned.tree.inet_sockets if socket.interface}
-    for name in sorted(names - {name for _, name in host.interfaces}):
-        yield cause("interface-missing").finding(interface=name)
-    # CRIU saves a packet socket with the number of its interface.
-    numbers = {file.interface for file in planned.tree.files if isinstance(file, PacketSocket) and file.interface}
-    for number in sorted(numbers - {number for number, _ in host.interfaces}):
-        yield cause("packet-interface").finding(interface=f"number {number}")
+    values = {"host": socket.source.host, "port": socket.source.port, "options": options}
+    key = "port-taken" if why == "taken" else "address-missing"
+    return cause(key).finding(protocol=protocol, address=socket.source, **values)

@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Final
 
 from crckpt.causes import Finding, cause
-from crckpt.host.proc import IdUser
 from crckpt.images.core import STOPPED
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.host import HostState
@@ -23,50 +22,39 @@ def find_needed_ids(tree: ImageTree) -> frozenset[int]:
     # prepare_pstree_for_shell_job.
     of_shell = {root.sid, root.pgid} - {root.pid}
     members = {number for process in tree.processes for number in (process.pgid, process.sid)}
-    tasks = {thread.tid for process in tree.processes for thread in process.threads}
-    tasks.update(process.pid for process in tree.processes)
+    tasks = {*(thread.tid for thread in tree.threads), *(process.pid for process in tree.processes)}
     # 0 is a session or group outside the tree's PID namespace.
     return frozenset(number for number in tasks | (members - of_shell) if number > 0)
 
 
 def find_taken_ids(host: HostState) -> Iterator[Finding]:
     """Find ids that other tasks of this host have."""
-    yield from (_report_taken(owner, host.us) for owner in _one_of_each_process(host.owners))
+    # A taken PID says enough about the threads of that process.
+    taken = {owner.number for owner in host.owners if owner.role == "PID"}
+    for owner in (owner for owner in host.owners if owner.role == "PID" or owner.pid not in taken):
+        key = "pid-ours" if owner.pid == host.us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
+        pid = "" if owner.pid == owner.number else f" (PID {owner.pid})"
+        values = {"kind": owner.role, "pid": owner.number, "comm": owner.comm, "owner": pid, "parent": owner.ppid}
+        # Nobody can end the init of a container.
+        init = {"advice": "start the container with an init that reaps (docker run --init)"} if owner.ppid == 1 else {}
+        yield cause(key).finding(**values, **init)
 
 
-def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
-    """Find what no call can set again: CPU clocks, and a root's signal at its parent's end (PR_SET_PDEATHSIG)."""
+def judge_tasks(planned: PlannedRestore) -> Iterator[Finding]:
+    """Find a stopped process that the kernel would hang up, and what no call can set again.
+
+    That is the CPU clocks, and a root's signal at its parent's end (PR_SET_PDEATHSIG).
+    """
+    root = planned.tree.root
+    # The kernel hangs up the group of a root that loses its parent.
+    if planned.is_orphan and not planned.new_pid_namespace and root.sid != root.pid:
+        members = (process for process in planned.tree.processes if process.pgid == root.pgid)
+        if stopped := next((process for process in members if process.core.state == STOPPED), None):
+            yield cause("stopped-job").finding(pid=stopped.pid, comm=stopped.core.comm)
     if planned.cpu_seconds >= _SHOWN_S:
         yield cause("cpu-clocks").finding(time=timedelta(seconds=int(planned.cpu_seconds)))
-    root = planned.tree.root
     signals = {thread.core.parent_death_signal for thread in root.threads} - {0}
     if planned.is_orphan and signals:
         yield cause("parent-death").finding(
             pid=str(root.pid), signal=" ".join(str(number) for number in sorted(signals))
         )
-
-
-def find_hung_up(planned: PlannedRestore) -> Iterator[Finding]:
-    """Find a stopped process in the root's group if the tree loses its parent: the kernel hangs up such a group."""
-    root = planned.tree.root
-    leads = root.sid == root.pid
-    if not planned.is_orphan or planned.new_pid_namespace or leads:
-        return
-    for process in planned.tree.processes:
-        if process.pgid == root.pgid and process.core.state == STOPPED:
-            yield cause("stopped-job").finding(pid=process.pid, comm=process.core.comm)
-            return
-
-
-def _one_of_each_process(owners: tuple[IdUser, ...]) -> Iterator[IdUser]:
-    # A taken PID says enough about the threads of that process.
-    taken = {owner.number for owner in owners if owner.role == "PID"}
-    yield from (owner for owner in owners if owner.role == "PID" or owner.pid not in taken)
-
-
-def _report_taken(owner: IdUser, us: int) -> Finding:
-    key = "pid-ours" if owner.pid == us else "pid-unreaped" if owner.state == "zombie" else "pid-taken"
-    pid = "" if owner.pid == owner.number else f" (PID {owner.pid})"
-    # Nobody can end the init of a container.
-    init = {"advice": "start the container with an init that reaps (docker run --init)"} if owner.ppid == 1 else {}
-    return cause(key).finding(kind=owner.role, pid=owner.number, comm=owner.comm, owner=pid, parent=owner.ppid, **init)

@@ -9,8 +9,8 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.images.terminal_files import TerminalFiles
-from crckpt.images.tree import ImageProcess, ImageTree
-from crckpt.images.tty import Terminal
+from crckpt.images.tree import ImageTree, Thread
+from crckpt.images.tty import Terminal, TerminalInfo
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 
@@ -20,28 +20,27 @@ _CONSOLES = ("console", "virtual console", "external", "serial")
 
 def needs_terminal(tree: ImageTree) -> bool:
     """Return whether one of the tree's terminals is outside it. Source: criu/tty.c:1358, tty_find_restoring_task."""
-    masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
-    # CRIU makes another master for a terminal that was hung up.
-    slaves = {terminal.index for terminal in tree.terminals if terminal.kind == "pty" and not terminal.is_hung_up}
     # CRIU opens consoles by their names, and /dev/tty in its session. The images name no session outside the tree.
-    return bool(slaves - masters) or any(
+    return bool(_find_outside(tree)) or any(
         terminal.kind == "current" and not terminal.session for terminal in tree.terminals
     )
 
 
 def find_terminal_files(tree: ImageTree) -> TerminalFiles:
     """Find the open files that are terminals outside the tree, which `--tty null` and `--tty FILE` replace."""
-    masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
-    outside = {
-        terminal.id: terminal.session
-        for terminal in tree.terminals
-        if terminal.kind == "pty" and not terminal.is_hung_up and terminal.index not in masters
-    }
-    sessions = {0, *outside.values()}
+    outside = _find_outside(tree)
+    sessions = {0, *(terminal.session for terminal in outside)}
     current = {each.id for each in tree.terminals if each.kind == "current" and each.session in sessions}
-    infos = frozenset({*outside, *current})
+    infos = frozenset({*(terminal.id for terminal in outside), *current})
     files = frozenset(file.id for file in tree.files if isinstance(file, Terminal) and file.info_id in infos)
     return TerminalFiles(files, infos)
+
+
+def _find_outside(tree: ImageTree) -> tuple[TerminalInfo, ...]:
+    """Find the pseudoterminals whose masters are outside. CRIU makes another master for one that was hung up."""
+    masters = {terminal.index for terminal in tree.terminals if terminal.is_master}
+    slaves = (each for each in tree.terminals if each.kind == "pty" and not each.is_hung_up)
+    return tuple(each for each in slaves if each.index not in masters)
 
 
 class TerminalLeader(Struct, frozen=True):
@@ -57,8 +56,7 @@ class TerminalLeader(Struct, frozen=True):
 
 def find_terminal_leader(tree: ImageTree) -> TerminalLeader | None:
     """Find the session leader of a terminal outside the tree. CRIU does not give it its controlling terminal."""
-    outside = find_terminal_files(tree).infos
-    infos = {each.id: each for each in tree.terminals if each.id in outside and each.kind == "pty"}
+    infos = {each.id: each for each in _find_outside(tree)}
     for process in tree.processes:
         for opened in process.descriptors if process.pid == process.sid else ():
             info = infos.get(opened.file.info_id) if isinstance(opened.file, Terminal) else None
@@ -77,36 +75,29 @@ def find_needed_numbers(tree: ImageTree) -> frozenset[int]:
     )
 
 
-def find_blockers(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
+def judge_terminals(planned: PlannedRestore, host: HostState) -> Iterator[Finding]:
     """Find a terminal that is missing, in use, or that the restored program must not get."""
+    root = planned.tree.root
     for number in sorted(find_needed_numbers(planned.tree) & host.terminals):
         yield cause("terminal-taken").finding(index=number)
-    if needs_terminal(planned.tree) and planned.tty not in ("null", "file"):
+    if planned.tty in ("null", "file"):
+        if find_terminal_files(planned.tree).files & planned.tree.polled:
+            yield cause("terminal-polled").finding()
+    elif needs_terminal(planned.tree):
+        # Another user's program could type into it (TIOCSTI), for the shell that reads next.
+        others = _users(planned.tree.threads) - {0, planned.terminal_owner}
         if not planned.has_terminal:
             yield cause("terminal").finding()
-        else:
-            yield from _find_other_users_terminal(planned)
-            # CRIU puts its own group in the place of the shell's, and has none in a new PID namespace.
-            if planned.new_pid_namespace and planned.tree.root.pgid != planned.tree.root.pid:
-                yield cause("terminal-group-outside").finding()
-    if planned.tty in ("null", "file") and find_terminal_files(planned.tree).files & planned.tree.polled:
-        yield cause("terminal-polled").finding()
+        elif planned.terminal_owner is not None and others:
+            yield cause("terminal-of-another").finding(user=min(others), owner=planned.terminal_owner)
+        # CRIU puts its own group in the place of the shell's, and has none in a new PID namespace.
+        if planned.has_terminal and planned.new_pid_namespace and root.pgid != root.pid:
+            yield cause("terminal-group-outside").finding()
+        # It gets a session from outside its new PID namespace: CRIU cannot dump it there.
+        if planned.new_pid_namespace and root.sid != root.pid:
+            yield cause("session-left-outside").finding()
     if not planned.may_have_consoles:
         yield from _find_other_users_consoles(planned.tree, host)
-
-
-def find_warnings(planned: PlannedRestore) -> Iterator[Finding]:
-    """Find a tree that gets a session from outside its new PID namespace: CRIU cannot dump it there."""
-    joins = planned.tree.root.sid != planned.tree.root.pid and planned.tty not in ("null", "file")
-    if planned.new_pid_namespace and joins and needs_terminal(planned.tree):
-        yield cause("session-left-outside").finding()
-
-
-def _find_other_users_terminal(planned: PlannedRestore) -> Iterator[Finding]:
-    """Find a terminal of another user: the program could type into it (TIOCSTI), for the shell that reads next."""
-    others = _users(planned.tree.processes) - {0, planned.terminal_owner}
-    if planned.terminal_owner is not None and others:
-        yield cause("terminal-of-another").finding(user=min(others), owner=planned.terminal_owner)
 
 
 def _find_other_users_consoles(tree: ImageTree, host: HostState) -> Iterator[Finding]:
@@ -116,20 +107,20 @@ def _find_other_users_consoles(tree: ImageTree, host: HostState) -> Iterator[Fin
     found: dict[str, Finding] = {}
     for process in tree.processes:
         for file in {id(opened.file): opened.file for opened in process.descriptors}.values():
-            terminal = terminals.get(file.info_id) if isinstance(file, Terminal) else None
-            state = host.files.get(file.path) if isinstance(file, Terminal) else None
-            if not isinstance(file, Terminal) or terminal is None or state is None:
+            if not isinstance(file, Terminal):
                 continue
-            others = _users((process,)) - {0, state.owner}
+            terminal, state = terminals.get(file.info_id), host.files.get(file.path)
+            if terminal is None or state is None or terminal.kind not in _CONSOLES:
+                continue
+            others = _users(process.threads) - {0, state.owner}
             is_harmless = file.flags & os.O_ACCMODE == os.O_WRONLY and not terminal.session
-            if others and terminal.kind in _CONSOLES and not is_harmless:
+            if others and not is_harmless:
                 finding = cause("console-of-another").finding(path=file.path, user=min(others), owner=state.owner)
                 found.setdefault(file.path, finding)
     yield from found.values()
 
 
-def _users(processes: Iterable[ImageProcess]) -> set[int]:
-    """Return the real and effective user ids of these processes."""
-    threads = (thread for process in processes for thread in process.threads)
+def _users(threads: Iterable[Thread]) -> set[int]:
+    """Return the real and effective user ids of these threads."""
     known = (thread.core.credentials for thread in threads)
     return {user for each in known if each is not None for user in (each.uid, each.euid)}

@@ -17,7 +17,7 @@ from crckpt.ops.restore.result import RestoreResult
 from crckpt.preflight.restore.checks import RestoreVerdict
 from crckpt.store import Checkpoint
 
-VERDICT = RestoreVerdict((), (), (), (), needs_terminal=False)
+VERDICT = RestoreVerdict((), (), (), needs_terminal=False)
 
 
 def of_child(pid: int) -> RestoreResult:

@@ -36,7 +36,7 @@ def test_criu_of_unknown_age_may_restore(planned: PlannedRestore, host: HostStat
 
 
 def test_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState) -> None:
-    assert judge_restore(planned, host) == RestoreVerdict((), (), (), (), needs_terminal=False)
+    assert judge_restore(planned, host) == RestoreVerdict((), (), (), needs_terminal=False)
 
 
 def test_all_blockers_are_reported_at_once(planned: PlannedRestore, host: HostState) -> None:

@@ -19,8 +19,8 @@ from crckpt.host.proc.writers import FileWriter
 from crckpt.images.ids import KernelIds
 from crckpt.images.regfile import GHOST, LINKED, PROCESS, RegularFile, Remap
 from crckpt.images.tree import ImageTree
-from crckpt.preflight.restore.checks import RestoreVerdict, judge_restore
-from crckpt.preflight.restore.files import Rewind, file_uses, find_changed_paths, find_needed_files, find_needed_path
+from crckpt.preflight.restore.checks import RestoreVerdict, Rewind, judge_restore
+from crckpt.preflight.restore.files import file_uses, find_changed_paths, find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import HostState
 from crckpt.preflight.restore.plan import PlannedRestore
 

@@ -14,7 +14,7 @@ from crckpt.images.regfile import RegularFile
 from crckpt.images.sockets import Address, InetSocket, PacketSocket
 from crckpt.images.tree import ImageTree
 from crckpt.preflight.restore.checks import RestoreVerdict
-from crckpt.preflight.restore.files import Rewind, find_needed_files, find_needed_path
+from crckpt.preflight.restore.files import find_needed_files, find_needed_path
 from crckpt.preflight.restore.host import FileState
 from crckpt.preflight.restore.rehearsal import (
     find_needed_addresses,
@@ -100,7 +100,7 @@ def test_terminal_cannot_be_rehearsed(tree: ImageTree) -> None:
 def test_rehearsal_reports_where_it_cuts_files() -> None:
     """The warning of a restore is replaced; other warnings stay."""
     said = cause("file-rewound").finding(path="/a", size=1, now=2), cause("file-written").finding(path="/b")
-    verdict = RestoreVerdict((), said, (Rewind("/a", 1),), (), needs_terminal=False)
+    verdict = RestoreVerdict((), said, (), needs_terminal=False)
     kept, told = rehearsal_warnings(verdict)
     assert kept == said[1]
     assert told.key == "file-cut-rehearsed"

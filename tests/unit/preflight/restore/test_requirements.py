@@ -7,6 +7,7 @@ import socket
 import pytest
 from msgspec.structs import replace
 from places import TESTS
+from restore_plans import CREATED
 
 from crckpt.host.process.cgroups import TasksLeft
 from crckpt.images.core import Core
@@ -14,15 +15,16 @@ from crckpt.images.mm import GUARD, SHADOW_STACK, Vma
 from crckpt.images.other_files import OtherFile
 from crckpt.images.sockets import INET, InetSocket, PacketSocket
 from crckpt.images.tree import ImageTree
+from crckpt.preflight.restore.checks import judge_restore
+from crckpt.preflight.restore.host import HostState
+from crckpt.preflight.restore.plan import PlannedRestore
 from crckpt.preflight.restore.requirements import (
     DiskSpace,
     HostResources,
     HugePages,
     Need,
-    count_tasks,
-    find_blockers,
     find_needed_features,
-    find_warnings,
+    judge_requirements,
     kernel_needs,
 )
 
@@ -46,7 +48,8 @@ def told(
     tree: ImageTree, here: HostResources, recorded: tuple[str, ...] = ("avx2", "sse2"), largest: int = 9000
 ) -> str:
     """Return the only finding; empty if there is none."""
-    found = list(find_blockers(tree, recorded, largest, here))
+    planned = PlannedRestore(tree, CREATED, recorded, False, {}, "refuse", False, False, ("4.2.1", "4.2.1"))
+    found = list(judge_requirements(planned, largest, here))
     assert len(found) <= 1
     assert "?" not in "".join(map(str, found))
     return "".join(f"{finding.key}: {finding}" for finding in found)
@@ -70,7 +73,6 @@ def with_vma(tree: ImageTree, status: int) -> ImageTree:
 
 def test_suitable_host_lacks_nothing(tree: ImageTree) -> None:
     assert told(tree, HERE) == ""
-    assert list(find_warnings(HERE)) == []
 
 
 def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
@@ -107,7 +109,7 @@ def test_id_above_the_limit_is_refused(tree: ImageTree) -> None:
 
 
 def test_more_tasks_than_the_cgroup_allows(tree: ImageTree) -> None:
-    count = count_tasks(tree)
+    count = len(tree.threads)
     assert count > len(tree.processes)
     assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
     said = told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count - 1)))
@@ -150,13 +152,12 @@ def test_too_few_reserved_huge_pages(tree: ImageTree) -> None:
 def test_missing_kernel_needs_are_reported(tree: ImageTree, need: Need) -> None:
     here = replace(HERE, missing=(need,))
     assert told(tree, here).startswith(f"{need.key}: ")
-    assert list(find_warnings(here)) == []
 
 
-def test_time_namespace_difference_is_a_warning(tree: ImageTree) -> None:
-    here = replace(HERE, missing=(Need("clocks-jump"),))
-    assert told(tree, here) == ""
-    assert [finding.key for finding in find_warnings(here)] == ["clocks-jump"]
+def test_time_namespace_difference_is_a_warning(planned: PlannedRestore, host: HostState) -> None:
+    here = replace(host, resources=replace(host.resources, missing=(Need("clocks-jump"),)))
+    verdict = judge_restore(planned, here)
+    assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["clocks-jump"])
 
 
 def asked(tree: ImageTree, *, names: frozenset[str] = frozenset(), keeps: bool = False) -> set[str]:
