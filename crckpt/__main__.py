@@ -61,8 +61,7 @@ def _version() -> int:
 def _command() -> int:
     from crckpt.cli import find_command
     from crckpt.host.cold_start import read_ahead
-    from crckpt.host.process.address_space import is_out_of_memory, refuse_large_imports
-    from crckpt.host.process.own_limits import lift_limits
+    from crckpt.host.process.own_limits import is_out_of_memory, lift_limits, refuse_large_imports
     from crckpt.host.process.signals import handle_interrupts, interrupts_deferred
 
     # Before the slow imports: an interruption always ends with a message.

@@ -17,7 +17,7 @@ from crckpt.cli.help import UNLISTED, HelpfulCommand, HelpfulGroup
 from crckpt.cli.output import discard, error_document, error_text, form
 from crckpt.errors import CommandFailure, CrckptError, HostCannot, Interrupted, StoreUnusable, UsageError
 from crckpt.host import cold_start
-from crckpt.host.process.address_space import is_out_of_memory
+from crckpt.host.process.own_limits import is_out_of_memory
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.process.typed_command import note_command
 

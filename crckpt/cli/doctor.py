@@ -31,7 +31,7 @@ from crckpt.ops.doctor import doctor as perform
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from crckpt.host.probes.outcome import Fact
+    from crckpt.host.probes.trial import Fact
     from crckpt.ops.context import Context
     from crckpt.ops.dump.cost import DumpPrediction, UsingProcess
     from crckpt.ops.dump.examine import DumpTarget

@@ -17,7 +17,7 @@ from crckpt.cli.help import ADVANCED
 from crckpt.cli.output import checkpoint_document, criu_document, emit, form, pick
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import CrckptError, UsageError
-from crckpt.host.process.end_by_signal import end_by_signal
+from crckpt.host.process.job_control import end_by_signal
 from crckpt.ops.restore.foreground import wait_for_program
 from crckpt.ops.restore.request import RestoreRequest
 from crckpt.ops.restore.restore import restore as perform

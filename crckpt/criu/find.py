@@ -82,8 +82,8 @@ def _try(candidate: Candidate, memory: Path | None, rejected: list[tuple[Candida
 
     from crckpt.criu.install.machine import RejectedError
     from crckpt.criu.install.trial import trial
+    from crckpt.host.machine import read_criu_version
     from crckpt.host.process import run
-    from crckpt.host.versions import read_criu_version
 
     try:
         version = read_criu_version(candidate.path)

@@ -19,8 +19,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Final
 
-from crckpt.host.disk.vmsplice import Lender
 from crckpt.host.process.signals import interrupt_is_waiting
+from crckpt.host.syscalls.process_vm import Lender
 from crckpt.images.wire import Message
 
 Images = Callable[[str], Iterator[memoryview] | None]

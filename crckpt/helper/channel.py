@@ -18,8 +18,8 @@ from msgspec import Struct
 
 from crckpt.errors import HostCannot
 from crckpt.helper.kinds import HelperKind
-from crckpt.host.peers import peer_pid
 from crckpt.host.process.signals import send_signal_if
+from crckpt.host.socket_options import peer_pid
 
 MOST_DESCRIPTORS: Final = 250
 """Descriptors with a message at most (SCM_MAX_FD, unix(7), is 253)."""

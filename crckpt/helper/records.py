@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from crckpt.helper.kinds import HelperKind
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import runtime_directory
+from crckpt.host.disk.own_files import runtime_directory
 
 
 class HelperRecord(Struct, frozen=True):

@@ -15,8 +15,8 @@ from functools import partial
 from typing import Final
 
 from crckpt.errors import HostCannot
-from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.process import run
+from crckpt.host.process.cgroups import read_cgroups
 from crckpt.host.process.signals import start_thread
 
 _OF_SYSTEMD: Final = ("", "name=systemd")

@@ -14,8 +14,8 @@ from typing import Final
 from crckpt.helper.channel import Channel, HelperSilent
 from crckpt.helper.kinds import HelperKind
 from crckpt.helper.records import HelperRecord, find_records
-from crckpt.host.disk.runtime_directory import make_runtime_directory
-from crckpt.host.peers import is_trusted
+from crckpt.host.disk.own_files import make_runtime_directory
+from crckpt.host.socket_options import is_trusted
 
 _TIME: Final = struct.Struct("@ll")  # struct timeval
 

@@ -38,8 +38,8 @@ from crckpt.host.network.devices import (
     read_routes,
     remove,
 )
-from crckpt.host.probes.child import probe_in_child
 from crckpt.host.probes.network import move_ip
+from crckpt.host.probes.trial import probe_in_child
 from crckpt.host.steps import step
 from crckpt.model import RunId
 

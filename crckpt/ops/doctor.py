@@ -15,8 +15,8 @@ from crckpt.criu.install import PREFIX
 from crckpt.criu.install.install import InstallRequest, install_criu, parse_candidates
 from crckpt.errors import HostCannot, error_text
 from crckpt.host.probes.host import ProbeRequest, probe_host
-from crckpt.host.probes.outcome import Fact, Outcome, fact
-from crckpt.host.probes.tools import has_gpu
+from crckpt.host.probes.setup import has_gpu
+from crckpt.host.probes.trial import Fact, Outcome, fact
 from crckpt.host.process import run
 from crckpt.ops.context import Context
 from crckpt.tracking.choose_tracker import find_method

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from crckpt.criu.explain import Explanation
 from crckpt.criu.failure_location import FailureLocation
 from crckpt.host import proc
+from crckpt.host.observe import sock_diag
 from crckpt.host.observe import sockets as observed_sockets
-from crckpt.host.observe import unix_sockets
 from crckpt.host.observe.tree import Observed
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree
@@ -66,7 +66,7 @@ def _live_title(observed: Observed, process: proc.Process, fd: int) -> str:
 def _find_own_end(observed: Observed, outside: int) -> FailureLocation | None:
     """The tree's descriptor that is connected to this unix socket outside of the tree."""
     with suppress(OSError):  # this kernel cannot list sockets
-        known = unix_sockets.read_unix_sockets()
+        known = sock_diag.read_unix_sockets()
         for process in observed.tree.processes:
             for found in proc.descriptors(process.pid):
                 end = known.get(found.socket_inode)
@@ -77,5 +77,5 @@ def _find_own_end(observed: Observed, outside: int) -> FailureLocation | None:
     return None
 
 
-def _title(known: dict[int, unix_sockets.LiveUnixSocket], inode: int) -> str:
+def _title(known: dict[int, sock_diag.LiveUnixSocket], inode: int) -> str:
     return known[inode].title if inode in known else f"#{inode}"

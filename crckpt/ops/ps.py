@@ -18,9 +18,9 @@ from crckpt.helper.terminal.relay import FoundTerminal, find_terminals
 from crckpt.host import proc
 from crckpt.host.disk.users import read_user, user_name
 from crckpt.host.namespaces.network_locks import find_locks
-from crckpt.host.network.fence import find_fences, table_name
+from crckpt.host.network.claim import find_fences, table_name
 from crckpt.host.proc.fd import read_info, read_targets
-from crckpt.host.proc.locks import parse_locks
+from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.target import resolve
 from crckpt.host.usage import CriuProcess, ProcessUsage, find_criu_processes, read_process_usage
 from crckpt.ops.lazy.marks import is_unfilled

@@ -22,7 +22,7 @@ def version() -> str:
         if facts:
             return "\n".join([*lines, f"CRIU {facts.version} ({path})"])
     # Only if none is remembered: what starts programs is slow to load.
-    from crckpt.host.versions import read_criu_version
+    from crckpt.host.machine import read_criu_version
 
     for candidate in present:
         try:

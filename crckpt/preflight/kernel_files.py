@@ -17,7 +17,7 @@ import stat
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
-from crckpt.host.disk.kernel_files import KernelFile
+from crckpt.host.observe.files import KernelFile
 from crckpt.images.creds import CAPABILITIES, Rights
 
 PROC: Final = 0x9FA0

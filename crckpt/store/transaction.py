@@ -16,10 +16,10 @@ from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import is_directory
 from crckpt.host.disk.files import PRIVATE_DIRECTORY, make_private_directory, own_name, remove_tree
-from crckpt.host.proc.criu_log import identify_log
+from crckpt.host.proc.live_root import identify_log
 from crckpt.host.proc.procfs import pids
+from crckpt.host.process.orphans import end_unfinished_trees
 from crckpt.host.process.signals import interrupts_deferred
-from crckpt.host.process.unfinished_trees import end_unfinished_trees
 from crckpt.store.owner import read_owner, write_owner
 
 RESTORE_LOG = "restore.log"

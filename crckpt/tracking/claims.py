@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
+from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.host.proc import Identity
 
 # The kernel's PID_MAX_LIMIT. The other bits of an offset hold centuries of clock ticks.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmark.setting import MEBIBYTE, Setting
-from crckpt.host.versions import read_criu_version
+from crckpt.host.machine import read_criu_version
 
 _REPORTED: Final = Path("/sys/module/page_reporting/parameters/page_reporting_order")
 # x86-64 has no blocks of this many pages, as a power of two.

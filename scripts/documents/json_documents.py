@@ -18,7 +18,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from crckpt.cli.config import Setting
 from crckpt.criu.failure_location import FailureLocation
-from crckpt.host.probes.outcome import Fact
+from crckpt.host.probes.trial import Fact
 from crckpt.host.usage import ProcessUsage
 from crckpt.migrate.drain.drain import Outcome
 from crckpt.migrate.request import RoundSummary

@@ -13,7 +13,7 @@ from command import Crckpt
 from stopped import JOB
 from trees import NOBODY, PYTHON, Case, Tree, started
 
-from crckpt.host.syscalls.pidfd_getfd import borrow
+from crckpt.host.process.pidfd import borrow
 
 pytestmark = pytest.mark.usefixtures("adopted")
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from trees import wait_for
 
 from crckpt.host import proc
-from crckpt.host.target.pinned import PinnedProcess
+from crckpt.host.process.pidfd import HeldProcess
 
 _SYS_CLONE3 = 435
 SLEEP = ("/bin/sleep", "1000")
@@ -144,21 +144,21 @@ def test_pid_reused_while_tracked_is_refused(
 
 
 def test_process_keeps_its_pid_until_reaped(sleeper: Sleeper) -> None:
-    held = PinnedProcess(sleeper.pid)
+    held = HeldProcess(sleeper.pid)
     assert_has_number(held)
     os.kill(sleeper.pid, signal.SIGKILL)
     os.waitid(os.P_PID, sleeper.pid, os.WEXITED | os.WNOWAIT)
     assert_has_number(held)
     sleeper.replace()
     assert_has_number(held, has=False)
-    again = PinnedProcess(sleeper.pid)
+    again = HeldProcess(sleeper.pid)
     assert_has_number(again)
     held.close()
     again.close()
     assert_has_number(held, has=False)
 
 
-def assert_has_number(held: PinnedProcess, *, has: bool = True) -> None:
+def assert_has_number(held: HeldProcess, *, has: bool = True) -> None:
     assert held.keeps_pid == has
 
 

@@ -11,8 +11,8 @@ from typing import Final
 
 import pytest
 
-from crckpt.host.syscalls import ptrace_binding, ptrace_requests
-from crckpt.host.syscalls.call_names import call_name
+from crckpt.host.syscalls import ptrace_requests
+from crckpt.host.syscalls.ptrace_requests import call_name
 from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 
 # __WALL, PTRACE_O_TRACESYSGOOD, and the stop that this option brings (ptrace(2)).
@@ -32,12 +32,12 @@ def held_before_call(pid: int, name: str, begin: Callable[[], object] = lambda: 
     # Only now: before it was stopped once, it would not be held there.
     begin()
     while stop != _AT_SYSTEM_CALL or call_name(ThreadRegisters.read(pid).call, platform.machine()) != name:
-        ptrace_binding.continue_to_system_call(pid, 0 if stop in (_AT_SYSTEM_CALL, signal.SIGTRAP) else stop)
+        ptrace_requests.continue_to_system_call(pid, 0 if stop in (_AT_SYSTEM_CALL, signal.SIGTRAP) else stop)
         stop = _wait_for_stop(pid, name)
     try:
         yield
     finally:
-        ptrace_binding.detach(pid)
+        ptrace_requests.detach(pid)
 
 
 def _wait_for_stop(pid: int, name: str) -> int:

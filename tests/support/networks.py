@@ -14,7 +14,7 @@ from typing import Final
 
 from trees import wait_for
 
-from crckpt.host.syscalls import clone
+from crckpt.host.syscalls import own_process
 
 WITHIN_S: Final = 60
 DEVICE: Final = "eth0"
@@ -25,10 +25,10 @@ def inside(namespace: int) -> Iterator[None]:
     """Put this thread, and what it starts, into a network namespace."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        clone.setns(namespace)
+        own_process.setns(namespace)
         yield
     finally:
-        clone.setns(before)
+        own_process.setns(before)
         os.close(before)
 
 
@@ -36,9 +36,9 @@ def new_namespace() -> int:
     """Make a network namespace; return its descriptor."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        clone.unshare(clone.CLONE_NEWNET)
+        own_process.unshare(own_process.CLONE_NEWNET)
         made = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        clone.setns(before)
+        own_process.setns(before)
     finally:
         os.close(before)
     return made

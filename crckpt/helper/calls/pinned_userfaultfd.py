@@ -18,7 +18,7 @@ from crckpt.helper.calls.userfaultfd_taker import take_one
 from crckpt.host.proc import Identity
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.syscalls import ptrace
-from crckpt.host.syscalls.missing_pages import MissingPages
+from crckpt.host.syscalls.userfaultfd import MissingPages
 
 # struct iocb (linux/aio_abi.h): no data, IOCB_CMD_POLL, the descriptor, and no events but errors.
 _IOCB: Final = struct.Struct("<QIIHhIQQqQII")

@@ -27,10 +27,9 @@ from crckpt.helper.calls.remote_calls import (
 from crckpt.helper.channel import HelperEnded, open_control
 from crckpt.helper.kinds import REMOTE_CALLER
 from crckpt.host.attributes import tasks
-from crckpt.host.attributes.landlock import has_landlock_domain
-from crckpt.host.attributes.segments import read_segments, set_segments
+from crckpt.host.attributes.inside import has_landlock_domain, read_segments, set_segments
 from crckpt.host.proc import status
-from crckpt.host.syscalls import prctl, ptrace
+from crckpt.host.syscalls import own_process, ptrace
 
 # x86-64 and 32-bit programs on it: asm/unistd_64.h, asm/unistd_32.h
 _PRCTL, _MMAP, _MUNMAP, _PERSONALITY, _MLOCKALL, _SET_MEMPOLICY, _PTRACE, _WAIT4 = 157, 9, 11, 135, 151, 238, 101, 61
@@ -72,10 +71,10 @@ def _carry_out_one(order: Order) -> OrderResult:
 def _read_attributes(thread: ptrace.StoppedThread, pid: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     number = _PRCTL_32 if thread.is_compat else _PRCTL
     # Only the first call has a time limit: after it, the thread is known to run.
-    refuses = thread.system_call(number, prctl.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
+    refuses = thread.system_call(number, own_process.GET_MDWE, 0, 0, 0, 0, within_s=ptrace.STOPS_WITHIN_S)
     if refuses > 0:
         yield "no_written_code", (refuses,)
-    if (bits := thread.system_call(number, prctl.GET_SECUREBITS, 0, 0, 0, 0)) > 0:
+    if (bits := thread.system_call(number, own_process.GET_SECUREBITS, 0, 0, 0, 0)) > 0:
         yield "securebits", (bits,)
     if locked := _locks_new_maps(thread, pid):
         yield "lock_future", (locked,)
@@ -137,23 +136,23 @@ def _set_one(thread: ptrace.StoppedThread, name: str, value: tuple[int, ...]) ->
     match name:
         case "personality":
             return thread.system_call(_PERSONALITY, number)
-        case "memory_errors" if number == prctl.MCE_KILL_DEFAULT:
-            return thread.system_call(_PRCTL, prctl.MCE_KILL, prctl.MCE_KILL_CLEAR, 0, 0, 0)
+        case "memory_errors" if number == own_process.MCE_KILL_DEFAULT:
+            return thread.system_call(_PRCTL, own_process.MCE_KILL, own_process.MCE_KILL_CLEAR, 0, 0, 0)
         case "memory_errors":
-            return thread.system_call(_PRCTL, prctl.MCE_KILL, prctl.MCE_KILL_SET, number, 0, 0)
+            return thread.system_call(_PRCTL, own_process.MCE_KILL, own_process.MCE_KILL_SET, number, 0, 0)
         case "io_flusher":
-            return thread.system_call(_PRCTL, prctl.SET_IO_FLUSHER, number, 0, 0, 0)
+            return thread.system_call(_PRCTL, own_process.SET_IO_FLUSHER, number, 0, 0, 0)
         case "memory_policy":
             nodes = sum(1 << node for node in value[1:]).to_bytes(_NODES // 8, "little")
             # MPOL_DEFAULT takes no mask (set_mempolicy(2)).
             with thread.lent(nodes) as address:
                 return thread.system_call(_SET_MEMPOLICY, number, address if value[1:] else 0, _NODES)
         case "memory_merge":
-            return thread.system_call(_PRCTL, prctl.SET_MEMORY_MERGE, number, 0, 0, 0)
+            return thread.system_call(_PRCTL, own_process.SET_MEMORY_MERGE, number, 0, 0, 0)
         case "lock_future":
             return thread.system_call(_MLOCKALL, _MCL_FUTURE | (_MCL_ONFAULT if number == LOCKED_WHEN_USED else 0))
         case "no_written_code":
-            return thread.system_call(_PRCTL, prctl.SET_MDWE, number, 0, 0, 0)
+            return thread.system_call(_PRCTL, own_process.SET_MDWE, number, 0, 0, 0)
     return -errno.ENOSYS
 
 

@@ -21,8 +21,8 @@ from crckpt.helper.channel import Channel, HelperEnded, open_control
 from crckpt.helper.kinds import USERFAULTFD_TAKER
 from crckpt.host.proc import Identity
 from crckpt.host.proc.fd import read_target
+from crckpt.host.process.pidfd import borrow
 from crckpt.host.syscalls import ptrace
-from crckpt.host.syscalls.pidfd_getfd import borrow
 
 # userfaultfd, close: x86-64 and 32-bit
 _NUMBERS: Final = {False: (323, 3), True: (374, 6)}

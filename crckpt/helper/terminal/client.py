@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -15,7 +14,8 @@ from crckpt.helper.start import StartedHelper, start_helper
 from crckpt.helper.terminal.protocol import HeldTree, HolderAnswer, HolderRequest
 from crckpt.host.process import run
 from crckpt.host.process.orphans import Ending
-from crckpt.host.process.wakeups import woken_by_signals
+from crckpt.host.process.pidfd import HeldProcess
+from crckpt.host.process.signals import woken_by_signals
 
 _STARTS_S: Final = 60.0
 # A program that has ended is reaped at once, unless the holder is stopped.
@@ -119,21 +119,17 @@ class _HeldChild(run.Child):
     """A program that the holder is the parent of."""
 
     def __init__(self, holder: TerminalHolder, pid: int) -> None:
-        self._holder = holder
-        self.pid = pid
         # The holder may have reaped it; no other program has its PID so soon.
-        try:
-            self.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self.pidfd = -1
+        HeldProcess.__init__(self, pid)
+        self._holder = holder
 
     def wait(self) -> int:
         status = self._holder.wait(self.pid)
-        self._close()
+        self.close()
         return os.waitstatus_to_exitcode(status)
 
     def abandon(self) -> None:
-        self._close()
+        self.close()
 
 
 @contextmanager
@@ -158,10 +154,5 @@ def held_terminal(job: str, taken: Collection[int], *, is_session: bool) -> Iter
 
 
 def _is_alive(pid: int) -> bool:
-    with suppress(OSError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            return not select.select([descriptor], [], [], 0)[0]
-        finally:
-            os.close(descriptor)
-    return False
+    with HeldProcess(pid) as process:
+        return process.is_alive

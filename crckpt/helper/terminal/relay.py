@@ -37,7 +37,7 @@ from crckpt.helper.terminal.protocol import (
     encode_size,
 )
 from crckpt.helper.terminal.screen_modes import ScreenModes
-from crckpt.host.process.wakeups import Wakeups, woken_by_signals
+from crckpt.host.process.signals import Wakeups, woken_by_signals
 
 _ANSWERS_S: Final = 5.0
 _AT_ONCE: Final = 16 << 10

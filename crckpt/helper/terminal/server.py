@@ -30,7 +30,7 @@ from crckpt.helper.terminal.output_log import OutputLog
 from crckpt.helper.terminal.protocol import LONGEST, HeldTree, HolderAnswer, HolderRequest
 from crckpt.host import proc
 from crckpt.host.process import run
-from crckpt.host.syscalls.prctl import set_child_subreaper
+from crckpt.host.syscalls.own_process import set_child_subreaper
 
 # The tree, in whose process group we are perhaps, must not end or stop its terminal; of these, Python's handlers are
 # not inherited by what we start.

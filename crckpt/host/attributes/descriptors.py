@@ -20,10 +20,11 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct
 
 from crckpt.host.observe.terminals import is_pseudo_terminal
+from crckpt.host.opened import poll_now
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info
+from crckpt.host.process.pidfd import borrow_each
 from crckpt.host.syscalls.libc import LIBC, check
-from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
 _TIMER: Final = "anon_inode:[timerfd]"
 _WALL_CLOCKS: Final = ("0", "8")  # CLOCK_REALTIME, CLOCK_REALTIME_ALARM
@@ -64,7 +65,7 @@ def read_descriptors(descriptors: Iterable[Descriptor], inside: dict[int, int]) 
             for fd, ours in borrow_each(found.pid, (found.fd,)):
                 with suppress(OSError):
                     _refuse_other_device(ours)
-                    is_hung_up = found.tty_index is not None and _is_hung_up(ours)
+                    is_hung_up = found.tty_index is not None and bool(poll_now(ours) & select.POLLHUP)
                     is_exclusive = any(fcntl.ioctl(ours, _TIOCGEXCL, bytes(4)))
                     if is_hung_up or is_exclusive:
                         yield DescriptorRecord(pid, fd, is_hung_up=is_hung_up, is_exclusive=is_exclusive)
@@ -72,11 +73,18 @@ def read_descriptors(descriptors: Iterable[Descriptor], inside: dict[int, int]) 
 
 def restore_descriptor(ours: int, pid: int, record: DescriptorRecord) -> None:
     """Set the state of a record. `pid` is the process that lends the descriptor. Raises OSError."""
-    if record.due:
-        _set_timer(ours, read_info(pid, record.fd), record.due)
+    # CRIU has set a timer to expire as long after now as it was left at the dump. Leave alone one that has changed.
+    if record.due and _due(info := read_info(pid, record.fd)):
+        fields = parse_info(info)
+        interval = divmod(_nanoseconds(fields.get("it_interval", "")), _SECOND)
+        times = _TIMES.pack(*interval, *divmod(record.due, _SECOND))
+        check(LIBC.timerfd_settime(ours, int(fields["settime flags"], 8), times, None))
+        # That has dropped the expirations that the program had not read.
+        if (ticks := int(fields.get("ticks", "0"))) and record.due > time.time_ns():
+            fcntl.ioctl(ours, _TFD_IOC_SET_TICKS, ctypes.c_uint64(ticks))
     if record.is_hung_up or record.is_exclusive:
         _refuse_other_device(ours)
-    if record.is_hung_up and not _is_hung_up(ours):
+    if record.is_hung_up and not poll_now(ours) & select.POLLHUP:
         # The kernel marks the master when the last descriptor of the other side is closed.
         os.close(fcntl.ioctl(ours, _TIOCGPTPEER, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
     if record.is_exclusive:
@@ -90,12 +98,6 @@ def _refuse_other_device(ours: int) -> None:
         raise OSError(errno.ENOTTY, os.strerror(errno.ENOTTY))
 
 
-def _is_hung_up(ours: int) -> bool:
-    waiting = select.poll()
-    waiting.register(ours, 0)
-    return any(events & select.POLLHUP for _, events in waiting.poll(0))
-
-
 def _due(info: str) -> int:
     """When such a timer expires, by its fdinfo; 0 if it is none or is not armed."""
     fields = parse_info(info)
@@ -107,16 +109,3 @@ def _due(info: str) -> int:
 def _nanoseconds(said: str) -> int:
     seconds, _, rest = said.strip("()").partition(",")
     return int(seconds or 0) * _SECOND + int(rest or 0)
-
-
-def _set_timer(ours: int, info: str, due: int) -> None:
-    # CRIU has set it to expire as long after now as it was left at the dump. Nothing is due of one that has changed.
-    if not _due(info):
-        return
-    fields = parse_info(info)
-    interval = divmod(_nanoseconds(fields.get("it_interval", "")), _SECOND)
-    times = _TIMES.pack(*interval, *divmod(due, _SECOND))
-    check(LIBC.timerfd_settime(ours, int(fields["settime flags"], 8), times, None))
-    # That has dropped the expirations that the program had not read.
-    if (ticks := int(fields.get("ticks", "0"))) and due > time.time_ns():
-        fcntl.ioctl(ours, _TFD_IOC_SET_TICKS, ctypes.c_uint64(ticks))

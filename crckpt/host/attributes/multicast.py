@@ -100,7 +100,7 @@ def _filter(held: socket.socket, level: int, index: int, group: str) -> tuple[bo
         mode, count = _MODE.unpack_from(buffer.raw, _GROUP.size)
         if count <= sources or sources >= _MOST_SOURCES:
             packed = (buffer.raw[len(head) + _ADDRESS_BYTES * place :] for place in range(min(count, sources)))
-            return mode == _EXCLUDES, tuple(_host(address) for address in packed)
+            return mode == _EXCLUDES, tuple(map(_host, packed))
         sources = min(count, _MOST_SOURCES)
 
 

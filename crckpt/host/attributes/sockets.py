@@ -14,18 +14,19 @@ import socket
 import struct
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Final, Literal
 
 from msgspec import Meta, Struct
 
 from crckpt.host.attributes import multicast
-from crckpt.host.observe.renamed_sockets import find_renamed, rename_again
-from crckpt.host.observe.socket_losses import Loss, find_losses
-from crckpt.host.observe.tcp_keys import find_sockets_with_keys
+from crckpt.host.observe.sock_diag import find_sockets_with_keys
+from crckpt.host.observe.socket_kinds import Loss, find_losses
+from crckpt.host.observe.unix_names import find_renamed, rename_again
 from crckpt.host.proc.fd import read_targets, socket_inode
-from crckpt.host.syscalls.pidfd_getfd import borrow_each
+from crckpt.host.process.pidfd import borrow_each
+from crckpt.host.socket_options import as_socket, is_listening, read_credentials, read_kind, uses_option_memory
 
 Number = Annotated[int, Meta(ge=-(1 << 31), lt=1 << 31)]
 Value = Annotated[tuple[Number, ...], Meta(max_length=64)]
@@ -116,9 +117,7 @@ _LEVELS: Final[dict[int, tuple[int, ...]]] = {
 }
 
 _INET: Final = (socket.AF_INET, socket.AF_INET6)
-_SO_PRIORITY, _SO_PROTOCOL, _SO_DOMAIN, _SO_MEMINFO = 12, 38, 39, 55
-_OPTION_MEMORY: Final = 6  # linux/sock_diag.h: SK_MEMINFO_OPTMEM
-_PEER: Final = struct.Struct("=iII")  # struct ucred
+_SO_PRIORITY: Final = 12
 _NOBODY: Final = (1 << 32) - 1
 
 
@@ -185,19 +184,19 @@ def read_sockets(
     groups: list[tuple[int, int, str]] | None = None
     with_keys: frozenset[int] | None = None
     for fd, ours in borrow_each(pid, inodes):
-        with suppress(OSError), _as_socket(ours) as held:
-            kind = _kind(held)
+        with suppress(OSError), as_socket(ours) as held:
+            kind = read_kind(held)
             options, interfaces, is_connected = _read_options(held, kind)
             memberships: tuple[multicast.Membership, ...] = ()
             # A socket with keys or memberships uses option memory. The kernel's tables of them are slow to read: read
             # them only then, and once.
-            uses_memory = kind[0] in _INET and _uses_option_memory(held)
+            uses_memory = kind[0] in _INET and uses_option_memory(held)
             if uses_memory and kind[1] == socket.SOCK_STREAM:
                 with_keys = find_sockets_with_keys() if with_keys is None else with_keys
             elif uses_memory:
                 groups = list(multicast.find_groups(pid)) if groups is None else groups
                 memberships = tuple(multicast.find_memberships(held, groups))
-            owner, is_listening = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
+            owner, listens = _owner(held, user) if kind[0] == socket.AF_UNIX else ((), False)
             renamed = find_renamed(held) if kind[0] == socket.AF_UNIX else None
             found = SocketRecord(
                 inside,
@@ -209,7 +208,7 @@ def read_sockets(
                 interfaces,
                 memberships,
                 owner,
-                is_listening,
+                listens,
                 inodes[fd] in (with_keys or ()),
                 renamed.new if renamed is not None else "",
                 find_losses(held, *kind[:2], is_frozen=True) if is_frozen else (),
@@ -220,8 +219,8 @@ def read_sockets(
 
 def owner(ours: int) -> tuple[int, ...]:
     """User and group that a unix socket reports of its maker or its peer. Raises OSError."""
-    with _as_socket(ours) as held:
-        return _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))[1:]
+    with as_socket(ours) as held:
+        return read_credentials(held)[1:]
 
 
 def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
@@ -229,33 +228,22 @@ def restore_socket(ours: int, record: SocketRecord) -> Iterator[SocketFailure]:
 
     Do nothing to a socket of another kind. Ignore errors of a connection that is closed by now.
     """
-    with _as_socket(ours) as held:
-        if _kind(held) != (record.family, record.kind, record.protocol):
+    with as_socket(ours) as held:
+        if read_kind(held) != (record.family, record.kind, record.protocol):
             return
         # With --tcp close CRIU closes the connection. Then many options cannot be set, and nobody needs them.
         is_gone = record.is_connected and record.kind == socket.SOCK_STREAM and not _is_connected(held)
         failed = [
             *(SocketFailure(title, protects=False, why=why) for title, why in multicast.join(held, record.memberships)),
             *_set_options(held, record),
-            *_rename(held, record),
         ]
+        try:
+            if record.new_name:
+                rename_again(held, record.new_name)
+        except (OSError, ValueError) as error:
+            failed.append(SocketFailure(f"the name {record.new_name}", protects=False, why=_reason(error)))
     if not is_gone:
         yield from failed
-
-
-@contextmanager
-def _as_socket(ours: int) -> Iterator[socket.socket]:
-    # Given a family, Python does not ask the socket for it: not every socket has an address.
-    held = socket.socket(socket.AF_UNIX, fileno=ours)
-    try:
-        yield held
-    finally:
-        held.detach()  # the caller closes the descriptor
-
-
-def _kind(held: socket.socket) -> tuple[int, int, int]:
-    family, kind, protocol = (held.getsockopt(_SOCKET, option) for option in (_SO_DOMAIN, socket.SO_TYPE, _SO_PROTOCOL))
-    return family, kind, protocol
 
 
 def _is_connected(held: socket.socket) -> bool:
@@ -265,17 +253,13 @@ def _is_connected(held: socket.socket) -> bool:
     return False
 
 
-def _is_listening(held: socket.socket) -> bool:
-    return bool(held.getsockopt(_SOCKET, socket.SO_ACCEPTCONN))
-
-
 def _owner(held: socket.socket, user: int) -> tuple[tuple[int, ...], bool]:
-    _, *made_by = _PEER.unpack(held.getsockopt(_SOCKET, socket.SO_PEERCRED, _PEER.size))
+    _, *made_by = read_credentials(held)
     # CRIU makes all owners root's: nothing is lost of root's own.
     if made_by[0] in (0, _NOBODY):
         return (), False
-    is_listening = _is_listening(held)
-    return tuple(made_by) if is_listening or made_by[0] != user else (), is_listening
+    listens = is_listening(held)
+    return tuple(made_by) if listens or made_by[0] != user else (), listens
 
 
 @cache
@@ -308,12 +292,13 @@ def _read_options(held: socket.socket, kind: tuple[int, int, int]) -> tuple[dict
         option = OPTIONS[name]
         if option.when in ("unconnected", "closed") and is_connected:
             continue
-        if option.when == "closed" and _is_listening(held):
+        if option.when == "closed" and is_listening(held):
             continue
         value = tuple(found) if isinstance(found, bytes) else (found,)
         if option.interface:
             with suppress(OSError):
-                interfaces[name] = multicast.interface_name(held, _interface_number(option, value))
+                number = value[0] if option.interface == "host" else int.from_bytes(bytes(value), "big")
+                interfaces[name] = multicast.interface_name(held, number)
         else:
             options[name] = value
     return options, interfaces, is_connected
@@ -327,7 +312,8 @@ def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFa
             continue
         try:
             if option.interface:
-                value = _interface_value(option, multicast.interface_index(held, record.interfaces[name]))
+                index = multicast.interface_index(held, record.interfaces[name])
+                value = index.to_bytes(4, sys.byteorder if option.interface == "host" else "big")
             else:
                 given = record.options[name]
                 value = bytes(given) if option.size else struct.pack("=i", *given)
@@ -335,30 +321,11 @@ def _set_options(held: socket.socket, record: SocketRecord) -> Iterator[SocketFa
             if held.getsockopt(option.level, option.number, option.size or 4) != value:
                 held.setsockopt(option.level, option.number, value)
         except (OSError, ValueError, KeyError, struct.error) as error:
-            yield SocketFailure(name, option.protects, str(getattr(error, "strerror", None) or error))
+            yield SocketFailure(name, option.protects, _reason(error))
     # IP_TOS sets it, too.
     if held.getsockopt(_SOCKET, _SO_PRIORITY) != priority:
         held.setsockopt(_SOCKET, _SO_PRIORITY, priority)
 
 
-def _rename(held: socket.socket, record: SocketRecord) -> Iterator[SocketFailure]:
-    if record.new_name:
-        try:
-            rename_again(held, record.new_name)
-        except (OSError, ValueError) as error:
-            yield SocketFailure(f"the name {record.new_name}", False, str(getattr(error, "strerror", None) or error))
-
-
-def _interface_number(option: Option, value: Value) -> int:
-    return value[0] if option.interface == "host" else int.from_bytes(bytes(value), "big")
-
-
-def _interface_value(option: Option, number: int) -> bytes:
-    return number.to_bytes(4, sys.byteorder if option.interface == "host" else "big")
-
-
-def _uses_option_memory(held: socket.socket) -> bool:
-    """Return whether the socket uses memory for options: memberships and keys of TCP do."""
-    memory = held.getsockopt(_SOCKET, _SO_MEMINFO, 36)
-    # If the kernel does not report it, assume that it is used.
-    return len(memory) < (_OPTION_MEMORY + 1) * 4 or any(memory[_OPTION_MEMORY * 4 : (_OPTION_MEMORY + 1) * 4])
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "strerror", None) or error)

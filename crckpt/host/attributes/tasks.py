@@ -16,12 +16,12 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
-from crckpt.host.proc.stat import read_stat
-from crckpt.host.proc.status import read_status
+from crckpt.host.proc.status import read_stat, read_status
 from crckpt.host.syscalls.kcmp import has_own_directories
 from crckpt.host.syscalls.libc import syscall
-from crckpt.host.syscalls.prctl import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KILL_LATE
+from crckpt.host.syscalls.own_process import MCE_KILL_DEFAULT, MCE_KILL_EARLY, MCE_KILL_LATE
 
 Value = tuple[int, ...]
 Reader = Callable[[int], Value]
@@ -40,112 +40,63 @@ _MCE_PROCESS, _MCE_EARLY = 0x80, 0x08000000
 _IO_FLUSHER: Final = 0x00080000 | 0x00100000  # PF_MEMALLOC_NOIO, PF_LOCAL_THROTTLE: what the option sets
 
 # MPOL_..., by the names in numa_maps (mm/mempolicy.c: policy_modes).
-_POLICIES: Final = {
-    name: number
-    for number, name in enumerate(
-        ("default", "prefer", "bind", "interleave", "local", "prefer (many)", "weighted interleave")
-    )
-}
+_NAMED: Final = ("default", "prefer", "bind", "interleave", "local", "prefer (many)", "weighted interleave")
+_POLICIES: Final = {name: number for number, name in enumerate(_NAMED)}
 _POLICY_FLAGS: Final = {"static": 1 << 15, "relative": 1 << 14}
 
 
-def affinity(tid: int) -> Value:
-    """The CPUs on which a thread may run."""
-    return tuple(sorted(os.sched_getaffinity(tid)))
-
-
-def set_affinity(tid: int, value: Value) -> None:
-    """Set the CPUs on which a thread may run. Raises OSError: EINVAL if this host has none of them."""
-    os.sched_setaffinity(tid, value)
-
-
-def io_priority(tid: int) -> Value:
-    """The I/O priority: class and level in one number."""
-    return (syscall("ioprio_get", _IOPRIO_WHO_PROCESS, tid),)
-
-
-def set_io_priority(tid: int, value: Value) -> None:
-    """Set the I/O priority. Raises OSError."""
-    syscall("ioprio_set", _IOPRIO_WHO_PROCESS, tid, *value)
-
-
-def timer_slack(tid: int) -> Value:
-    """The timer slack in nanoseconds."""
-    # The kernel has it in /proc/TID, not in /proc/PID/task/TID.
-    return (int(procfs.text(f"/proc/{tid}/timerslack_ns")),)
-
-
-def set_timer_slack(tid: int, value: Value) -> None:
-    """Set the timer slack. Raises OSError."""
-    Path(f"/proc/{tid}/timerslack_ns").write_text(str(value[0]))
-
-
-def deadline(tid: int) -> Value:
+def _deadline(tid: int) -> Value:
     """Flags, runtime, deadline and period of a thread with SCHED_DEADLINE; nothing for any other."""
     found = _scheduling(tid)
     return (found[2], *found[5:8]) if found[1] == DEADLINE else ()
 
 
-def set_deadline(tid: int, value: Value) -> None:
-    """Give a thread SCHED_DEADLINE. Raises OSError."""
+def _set_deadline(tid: int, value: Value) -> None:
     flags, *times = value
     _set_scheduling(tid, DEADLINE, flags, 0, 0, *times)
 
 
-def time_slice(tid: int) -> Value:
+def _time_slice(tid: int) -> Value:
     """The time slice in nanoseconds that a thread requested; nothing if it has the default slice."""
     found = _scheduling(tid)
     own = found[5] if found[1] in _SLICED else 0
     return () if own in (0, _usual_slice()) else (own,)
 
 
-def set_time_slice(tid: int, value: Value) -> None:
-    """Set the time slice without changing the policy. Raises OSError."""
+def _set_time_slice(tid: int, value: Value) -> None:
+    # Without changing the policy.
     _, policy, flags, nice, priority, *_ = _scheduling(tid)
     _set_scheduling(tid, policy, flags & ~_UTILIZATION, nice, priority, *(value or (0,)), 0, 0)
 
 
-def utilization(tid: int) -> Value:
+def _utilization(tid: int) -> Value:
     """The least and the most CPU performance that the scheduler assumes for a thread; nothing if it is not limited."""
     found = _scheduling(tid)
     return () if found[8:10] in ((0, 0), (0, _MOST_UTILIZATION)) else (found[8], found[9])
 
 
-def set_utilization(tid: int, value: Value) -> None:
-    """Limit the assumed CPU performance without changing the policy. Raises OSError."""
+def _set_utilization(tid: int, value: Value) -> None:
+    # Without changing the policy.
     _, policy, flags, nice, priority, *times = _scheduling(tid)
     least, most = value or (0, _MOST_UTILIZATION)
     _set_scheduling(tid, policy, flags | _UTILIZATION, nice, priority, *times[:3], least, most)
 
 
-def personality(tid: int) -> Value:
-    """The execution domain, as in personality(2)."""
-    return (int(procfs.text(f"/proc/{tid}/personality"), 16),)
-
-
-def memory_errors(tid: int) -> Value:
+def _memory_errors(tid: int) -> Value:
     """The policy of a thread for memory errors (PR_MCE_KILL)."""
-    flags = _task_flags(tid)
+    flags = read_stat(tid).flags
     if not flags & _MCE_PROCESS:
         return (MCE_KILL_DEFAULT,)
     return (MCE_KILL_EARLY if flags & _MCE_EARLY else MCE_KILL_LATE,)
 
 
-def io_flusher(tid: int) -> Value:
-    """Return whether a thread takes part in writing memory out (PR_SET_IO_FLUSHER)."""
-    return (int(_task_flags(tid) & _IO_FLUSHER == _IO_FLUSHER),)
-
-
-def memory_policy(tid: int) -> Value:
+def _memory_policy(tid: int) -> Value:
     """Mode with flags, and nodes, as in set_mempolicy(2). Nothing if the host has only one node."""
     # The kernel lists it for each map without its own policy. Read only the first map: large maps take long.
     if not _has_nodes():
         return ()
-    file = os.open(f"/proc/{tid}/numa_maps", os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with opened(os.open(f"/proc/{tid}/numa_maps", os.O_RDONLY | os.O_CLOEXEC)) as file:
         line = os.read(file, 1).decode() + os.read(file, 4096).decode(errors="replace")
-    finally:
-        os.close(file)
     return parse_memory_policy(line)
 
 
@@ -176,20 +127,19 @@ def parse_directories(value: Value) -> tuple[int, bytes, bytes]:
     return umask, bytes(paths[:length]), bytes(paths[length:])
 
 
-def core_filter(pid: int) -> Value:
+def _core_filter(pid: int) -> Value:
     """The core dump filter of a process; nothing for one that has no memory."""
     said = procfs.text(f"/proc/{pid}/coredump_filter").strip()
     return (int(said, 16),) if said else ()
 
 
-def set_core_filter(pid: int, value: Value) -> None:
-    """Set the core dump filter. Raises OSError."""
+def _set_core_filter(pid: int, value: Value) -> None:
     # It is not known if the process was killed during the dump.
     if value:
         Path(f"/proc/{pid}/coredump_filter").write_text(f"{value[0]:#x}")
 
 
-def autogroup_nice(pid: int) -> Value:
+def _autogroup_nice(pid: int) -> Value:
     """The nice value of the autogroup of a process; nothing if it is in none, or the kernel has no autogroups."""
     with suppress(FileNotFoundError):
         return parse_autogroup(procfs.text(f"/proc/{pid}/autogroup"))
@@ -202,15 +152,8 @@ def parse_autogroup(said: str) -> Value:
     return (int(said.split()[-1]),) if said else ()
 
 
-def set_autogroup_nice(pid: int, value: Value) -> None:
-    """Set the nice value of the autogroup. Raises OSError."""
-    Path(f"/proc/{pid}/autogroup").write_text(str(value[0] if value else 0))
-
-
-def memory_merge(pid: int) -> Value:
-    """Return whether equal pages of its memory may be merged (PR_SET_MEMORY_MERGE); nothing on a kernel without
-    ksm_stat.
-    """
+def _memory_merge(pid: int) -> Value:
+    """Whether equal pages of its memory may be merged (PR_SET_MEMORY_MERGE); nothing on a kernel without ksm_stat."""
     with suppress(FileNotFoundError):
         said = procfs.text(f"/proc/{pid}/ksm_stat")
         # Older kernels have the file without this line.
@@ -220,39 +163,44 @@ def memory_merge(pid: int) -> Value:
 
 
 OF_THREAD: Final[dict[str, Reader]] = {
-    "affinity": affinity,
-    "io_priority": io_priority,
-    "timer_slack": timer_slack,
-    "deadline": deadline,
-    "time_slice": time_slice,
-    "utilization": utilization,
-    "personality": personality,
-    "memory_errors": memory_errors,
-    "io_flusher": io_flusher,
-    "memory_policy": memory_policy,
+    # The CPUs on which it may run.
+    "affinity": lambda tid: tuple(sorted(os.sched_getaffinity(tid))),
+    # Class and level in one number.
+    "io_priority": lambda tid: (syscall("ioprio_get", _IOPRIO_WHO_PROCESS, tid),),
+    # In nanoseconds. The kernel has it in /proc/TID, not in /proc/PID/task/TID.
+    "timer_slack": lambda tid: (int(procfs.text(f"/proc/{tid}/timerslack_ns")),),
+    "deadline": _deadline,
+    "time_slice": _time_slice,
+    "utilization": _utilization,
+    # The execution domain, as in personality(2).
+    "personality": lambda tid: (int(procfs.text(f"/proc/{tid}/personality"), 16),),
+    "memory_errors": _memory_errors,
+    # Whether it takes part in writing memory out (PR_SET_IO_FLUSHER).
+    "io_flusher": lambda tid: (int(read_stat(tid).flags & _IO_FLUSHER == _IO_FLUSHER),),
+    "memory_policy": _memory_policy,
     "directories": directories,
 }
 OF_PROCESS: Final[dict[str, Reader]] = {
-    "core_filter": core_filter,
-    "autogroup_nice": autogroup_nice,
-    "memory_merge": memory_merge,
+    "core_filter": _core_filter,
+    "autogroup_nice": _autogroup_nice,
+    "memory_merge": _memory_merge,
 }
-SETTERS: Final[dict[str, Callable[[int, Value], None]]] = {
-    "affinity": set_affinity,
-    "io_priority": set_io_priority,
-    "time_slice": set_time_slice,
-    "utilization": set_utilization,
-    "deadline": set_deadline,
-    "timer_slack": set_timer_slack,
-    "core_filter": set_core_filter,
-    "autogroup_nice": set_autogroup_nice,
+# They raise OSError; EINVAL of the affinity: this host has none of the CPUs.
+SETTERS: Final[dict[str, Callable[[int, Value], object]]] = {
+    "affinity": os.sched_setaffinity,
+    "io_priority": lambda tid, value: syscall("ioprio_set", _IOPRIO_WHO_PROCESS, tid, *value),
+    "time_slice": _set_time_slice,
+    "utilization": _set_utilization,
+    "deadline": _set_deadline,
+    "timer_slack": lambda tid, value: Path(f"/proc/{tid}/timerslack_ns").write_text(str(value[0])),
+    "core_filter": _set_core_filter,
+    "autogroup_nice": lambda pid, value: Path(f"/proc/{pid}/autogroup").write_text(str(value[0] if value else 0)),
 }
 
 
 def online_cpus() -> frozenset[int]:
     """The CPUs of this host that are online."""
-    said = procfs.text("/sys/devices/system/cpu/online")
-    return frozenset(_numbers(said.strip()))
+    return frozenset(_numbers(procfs.text("/sys/devices/system/cpu/online").strip()))
 
 
 def _numbers(listed: str) -> tuple[int, ...]:
@@ -262,10 +210,6 @@ def _numbers(listed: str) -> tuple[int, ...]:
         first, _, last = part.partition("-")
         found.extend(range(int(first), int(last or first) + 1))
     return tuple(found)
-
-
-def _task_flags(tid: int) -> int:
-    return read_stat(tid).flags
 
 
 def _scheduling(tid: int) -> Value:

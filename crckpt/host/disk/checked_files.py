@@ -17,6 +17,7 @@ from typing import Final
 
 from crckpt.errors import IntegrityError
 from crckpt.host.disk.path_trust import open_path
+from crckpt.host.opened import opened
 
 # The file may be replaced after the first check: do not follow a link, wait for a FIFO, or get a controlling terminal.
 _FLAGS: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -61,15 +62,12 @@ def open_regular(path: str | Path) -> tuple[int | None, int]:
     Raises OSError.
     """
     # Nothing else is opened: opening acts on some devices, and wakes programs that wait for a FIFO.
-    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with opened(os.open(path, os.O_PATH | os.O_CLOEXEC)) as found:
         mode = os.fstat(found).st_mode
         if not stat.S_ISREG(mode):
             return None, mode
         # Do not wait for another program's lease.
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), mode
-    finally:
-        os.close(found)
 
 
 def read_head(path: str | Path) -> bytes:

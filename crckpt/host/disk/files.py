@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt.host.disk.checked_files import open_checked
+from crckpt.host.opened import opened
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.steps import step
 
@@ -96,12 +97,9 @@ def ensure_directories(path: Path, what: str) -> None:
 
 def sync_directory(path: Path, what: str) -> None:
     """Make the names in `path` durable (fsync of the directory)."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         step(f"{what}.sync-directory", path)
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def open_private(path: Path, what: str) -> int:
@@ -158,11 +156,8 @@ def sync(descriptor: int, what: str) -> None:
 def sync_content(directory: Path, what: str) -> None:
     """Make the files in a directory and their names durable, but not the directory's own name."""
     for path in directory.iterdir():
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with opened(os.open(path, os.O_RDONLY | os.O_CLOEXEC)) as descriptor:
             sync(descriptor, what)
-        finally:
-            os.close(descriptor)
     sync_directory(directory, what)
 
 
@@ -184,8 +179,7 @@ def remove_tree(path: Path, what: str) -> None:
     Raises FileNotFoundError if there is nothing, OSError.
     """
     # Works by descriptors; two suffice for any depth, because nested directories are moved up first.
-    above = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+    with opened(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as above:
         top = _directory_in(above, path.name)
         if top is None:
             _unlink_in(above, path, what)
@@ -195,8 +189,6 @@ def remove_tree(path: Path, what: str) -> None:
         finally:
             os.close(top)
         _rmdir_in(above, path, what)
-    finally:
-        os.close(above)
 
 
 def write_new(path: Path, content: bytes, what: str) -> None:
@@ -206,11 +198,8 @@ def write_new(path: Path, content: bytes, what: str) -> None:
 
 def write_unsynced(path: Path, content: bytes, what: str) -> None:
     """Create `path` with mode 0600, for content that nobody needs after a crash."""
-    descriptor = open_private(path, what)
-    try:
+    with opened(open_private(path, what)) as descriptor:
         write_at(descriptor, content, 0, what)
-    finally:
-        os.close(descriptor)
 
 
 def move_durably(source: Path, target: Path, what: str) -> None:

@@ -13,6 +13,7 @@ from threading import Event
 from typing import Final
 
 from crckpt.host import proc
+from crckpt.host.opened import opened
 from crckpt.host.proc.mountinfo import Mount, read_mounts_of
 from crckpt.host.process.progress import ANSWERED_BY_PROGRAMS, QUIET_S, waits_for_a_program
 from crckpt.host.process.signals import start_thread
@@ -36,11 +37,8 @@ def abort_connections(pids: Iterable[int], users: Iterable[int] = ()) -> tuple[s
                 # leave it alone.
                 one = f"{os.minor(mount.device)}"
                 if int(_read(connections, f"{one}/waiting")):
-                    file = os.open(f"{one}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)
-                    try:
+                    with opened(os.open(f"{one}/abort", os.O_WRONLY | os.O_CLOEXEC, dir_fd=connections)) as file:
                         os.write(file, b"1")
-                    finally:
-                        os.close(file)
                     done.append(mount.path)
     return tuple(done)
 
@@ -93,12 +91,9 @@ def _mounts_of_users(pids: Iterable[int], others: Iterable[int]) -> Iterator[Mou
 def _connections() -> Iterator[int]:
     """Open the kernel's directory of connections without mounting it anywhere. Raises OSError."""
     # Linux 5.2. /sys/fs/fuse/connections is often not mounted in containers.
-    context = syscall("fsopen", b"fusectl", 1)  # FSOPEN_CLOEXEC
-    try:
+    with opened(syscall("fsopen", b"fusectl", 1)) as context:  # FSOPEN_CLOEXEC
         syscall("fsconfig", context, _CREATE, None, None, 0)
         directory = syscall("fsmount", context, 1, 0)  # FSMOUNT_CLOEXEC
-    finally:
-        os.close(context)
     try:
         yield directory
     finally:
@@ -106,8 +101,5 @@ def _connections() -> Iterator[int]:
 
 
 def _read(directory: int, name: str) -> bytes:
-    file = os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
+    with opened(os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)) as file:
         return os.read(file, 64)
-    finally:
-        os.close(file)

@@ -9,6 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from crckpt.errors import RestoreFailed
+from crckpt.host.opened import opened
 from crckpt.host.steps import step
 from crckpt.host.syscalls.openat2 import open_without_links
 
@@ -41,7 +42,10 @@ def linked_again(path: Path, name: str, inode: int, owner: int) -> Iterator[None
     Raises RestoreFailed if a symbolic link is in the way, or if the file is not that inode of this user any more.
     """
     try:
-        with _opened(str(path.parent), os.O_DIRECTORY) as directory, _opened(name, 0, directory) as found:
+        with (
+            opened(open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)) as directory,
+            opened(open_without_links(name, os.O_PATH, directory=directory)) as found,
+        ):
             status = os.fstat(found)
             if (status.st_ino, status.st_uid) != (inode, owner):
                 raise FileNotFoundError(errno.ENOENT, "somebody has replaced the file")
@@ -54,16 +58,7 @@ def linked_again(path: Path, name: str, inode: int, owner: int) -> Iterator[None
     except BaseException:
         step("other-name.unlink", path)
         # A tree may have more such files than we may have descriptors: the directory was closed.
-        with suppress(OSError), _opened(str(path.parent), os.O_DIRECTORY) as directory:
+        with suppress(OSError), opened(open_without_links(str(path.parent), os.O_PATH | os.O_DIRECTORY)) as directory:
             if os.stat(path.name, dir_fd=directory, follow_symlinks=False).st_ino == inode:
                 os.unlink(path.name, dir_fd=directory)
         raise
-
-
-@contextmanager
-def _opened(name: str, flags: int, directory: int | None = None) -> Iterator[int]:
-    descriptor = open_without_links(name, os.O_PATH | flags, directory=directory)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

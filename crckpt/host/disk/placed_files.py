@@ -19,6 +19,7 @@ from msgspec import Struct
 from crckpt.errors import PreflightRefused
 from crckpt.host.disk.files import own_name, sync, write
 from crckpt.host.disk.path_trust import PathEntry, find_intruder
+from crckpt.host.opened import opened
 from crckpt.host.steps import step
 
 _WHAT: Final = "sent-file"
@@ -135,23 +136,21 @@ class Placement:
     def sync_directories(self) -> None:
         """Make all new names durable."""
         for directory in {found[0] for found in self._made}:
-            descriptor = os.open(f"/proc/self/fd/{directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
+            with opened(
+                os.open(f"/proc/self/fd/{directory}", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            ) as descriptor:
                 step(f"{_WHAT}.sync-directory", directory)
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
 
     def _make_directory(self, above: int, name: str, owner: Ownership) -> int:
         step(f"{_WHAT}.mkdir", name)
         with suppress(FileExistsError):
             os.mkdir(name, 0o700, dir_fd=above)
-            made = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
-            try:
+            with opened(
+                os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+            ) as made:
                 self._remember(above, name, os.fstat(made))
                 owner.give(made)
-            finally:
-                os.close(made)
         return os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
     def _hold(self, descriptor: int) -> int:

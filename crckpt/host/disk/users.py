@@ -15,6 +15,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.disk.path_trust import Changers
+from crckpt.host.opened import opened
 from crckpt.host.syscalls.openat2 import file_rights_of, open_without_links
 
 _NOBODY: Final = 65534
@@ -80,15 +81,12 @@ def find_refused_user(link: str, access: int, users: Iterable[User], root: int) 
 
     `root` is a descriptor of the root directory to which its path is relative. Raises OSError if the file is gone.
     """
-    found = os.open(link, os.O_PATH | os.O_CLOEXEC)
-    try:
+    with opened(os.open(link, os.O_PATH | os.O_CLOEXEC)) as found:
         path = os.readlink(link)
         for each in users:
             if not _may_open(found, path, access, each, root):
                 return each
         return None
-    finally:
-        os.close(found)
 
 
 def _may_open(found: int, path: str, access: int, who: User, root: int) -> bool:

@@ -19,8 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
-from crckpt.host.process.signals import FORWARDED, handle_signal, send_signal_if
-from crckpt.host.process.wakeups import woken_by_signals
+from crckpt.host.process.signals import FORWARDED, handle_signal, send_signal_if, woken_by_signals
 
 _LOOK_S = 0.05
 

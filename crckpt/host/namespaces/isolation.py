@@ -22,7 +22,7 @@ from msgspec import Struct
 
 from crckpt.host.disk.own_files import write_private
 from crckpt.host.proc.mountinfo import Mount, mount_points
-from crckpt.host.syscalls.mount import become_root, bind, bind_read_only, mount
+from crckpt.host.syscalls.own_process import become_root, bind, bind_read_only, mount
 
 _SIOCSIFFLAGS: Final = 0x8914
 _SIOCSIFADDR: Final = 0x8916

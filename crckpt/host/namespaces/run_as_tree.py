@@ -20,9 +20,7 @@ import msgspec
 from msgspec import Struct
 
 from crckpt.host.process import run
-from crckpt.host.syscalls.capset import set_capabilities
-from crckpt.host.syscalls.clone import setns
-from crckpt.host.syscalls.prctl import drop_capability, set_no_new_privileges
+from crckpt.host.syscalls.own_process import drop_capability, set_capabilities, set_no_new_privileges, setns
 from crckpt.images.creds import Rights
 
 # The mount namespace is last: nothing is opened after it. The PID namespace applies to children only.

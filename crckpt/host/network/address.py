@@ -58,7 +58,12 @@ def parse_address(text: str) -> HostAddress:
     ip, slash, length = where.partition("/")
     if not at or not slash:
         raise UsageError(f"'{text}' is not ADDR/LEN@DEV", hint=_EXAMPLE)
-    _check_device(device)
+    # Source: dev_valid_name, net/core/dev.c.
+    if not device or len(device.encode()) > _LONGEST_DEVICE:
+        raise UsageError(f"the name of a network device has 1 to {_LONGEST_DEVICE} bytes: '{device}'", hint=_EXAMPLE)
+    is_odd = any(character in "/:@" or character.isspace() or not character.isprintable() for character in device)
+    if is_odd or device in (".", "..") or device.startswith("-"):
+        raise UsageError(f"'{device}' cannot be a network device", hint=_EXAMPLE)
     if not (length.isascii() and length.isdecimal()):
         raise UsageError(f"'{length}' in '{text}' is not the length of a prefix", hint=_EXAMPLE)
     try:
@@ -79,12 +84,3 @@ def parse_address(text: str) -> HostAddress:
         if is_kind:
             raise UsageError(f"{ip} is a {kind} address and cannot move", hint=_EXAMPLE)
     return HostAddress(str(address), int(length), device)
-
-
-def _check_device(device: str) -> None:
-    """Raise UsageError unless it can be the name of a network device. Source: dev_valid_name, net/core/dev.c."""
-    if not device or len(device.encode()) > _LONGEST_DEVICE:
-        raise UsageError(f"the name of a network device has 1 to {_LONGEST_DEVICE} bytes: '{device}'", hint=_EXAMPLE)
-    is_odd = any(character in "/:@" or character.isspace() or not character.isprintable() for character in device)
-    if is_odd or device in (".", "..") or device.startswith("-"):
-        raise UsageError(f"'{device}' cannot be a network device", hint=_EXAMPLE)

@@ -10,16 +10,15 @@ import itertools
 import re
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cmp_to_key
 from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_targets
-from crckpt.host.syscalls.kcmp import is_watched, order_files
+from crckpt.host.syscalls.kcmp import group_same, is_watched, order_files
 
 _COMPARES_FOR_S: Final = 1.0
 # A line of an epoll's fdinfo: the number under which a file was added, which it may no longer have, and its inode.
@@ -82,15 +81,26 @@ def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, 
     by_number = {(found.pid, found.fd): found for found in descriptors}
     lost: list[LostEpoll] = []
     unexamined: list[Descriptor] = []
+
+    def order(one: Descriptor, other: Descriptor) -> int:
+        if time.monotonic() > end:
+            raise _LateError
+        return order_files(one.pid, one.fd, other.pid, other.fd)
+
     try:
-        groups = _group_same(epolls, end)
+        groups = group_same(epolls, order) if len({each.pid for each in epolls}) > 1 else [[each] for each in epolls]
     except _LateError:
         return EpollSurvey((), tuple(epolls))
     for same in groups:
         builder = min((each.pid for each in same), key=lambda pid: numbers.get(pid, pid))
         epoll = _Epoll(same[0], builder, end)
         try:
-            watched = tuple(_find_watched(epoll.first))
+            # One number may have been several files.
+            counts: Counter[int] = Counter()
+            watched = []
+            for number, inode in _TARGET.findall(epoll.first.info):
+                watched.append(_Watched(int(number), counts[int(number)], int(inode or "0", 16)))
+                counts[int(number)] += 1
             kept = frozenset(each for each in watched if _is_kept(epoll, each, by_number))
             # Twice: while descriptors are compared, a server may close a connection and accept one by the same number.
             if len(kept) < len(watched) and _find_lost(epoll, watched, kept, by_number):
@@ -99,35 +109,6 @@ def find_lost_epolls(descriptors: tuple[Descriptor, ...], numbers: Mapping[int, 
         except _LateError:
             unexamined.append(epoll.first)
     return EpollSurvey(tuple(lost), tuple(unexamined))
-
-
-def _group_same(epolls: Sequence[Descriptor], end: float) -> list[list[Descriptor]]:
-    """Group the descriptors of each epoll, in their order."""
-    if len({each.pid for each in epolls}) < 2:
-        return [[each] for each in epolls]
-
-    def order(one: Descriptor, other: Descriptor) -> int:
-        if time.monotonic() > end:
-            raise _LateError
-        return order_files(one.pid, one.fd, other.pid, other.fd)
-
-    # Sorted, so that not all are compared with all.
-    groups: list[list[Descriptor]] = []
-    for each in sorted(epolls, key=cmp_to_key(order)):
-        if groups and not order(groups[-1][0], each):
-            groups[-1].append(each)
-        else:
-            groups.append([each])
-    return groups
-
-
-def _find_watched(epoll: Descriptor) -> Iterator[_Watched]:
-    """Find what an epoll watches. One number may have been several files."""
-    counts: Counter[int] = Counter()
-    for number, inode in _TARGET.findall(epoll.info):
-        fd = int(number)
-        yield _Watched(fd, counts[fd], int(inode or "0", 16))
-        counts[fd] += 1
 
 
 def _is_kept(epoll: _Epoll, watched: _Watched, by_number: Mapping[tuple[int, int], Descriptor]) -> bool:
@@ -148,7 +129,7 @@ def _is_kept(epoll: _Epoll, watched: _Watched, by_number: Mapping[tuple[int, int
 
 def _find_lost(
     epoll: _Epoll,
-    watched: tuple[_Watched, ...],
+    watched: Sequence[_Watched],
     kept: frozenset[_Watched],
     by_number: Mapping[tuple[int, int], Descriptor],
 ) -> LostEpoll | None:

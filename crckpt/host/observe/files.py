@@ -1,23 +1,26 @@
-"""Find files of a live tree that CRIU or a restore would not find by their names."""
+"""Find files of a live tree that CRIU or a restore would not find by their names, and files of the kernel."""
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Final, Literal
 
 from msgspec import Struct
 
 from crckpt.host import proc
-from crckpt.host.disk.kernel_files import KernelFile, read_kernel_file
 from crckpt.host.disk.other_names import OtherNames
+from crckpt.host.opened import opened
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import parse_info, read_info
 from crckpt.host.proc.maps import find_mapped_files
 from crckpt.host.proc.mountinfo import read_mounts, read_mounts_of
+from crckpt.host.syscalls.libc import LIBC, check
 
 _PLACES = ("/proc", "/sys")
 
@@ -61,7 +64,9 @@ class _Place:
         link, is_file = f"/proc/{found.pid}/fd/{found.fd}", _is_file(found.mode, found.target)
         if not found.target:
             return UnreachableFile(found.pid, found.fd, link, "long")
-        if (is_file or _is_memory_device(found)) and not self._has_mount(found.mount, link, found.target):
+        # CRIU opens /dev/null and others by their names, as files.
+        is_memory_device = stat.S_ISCHR(found.mode) and os.major(found.device) == _MEMORY_MAJOR
+        if (is_file or is_memory_device) and not self._has_mount(found.mount, link, found.target):
             return UnreachableFile(found.pid, found.fd, found.target, "mount")
         if is_file and found.mount in self._ids and self._is_hidden(link, found.target):
             return UnreachableFile(found.pid, found.fd, found.target, "hidden")
@@ -73,23 +78,23 @@ class _Place:
             target = os.readlink(link)
             if target.startswith(_NAMELESS) or not target.startswith("/"):
                 return None
-            if not self._is_own and not self._has_mount(_mount_of(link), link, target):
-                return UnreachableFile(pid, -1, target, "mount")
+            if not self._is_own:
+                with opened(os.open(link, os.O_PATH | os.O_CLOEXEC)) as file:
+                    mount = int(parse_info(read_info("self", file)).get("mnt_id", "0"))
+                if not self._has_mount(mount, link, target):
+                    return UnreachableFile(pid, -1, target, "mount")
             return UnreachableFile(pid, -1, target, "hidden") if self._is_hidden(link, target) else None
         except OSError as error:
             return UnreachableFile(pid, -1, link, "long") if error.errno == errno.ENAMETOOLONG else None
 
     def _has_mount(self, mount: int, link: str, target: str) -> bool:
-        return mount in self._ids or (self._has_names and self._is_at(link, target))
-
-    def _is_at(self, link: str, target: str) -> bool:
         with suppress(OSError):
-            return _identity(link) == _identity(self._base + target)
+            return mount in self._ids or (self._has_names and _identity(link) == _identity(self._base + target))
         return False
 
     def _is_hidden(self, link: str, target: str) -> bool:
         """Return whether the name leads to another file than the link, or to none, before and after we read it."""
-        if target.endswith(" (deleted)"):
+        if target.endswith(_DELETED):
             return False
         try:
             if target not in self._known:
@@ -114,22 +119,17 @@ def find_unreachable_files(
     Or they are those in the mount namespace of the process `entered`.
     """
     place = _Place(entered or "self")
-    opened = (place.find(found) for found in descriptors)
-    return tuple(found for found in (*opened, *_find_in_processes(place, pids)) if found is not None)
-
-
-def _find_in_processes(place: _Place, pids: Iterable[int]) -> Iterator[UnreachableFile | None]:
+    found = [place.find(each) for each in descriptors]
     # Files that one process has mapped and reaches by their names, another one does, too.
     reached: set[tuple[str, str, str]] = set()
     for pid in pids:
-        for name in ("cwd", "root"):
-            yield place.find_link(pid, f"/proc/{pid}/{name}")
+        found += (place.find_link(pid, f"/proc/{pid}/{name}") for name in ("cwd", "root"))
         for file, link in find_mapped_files(pid).items():
             if file not in reached:
-                found = place.find_link(pid, link)
-                yield found
-                if found is None:
+                found.append(place.find_link(pid, link))
+                if found[-1] is None:
                     reached.add(file)
+    return tuple(each for each in found if each is not None)
 
 
 def find_volatile_files(
@@ -146,7 +146,16 @@ def find_volatile_files(
         links += (f"/proc/{pid}/cwd", f"/proc/{pid}/root")
         links += (link for (device, *_), link in find_mapped_files(pid).items() if device in devices)
     links += (name.rpartition("/")[0] for name in sockets if name.startswith("/"))
-    return tuple(dict.fromkeys(path for link in links if (path := _find_volatile(link, mounts))))
+    found: dict[str, None] = {}
+    for link in links:
+        with suppress(OSError):
+            # Without the mark of a removed file.
+            path = (os.readlink(link) if link.startswith("/proc/") else link).removesuffix(_DELETED)
+            status = os.stat(link)
+            # A checkpoint contains a file that has no name left. The place of a mount is there again after the boot.
+            if status.st_nlink and mounts.get(status.st_dev, path) != path and _is_file(status.st_mode, path):
+                found[path] = None
+    return tuple(found)
 
 
 def find_unlinked_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> tuple[str, ...]:
@@ -154,37 +163,14 @@ def find_unlinked_files(pids: Iterable[int], descriptors: Iterable[Descriptor]) 
     links = [f"/proc/{found.pid}/fd/{found.fd}" for found in descriptors if found.target.endswith(_DELETED)]
     links += (link for pid in pids for (*_, path), link in find_mapped_files(pid).items() if path.endswith(_DELETED))
     names = OtherNames()
-    return tuple(dict.fromkeys(path for link in links if (path := _find_unlinked(link, names))))
-
-
-def _find_unlinked(link: str, names: OtherNames) -> str:
-    with suppress(OSError):
-        target, found = os.readlink(link), os.stat(link)
-        path = target.removesuffix(_DELETED)
-        is_linked = found.st_nlink and _is_file(found.st_mode, path) and not stat.S_ISDIR(found.st_mode)
-        if is_linked and not names.find(path, {found.st_ino}):
-            return path
-    return ""
-
-
-def _find_volatile(link: str, mounts: Mapping[int, str]) -> str:
-    """Return the path of a file, without the mark of a removed one; empty if a restore does not need it."""
-    with suppress(OSError):
-        path = (os.readlink(link) if link.startswith("/proc/") else link).removesuffix(_DELETED)
-        found = os.stat(link)
-        # A checkpoint contains a file that has no name left. The place of a mount is there again after the boot.
-        if found.st_nlink and mounts.get(found.st_dev, path) != path and _is_file(found.st_mode, path):
-            return path
-    return ""
-
-
-def _mount_of(link: str) -> int:
-    """Return the id of the mount through which a link in /proc leads. Raises OSError."""
-    file = os.open(link, os.O_PATH | os.O_CLOEXEC)
-    try:
-        return int(parse_info(read_info("self", file)).get("mnt_id", "0"))
-    finally:
-        os.close(file)
+    lost: dict[str, None] = {}
+    for link in links:
+        with suppress(OSError):
+            path, status = os.readlink(link).removesuffix(_DELETED), os.stat(link)
+            is_linked = status.st_nlink and _is_file(status.st_mode, path) and not stat.S_ISDIR(status.st_mode)
+            if is_linked and not names.find(path, {status.st_ino}):
+                lost[path] = None
+    return tuple(lost)
 
 
 def _identity(path: str) -> tuple[int, int] | None:
@@ -204,11 +190,6 @@ def _is_file(mode: int, target: str) -> bool:
     )
 
 
-def _is_memory_device(descriptor: Descriptor) -> bool:
-    """Return whether it is /dev/null or another device that CRIU opens by its name, as a file."""
-    return stat.S_ISCHR(descriptor.mode) and os.major(descriptor.device) == _MEMORY_MAJOR
-
-
 class HeldKernelFile(Struct, frozen=True):
     """A file that a process has open as `fd`."""
 
@@ -224,3 +205,32 @@ def find_kernel_files(descriptors: Iterable[proc.Descriptor]) -> Iterator[HeldKe
         if found.target.startswith(_PLACES):
             with suppress(OSError):
                 yield HeldKernelFile(found.pid, found.fd, read_kernel_file(found.pid, found.fd, found.flags))
+
+
+# More than struct statfs has.
+_SIZE: Final = 256
+
+
+class KernelFile(Struct, frozen=True):
+    """An open file: `magic` of its file system (linux/magic.h), path, `flags` of open(2), and `mode` (st_mode)."""
+
+    magic: int
+    path: str
+    flags: int
+    mode: int
+
+
+def read_kernel_file(pid: int, fd: int, flags: int) -> KernelFile:
+    """Read what a descriptor of a process leads to. Raises OSError."""
+    link = Path(f"/proc/{pid}/fd/{fd}")
+    return KernelFile(read_magic(f"{link}"), f"{link.readlink()}", flags, link.stat().st_mode)
+
+
+def read_magic(path: str) -> int:
+    """Return the magic number (linux/magic.h) of the file system of what `path` leads to. Raises OSError.
+
+    Source: statfs(2). Links in /proc lead to files that have no other path.
+    """
+    found = ctypes.create_string_buffer(_SIZE)
+    check(LIBC.statfs(os.fsencode(path), found), path)
+    return ctypes.c_ulong.from_buffer(found).value & 0xFFFFFFFF

@@ -5,12 +5,14 @@ Source: proc_pid_maps(5), proc_pid_pagemap(5), proc_pid_mem(5).
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Final
 
+from crckpt.host.opened import opened
 from crckpt.host.proc.maps import Map, read_maps
 from crckpt.model import PAGE_SIZE
 
@@ -46,28 +48,22 @@ def sample(pids: Sequence[int], memory: int, most: int) -> Iterator[bytes]:
                     return
 
 
-def _own(pid: int) -> Iterator[Map]:
-    """The maps that may hold memory that is in no file."""
-    for each in read_maps(pid):
-        is_in_memory = each.path.startswith(_IN_MEMORY)
-        if is_in_memory or not (each.is_shared or each.path.startswith(("[v", "/dev/"))):
-            yield each
-
-
 def _runs(pid: int, every: int, chunk: int) -> Iterator[bytes]:
-    pagemap = os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)
-    try:
-        # process_vm_readv(2) would pin pages, and so end their sharing after a fork.
-        memory = os.open(f"/proc/{pid}/mem", os.O_RDONLY)
-        try:
-            for number, found in enumerate(_own(pid)):
-                for first, count in _resident(pagemap, found, chunk, every, number):
-                    with suppress(OSError):  # gone by now, or of a device
-                        yield os.pread(memory, count * PAGE_SIZE, first)
-        finally:
-            os.close(memory)
-    finally:
-        os.close(pagemap)
+    # Not process_vm_readv(2), which would pin pages, and so end their sharing after a fork.
+    with (
+        opened(os.open(f"/proc/{pid}/pagemap", os.O_RDONLY)) as pagemap,
+        opened(os.open(f"/proc/{pid}/mem", os.O_RDONLY)) as memory,
+    ):
+        # The maps that may hold memory that is in no file.
+        maps = [
+            each
+            for each in read_maps(pid)
+            if each.path.startswith(_IN_MEMORY) or not (each.is_shared or each.path.startswith(("[v", "/dev/")))
+        ]
+        for number, found in enumerate(maps):
+            for first, count in _resident(pagemap, found, chunk, every, number):
+                with suppress(OSError):  # gone by now, or of a device
+                    yield os.pread(memory, count * PAGE_SIZE, first)
 
 
 def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) -> Iterator[tuple[int, int]]:
@@ -81,8 +77,15 @@ def _resident(pagemap: int, found: Map, chunk: int, every: int, ordinal: int) ->
         start = found.start + number * chunk * PAGE_SIZE
         wanted = min(chunk, (found.end - start) // PAGE_SIZE)
         entries = os.pread(pagemap, 8 * wanted, start // PAGE_SIZE * 8)
-        there = [_is_own(entry, shared=found.is_shared) for (entry,) in struct.iter_unpack("<Q", entries)]
-        yield from ((start + first * PAGE_SIZE, count) for first, count in _together(there))
+        place = 0
+        for is_ours, run in itertools.groupby(
+            bool(entry & _PRESENT) and (found.is_shared or not entry & _OF_FILE)
+            for (entry,) in struct.iter_unpack("<Q", entries)
+        ):
+            count = len(list(run))
+            if is_ours:
+                yield start + place * PAGE_SIZE, count
+            place += count
 
 
 def _scatter(number: int) -> int:
@@ -94,17 +97,3 @@ def _scatter(number: int) -> int:
         number = number * mixer & 0xFFFFFFFF
         number ^= number >> 15
     return number
-
-
-def _is_own(entry: int, *, shared: bool) -> bool:
-    return bool(entry & _PRESENT) and (shared or not entry & _OF_FILE)
-
-
-def _together(there: list[bool]) -> Iterator[tuple[int, int]]:
-    """(index of the first, number) of each run of true values."""
-    first = 0
-    for at in range(len(there) + 1):
-        if at == len(there) or not there[at]:
-            if at > first:
-                yield first, at - first
-            first = at + 1

@@ -11,10 +11,11 @@ import fcntl
 import os
 import select
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 
+from crckpt.host.opened import opened
 from crckpt.host.proc import Descriptor
-from crckpt.host.syscalls.pidfd_getfd import borrow
+from crckpt.host.process.pidfd import borrow
 
 
 def is_read_end(end: Descriptor) -> bool:
@@ -42,13 +43,16 @@ def make_filled_pipe(size: int, content: bytes) -> tuple[int, int]:
 
     The caller closes them. Raises OSError if we may not make it so large.
     """
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    try:
-        _fill(writer, size, content)
-    except BaseException:
-        os.close(reader)
-        os.close(writer)
-        raise
+    with ExitStack() as undo:
+        reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for end in (reader, writer):
+            undo.callback(os.close, end)
+        if size:
+            fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
+        # No process reads: what does not fit now never will.
+        if content and os.write(writer, content) < len(content):
+            raise OSError(errno.ENOSPC, "a pipe holds less than it did")
+        undo.pop_all()
     return reader, writer
 
 
@@ -60,26 +64,14 @@ def find_closed_pipes(descriptors: Iterable[Descriptor]) -> frozenset[int]:
     return frozenset(inode for inode, ends in group_by_pipe(descriptors).items() if _is_closed(inode, ends))
 
 
-def _fill(writer: int, size: int, content: bytes) -> None:
-    if size:
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, size)
-    # No process reads: what does not fit now never will.
-    if content and os.write(writer, content) < len(content):
-        raise OSError(errno.ENOSPC, "a pipe holds less than it did")
-
-
 def _is_closed(inode: int, ends: tuple[Descriptor, ...]) -> bool:
     # Write ends first: if the tree writes, the question is whether anybody reads.
     for end in sorted(ends, key=is_read_end):
-        with suppress(OSError):
-            borrowed = borrow(end.pid, end.fd)
-            try:
-                # The number may belong to another file by now. Registered with 0, poll(2) reports only errors and
-                # hang-ups.
-                if os.fstat(borrowed).st_ino == inode:
-                    waiting = select.poll()
-                    waiting.register(borrowed, 0)
-                    return any(events & (select.POLLERR | select.POLLHUP) for _, events in waiting.poll(0))
-            finally:
-                os.close(borrowed)
+        with suppress(OSError), opened(borrow(end.pid, end.fd)) as borrowed:
+            # The number may belong to another file by now. Registered with 0, poll(2) reports only errors and
+            # hang-ups.
+            if os.fstat(borrowed).st_ino == inode:
+                waiting = select.poll()
+                waiting.register(borrowed, 0)
+                return any(events & (select.POLLERR | select.POLLHUP) for _, events in waiting.poll(0))
     return False

@@ -1,6 +1,9 @@
-"""Read the kinds and options of a live process's sockets, and whether they have unread data.
+"""Read the kinds and options of a live process's sockets, and what waits in them that CRIU does not save.
 
-crckpt borrows each descriptor for a moment: the process does not notice. Source: pidfd_getfd(2), socket(7).
+CRIU reads the messages of unix sockets until one is empty, and sends them again from a socket without a name
+(criu/sk-queue.c); it refuses those that come with credentials (SO_PASSCRED). It knows nothing of errors and urgent
+data. crckpt borrows each descriptor for a moment: the process does not notice.
+Source: pidfd_getfd(2), socket(7), unix(7), poll(2).
 """
 
 from __future__ import annotations
@@ -11,34 +14,30 @@ import fcntl
 import os
 import select
 import socket
-import struct
-import termios
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.host.observe.renamed_sockets import RenamedSocket, find_renamed
-from crckpt.host.observe.socket_losses import Loss, find_losses
+from crckpt.host.observe.unix_names import RenamedSocket, find_renamed
+from crckpt.host.opened import count_unread, opened, poll_now
+from crckpt.host.process.pidfd import borrow_each
+from crckpt.host.socket_options import as_socket, is_listening, read_credentials, read_kind, uses_option_memory
 from crckpt.host.syscalls.libc import getsockopt
-from crckpt.host.syscalls.pidfd_getfd import borrow_each
 
-_SO_GET_FILTER: Final = 26
-_SO_PROTOCOL: Final = 38
-_SO_DOMAIN: Final = 39
-_SO_MEMINFO: Final = 55
-_OPTION_MEMORY: Final = 6  # linux/sock_diag.h: SK_MEMINFO_OPTMEM
-_PEER: Final = struct.Struct("=iII")  # struct ucred
+Loss = Literal["error", "urgent", "sender", "empty", "credentials"]
+
+_SO_GET_FILTER, _SO_PEEK_OFF = 26, 42
 _NO_USER: Final = (1 << 32) - 1
 _UDP_CORK: Final = 1  # linux/udp.h
 _TCP_ULP: Final = 31  # linux/tcp.h
 _SIOCGSKNS: Final = 0x894C  # linux/sockios.h
-_SOL_NETLINK: Final = 270
-_NETLINK_LIST_MEMBERSHIPS: Final = 9  # linux/netlink.h
-_WORD: Final = 4
-_TWO_WORDS: Final = 8
+_SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS = 270, 9  # linux/netlink.h
 _GROUPS_BYTES: Final = 8192
+_NOT_SET: Final = -1
+_LONGEST: Final = 1 << 20
+_MESSAGES: Final = (socket.SOCK_DGRAM, socket.SOCK_SEQPACKET)
 
 
 class SocketKind(Struct, frozen=True):
@@ -74,82 +73,51 @@ class SocketKind(Struct, frozen=True):
 def read_socket_kinds(pid: int, descriptors: Iterable[int]) -> Iterator[SocketKind]:
     """Read the kinds of these sockets. Skip those that the process closes at the same time, or that we may not see."""
     for descriptor, borrowed in borrow_each(pid, descriptors):
-        with suppress(OSError):  # by now it is no socket
-            yield _kind(pid, descriptor, borrowed)
+        with suppress(OSError), as_socket(borrowed) as held:  # by now it is no socket
+            family, kind, protocol = read_kind(held)
+            is_udp = kind == socket.SOCK_DGRAM and protocol in (socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE)
+            is_tcp, is_unix = protocol == socket.IPPROTO_TCP, family == socket.AF_UNIX
+            layer, peer_user = b"", 0
+            with suppress(OSError):
+                layer = held.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).rstrip(b"\0") if is_tcp else b""
+            if is_unix and not is_listening(held):
+                peer_user = read_credentials(held)[1]
+            yield SocketKind(
+                pid,
+                descriptor,
+                family,
+                kind,
+                protocol,
+                corked=is_udp and bool(held.getsockopt(socket.IPPROTO_UDP, _UDP_CORK)),
+                has_bpf_filter=_has_bpf_filter(borrowed),
+                layer=layer.decode(errors="replace"),
+                unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(borrowed),
+                namespace=_find_namespace(borrowed),
+                uses_option_memory=is_tcp and uses_option_memory(held),
+                peer_user=0 if peer_user == _NO_USER else peer_user,
+                losses=find_losses(held, family, kind),
+                renamed=find_renamed(held) if is_unix else None,
+            )
 
 
 def unread_bytes(pid: int, descriptor: int) -> int:
-    """Bytes that wait to be read: the next datagram of a UDP socket, all events of an inotify; 0 if unknown."""
+    """Bytes that wait to be read, as `count_unread`; 0 if unknown."""
     for _, borrowed in borrow_each(pid, (descriptor,)):
         with suppress(OSError):
-            (count,) = struct.unpack("i", fcntl.ioctl(borrowed, termios.FIONREAD, bytes(4)))
-            return int(count)
+            return count_unread(borrowed)
     return 0
 
 
 def is_readable(pid: int, descriptor: int) -> bool:
     """Return whether data waits to be read; False if unknown."""
-    waiting = select.poll()
-    for _, borrowed in borrow_each(pid, (descriptor,)):
-        waiting.register(borrowed, select.POLLIN)
-        return bool(waiting.poll(0))
-    return False
+    return any(poll_now(borrowed, select.POLLIN) for _, borrowed in borrow_each(pid, (descriptor,)))
 
 
-def _kind(pid: int, descriptor: int, borrowed: int) -> SocketKind:
-    # Given a family, Python does not ask the socket for it: not every socket has an address.
-    found = socket.socket(socket.AF_UNIX, fileno=borrowed)
-    try:
-        options = (_SO_DOMAIN, socket.SO_TYPE, _SO_PROTOCOL)
-        family, kind, protocol = (found.getsockopt(socket.SOL_SOCKET, option) for option in options)
-        return SocketKind(
-            pid,
-            descriptor,
-            family,
-            kind,
-            protocol,
-            corked=_is_corked(found, kind, protocol),
-            has_bpf_filter=_has_bpf_filter(borrowed),
-            layer=_layer(found) if protocol == socket.IPPROTO_TCP else "",
-            unsavable_groups=family == socket.AF_NETLINK and _has_unsavable_groups(borrowed),
-            namespace=_namespace(borrowed),
-            uses_option_memory=protocol == socket.IPPROTO_TCP and _uses_option_memory(found),
-            peer_user=_peer_user(found) if family == socket.AF_UNIX else 0,
-            losses=find_losses(found, family, kind),
-            renamed=find_renamed(found) if family == socket.AF_UNIX else None,
-        )
-    finally:
-        found.detach()
-
-
-def _namespace(borrowed: int) -> int:
-    try:
-        namespace = fcntl.ioctl(borrowed, _SIOCGSKNS)
-    except OSError:  # it takes CAP_NET_ADMIN
-        return 0
-    try:
+def _find_namespace(borrowed: int) -> int:
+    # It takes CAP_NET_ADMIN.
+    with suppress(OSError), opened(fcntl.ioctl(borrowed, _SIOCGSKNS)) as namespace:
         return os.fstat(namespace).st_ino
-    finally:
-        os.close(namespace)
-
-
-def _uses_option_memory(found: socket.socket) -> bool:
-    # Padded with ones: if the kernel does not report it, assume that it is used.
-    memory = struct.unpack("9I", found.getsockopt(socket.SOL_SOCKET, _SO_MEMINFO, 36).ljust(36, b"\1"))
-    return bool(memory[_OPTION_MEMORY])
-
-
-def _peer_user(found: socket.socket) -> int:
-    # SO_PEERCRED of a listening socket is its own maker, not a peer (unix(7)).
-    if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return 0
-    _, user, _ = _PEER.unpack(found.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
-    return 0 if user == _NO_USER else user
-
-
-def _is_corked(found: socket.socket, kind: int, protocol: int) -> bool:
-    udp = kind == socket.SOCK_DGRAM and protocol in (socket.IPPROTO_UDP, socket.IPPROTO_UDPLITE)
-    return udp and bool(found.getsockopt(socket.IPPROTO_UDP, _UDP_CORK))
+    return 0
 
 
 def _has_bpf_filter(borrowed: int) -> bool:
@@ -163,13 +131,6 @@ def _has_bpf_filter(borrowed: int) -> bool:
     return False
 
 
-def _layer(found: socket.socket) -> str:
-    try:
-        return found.getsockopt(socket.IPPROTO_TCP, _TCP_ULP, 16).rstrip(b"\0").decode(errors="replace")
-    except OSError:
-        return ""
-
-
 def _has_unsavable_groups(borrowed: int) -> bool:
     """Return whether a netlink socket is in more groups than CRIU saves, or is not bound."""
     # 32 groups, of a bound socket. Source: criu/sk-netlink.c, dump_one_netlink_fd.
@@ -178,16 +139,58 @@ def _has_unsavable_groups(borrowed: int) -> bool:
         size = getsockopt(borrowed, _SOL_NETLINK, _NETLINK_LIST_MEMBERSHIPS, buffer, _GROUPS_BYTES)
     except OSError:
         return False
-    groups = buffer.raw[:size]
-    if not size:
-        return False
-    # The kernel reports groups in words of 8 bytes; CRIU saves the first 4 bytes if the other 4 are empty.
-    return size > _TWO_WORDS or any(groups[_WORD:]) or not _port(borrowed)
-
-
-def _port(borrowed: int) -> int:
     named = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, fileno=borrowed)
     try:
-        return int(named.getsockname()[0])
+        port = named.getsockname()[0]
     finally:
         named.detach()
+    # The kernel reports groups in words of 8 bytes; CRIU saves the first 4 bytes if the other 4 are empty.
+    return size > 0 and (size > 8 or any(buffer.raw[4:size]) or not port)
+
+
+def find_losses(held: socket.socket, family: int, kind: int, *, is_frozen: bool = False) -> tuple[Loss, ...]:
+    """Find what a restore loses of a socket; `held` must be of the family AF_UNIX for Python.
+
+    Only of a process that `is_frozen` all messages are looked at. Of another, only the first of each socket: the offset
+    that is needed for more is the program's (SO_PEEK_OFF).
+    """
+    events = poll_now(held, select.POLLIN | select.POLLPRI | select.POLLRDHUP)
+    found: list[Loss] = []
+    if events & select.POLLERR:
+        found.append("error")
+    if events & select.POLLPRI:
+        found.append("urgent")
+    # What waits at a listener are connections.
+    if family == socket.AF_UNIX and events & select.POLLIN and not is_listening(held):
+        if held.getsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED) and count_unread(held):
+            found.append("credentials")
+        if kind in _MESSAGES:
+            is_ended = bool(events & (select.POLLHUP | select.POLLRDHUP))
+            found += sorted(_find_in_messages(held, is_ended=is_ended, is_frozen=is_frozen))
+    return tuple(found)
+
+
+def _find_in_messages(held: socket.socket, *, is_ended: bool, is_frozen: bool) -> set[Loss]:
+    found: set[Loss] = set()
+    offset = held.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
+    if is_frozen:
+        held.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, 0)
+    elif offset != _NOT_SET:
+        return found
+    try:
+        while True:
+            # Without room for them, descriptors that were sent stay where they are.
+            content, _, _, sender = held.recvmsg(_LONGEST if is_frozen else 1, 0, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+            found |= {"sender"} if sender else set()
+            if not content and not is_ended:
+                found.add("empty")
+            if not content or not is_frozen:
+                break
+    except BlockingIOError:
+        pass
+    except OSError:  # an error was pending, and is told to us instead of the program
+        found.add("error")
+    finally:
+        if is_frozen:
+            held.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, offset)
+    return found

@@ -1,7 +1,7 @@
-"""Find threads that wait in a system call which a freeze interrupts.
+"""Find threads that wait in a system call which a freeze interrupts, and limits that CRIU would exceed in processes.
 
 Source: proc_pid_syscall(5); arch/x86/entry/syscalls/syscall_64.tbl and syscall_32.tbl. crckpt's preload library
-restarts them: crckpt/tracking/preload/restart.c.
+restarts such calls: crckpt/tracking/preload/restart.c.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from msgspec import Struct
 
-from crckpt.host.proc import procfs
-from crckpt.host.proc.namespaces import read_namespaces
+from crckpt.host.proc import Descriptor, procfs
+from crckpt.host.proc.maps import count_maps
+from crckpt.host.proc.status import read_namespaces, read_status
 from crckpt.host.syscalls.kcmp import has_own_descriptors
+from crckpt.model import PAGE_SIZE
 
 RESTARTED: Final = "restart_syscall"
 """The name of a call that a stop signal or a debugger has interrupted before, if it is not known."""
@@ -157,3 +159,70 @@ def parse_call(said: str, machine: str = os.uname().machine) -> tuple[str, bool]
     if (call in _TIMEOUT and not values[_TIMEOUT[call]]) or (call in _FLAGS and values[_FLAGS[call]] & 1):
         call = ""
     return call, is_compat
+
+
+LimitKind = Literal["descriptors", "addresses", "maps", "groups", "line"]
+
+# CRIU's code in a process opens a socket and files of /proc there, and gets a pipe (criu/pie/parasite.c): seen.
+_FREE_DESCRIPTORS: Final = 4
+# It gets memory there, with 16 bytes for each page of the process (criu/mem.c, dump_pages_args_size), and splits it.
+_FREE_ADDRESSES: Final = 256 << 10
+_FREE_MAPS: Final = 8
+# PARASITE_MAX_GROUPS of CRIU 4.2 (criu/include/parasite.h).
+_MOST_GROUPS: Final = 973
+# CRIU reads /proc by lines into a buffer of a page (criu/bfd.c).
+_LONGEST_LINE: Final = PAGE_SIZE - 1
+_UNLIMITED: Final = 1 << 64
+
+
+class ReachedLimit(Struct, frozen=True):
+    """A process that has `used` up what `limit` allows; it may raise that to `hard`.
+
+    Of a `line` of its mount table only the length is known.
+    """
+
+    pid: int
+    kind: LimitKind
+    used: int
+    limit: int
+    hard: int = 0
+
+
+def find_reached_limits(pids: Iterable[int], descriptors: Iterable[Descriptor]) -> Iterator[ReachedLimit]:
+    """Find the limits of these processes; none of those that end at the same time."""
+    opened: dict[int, list[int]] = {}
+    for found in descriptors:
+        opened.setdefault(found.pid, []).append(found.fd)
+    most_maps = int(Path("/proc/sys/vm/max_map_count").read_text())
+    for pid in pids:
+        with suppress(OSError):
+            status = read_status(pid)
+            # Columns of fixed width: name, soft, hard (fs/proc/base.c, proc_pid_limits).
+            lines = procfs.lines(f"/proc/{pid}/limits")[1:]
+            limits = {line[:26].strip(): (_read_limit(line[26:47]), _read_limit(line[47:68])) for line in lines}
+            most, hard = limits["Max open files"]
+            used = sum(fd < most for fd in opened.get(pid, ()))
+            if most - used < _FREE_DESCRIPTORS:
+                yield ReachedLimit(pid, "descriptors", used, most, hard)
+            size = int(status.get("VmSize", "0").split()[0]) << 10
+            allowed, _ = limits["Max address space"]
+            if size and size + size // PAGE_SIZE * 16 + _FREE_ADDRESSES > allowed:
+                yield ReachedLimit(pid, "addresses", size, allowed)
+            # Only one with so much address space can have so many.
+            if size >= (most_maps - _FREE_MAPS) * PAGE_SIZE and (count := count_maps(pid)) + _FREE_MAPS > most_maps:
+                yield ReachedLimit(pid, "maps", count, most_maps)
+            groups = status.get("Groups", "")
+            if len(groups.split()) > _MOST_GROUPS or len(f"Groups:\t{groups} \n") > _LONGEST_LINE:
+                yield ReachedLimit(pid, "groups", len(groups.split()), _MOST_GROUPS)
+
+
+def find_long_mount(pid: int) -> Iterator[ReachedLimit]:
+    """Find a line of a process's mount table that CRIU cannot read."""
+    with suppress(OSError):
+        longest = max(map(len, procfs.lines(f"/proc/{pid}/mountinfo")), default=0)
+        if longest >= _LONGEST_LINE:
+            yield ReachedLimit(pid, "line", longest, _LONGEST_LINE)
+
+
+def _read_limit(column: str) -> int:
+    return _UNLIMITED if column.strip() == "unlimited" else int(column)

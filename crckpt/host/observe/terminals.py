@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.host.proc import Descriptor, Process
-from crckpt.host.proc.stat import Stat, read_stat
+from crckpt.host.proc.status import Stat, read_stat
 
 # Source: Documentation/admin-guide/devices.txt.
 _CURRENT: Final = os.makedev(5, 0)
@@ -32,7 +32,10 @@ def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Des
         opened.setdefault(found.pid, []).append(found)
     ordered = tuple(found for process in processes for found in opened.get(process.pid, ()))
     current = next((found for found in ordered if found.device == _CURRENT), None)
-    stats = _read_stats({found.pid for found in ordered})
+    stats: dict[int, Stat] = {}
+    for pid in {found.pid for found in ordered}:
+        with suppress(OSError):
+            stats[pid] = read_stat(pid)
     if current is None or current.pid not in stats or not stats[current.pid].terminal:
         return ()
     its = stats[current.pid]
@@ -42,19 +45,8 @@ def find_unsaved_current(processes: Sequence[Process], descriptors: Iterable[Des
 
 def _is_of_session(found: Descriptor, its: Stat, stats: dict[int, Stat]) -> bool:
     if found.is_master:
-        return found.tty_index is not None and _slave(found.tty_index) == its.terminal
+        index = found.tty_index
+        return index is not None and os.makedev(_SLAVES[0] + (index >> 8), index & 0xFF) == its.terminal
     # The process itself must have it as its controlling terminal.
     own = stats.get(found.pid)
     return found.device == its.terminal and own is not None and (own.terminal, own.sid) == (its.terminal, its.sid)
-
-
-def _slave(index: int) -> int:
-    return os.makedev(_SLAVES[0] + (index >> 8), index & 0xFF)
-
-
-def _read_stats(pids: Iterable[int]) -> dict[int, Stat]:
-    found: dict[int, Stat] = {}
-    for pid in pids:
-        with suppress(OSError):
-            found[pid] = read_stat(pid)
-    return found

@@ -9,7 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, Literal
 
-from msgspec import Struct, structs
+from msgspec import Struct
+from msgspec.structs import asdict, astuple, replace
 
 from crckpt.host import proc
 from crckpt.host.namespaces.foreign import ForeignNamespace, find_foreign_namespaces
@@ -23,29 +24,31 @@ from crckpt.host.observe.files import (
     find_unreachable_files,
     find_volatile_files,
 )
-from crckpt.host.observe.limits import ReachedLimit, find_long_mount, find_reached_limits
-from crckpt.host.observe.outside_ends import (
+from crckpt.host.observe.pipes import find_closed_pipes
+from crckpt.host.observe.socket_kinds import Loss, SocketKind, is_readable, read_socket_kinds, unread_bytes
+from crckpt.host.observe.sockets import (
     OutsideEnd,
+    WeakSocket,
     find_names,
     find_outside_ends,
+    find_weak_sockets,
     read_descriptors,
     sockets_by_inode,
 )
-from crckpt.host.observe.pipes import find_closed_pipes
-from crckpt.host.observe.socket_kinds import SocketKind, is_readable, read_socket_kinds, unread_bytes
-from crckpt.host.observe.socket_losses import Loss
 from crckpt.host.observe.tasks import (
     OwnOfThread,
+    ReachedLimit,
     WaitingThread,
+    find_long_mount,
     find_own_of_threads,
+    find_reached_limits,
     find_waiting_threads,
     has_wall_clock_timer,
     is_executed_from_memory,
 )
 from crckpt.host.observe.terminals import find_unsaved_current
 from crckpt.host.observe.watches import find_lost_watches
-from crckpt.host.observe.weak_sockets import WeakSocket, find_weak_sockets
-from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps
+from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps
 from crckpt.host.proc.task_states import TaskStates, read_task_states
 from crckpt.host.process import cgroups
 from crckpt.host.process.signals import start_thread
@@ -57,27 +60,6 @@ from crckpt.host.syscalls.kcmp import (
 )
 
 _LOCKED: Final = re.compile(r"^lock:\s*\d+: (?:FLOCK|OFDLCK)", re.MULTILINE)
-# Fields of `Observed` whose entries have the PID by which they were read.
-_OF_ONE_PROCESS: Final = (
-    "descriptors",
-    "outside_ends",
-    "sockets",
-    "unread",
-    "unsavable_maps",
-    "unreachable_files",
-    "lost_watches",
-    "lost_epolls",
-    "unexamined_epolls",
-    "shared_locks",
-    "traced_threads",
-    "waits",
-    "weak_sockets",
-    "kernel_files",
-    "reached_limits",
-    "in_common",
-    "unsaved_current",
-    "own_of_threads",
-)
 _PIDFD_OF: Final = re.compile(r"^Pid:\s*(-?\d+)", re.MULTILINE)
 
 
@@ -129,13 +111,7 @@ class Transient(Struct, frozen=True):
 
     def intersect(self, later: Transient) -> Transient:
         """The states that another observation has, too."""
-        return Transient(
-            self.queues & later.queues,
-            self.messages & later.messages,
-            self.shared & later.shared,
-            self.waiting & later.waiting,
-            self.losses & later.losses,
-        )
+        return Transient(*(ours & theirs for ours, theirs in zip(astuple(self), astuple(later), strict=True)))
 
 
 class Observed(Struct, frozen=True):
@@ -211,16 +187,21 @@ def leave_out_ended(observed: Observed) -> Observed:
     ended = {process.pid for process in tree.processes if process is not tree.root and not process.identity.keeps_pid}
     if not ended:
         return observed
+    # All that was read by the PID of one process has it as its `pid`.
     kept = {
-        name: tuple(found for found in getattr(observed, name) if found.pid not in ended) for name in _OF_ONE_PROCESS
+        name: tuple(found for found in entries if getattr(found, "pid", 0) not in ended)
+        for name, entries in asdict(observed).items()
+        if isinstance(entries, tuple) and name != "foreign_namespaces"
     }
     descriptors = tuple(found for found in observed.descriptors if found.pid not in ended)
-    return structs.replace(
+    return replace(
         observed,
-        tree=proc.Tree(tree.root, tuple(process for process in tree.processes if process.pid not in ended)),
-        frozen=tuple((pid, frozen) for pid, frozen in observed.frozen if pid not in ended),
-        closed_pipes=find_closed_pipes(descriptors),
-        **kept,
+        **kept
+        | {
+            "tree": proc.Tree(tree.root, tuple(process for process in tree.processes if process.pid not in ended)),
+            "frozen": tuple((pid, frozen) for pid, frozen in observed.frozen if pid not in ended),
+            "closed_pipes": find_closed_pipes(descriptors),
+        },
     )
 
 
@@ -229,13 +210,17 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
     descriptors = read_descriptors(tree)
     # Takes the kernel a millisecond for each 128 MiB.
     measured = _start_measuring(lambda: proc.memory(*tree.pids) if memory is None else memory)
-    sockets = tuple(_read_socket_kinds(descriptors))
+    inodes = {(found.pid, found.fd): found.socket_inode for found in descriptors if found.socket_inode}
+    first = sockets_by_inode(descriptors).values()
+    sockets = tuple(kind for found in first for kind in read_socket_kinds(found.pid, (found.fd,)))
+    # A POSIX lock belongs to a process, all others to an open file, which may be shared.
+    locked = [found for found in descriptors if _LOCKED.search(found.info)]
     kernel_files = tuple(find_kernel_files(descriptors))
     epolls = find_lost_epolls(descriptors, {process.pid: process.ns_pids[-1] for process in tree.processes})
     transient = _read_transient(tree, sockets)
     with_sockets = {found.pid for found in descriptors if found.target.startswith("socket:")}
     # The kernel takes milliseconds for its table of TCP sockets. Sockets that we may not see may be among them.
-    may_have_tcp = len(sockets) < len(sockets_by_inode(descriptors)) or any(held.is_tcp for held in sockets)
+    may_have_tcp = len(sockets) < len(first) or any(held.is_tcp for held in sockets)
     here = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, own, "mnt"))
     # In another mount namespace a name leads elsewhere, so such files are not checked.
     reached = tuple(found for found in descriptors if found.pid in here)
@@ -263,7 +248,10 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         lost_watches=find_lost_watches(reached),
         lost_epolls=epolls.lost,
         unexamined_epolls=epolls.unexamined,
-        shared_locks=tuple(_find_shared_locks(tree, descriptors)),
+        shared_locks=tuple(
+            SharedLock(found.pid, found.fd, found.target, other)
+            for found, other in find_sharers(locked, frozenset(tree.pids))
+        ),
         traced_threads=tuple(
             TracedThread(process.pid, tid, tracer)
             for process in tree.processes
@@ -290,7 +278,9 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
         ),
         executed_from_memory=frozenset(pid for pid in tree.pids if is_executed_from_memory(pid)),
         wall_clock_timers=frozenset(pid for pid in tree.pids if has_wall_clock_timer(pid)),
-        weak_sockets=tuple(_find_weak_sockets(tree, descriptors, sockets)),
+        weak_sockets=tuple(
+            find_weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
+        ),
         kernel_files=kernel_files,
         states=read_task_states(tree.root.pid) if kernel_files else TaskStates(),
         reached_limits=(*find_reached_limits(tree.pids, descriptors), *find_long_mount(root.pid)),
@@ -302,18 +292,13 @@ def _observe(root: proc.Process, own: proc.Process, memory: int | None) -> Obser
 
 def _find_in_common(tree: proc.Tree) -> Iterator[InCommon]:
     living = {process.pid: process for process in tree.processes if process.state != "zombie"}
-    for _, *others in find_directory_sharers(tuple(living)):
-        yield from (InCommon(pid, "directories") for pid in others if _still_lives(pid))
+    found = [InCommon(pid, "directories") for _, *others in find_directory_sharers(tuple(living)) for pid in others]
     for group in find_table_sharers(tuple(living)):
         # CRIU saves a table that a process shares with its parent (criu/files.c, shared_fdtable).
         _, *others = (pid for pid in group if living[pid].ppid not in group)
-        yield from (InCommon(pid, "descriptors") for pid in others if _still_lives(pid))
-
-
-def _still_lives(pid: int) -> bool:
+        found += (InCommon(pid, "descriptors") for pid in others)
     # Those that have ended have neither: kcmp finds that they are the same.
-    now = proc.read_process(pid)
-    return now is not None and not now.has_ended
+    yield from (each for each in found if living[each.pid].identity.find() is not None)
 
 
 def _find_unreachable_inside(
@@ -322,16 +307,13 @@ def _find_unreachable_inside(
     """Find unreachable files of a tree with its own mounts: CRIU enters the mount namespace of the root."""
     root = tree.root
     inside = frozenset(process.pid for process in tree.processes if _is_same_namespace(process, root, "mnt"))
-    # In another root directory, the names that we read lead elsewhere.
-    if _is_same_namespace(root, own, "mnt") or not _has_whole_root(root.pid):
-        return ()
-    return find_unreachable_files(sorted(inside), (each for each in descriptors if each.pid in inside), root.pid)
-
-
-def _has_whole_root(pid: int) -> bool:
     with suppress(OSError):
-        return str(Path(f"/proc/{pid}/root").readlink()) == "/"
-    return False
+        # In another root directory, the names that we read lead elsewhere.
+        if not _is_same_namespace(root, own, "mnt") and str(Path(f"/proc/{root.pid}/root").readlink()) == "/":
+            return find_unreachable_files(
+                sorted(inside), (each for each in descriptors if each.pid in inside), root.pid
+            )
+    return ()
 
 
 def _start_measuring(work: Callable[[], int]) -> Callable[[], int]:
@@ -360,7 +342,11 @@ def _read_transient(tree: proc.Tree, sockets: tuple[SocketKind, ...]) -> Transie
             if held.family == socket.AF_NETLINK and is_readable(held.pid, held.fd)
         ),
         shared=shared,
-        waiting=frozenset(parent for _, parent in shared if _is_waiting(parent)),
+        waiting=frozenset(
+            parent
+            for _, parent in shared
+            if (process := proc.read_process(parent)) is not None and process.state == "uninterruptible"
+        ),
         losses=frozenset((held.pid, held.fd, loss) for held in sockets for loss in held.losses),
     )
 
@@ -369,25 +355,6 @@ def _read_again(sockets: tuple[SocketKind, ...]) -> tuple[SocketKind, ...]:
     """Read again those in which something waited that a restore loses."""
     again = {(held.pid, held.fd): read_socket_kinds(held.pid, (held.fd,)) for held in sockets if held.losses}
     return tuple(found for held in sockets for found in again.get((held.pid, held.fd), (held,)))
-
-
-def _find_weak_sockets(
-    tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...], sockets: tuple[SocketKind, ...]
-) -> Iterator[WeakSocket]:
-    inodes = {(found.pid, found.fd): found.socket_inode for found in descriptors if found.socket_inode}
-    return find_weak_sockets(sockets, inodes, {process.pid: process.uids[1] for process in tree.processes})
-
-
-def _find_shared_locks(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SharedLock]:
-    """Find shared locks: a POSIX lock belongs to a process, all others to an open file, which may be shared."""
-    inside = frozenset(tree.pids)
-    locked = [found for found in descriptors if _LOCKED.search(found.info)]
-    return (SharedLock(found.pid, found.fd, found.target, other) for found, other in find_sharers(locked, inside))
-
-
-def _is_waiting(pid: int) -> bool:
-    process = proc.read_process(pid)
-    return process is not None and process.state == "uninterruptible"
 
 
 def _find_strangers(tree: proc.Tree, descriptors: tuple[proc.Descriptor, ...]) -> Iterator[int]:
@@ -414,11 +381,6 @@ def _find_unread(descriptors: tuple[proc.Descriptor, ...], sockets: tuple[Socket
         index = found.tty_index
         if index is not None and f"/dev/pts/{index}" not in opened and unread_bytes(found.pid, found.fd):
             yield Unread(found.pid, found.fd, "terminal")
-
-
-def _read_socket_kinds(descriptors: tuple[proc.Descriptor, ...]) -> Iterator[SocketKind]:
-    for found in sockets_by_inode(descriptors).values():
-        yield from read_socket_kinds(found.pid, (found.fd,))
 
 
 def _is_same_namespace(one: proc.Process, other: proc.Process, kind: str) -> bool:

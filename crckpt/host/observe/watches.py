@@ -15,6 +15,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.disk.files import status_of
+from crckpt.host.opened import opened
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.mountinfo import Mount, read_mounts
 from crckpt.host.syscalls.libc import LIBC, check
@@ -50,7 +52,7 @@ def find_lost_watches(descriptors: Iterable[Descriptor]) -> tuple[Descriptor, ..
     # million.
     found: list[Descriptor] = []
     opens: dict[tuple[int, int], bool] = {}
-    searched = frozenset(_device(path) for path in _SEARCHED)
+    searched = frozenset(status.st_dev for path in _SEARCHED if (status := status_of(path)) is not None)
     mounts = tuple(read_mounts())
     in_memory = {mount.device for mount in mounts if mount.kind in ("tmpfs", "devtmpfs")}
     points = _MountPoints(mounts)
@@ -87,14 +89,17 @@ def find_watched_paths(descriptors: Iterable[Descriptor]) -> Iterator[str]:
 def _find_path(watch: _Watch, points: _MountPoints) -> str:
     """Find the path that leads to a watched file; empty if none does."""
     paths = (_open(point, watch) for point in points.find(watch.device))
-    return next((path for path in paths if _inode(path) == watch.inode), "")
+    found = ((path, status_of(path)) for path in paths)
+    return next((path for path, status in found if status is not None and status.st_ino == watch.inode), "")
 
 
 def _read_watches(held: Descriptor) -> Iterator[_Watch]:
     if held.target in _WATCHING:
         for inode, device, size, kind, handle in _WATCH.findall(held.info):
             content = bytes.fromhex(handle)[: int(size, 16)]
-            yield _Watch(int(inode, 16), _kernel_device(int(device, 16)), int(kind, 16), content)
+            # 12 bits for the major number, 20 for the minor one (linux/kdev_t.h).
+            number = int(device, 16)
+            yield _Watch(int(inode, 16), os.makedev(number >> 20, number & 0xFFFFF), int(kind, 16), content)
 
 
 def _open(point: str, watch: _Watch) -> str:
@@ -102,22 +107,13 @@ def _open(point: str, watch: _Watch) -> str:
     # struct file_handle: bytes, type, the handle.
     asked = ctypes.create_string_buffer(struct.pack("=Ii", len(watch.handle), watch.kind) + watch.handle)
     with suppress(OSError):
-        mount = os.open(point, os.O_RDONLY | os.O_DIRECTORY)
-        try:
+        with opened(os.open(point, os.O_RDONLY | os.O_DIRECTORY)) as mount:
             file = check(LIBC.open_by_handle_at(mount, asked, os.O_PATH))
-        finally:
-            os.close(mount)
         try:
             return str(Path(f"/proc/self/fd/{file}").readlink())
         finally:
             os.close(file)
     return ""
-
-
-def _inode(path: str) -> int:
-    with suppress(OSError):
-        return Path(path).stat().st_ino
-    return 0
 
 
 class _MountPoints:
@@ -130,22 +126,7 @@ class _MountPoints:
     def find(self, device: int) -> tuple[str, ...]:
         if device not in self._found:
             paths = (mount.path for mount in self._mounts if mount.device == device)
-            self._found[device] = tuple(path for path in paths if _is_directory(path))
+            # FUSE may refuse root, or have lost its server.
+            found = ((path, status_of(path)) for path in paths)
+            self._found[device] = tuple(path for path, status in found if status and stat.S_ISDIR(status.st_mode))
         return self._found[device]
-
-
-def _kernel_device(number: int) -> int:
-    """The device of a number in fdinfo: 12 bits for the major number, 20 for the minor one (linux/kdev_t.h)."""
-    return os.makedev(number >> 20, number & 0xFFFFF)
-
-
-def _is_directory(path: str) -> bool:
-    with suppress(OSError):  # FUSE may refuse root, or have lost its server
-        return stat.S_ISDIR(Path(path).stat().st_mode)
-    return False
-
-
-def _device(path: str) -> int:
-    with suppress(OSError):
-        return Path(path).stat().st_dev
-    return -1

@@ -1,8 +1,7 @@
 """Probe what this host can do: each fact is tried out, never guessed from a version.
 
-By topic: `tasks` (seizing, PIDs, clocks), `memory` (what is free, written pages, lazy pages), `network` (TCP, locks),
-`rights` (capabilities, security modules), `directories` (the store, /run, control groups), `tools` (programs). `child`
-runs each probe in a child, `outcome` has what a probe returns.
+By topic: `tasks` (seizing, PIDs, clocks, memory), `network` (TCP, locks), `setup` (capabilities, security modules, the
+store and other directories, programs). `trial` runs each probe in a child, and has what a probe returns.
 """
 
 from __future__ import annotations
@@ -12,9 +11,8 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from crckpt.host.probes import directories, memory, network, rights, tasks, tools
-from crckpt.host.probes.child import probe_in_child
-from crckpt.host.probes.outcome import Fact, Outcome, fact
+from crckpt.host.probes import network, setup, tasks
+from crckpt.host.probes.trial import Fact, Outcome, fact, probe_in_child
 
 
 class ProbeRequest(Struct, frozen=True):
@@ -37,18 +35,18 @@ def probe_host(subject: ProbeRequest) -> Iterator[Fact]:
 
 def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
     return {
-        "criu_plugins": lambda: tools.criu_plugins(subject.criu),
-        "kernel": tools.kernel,
+        "criu_plugins": lambda: setup.criu_plugins(subject.criu),
+        "kernel": setup.kernel,
         "checkpoint_restore": tasks.checkpoint_restore,
         "pid_selection": tasks.pid_selection,
         "ptrace_scope": tasks.ptrace_scope,
         "seccomp_suspension": tasks.seccomp_suspension,
         "time_namespaces": tasks.time_namespaces,
-        "memory": memory.memory,
-        "soft_dirty": memory.soft_dirty,
-        "write_protection": memory.write_protection,
-        "pagemap_scan": memory.pagemap_scan,
-        "lazy_pages": memory.lazy_pages,
+        "memory": tasks.memory,
+        "soft_dirty": tasks.soft_dirty,
+        "write_protection": tasks.write_protection,
+        "pagemap_scan": tasks.pagemap_scan,
+        "lazy_pages": tasks.lazy_pages,
         "tcp_repair": network.tcp_repair,
         "lock_nftables": lambda: network.lock_by_nftables(subject.locks_by_nftables),
         "lock_iptables": network.lock_by_iptables,
@@ -56,14 +54,14 @@ def _probes(subject: ProbeRequest) -> dict[str, Callable[[], Outcome]]:
         "move_ip": network.move_ip,
         "socket_diagnostics": network.socket_diagnostics,
         "tun": network.tun,
-        "capabilities": rights.capabilities,
-        "rootless": lambda: rights.rootless(subject.criu),
-        "security_modules": rights.security_modules,
-        "cgroups": directories.cgroups,
-        "run_directory": directories.run_directory,
-        "store": lambda: directories.store(subject.store),
-        "staging": lambda: directories.staging(subject.staging, subject.store),
-        "util_linux": tools.util_linux,
-        "systemd": tools.systemd,
-        "ssh": tools.ssh,
+        "capabilities": setup.capabilities,
+        "rootless": lambda: setup.rootless(subject.criu),
+        "security_modules": setup.security_modules,
+        "cgroups": setup.cgroups,
+        "run_directory": setup.run_directory,
+        "store": lambda: setup.store(subject.store),
+        "staging": lambda: setup.staging(subject.staging, subject.store),
+        "util_linux": setup.util_linux,
+        "systemd": setup.systemd,
+        "ssh": setup.ssh,
     }

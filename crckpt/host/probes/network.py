@@ -12,12 +12,12 @@ from pathlib import Path
 from crckpt.errors import HostCannot
 from crckpt.host.namespaces import network_locks
 from crckpt.host.network.address import HostAddress
+from crckpt.host.network.claim import raise_fence
 from crckpt.host.network.devices import find_ip
-from crckpt.host.network.fence import raise_fence
-from crckpt.host.probes.outcome import Outcome, limited, missing, ok, run_with_capabilities
+from crckpt.host.observe.sock_diag import ask_for_sockets
+from crckpt.host.probes.trial import Outcome, limited, missing, ok, run_with_capabilities
 from crckpt.host.process import run
-from crckpt.host.syscalls import clone
-from crckpt.host.syscalls.sock_diag import ask_for_sockets
+from crckpt.host.syscalls import own_process
 from crckpt.model import MoveId
 
 # linux/tcp.h
@@ -115,7 +115,7 @@ def move_ip() -> Outcome:
         return missing(f"{tool} cannot read the packet filter", lost, _more_rights("NET_ADMIN"))
     try:
         # The namespace ends with us.
-        clone.unshare(clone.CLONE_NEWNET)
+        own_process.unshare(own_process.CLONE_NEWNET)
     except PermissionError:
         return limited("not tried: the trial needs root", lost, "sudo crckpt doctor")
     try:
@@ -156,7 +156,7 @@ def _try_in_new_network(argv: tuple[str | Path, ...]) -> str | None:
     """Run a program in a new network namespace; return its error, empty if it succeeds, None if we cannot make one."""
     try:
         # The namespace ends with us, and all that is made in it.
-        clone.unshare(clone.CLONE_NEWNET)
+        own_process.unshare(own_process.CLONE_NEWNET)
     except PermissionError:
         return None
     done = run.run(argv, timeout=_PROGRAM_S)

@@ -1,4 +1,4 @@
-"""Check whether crckpt can attach to processes, describe them, and restore their PIDs and clocks."""
+"""Check whether crckpt can attach to processes, restore their PIDs and clocks, and track and load their memory."""
 
 from __future__ import annotations
 
@@ -6,11 +6,26 @@ import errno
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-from crckpt.host.probes.child import fork, kill_child, wait_for_status
-from crckpt.host.probes.outcome import Outcome, limited, missing, ok, run_with_capabilities
-from crckpt.host.syscalls import clone, prctl, ptrace_requests
+import psutil
+
+from crckpt.errors import HostCannot, error_text
+from crckpt.host.probes.trial import (
+    GIBIBYTE,
+    Outcome,
+    fork,
+    free_of,
+    kill_child,
+    limited,
+    missing,
+    ok,
+    run_with_capabilities,
+    wait_for_status,
+)
+from crckpt.host.process import cgroups
+from crckpt.host.syscalls import memory_trials, own_process, ptrace_requests
 
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _ADVANCE_S = 100_000
@@ -22,7 +37,7 @@ def checkpoint_restore() -> Outcome:
     """Try the call by which a restore describes a process's memory: it needs CONFIG_CHECKPOINT_RESTORE."""
     # The size of struct prctl_mm_map, with which CRIU sets where code, heap, stack and arguments are.
     try:
-        size = prctl.memory_map_size()
+        size = own_process.memory_map_size()
     except OSError as error:
         return missing(
             f"this kernel has no CONFIG_CHECKPOINT_RESTORE: PR_SET_MM_MAP_SIZE: {error.strerror}",
@@ -37,7 +52,7 @@ def pid_selection() -> Outcome:
     for _ in range(_TRIES):
         try:
             wanted = _free_pid()
-            child = clone.fork_with_pid(wanted)
+            child = own_process.fork_with_pid(wanted)
         except FileExistsError:  # another process has got it
             continue
         except OSError as error:
@@ -61,7 +76,7 @@ def time_namespaces() -> Outcome:
     """Set the clock forward for a child, which reads it."""
     before = time.clock_gettime(time.CLOCK_MONOTONIC)
     try:
-        clone.unshare(clone.CLONE_NEWTIME | (0 if os.geteuid() == 0 else clone.CLONE_NEWUSER))
+        own_process.unshare(own_process.CLONE_NEWTIME | (0 if os.geteuid() == 0 else own_process.CLONE_NEWUSER))
         # It applies to children only, and can be set until the first one is in it (time_namespaces(7)).
         Path("/proc/self/timens_offsets").write_text(f"monotonic {_ADVANCE_S} 0\n")
     except OSError as error:
@@ -98,7 +113,7 @@ def seccomp_suspension() -> Outcome:
     def forbid_itself_to_end() -> int:
         os.close(writing)
         os.read(reading, 1)  # returns when the parent has seized it, and closes its end
-        prctl.enter_strict_seccomp()
+        own_process.enter_strict_seccomp()
         return _SURVIVED  # by exit_group, for which strict mode kills
 
     child = fork(forbid_itself_to_end)
@@ -148,3 +163,68 @@ def _ptrace_fix(scope: str | None) -> str:
     if scope == "3":
         return "reboot with kernel.yama.ptrace_scope below 3: it cannot be lowered"
     return "sudo crckpt doctor" if os.geteuid() != 0 else run_with_capabilities("SYS_PTRACE")
+
+
+_UNPRIVILEGED = Path("/proc/sys/vm/unprivileged_userfaultfd")
+
+
+def memory() -> Outcome:
+    """Check how much memory is available to a restore, which must hold the whole tree in it."""
+    found, swap = psutil.virtual_memory(), psutil.swap_memory()
+    # psutil knows no limits of control groups.
+    left = min((found.available, *cgroups.memory_left()))
+    limit = " (the limit of crckpt's control group)" if left < found.available else ""
+    said = f"{free_of(left, found.total)}{limit}, swap: {free_of(swap.free, swap.total) if swap.total else 'none'}"
+    if left < GIBIBYTE:
+        return limited(said, "a large tree cannot be restored", "end other programs, or raise the limit")
+    return ok(said)
+
+
+def soft_dirty() -> Outcome:
+    """Write a page and look at its bit."""
+    if memory_trials.tracks_by_soft_dirty():
+        return ok("this kernel reports written pages by soft-dirty bits")
+    return missing(
+        "this kernel has no soft-dirty bits",
+        "crckpt tracks written pages by write_protection instead; CRIU alone cannot make incremental dumps",
+        "use a kernel with CONFIG_MEM_SOFT_DIRTY",
+    )
+
+
+def write_protection() -> Outcome:
+    """Protect a page asynchronously, write it, and ask PAGEMAP_SCAN."""
+    return _try(
+        memory_trials.tracks_by_write_protection,
+        "this kernel reports written pages by write protection",
+        "incremental dumps need soft_dirty",
+        "use Linux 6.7 or later",
+    )
+
+
+def pagemap_scan() -> Outcome:
+    """Ask for the written pages of a map of ours."""
+    return _try(
+        memory_trials.can_scan,
+        "dumps find the pages of large programs quickly (PAGEMAP_SCAN)",
+        "dumps freeze programs with much memory for longer",
+        "use Linux 6.7 or later",
+    )
+
+
+def lazy_pages() -> Outcome:
+    """Touch a missing page, which another process of ours fills, as `criu lazy-pages` does."""
+    # If this is 0 the kernel has the call, but only for root.
+    for_root = _UNPRIVILEGED.exists() and _UNPRIVILEGED.read_text().strip() == "0"
+    return _try(
+        memory_trials.can_bring_pages_later,
+        "memory can be loaded when it is used (userfaultfd)",
+        "none on crckpt; criu lazy-pages does not work",
+        "sudo crckpt doctor" if for_root else "use a kernel with CONFIG_USERFAULTFD",
+    )
+
+
+def _try(trial: Callable[[], bool], works: str, lost: str, fix: str) -> Outcome:
+    try:
+        return ok(works) if trial() else missing("the trial's page was not found", lost, fix)
+    except (HostCannot, OSError) as error:
+        return missing(error_text(error), lost, fix)

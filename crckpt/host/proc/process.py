@@ -9,9 +9,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.host.proc import procfs
-from crckpt.host.proc.namespaces import namespace, read_namespaces
-from crckpt.host.proc.stat import read_stat, start_time
-from crckpt.host.proc.status import read_status
+from crckpt.host.proc.status import namespace, read_namespaces, read_stat, read_status, start_time
 from crckpt.model import Count, Pid
 
 _SIGTRAP: Final = 1 << signal.SIGTRAP - 1  # signals count from 1 in the masks of /proc/PID/status

@@ -8,8 +8,13 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from crckpt.host.process.signals import FORWARDED, ignore_interrupts, interrupt_is_waiting, interrupts_deferred
-from crckpt.host.process.wakeups import woken_by_signals
+from crckpt.host.process.signals import (
+    FORWARDED,
+    ignore_interrupts,
+    interrupt_is_waiting,
+    interrupts_deferred,
+    woken_by_signals,
+)
 
 
 def continue_in_background() -> Callable[[], None]:
@@ -24,7 +29,12 @@ def continue_in_background() -> Callable[[], None]:
     sys.stderr.flush()
     # From before the fork: no interruption may end the parent alone, nor come unnoticed.
     with interrupts_deferred(), woken_by_signals() as wakeups:
-        child = _fork()
+        # Python in the child drops the signals that come while it starts. So the kernel keeps them until then.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
+            child = os.fork()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         if child:
             os.close(writing)
             ready: list[int] = []
@@ -54,12 +64,3 @@ def continue_in_background() -> Callable[[], None]:
         os.close(writing)
 
     return detach
-
-
-def _fork() -> int:
-    # Python in the child drops the signals that come while it starts. So the kernel keeps them until then.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    try:
-        return os.fork()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -20,9 +20,9 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.proc.status import read_status
-from crckpt.host.process.shell_terminal import ShellTerminal
-from crckpt.host.process.signals import FORWARDED, TYPED, send_signal
-from crckpt.host.process.wakeups import Wakeups, woken_by_signals
+from crckpt.host.process.signals import FORWARDED, TYPED, Wakeups, send_signal, woken_by_signals
+from crckpt.host.process.terminals import ShellTerminal
+from crckpt.host.syscalls import own_process
 
 _LOOK_S: Final = 0.1
 _UNTIL_FOREGROUND: Final = (signal.SIGTTIN, signal.SIGTTOU)
@@ -122,11 +122,7 @@ class _Wait:
 
     def run(self) -> int:
         """Wait until it has ended."""
-        while True:
-            status = self._reap()
-            if status is not None:
-                self._take_terminal_back()
-                return status
+        while (status := self._reap()) is None:
             self._look_after_program()
             # There is no event when a shell brings a running job to the foreground, nor when a program in a namespace
             # stops.
@@ -135,6 +131,14 @@ class _Wait:
                 self._signals.wait(_LOOK_S if is_watched else None)
             while self._signals.come:
                 self._forward(self._signals.come.popleft())
+        # Take the terminal from the group of the program that has ended, for the script that runs us. We are in the
+        # background: unless this is blocked, the kernel would stop us.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
+        if self._terminal is not None and self._is_in_foreground(self._group):
+            with suppress(OSError):
+                os.tcsetpgrp(self._terminal, os.getpgrp())
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return status
 
     def _reap(self) -> int | None:
         """Reap ended children; return the wait status of the job if it has ended."""
@@ -151,29 +155,26 @@ class _Wait:
         return None
 
     def _look_after_program(self) -> None:
-        """Stop if it has stopped. Give it the terminal if the shell has given that to us."""
+        """Stop if it has stopped, and continue it once we are continued. Give it the terminal if the shell has given
+        that to us.
+        """
         process = proc.read_process(self._job.program)
         # A signal to its group may have continued it by now, and stopped us until now.
         is_stopped = process is not None and process.state == "stopped"
-        if is_stopped and not self._was_stopped and self._terminal is not None:
-            is_stopped = self._stop_with_program()
-        else:
-            self._in_background = not self._hand_on()
-        self._was_stopped = is_stopped
-
-    def _stop_with_program(self) -> bool:
-        """Stop, and continue the program once we are continued; return whether it is still stopped."""
-        # A program that read or wrote in the background may have the terminal by now: `fg` came, or we gave it away,
-        # before the program was stopped.
-        was_continued = self._must_hand_on() or self._has_what_it_waits_for() or self._stop()
-        self._stopped_by = 0  # the next stop, which may be seen before its status is read, is another one
+        was_continued = False
+        if has_just_stopped := is_stopped and not self._was_stopped and self._terminal is not None:
+            # A program that read or wrote in the background may have the terminal by now: `fg` came, or we gave it
+            # away, before the program was stopped.
+            has_terminal = self._stopped_by in _UNTIL_FOREGROUND and self._is_in_foreground(self._job.group)
+            was_continued = self._must_hand_on() or has_terminal or self._stop()
+            self._stopped_by = 0  # the next stop, which may be seen before its status is read, is another one
         self._in_background = not self._hand_on()
         # Without a shell that could continue us (in an orphaned process group) the kernel does not stop us: then the
         # program goes on at once, unless it waits for the terminal.
-        if was_continued or not self._in_background:
+        if has_just_stopped and (was_continued or not self._in_background):
             self._job.send(signal.SIGCONT, self._job.group, self._job.typing_group)
-            return False
-        return True
+            is_stopped = False
+        self._was_stopped = is_stopped
 
     def _stop(self) -> bool:
         """Stop with our process group, as the terminal does; return whether we were stopped and continued."""
@@ -204,7 +205,7 @@ class _Wait:
     def _forward(self, number: int) -> None:
         """Do with the program what the signal would have done with it, had it been sent to the program."""
         job = self._job
-        is_typed = self._is_ours_in_foreground()
+        is_typed = self._is_in_foreground(os.getpgrp())
         if number == signal.SIGCHLD:
             return
         if number == signal.SIGCONT:
@@ -222,26 +223,16 @@ class _Wait:
         else:
             job.send(number)
 
-    def _is_ours_in_foreground(self) -> bool:
-        """Return whether our process group has the terminal."""
-        return self._is_in_foreground(os.getpgrp())
-
     def _is_in_foreground(self, group: int) -> bool:
         """Return whether a process group has our controlling terminal."""
-        if self._terminal is None:
-            return False
         with suppress(OSError):
-            return os.tcgetpgrp(self._terminal) == group
+            return self._terminal is not None and os.tcgetpgrp(self._terminal) == group
         return False
 
     def _must_hand_on(self) -> bool:
         """Return whether our process group has the terminal, and the program, in another group, could have it."""
         job = self._job
-        return self._is_ours_in_foreground() and job.is_in_our_session and job.group not in (0, os.getpgrp())
-
-    def _has_what_it_waits_for(self) -> bool:
-        """Return whether the kernel stopped the program until it has the terminal, and it has the terminal."""
-        return self._stopped_by in _UNTIL_FOREGROUND and self._is_in_foreground(self._job.group)
+        return self._is_in_foreground(os.getpgrp()) and job.is_in_our_session and job.group not in (0, os.getpgrp())
 
     def _hand_on(self) -> bool:
         """Give the program's group the terminal if ours has it; return whether the program need not wait for it."""
@@ -255,15 +246,6 @@ class _Wait:
                 self._modes = None
             return os.tcgetpgrp(self._terminal) == self._job.group
         return True  # it has gone
-
-    def _take_terminal_back(self) -> None:
-        """Take the terminal from the group of the program that has ended, for the script that runs us."""
-        # We are in the background: without this, the kernel would stop us.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
-        with suppress(OSError):
-            if self._terminal is not None and os.tcgetpgrp(self._terminal) == self._group:
-                os.tcsetpgrp(self._terminal, os.getpgrp())
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _has_default_stop(pid: int) -> bool:
@@ -303,3 +285,14 @@ def _signals_collected() -> Iterator[_Signals]:
         finally:
             for known, handler in before.items():
                 signal.signal(known, handler)
+
+
+def end_by_signal(number: int) -> None:
+    """End as a program that this signal ended: the shell says so, and ^C ends a loop that runs us."""
+    # No core file of ours.
+    own_process.forbid_core_dump()
+    # SIGKILL has no handler.
+    if number != signal.SIGKILL:
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)

@@ -1,18 +1,28 @@
-"""End processes that a restore has left after it failed or its CRIU was killed."""
+"""End processes that a restore has left after it failed or its CRIU was killed.
+
+If its crckpt was killed, too, they wait for CRIU for ever, with their PIDs, ports and memory. Until a tree runs, each
+process has CRIU's log open for writing, a file that no other program can open: none that runs is mistaken for one.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Final
 
 from msgspec import Struct
 
+from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import procfs
-from crckpt.host.process.signals import send_signal
-from crckpt.host.syscalls.prctl import is_child_subreaper, set_child_subreaper
+from crckpt.host.proc.live_root import CriuLog
+from crckpt.host.proc.procfs import pids
+from crckpt.host.process.signals import send_signal, send_signal_if
+from crckpt.host.syscalls.own_process import is_child_subreaper, set_child_subreaper
 
 
 @contextmanager
@@ -20,16 +30,19 @@ def ended_on_failure(pids: Collection[int]) -> Iterator[None]:
     """If the block fails, end those of these processes that descend from us."""
     # A PID alone is no proof: another program may have got it. So orphans of this block become our children, and only
     # children of ours are ended.
-    with _orphans_adopted():
-        try:
-            yield
-        except BaseException:
-            # Repeat this: when a process ends, its children become ours.
-            while ours := [pid for pid in pids if _is_child(pid)]:
-                for pid in ours:
-                    os.kill(pid, signal.SIGKILL)
-                    os.waitpid(pid, 0)
-            raise
+    was_enabled = is_child_subreaper()
+    set_child_subreaper(enabled=True)
+    try:
+        yield
+    except BaseException:
+        # Repeat this: when a process ends, its children become ours.
+        while ours := frozenset(pids).intersection(proc.children(os.getpid())):
+            for pid in ours:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        raise
+    finally:
+        set_child_subreaper(enabled=was_enabled)
 
 
 class Ending(Struct, frozen=True):
@@ -63,16 +76,10 @@ def end_with_descendants(pid: int) -> None:
 
 def continue_with_descendants(pid: int) -> None:
     """SIGCONT a child of ours and its descendants if they are stopped."""
-    child = proc.read_process(pid)
-    if child is not None and (child.state == "stopped" or _has_stopped_child(pid)):
-        _send(pid, signal.SIGCONT, lambda process: process.state == "stopped")
-
-
-def _has_stopped_child(pid: int) -> bool:
     with suppress(OSError):
-        found = map(proc.read_process, procfs.children(pid, pid))
-        return any(child is not None and child.state == "stopped" for child in found)
-    return False
+        nearest = (proc.read_process(each) for each in (pid, *procfs.children(pid, pid)))
+        if any(process is not None and process.state == "stopped" for process in nearest):
+            _send(pid, signal.SIGCONT, lambda process: process.state == "stopped")
 
 
 def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], bool]) -> None:
@@ -83,16 +90,36 @@ def _send(pid: int, number: signal.Signals, is_meant: Callable[[proc.Process], b
         send_signal(each.identity, number)
 
 
-def _is_child(pid: int) -> bool:
-    process = proc.read_process(pid)
-    return process is not None and process.ppid == os.getpid()
+# A killed process may have to free much memory first.
+_WITHIN_S: Final = 60.0
+_LOOK_S: Final = 0.005
 
 
-@contextmanager
-def _orphans_adopted() -> Iterator[None]:
-    was_enabled = is_child_subreaper()
-    set_child_subreaper(enabled=True)
-    try:
-        yield
-    finally:
-        set_child_subreaper(enabled=was_enabled)
+def end_unfinished_trees(logs: Collection[CriuLog]) -> None:
+    """End all processes that write these logs, of CRIUs that have surely ended; return when they are gone.
+
+    Raises HostCannot if one does not end.
+    """
+    until = time.monotonic() + _WITHIN_S
+    # Again and again: one may have started another meanwhile.
+    while logs and (found := tuple(_find_writers(logs))):
+        for pid in found:
+            send_signal_if(pid, signal.SIGKILL, partial(_is_writer, pid, logs))
+        if time.monotonic() >= until:
+            # Or those that end start others: this must not go on for ever.
+            left = (*proc.wait_until_gone(found, 1.0), *found)[0]
+            raise HostCannot(
+                f"PID {left}, which a CRIU that was killed has left, does not end",
+                hint=f"find out why: ps -o pid,ppid,user,stat,wchan {left}",
+            )
+        time.sleep(_LOOK_S)
+
+
+def _find_writers(logs: Collection[CriuLog]) -> Iterator[int]:
+    for pid in pids():
+        if _is_writer(pid, logs):
+            yield pid
+
+
+def _is_writer(pid: int, logs: Collection[CriuLog]) -> bool:
+    return any(log.is_written_by(pid) for log in logs)

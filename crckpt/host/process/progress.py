@@ -10,7 +10,7 @@ from typing import Final
 
 from crckpt.host import proc
 from crckpt.host.proc import procfs
-from crckpt.host.proc.stat import read_stat
+from crckpt.host.proc.status import read_stat
 from crckpt.host.steps import limit
 
 QUIET_S: Final = limit("CRCKPT_QUIET_S", 30)
@@ -51,10 +51,12 @@ def _signs(log: Path) -> tuple[frozenset[int], int, int, int] | None:
     if waits_for_a_disk(pids) and not waits_for_a_program(pids):
         return None
     others = [pid for pid in pids if pid != ours.pid]
-    size = 0
-    with suppress(OSError):
-        size = log.stat().st_size
-    return frozenset(others), sum(map(_bytes_moved, others)), sum(map(_memory, others)), size
+    memory = 0
+    for pid in others:
+        with suppress(OSError):
+            # The resident pages do not include hugetlb pages.
+            memory += int(procfs.text(f"/proc/{pid}/statm").split()[1]) + proc.huge_pages(pid)
+    return frozenset(others), sum(map(_bytes_moved, others)), memory, _size(log)
 
 
 def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple[tuple[int, ...], int, int] | None:
@@ -62,10 +64,13 @@ def dump_signs(criu: tuple[int, ...], tree: tuple[int, ...], log: Path) -> tuple
     # CPU time counts here: CRIU may move pages for minutes without a read or write that the kernel counts.
     if waits_for_a_disk(criu) and not waits_for_a_program((*criu, *tree)):
         return None
-    size = 0
+    return criu, sum(map(work_done, (*criu, *tree))), _size(log)
+
+
+def _size(log: Path) -> int:
     with suppress(OSError):
-        size = log.stat().st_size
-    return criu, sum(map(work_done, (*criu, *tree))), size
+        return log.stat().st_size
+    return 0
 
 
 def _bytes_moved(pid: int) -> int:
@@ -76,37 +81,27 @@ def _bytes_moved(pid: int) -> int:
     return 0
 
 
-def _memory(pid: int) -> int:
-    with suppress(OSError):
-        # The resident pages do not include hugetlb pages.
-        return int(procfs.text(f"/proc/{pid}/statm").split()[1]) + proc.huge_pages(pid)
-    return 0
-
-
 def waits_for_a_disk(pids: Iterable[int]) -> bool:
     """Return whether a thread of these processes waits uninterruptibly."""
-    return any(_state(task) == _UNINTERRUPTIBLE for task in _tasks(pids))
+    for pid, tid in _tasks(pids):
+        with suppress(OSError):
+            if read_stat(pid, tid).state == _UNINTERRUPTIBLE:
+                return True
+    return False
 
 
 def waits_for_a_program(pids: Iterable[int], calls: tuple[str, ...] = ANSWERED_BY_PROGRAMS) -> bool:
     """Return whether a thread of these processes waits in one of these functions of the kernel, for another program."""
-    return any(call in stack for task in _tasks(pids) for stack in _stack(task) for call in calls)
+    for pid, tid in _tasks(pids):
+        with suppress(OSError):
+            stack = procfs.text(f"/proc/{pid}/task/{tid}/stack")
+            if any(call in stack for call in calls):
+                return True
+    return False
 
 
 def _tasks(pids: Iterable[int]) -> Iterator[tuple[int, int]]:
     yield from ((pid, tid) for pid in pids for tid in procfs.living_threads(pid))
-
-
-def _state(task: tuple[int, int]) -> str:
-    with suppress(OSError):
-        return read_stat(*task).state
-    return ""
-
-
-def _stack(task: tuple[int, int]) -> Iterator[str]:
-    pid, tid = task
-    with suppress(OSError):
-        yield procfs.text(f"/proc/{pid}/task/{tid}/stack")
 
 
 def work_done(pid: int) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import select
 import shlex
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from typing import Final
 from msgspec import Struct
 
 from crckpt.errors import HostCannot
+from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
 
 _PRIVATE: Final = 0o077
@@ -57,48 +57,31 @@ class Pipes(Struct, frozen=True):
     stderr: int
 
 
-class Child:
+class Child(HeldProcess):
     """A program that we have started, in its own session or in ours, and wait for."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        super().__init__(process.pid)
         self._process = process
-        self.pid = process.pid
-        self.pidfd = os.pidfd_open(process.pid)
 
     def wait(self) -> int:
         """Block until it has ended; return its exit status, or minus the signal that ended it. May be called again."""
         status = self._process.wait()
-        self._close()
+        self.close()
         return status
-
-    def ends_within(self, seconds: float) -> bool:
-        """Wait at most that long for its end; return whether it has ended. It still has to be waited for."""
-        if self.pidfd < 0:
-            return True
-        # Not select(2): it takes no descriptor above 1023.
-        poll = select.poll()
-        poll.register(self.pidfd, select.POLLIN)
-        return bool(poll.poll(max(seconds, 0) * 1000))
 
     def kill(self) -> None:
         """SIGKILL it, unless it was waited for."""
-        if self.pidfd >= 0:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+        self.send(signal.SIGKILL)
 
     def terminate(self) -> None:
         """SIGTERM it, unless it was waited for."""
-        if self.pidfd >= 0:
-            signal.pidfd_send_signal(self.pidfd, signal.SIGTERM)
+        self.send(signal.SIGTERM)
 
     def abandon(self) -> None:
         """Never reap it ourselves: others wait for it by its PID."""
-        self._close()
+        self.close()
         self._process.returncode = 0  # Popen's finalizer reaps a child whose status it does not know
-
-    def _close(self) -> None:
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
 
 
 def quote(argv: Sequence[str]) -> str:

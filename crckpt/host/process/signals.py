@@ -1,16 +1,53 @@
-"""Raise ^C, SIGTERM and SIGHUP as an exception, defer them and ^Z during critical work, and forward signals."""
+"""Wait for signals, raise ^C, SIGTERM and SIGHUP as an exception, defer them and ^Z, and forward and send signals."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from select import select
 from types import FrameType
+from typing import Final
 
 from crckpt.errors import Interrupted
 from crckpt.host.proc.process import Identity, identify
+from crckpt.host.process.pidfd import HeldProcess
+
+_MOST: Final = 4096
+
+
+class Wakeups:
+    """Each signal that Python handles ends the wait, or the next one if no wait is going on."""
+
+    def __init__(self, awake: int) -> None:
+        self._awake = awake
+
+    def wait(self, *readable: int, writable: Sequence[int] = (), seconds: float | None = None) -> list[int]:
+        """Wait until one of `readable` or `writable` is so, or a signal has come; return those that are readable."""
+        ready, _, _ = select([self._awake, *readable], writable, [], seconds)
+        with suppress(BlockingIOError):
+            os.read(self._awake, _MOST)
+        return [descriptor for descriptor in ready if descriptor != self._awake]
+
+
+@contextmanager
+def woken_by_signals() -> Iterator[Wakeups]:
+    """Let signals wake the main thread during the block: look at what their handlers did before each wait.
+
+    A handler of Python alone does not: a signal that comes just before a call that blocks, or to another thread, is
+    not seen until the call returns.
+    """
+    awake, wake = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+    try:
+        yield Wakeups(awake)
+    finally:
+        signal.set_wakeup_fd(before)
+        os.close(awake)
+        os.close(wake)
+
 
 FORWARDED = (
     signal.SIGTERM,
@@ -152,14 +189,10 @@ def forward_signals(pid: int, *, on_our_terminal: bool) -> None:
     for number in FORWARDED:
         typed = on_our_terminal and number in TYPED
         # Not SIG_IGN: that is for signals that our parent had ignored.
-        handle_signal(number, _drop if typed else pass_on)
+        handle_signal(number, (lambda *_: None) if typed else pass_on)
     if _interrupts.pending is not None:
         late, _interrupts.pending = _interrupts.pending, None
         pass_on(late, None)
-
-
-def _drop(_number: int, _frame: FrameType | None) -> None:
-    """Do nothing with a signal."""
 
 
 @contextmanager
@@ -178,11 +211,7 @@ def send_signal(process: Identity, number: int) -> None:
 
 def send_signal_if(pid: int, number: int, is_meant: Callable[[], bool]) -> None:
     """Send it to the process `pid` if that `is_meant`, unless it has ended or is not ours to signal."""
-    with suppress(OSError):
-        # The pidfd keeps naming one process: ask only now whether that is the one, whoever gets the number later.
-        descriptor = os.pidfd_open(pid)
-        try:
-            if is_meant():
-                signal.pidfd_send_signal(descriptor, number)
-        finally:
-            os.close(descriptor)
+    # Ask only now whether that is the one, whoever gets the number later.
+    with suppress(OSError), HeldProcess(pid) as process:
+        if is_meant():
+            process.send(number)

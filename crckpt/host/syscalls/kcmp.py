@@ -8,81 +8,84 @@ import functools
 import os
 import struct
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Final
+from typing import Final, TypeVar
 
 from crckpt.host.proc import Descriptor, procfs
 from crckpt.host.proc.fd import read_targets
-from crckpt.host.proc.status import read_status
+from crckpt.host.proc.status import real_user
 from crckpt.host.syscalls.libc import syscall
 
 # linux/kcmp.h
-_KCMP_FILE: Final = 0
-_KCMP_VM: Final = 1
-_KCMP_FILES: Final = 2
-_KCMP_FS: Final = 3
+_KCMP_FILE, _KCMP_VM, _KCMP_FILES, _KCMP_FS = 0, 1, 2, 3
 _KCMP_EPOLL_TFD: Final = 7  # since Linux 4.13
 _LOOKS_FOR_S: Final = 1.0
 _LOOKS_NEAR_FOR_S: Final = 5.0
 
+Entry = TypeVar("Entry")
+
 
 def is_sharing_memory(one: int, other: int) -> bool:
     """Return whether two processes share all their memory; False if one has ended or the kernel has no kcmp."""
-    return _is_same(one, other, _KCMP_VM, 0, 0)
-
-
-def find_directory_sharers(pids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Group the processes that share their working directory, root and umask (CLONE_FS); none if there is no kcmp."""
-    return _find_groups(pids, _KCMP_FS)
-
-
-def find_table_sharers(pids: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Group the processes that share their table of descriptors (CLONE_FILES); none if there is no kcmp."""
-    return _find_groups(pids, _KCMP_FILES)
-
-
-def _find_groups(pids: Sequence[int], kind: int) -> tuple[tuple[int, ...], ...]:
-    """Group those of these processes that have the same one, two or more in a group, in the order given."""
-
-    def compare(one: int, other: int) -> int:
-        # 1: less, 2: greater. The order stays the same.
-        return (0, -1, 1, 1)[syscall("kcmp", one, other, kind, 0, 0)]
-
-    with suppress(OSError):  # one of them ends now: the next look finds the others
-        places = {pid: place for place, pid in enumerate(pids)}
-        ordered = sorted(pids, key=functools.cmp_to_key(compare))
-        groups: list[list[int]] = []
-        for pid in ordered:
-            if groups and compare(groups[-1][0], pid) == 0:
-                groups[-1].append(pid)
-            else:
-                groups.append([pid])
-        return tuple(tuple(sorted(group, key=places.__getitem__)) for group in groups if len(group) > 1)
-    return ()
+    return _compare(one, other, _KCMP_VM) == 0
 
 
 def has_own_directories(tid: int, pid: int) -> bool:
     """Return whether a thread shares neither working directory, root nor umask with its process's first thread."""
-    return _is_other(tid, pid, _KCMP_FS)
+    return bool(_compare(tid, pid, _KCMP_FS))
 
 
 def has_own_descriptors(tid: int, pid: int) -> bool:
     """Return whether a thread has another table of descriptors than its process's first thread."""
-    return _is_other(tid, pid, _KCMP_FILES)
+    return bool(_compare(tid, pid, _KCMP_FILES))
 
 
 def is_same_file(pid: int, descriptor: int, ours: int) -> bool:
     """Return whether a process's descriptor and ours are the same open file. False if the kernel has no kcmp."""
-    return _is_same(os.getpid(), pid, _KCMP_FILE, ours, descriptor)
+    return _compare(os.getpid(), pid, _KCMP_FILE, ours, descriptor) == 0
 
 
 def order_files(one: int, number: int, other: int, other_number: int) -> int:
     """Order two open files: 0 if they are the same, -1 or 1 if not, or if one of them has gone."""
+    found = _compare(one, other, _KCMP_FILE, number, other_number)
+    return 1 if found is None else (0, -1, 1, 1)[found]
+
+
+def _compare(one: int, other: int, kind: int, this: int = 0, that: int = 0) -> int | None:
+    """0: the same. 1: less, 2: greater, 3: different. None: one of them has gone, or the kernel has no kcmp."""
     with suppress(OSError):
-        # 1: less. 2: greater. 3: different.
-        return {0: 0, 1: -1}.get(syscall("kcmp", one, other, _KCMP_FILE, number, other_number), 1)
-    return 1
+        return syscall("kcmp", one, other, kind, this, that)
+    return None
+
+
+def find_directory_sharers(pids: Sequence[int]) -> list[list[int]]:
+    """Group the processes that share their working directory, root and umask (CLONE_FS); none if there is no kcmp."""
+    return _find_groups(pids, _KCMP_FS)
+
+
+def find_table_sharers(pids: Sequence[int]) -> list[list[int]]:
+    """Group the processes that share their table of descriptors (CLONE_FILES); none if there is no kcmp."""
+    return _find_groups(pids, _KCMP_FILES)
+
+
+def _find_groups(pids: Sequence[int], kind: int) -> list[list[int]]:
+    with suppress(OSError):  # one of them ends now: the next look finds the others
+        groups = group_same(pids, lambda one, other: (0, -1, 1, 1)[syscall("kcmp", one, other, kind, 0, 0)])
+        return [group for group in groups if len(group) > 1]
+    return []
+
+
+def group_same(entries: Iterable[Entry], order: Callable[[Entry, Entry], int]) -> list[list[Entry]]:
+    """Group entries for which `order` says 0, those of a group in the order given."""
+    groups: list[list[Entry]] = []
+    # Sorted, so that not all are compared with all.
+    for each in sorted(entries, key=functools.cmp_to_key(order)):
+        if groups and not order(groups[-1][0], each):
+            groups[-1].append(each)
+        else:
+            groups.append([each])
+    return groups
 
 
 def is_watched(pid: int, epoll: int, number: int, at: int, descriptor: int) -> bool | None:
@@ -111,8 +114,8 @@ def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator
         by_target.setdefault(each.target, []).append(each)
     if not by_target:
         return
-    near = {0, *(user for pid in {each.pid for each in held} if (user := _user_of(pid)) is not None)}
-    others = sorted((_user_of(pid) not in near, pid) for pid in procfs.pids() if pid not in inside)
+    near = {0, *(user for pid in {each.pid for each in held} if (user := real_user(pid)) is not None)}
+    others = sorted((real_user(pid) not in near, pid) for pid in procfs.pids() if pid not in inside)
     began = time.monotonic()
     for is_far, pid in others:
         end = began + (_LOOKS_FOR_S if is_far else _LOOKS_NEAR_FOR_S)
@@ -124,27 +127,6 @@ def find_sharers(held: Sequence[Descriptor], inside: frozenset[int]) -> Iterator
                 # The same open file has the same target everywhere, so kcmp is needed for few descriptors.
                 for each in by_target.get(target, ()):
                     one = each.pid, each.fd
-                    if one not in found and _is_same(each.pid, pid, _KCMP_FILE, each.fd, fd):
+                    if one not in found and order_files(each.pid, each.fd, pid, fd) == 0:
                         found.add(one)
                         yield each, pid
-
-
-def _user_of(pid: int) -> int | None:
-    # Not the owner of /proc/PID: a process can make that root (PR_SET_DUMPABLE).
-    with suppress(OSError):
-        return int(read_status(pid)["Uid"].split()[0])
-    return None
-
-
-def _is_same(one: int, other: int, kind: int, this: object, that: object) -> bool:
-    # 0: the same. 1, 2 and 3: different. EBADF, ESRCH: one of them has gone.
-    with suppress(OSError):
-        return syscall("kcmp", one, other, kind, this, that) == 0
-    return False
-
-
-def _is_other(one: int, other: int, kind: int) -> bool:
-    # If one has ended, or the kernel has no kcmp, nothing is known to differ.
-    with suppress(OSError):
-        return syscall("kcmp", one, other, kind, 0, 0) != 0
-    return False

@@ -27,9 +27,9 @@ _FAULT_WITHIN_S: Final = 5
 def tracks_by_write_protection() -> bool:
     """Protect a page of ours asynchronously, write it, and check whether PAGEMAP_SCAN finds it. Raises HostCannot."""
     # Two pages: one must stay clean when the other is written.
-    with _pages_of_ours(2) as (memory, address), _userfaultfd() as descriptor:
+    with _pages_of_ours(2) as (memory, address), _made_userfaultfd() as made:
         length = len(memory)
-        fcntl.ioctl(descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, length, userfaultfd.MODE_WP, 0))
+        made.add(address, address + length, userfaultfd.MODE_WP)
         # What was just registered reads as written, until a scan protects it.
         _scan(address, length, pagemap.SCAN_WP_MATCHING | pagemap.SCAN_CHECK_WPASYNC)
         clean = _scan(address, length, pagemap.SCAN_CHECK_WPASYNC)
@@ -80,22 +80,18 @@ def can_bring_pages_later() -> bool:
     Hangs if it does not: call this in a child with a time limit.
     """
     # No flags: a program's page may be missing in the kernel, too, as in read(2). USER_MODE_ONLY makes that EFAULT.
-    with _pages_of_ours(1) as (memory, address), _userfaultfd(features=0, flags=0) as descriptor:
+    with _pages_of_ours(1) as (memory, address), _made_userfaultfd(features=0, flags=0) as made:
         memory.madvise(mmap.MADV_DONTNEED)
-        fcntl.ioctl(
-            descriptor, userfaultfd.REGISTER, struct.pack("<4Q", address, len(memory), userfaultfd.MODE_MISSING, 0)
-        )
+        made.add(address, address + len(memory), userfaultfd.MODE_MISSING)
         # A thread could not do this: whoever touches the page waits in the kernel and holds Python's lock.
         child = os.fork()
         if child == 0:
             try:
-                select.select([descriptor], [], [], _FAULT_WITHIN_S)
+                select.select([made.descriptor], [], [], _FAULT_WITHIN_S)
                 # struct uffd_msg: event, padding, flags of the fault, its address, ...
-                fault = struct.unpack_from("<Q", os.read(descriptor, 32), 16)[0] & -mmap.PAGESIZE
+                fault = struct.unpack_from("<Q", os.read(made.descriptor, 32), 16)[0] & -mmap.PAGESIZE
                 page = ctypes.create_string_buffer(bytes([_BROUGHT]) * mmap.PAGESIZE)
-                fcntl.ioctl(
-                    descriptor, userfaultfd.COPY, struct.pack("<5Q", fault, ctypes.addressof(page), mmap.PAGESIZE, 0, 0)
-                )
+                made.copy_page(fault, ctypes.addressof(page))
             finally:
                 os._exit(0)  # this copy of our parent must not continue its work
         content = memory[0]
@@ -122,16 +118,15 @@ def _protect(address: int, protection: int) -> None:
 
 
 @contextmanager
-def _userfaultfd(
+def _made_userfaultfd(
     features: int = userfaultfd.ASYNC_WRITE_PROTECTION, flags: int = userfaultfd.USER_MODE_ONLY
-) -> Iterator[int]:
+) -> Iterator[userfaultfd.Userfaultfd]:
     try:
         descriptor = syscall("userfaultfd", os.O_CLOEXEC | os.O_NONBLOCK | flags)
     except OSError as error:
         raise HostCannot(f"userfaultfd is refused: {error.strerror}") from error
     try:
-        fcntl.ioctl(descriptor, userfaultfd.API, struct.pack("<3Q", userfaultfd.API_VERSION, features, 0))
-        yield descriptor
+        yield userfaultfd.Userfaultfd(descriptor, features)
     except OSError as error:
         raise HostCannot(f"userfaultfd cannot do this here: {error.strerror}") from error
     finally:
@@ -143,21 +138,8 @@ def _scan(start: int, length: int, flags: int) -> int:
     regions = ctypes.create_string_buffer(24 * 8)
     # struct pm_scan_arg: size, flags, start, end, walk_end, vec, vec_len, max_pages; then masks of categories:
     # inverted, all of, any of, returned.
-    request = struct.pack(
-        "<12Q",
-        96,
-        flags,
-        start,
-        start + length,
-        0,
-        ctypes.addressof(regions),
-        8,
-        0,
-        0,
-        pagemap.PAGE_IS_WRITTEN,
-        0,
-        pagemap.PAGE_IS_WRITTEN,
-    )
+    masks = (0, pagemap.PAGE_IS_WRITTEN, 0, pagemap.PAGE_IS_WRITTEN)
+    request = struct.pack("<12Q", 96, flags, start, start + length, 0, ctypes.addressof(regions), 8, 0, *masks)
     with Path("/proc/self/pagemap").open("rb") as file:
         found: int = fcntl.ioctl(file, pagemap.PAGEMAP_SCAN, bytearray(request))
         return found

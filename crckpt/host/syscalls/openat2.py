@@ -1,4 +1,6 @@
-"""Open files of other users without following links, with their owner's rights. Source: openat2(2), setfsuid(2)."""
+"""Open and rename files of other users without following links, with their owner's rights.
+
+Source: openat2(2), setfsuid(2), renameat2(2)."""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from crckpt.host.syscalls.libc import LIBC, syscall
+from crckpt.host.syscalls.libc import LIBC, check, syscall
 
 # RESOLVE_... in linux/openat2.h, since Linux 5.6. O_NOFOLLOW would check only the last part of a path.
 _NO_SYMLINKS: Final = 0x04
@@ -72,3 +74,12 @@ def _set_groups(groups: list[int]) -> None:
         syscall("setgroups", len(groups), array)
     except OSError as error:
         raise PermissionError(1, "cannot change the supplementary groups of a thread") from error
+
+
+RENAME_NOREPLACE: Final = 1
+RENAME_EXCHANGE: Final = 2
+
+
+def rename_within(directory: int, old: str, new: str, flags: int) -> None:
+    """Rename a file in an open directory. Raises OSError."""
+    check(LIBC.renameat2(directory, os.fsencode(old), directory, os.fsencode(new), flags), new)

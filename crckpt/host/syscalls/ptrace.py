@@ -25,9 +25,9 @@ from crckpt.host import proc
 from crckpt.host.proc import procfs
 from crckpt.host.proc.fd import read_target
 from crckpt.host.proc.maps import read_maps
-from crckpt.host.proc.stat import read_stat
-from crckpt.host.syscalls import ptrace_binding, ptrace_requests
-from crckpt.host.syscalls.call_names import call_name
+from crckpt.host.proc.status import read_stat
+from crckpt.host.syscalls import ptrace_requests
+from crckpt.host.syscalls.ptrace_requests import call_name
 from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 from crckpt.host.syscalls.restarts import restarting_result
 
@@ -94,7 +94,7 @@ class StoppedThread:
         """Return whether it is about to make this call, by the instruction that we have chosen."""
         info = bytes(_SYSCALL_INFO.size)
         with suppress(OSError):  # a kernel before 5.3 has no such request
-            info = ptrace_requests.get_system_call_info(self.tid)
+            info = ptrace_requests.read_state(self.tid, ptrace_requests.SYSCALL_INFO)
         kind, architecture, address, _, entered, *given = _SYSCALL_INFO.unpack_from(info)
         convention = self._found.convention
         widest = convention.widest
@@ -123,7 +123,7 @@ class StoppedThread:
         """Let it run until it enters its next call, or returns from one. Raises TimeoutError: then it still runs."""
         delivered = 0
         while delivered != _AT_SYSTEM_CALL:
-            ptrace_binding.continue_to_system_call(self.tid, delivered)
+            ptrace_requests.continue_to_system_call(self.tid, delivered)
             event, stop = _next_stop(self._pid, self.tid, within_s)
             # SIGSTOP cannot be blocked: the thread gets it, and is still stopped by it after we have detached.
             delivered = 0 if event else stop
@@ -139,7 +139,7 @@ class StoppedThread:
                 registers.write(self.tid)
                 return
             ptrace_requests.interrupt(self.tid)
-            ptrace_binding.continue_thread(self.tid, stop)
+            ptrace_requests.continue_thread(self.tid, stop)
 
 
 @contextmanager
@@ -160,7 +160,7 @@ def stopped(pid: int, tid: int | None = None, identity: proc.Identity | None = N
         _stop(pid, tid)
         # A process that we trace keeps its PID.
         if identity is not None and not identity.keeps_pid:
-            ptrace_binding.detach(tid)
+            ptrace_requests.detach(tid)
             raise Refused(f"PID {pid} has ended, and another process has its PID now")
         with _restored(pid, tid) as found:
             yield StoppedThread(pid, tid, found)
@@ -183,11 +183,11 @@ def _restored(pid: int, tid: int) -> Iterator[ThreadRegisters]:
         # once more, and runs no instruction until then. Without a limit: it must not run on with our
         # registers, however long it takes until it gets CPU time.
         ptrace_requests.interrupt(tid)
-        ptrace_binding.continue_thread(tid)
+        ptrace_requests.continue_thread(tid)
         _trap(pid, tid, None)
         found.write(tid)
         ptrace_requests.set_signal_mask(tid, mask)
-        ptrace_binding.detach(tid)
+        ptrace_requests.detach(tid)
 
 
 def _find_thread(pid: int) -> int:
@@ -247,7 +247,7 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
     """
     # The thread enters a call, and its filters have not run yet.
     try:
-        ptrace_binding.set_options(tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
+        ptrace_requests.set_options(tid, _TRACESYSGOOD | ptrace_requests.SUSPEND_SECCOMP)
     except OSError as error:
         registers = ThreadRegisters.read(tid)
         registers.forget_call()
@@ -257,7 +257,7 @@ def _filters_suspended(pid: int, tid: int) -> Iterator[None]:
             hint="run crckpt as root, on a kernel with CONFIG_CHECKPOINT_RESTORE",
         ) from None
     yield
-    ptrace_binding.set_options(tid, _TRACESYSGOOD)
+    ptrace_requests.set_options(tid, _TRACESYSGOOD)
 
 
 def _stop(pid: int, tid: int) -> None:
@@ -279,7 +279,7 @@ def _trap(pid: int, tid: int, within_s: float | None) -> None:
             return
         # The kernel may have merged the request with this stop: repeat it.
         ptrace_requests.interrupt(tid)
-        ptrace_binding.continue_thread(tid, 0 if stop == _AT_SYSTEM_CALL else stop)
+        ptrace_requests.continue_thread(tid, 0 if stop == _AT_SYSTEM_CALL else stop)
 
 
 def _next_stop(pid: int, tid: int, within_s: float | None) -> tuple[int, int]:
@@ -315,7 +315,7 @@ def _find_instruction(pid: int, wanted: bytes) -> int:
 def _leave_restartable_sequence(pid: int, tid: int, registers: ThreadRegisters) -> None:
     """Leave a restartable sequence, as the kernel does: it would abort our call instead. Source: kernel/rseq.c."""
     try:
-        info = ptrace_requests.get_rseq(tid)
+        info = ptrace_requests.read_state(tid, ptrace_requests.RSEQ)
     except OSError:  # a kernel before 5.13 has no such request, and cannot track either
         return
     (area,) = struct.unpack_from("<Q", info)
@@ -358,11 +358,11 @@ def _is_socket(tid: int, descriptor: int) -> bool:
 def _refuse_own_dispatch(pid: int, tid: int) -> None:
     """Refuse a program that catches its own system calls, as Wine does: it would catch ours."""
     try:
-        info = ptrace_requests.get_dispatch(tid)
+        info = ptrace_requests.read_state(tid, ptrace_requests.DISPATCH)
     except OSError:  # a kernel before 6.4 has no such request
         return
     if struct.unpack_from("<Q", info)[0]:
-        ptrace_binding.detach(tid)
+        ptrace_requests.detach(tid)
         raise Refused(f"PID {pid} dispatches its own system calls (PR_SET_SYSCALL_USER_DISPATCH)")
 
 

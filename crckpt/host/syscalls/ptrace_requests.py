@@ -1,13 +1,21 @@
-"""Requests of ptrace(2) that python-ptrace lacks: SEIZE, INTERRUPT, the signal mask, and what it says of a stop.
+"""Requests of ptrace(2), and names of system calls: python-ptrace's where it has them, without types, else ours.
 
-Sources: ptrace(2); linux/ptrace.h.
+python-ptrace has the registers and their names for each architecture, and reads them as that needs (GETREGS or
+GETREGSET). It lacks SEIZE, INTERRUPT, the signal mask, and what the kernel says of a stop. It takes 5 to 12 ms to load:
+that is done when it is first needed. Sources: ptrace(2); linux/ptrace.h.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-from typing import Final
+import os
+import sys
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Final
 
 from crckpt.host.syscalls.libc import LIBC, check
 
@@ -18,12 +26,30 @@ _SEIZE: Final = 0x4206
 _INTERRUPT: Final = 0x4207
 _GETSIGMASK: Final = 0x420A
 _SETSIGMASK: Final = 0x420B
-_GET_SYSCALL_INFO: Final = 0x420E
-_GET_RSEQ: Final = 0x420F
-_GET_DISPATCH: Final = 0x4211
-_SYSCALL_INFO_BYTES: Final = 88
-_RSEQ_BYTES: Final = 24
-_DISPATCH_BYTES: Final = 32
+# Request and the size of its answer: `ptrace_syscall_info` (Linux 5.3), `ptrace_rseq_configuration` (5.13),
+# `ptrace_sud_config` (6.4).
+SYSCALL_INFO: Final = 0x420E, 88
+RSEQ: Final = 0x420F, 24
+DISPATCH: Final = 0x4211, 32
+
+_TABLES: Final = {("x86_64", True): "x86_64", ("x86_64", False): "i386", ("aarch64", True): "aarch64"}
+# Its tables are those of Linux 5.8, for 32-bit programs 2.6. Since 403 a number is the same on all machines.
+_NEWER: Final = {
+    364: "accept4",
+    371: "recvfrom",
+    372: "recvmsg",
+    385: "io_pgetevents",
+    407: "clock_nanosleep",
+    413: "pselect6",
+    414: "ppoll",
+    416: "io_pgetevents",
+    417: "recvmmsg",
+    420: "semtimedop",
+    421: "rt_sigtimedwait",
+    422: "futex",
+    441: "epoll_pwait2",
+    449: "futex_waitv",
+}
 
 
 def seize(tid: int, options: int = 0) -> None:
@@ -49,22 +75,9 @@ def set_signal_mask(tid: int, mask: int) -> None:
     _request(_SETSIGMASK, tid, bits, ctypes.sizeof(bits))
 
 
-def get_system_call_info(tid: int) -> bytes:
-    """The kernel's `ptrace_syscall_info` of a stopped thread. Raises OSError, also on a kernel before 5.3."""
-    return _read(_GET_SYSCALL_INFO, tid, _SYSCALL_INFO_BYTES)
-
-
-def get_rseq(tid: int) -> bytes:
-    """The kernel's `ptrace_rseq_configuration` of a stopped thread. Raises OSError, also on a kernel before 5.13."""
-    return _read(_GET_RSEQ, tid, _RSEQ_BYTES)
-
-
-def get_dispatch(tid: int) -> bytes:
-    """The kernel's `ptrace_sud_config` of a stopped thread. Raises OSError, also on a kernel before 6.4."""
-    return _read(_GET_DISPATCH, tid, _DISPATCH_BYTES)
-
-
-def _read(request: int, tid: int, size: int) -> bytes:
+def read_state(tid: int, state: tuple[int, int]) -> bytes:
+    """The kernel's SYSCALL_INFO, RSEQ or DISPATCH of a stopped thread. Raises OSError, also if the kernel has none."""
+    request, size = state
     content = ctypes.create_string_buffer(size)
     _request(request, tid, content, size)
     return content.raw
@@ -80,3 +93,62 @@ def _request(request: int, tid: int, data: object = 0, address: int = 0) -> None
         if error.errno == errno.EIO:
             raise OSError(errno.EIO, "the kernel does not know this request") from None
         raise
+
+
+def get_registers(tid: int) -> Any:
+    """Read the general registers of a stopped thread: a ctypes structure, by their names. Raises OSError."""
+    return _call("getregs", tid)
+
+
+def set_registers(tid: int, registers: Any) -> None:
+    """Write the general registers of a stopped thread. Raises OSError."""
+    _call("setregs", tid, registers)
+
+
+def continue_thread(tid: int, signal: int = 0) -> None:
+    """Let a stopped thread run on; deliver `signal`. Raises OSError."""
+    _call("cont", tid, signal)
+
+
+def continue_to_system_call(tid: int, signal: int = 0) -> None:
+    """Let a stopped thread run until it enters or leaves a system call; deliver `signal`. Raises OSError."""
+    _call("syscall", tid, signal)
+
+
+def set_options(tid: int, options: int) -> None:
+    """Replace the options with which a stopped thread is traced (PTRACE_O_...). Raises OSError."""
+    _call("setoptions", tid, options)
+
+
+def detach(tid: int) -> None:
+    """Stop tracing a stopped thread; it runs on. Raises OSError."""
+    _call("detach", tid)
+
+
+def _call(name: str, tid: int, *arguments: Any) -> Any:
+    try:
+        return getattr(load("binding"), f"ptrace_{name}")(tid, *arguments)
+    except load("error").PtraceError as error:
+        raise OSError(error.errno, os.strerror(error.errno)) from None
+
+
+def call_name(number: int, machine: str, *, is_native: bool = True) -> str:
+    """The name of a system call of a `machine`, or of 32-bit programs on it; `call NUMBER` if none is known."""
+    return _names((machine, is_native)).get(number) or f"call {number}"
+
+
+@cache
+def _names(kind: tuple[str, bool]) -> Mapping[int, str]:
+    return {**_NEWER, **load(f"syscall.linux.{_TABLES[kind]}").SYSCALL_NAMES} if kind in _TABLES else {}
+
+
+class _LoadedLibc(ModuleType):
+    libc = ctypes.CDLL(None, use_errno=True)
+
+
+@cache
+def load(name: str) -> Any:
+    """Import `ptrace.NAME` of python-ptrace."""
+    # It looks for the C library by running ldconfig, or gcc where there is none: 4 ms. It is loaded already.
+    sys.modules.setdefault("ptrace.ctypes_libc", _LoadedLibc("ptrace.ctypes_libc"))
+    return import_module(f"ptrace.{name}")

@@ -12,14 +12,15 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from crckpt.host.syscalls.ptrace_binding import INSTRUCTION_POINTER, STACK_POINTER, get_registers, set_registers
+from crckpt.host.syscalls.ptrace_requests import get_registers, load, set_registers
 
+# Loaded now, not while a thread is stopped.
+_CPU: Final = load("binding.cpu")
 _COMPAT_CODE: Final = 0x23  # __USER32_CS: the code segment of 32-bit programs
 
 
 class Convention(Struct, frozen=True):
-    """The convention by which a program makes system calls: by which `instruction`, with the `arguments` in which
-    registers.
+    """How a program makes system calls: by which `instruction`, with the `arguments` in which registers.
 
     `architecture` is its number in linux/audit.h, `bits` the width of its registers.
     """
@@ -36,11 +37,7 @@ class Convention(Struct, frozen=True):
 
 
 class Machine(Struct, frozen=True):
-    """The registers of a machine, by their use.
-
-    `number` is the register of a system call's number as the kernel keeps it, `result` that of its number on entry and
-    of its result.
-    """
+    """Registers: `number` has a system call's number as the kernel keeps it, `result` it on entry, then its result."""
 
     number: str
     result: str
@@ -93,16 +90,16 @@ class ThreadRegisters:
     @property
     def instruction_pointer(self) -> int:
         """The address at which it executes next."""
-        return int(getattr(self._values, INSTRUCTION_POINTER))
+        return int(getattr(self._values, _CPU.CPU_INSTR_POINTER))
 
     @instruction_pointer.setter
     def instruction_pointer(self, address: int) -> None:
-        setattr(self._values, INSTRUCTION_POINTER, address)
+        setattr(self._values, _CPU.CPU_INSTR_POINTER, address)
 
     @property
     def stack_pointer(self) -> int:
         """The top of its stack."""
-        return int(getattr(self._values, STACK_POINTER))
+        return int(getattr(self._values, _CPU.CPU_STACK_POINTER))
 
     @property
     def call(self) -> int:

@@ -1,19 +1,22 @@
-"""Find the PID of the root of a tree that a user names."""
+"""Find the root of a tree that a user names, and hold it: no other process with its PID is mistaken for it."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from crckpt.errors import PreflightRefused, TargetNotRunning, UsageError
 from crckpt.host import proc
 from crckpt.host.disk.path_trust import find_intruder, find_intruder_on, open_path, read_small
 from crckpt.host.proc import procfs
-from crckpt.host.proc.cgroup import find_directory, find_roots
 from crckpt.host.proc.mountinfo import read_mounts
 from crckpt.host.process import run
+from crckpt.host.process.cgroups import find_directory, find_roots
+from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.target.restored_trees import find_restored_trees, find_root_behind
 
 _MOST_OF_A_PIDFILE = 4096
@@ -26,6 +29,22 @@ _PID_DIGITS = len(str(_HIGHEST_PID))
 _PROGRAM = re.compile(r"[A-Za-z][A-Za-z0-9._+-]*")
 _FORMS = "name a PID, pidfile:PATH, unit:NAME or cgroup:PATH"
 _PROPERTIES = "Id,LoadState,ActiveState,SubState,MainPID,ControlGroup"
+
+
+@contextmanager
+def pinned(target: str) -> Iterator[HeldProcess]:
+    """Hold the root that `target` names while the block runs. Raises what `resolve` raises.
+
+    Raises UsageError if the process of a unit, pidfile or control group was started after the look-up: then another
+    process may have got the PID before it was held.
+    """
+    asked = time.clock_gettime(time.CLOCK_BOOTTIME)  # the clock of start times in /proc/PID/stat
+    with HeldProcess(resolve(target)) as process:
+        started = proc.start_time(process.pid)
+        # Allow one more tick, as both are rounded. A bare PID needs no look-up: the user typed it.
+        if ":" in target and started is not None and started > asked * os.sysconf("SC_CLK_TCK") + 1:
+            raise UsageError(f"the process of {target} has just been started", hint="try again")
+        yield process
 
 
 def resolve(target: str) -> int:

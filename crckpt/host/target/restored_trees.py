@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.disk.files import rename, write_unsynced
-from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
+from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.model import CheckpointId, JobName, StoreId
 
 

@@ -22,9 +22,9 @@ from crckpt.errors import (
     RestoreFailed,
 )
 from crckpt.host import proc
-from crckpt.host.network.late_packets import deliver
+from crckpt.host.network.packets import deliver
 from crckpt.host.steps import step
-from crckpt.host.syscalls.missing_pages import find_refusal
+from crckpt.host.syscalls.userfaultfd import find_refusal
 from crckpt.migrate.addresses import (
     GuardedAddresses,
     check_destination,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from crckpt.errors import PreflightRefused
-from crckpt.host.process.unfinished_trees import end_unfinished_trees
+from crckpt.host.process.orphans import end_unfinished_trees
 from crckpt.migrate.destination.post_copy import wait_until_decided
 from crckpt.migrate.wire import messages
 from crckpt.model import JobName, MoveId

@@ -21,9 +21,9 @@ from crckpt.errors import HostCannot, IntegrityError
 from crckpt.host import machine
 from crckpt.host.disk import space
 from crckpt.host.disk.users import find_group_name, find_user_name
-from crckpt.host.proc.locks import read_held_locks
-from crckpt.host.proc.namespaces import namespace
-from crckpt.host.process.terminal_numbers import read_used_numbers
+from crckpt.host.proc.file_users import read_held_locks
+from crckpt.host.proc.status import namespace
+from crckpt.host.process.terminals import read_used_numbers
 from crckpt.host.program.program import Program, is_same_program
 from crckpt.images.tree import ImageTree
 from crckpt.migrate.preflight.judge import Judgement, Survey, judge

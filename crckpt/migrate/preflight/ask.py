@@ -12,11 +12,11 @@ import msgspec
 
 from crckpt.host import machine, proc
 from crckpt.host.disk.users import find_group_name, find_user_name
-from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
+from crckpt.host.observe.sock_diag import LiveUnixSocket, read_unix_sockets
 from crckpt.host.observe.watches import find_watched_paths
 from crckpt.host.probes import kernel
 from crckpt.host.proc import Descriptor, Process, procfs
-from crckpt.host.proc.locks import parse_locks
+from crckpt.host.proc.file_users import parse_locks
 from crckpt.host.proc.status import read_status
 from crckpt.host.program.program import Program
 from crckpt.images.core import ALIVE, STOPPED, ZOMBIE

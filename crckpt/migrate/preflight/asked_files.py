@@ -13,9 +13,8 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from crckpt.host.disk.build_id import read_build_id
 from crckpt.host.disk.checked_files import open_regular
-from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.disk.digests import read_build_id, read_digest
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.fd import read_link
 from crckpt.host.proc.maps import Map, read_maps

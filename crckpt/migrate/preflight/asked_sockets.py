@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.host import proc
+from crckpt.host.observe.sock_diag import LiveUnixSocket, opened_file, read_path
 from crckpt.host.observe.socket_kinds import SocketKind
-from crckpt.host.observe.unix_sockets import LiveUnixSocket, opened_file, read_path
 from crckpt.host.proc import Descriptor
 from crckpt.host.proc.net import InetRow, InetTable, read_inet, read_netlink
-from crckpt.host.syscalls.pidfd_getfd import borrow_each
+from crckpt.host.process.pidfd import borrow_each
+from crckpt.host.socket_options import as_socket
 from crckpt.images import sockets
 
 _TABLES: Final[tuple[InetTable, ...]] = ("tcp", "tcp6", "udp", "udp6")
@@ -132,12 +133,7 @@ def _port_id(kind: SocketKind, inode: int) -> int:
 def _interface(kind: SocketKind) -> str:
     """The interface that an internet socket is bound to; empty if it is bound to none."""
     for _, borrowed in borrow_each(kind.pid, (kind.fd,)):
-        found = socket.socket(kind.family, kind.kind, fileno=borrowed)
-        try:
-            name = found.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LONGEST_INTERFACE)
+        with suppress(OSError), as_socket(borrowed) as held:
+            name = held.getsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LONGEST_INTERFACE)
             return name.partition(b"\0")[0].decode(errors="replace")
-        except OSError:
-            return ""
-        finally:
-            found.detach()
     return ""

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from crckpt.errors import KEEPS_RUNNING, PreflightRefused, error_text
 from crckpt.host.disk.checked_files import open_regular
-from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.disk.digests import read_digest
 from crckpt.host.proc.fd import read_link
-from crckpt.host.proc.writers import list_writable
+from crckpt.host.proc.file_users import list_writable
 from crckpt.host.steps import step
 from crckpt.migrate.preflight.asked_files import LARGEST_READ, NAMELESS, find_shared_file_systems, limit_time
 from crckpt.migrate.preflight.judge_files import advise_to_keep

@@ -14,9 +14,8 @@ from contextlib import suppress
 from typing import Final
 
 from crckpt.errors import error_text
-from crckpt.host.disk.build_id import read_build_id
 from crckpt.host.disk.checked_files import open_regular
-from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.disk.digests import read_build_id, read_digest
 from crckpt.host.disk.untrusted_path import HeldFile, find_automounts, held
 from crckpt.host.disk.users import find_user_name
 from crckpt.host.process.signals import start_thread

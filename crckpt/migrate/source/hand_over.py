@@ -12,7 +12,7 @@ from crckpt.causes import Finding
 from crckpt.errors import CrckptError, MoveInDoubt
 from crckpt.host import proc
 from crckpt.host.namespaces.network_locks import find_removal
-from crckpt.host.network.late_packets import Capture
+from crckpt.host.network.packets import Capture
 from crckpt.host.process.signals import ignore_interrupts
 from crckpt.host.steps import step
 from crckpt.migrate.addresses import leave_source, list_source_addresses, unlocked_source

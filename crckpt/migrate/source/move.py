@@ -16,7 +16,7 @@ from crckpt.causes.finding import distinct
 from crckpt.causes.refusal import preflight_refusal
 from crckpt.errors import CommandFailure, CrckptError, DumpFailed, Interrupted, MoveInDoubt
 from crckpt.host import proc
-from crckpt.host.network.late_packets import capturing
+from crckpt.host.network.packets import capturing
 from crckpt.host.process.signals import stops_deferred
 from crckpt.migrate.addresses import list_source_addresses
 from crckpt.migrate.preflight.asked_files import find_shared_file_systems

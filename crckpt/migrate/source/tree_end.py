@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
 import time
-from contextlib import suppress
 from typing import Final
 
 from crckpt.errors import DumpFailed
 from crckpt.host import proc
+from crckpt.host.process.pidfd import HeldProcess
 
 # Seconds: a killed process may have to free much memory first.
 _WITHIN_S: Final = 60.0
@@ -22,25 +20,20 @@ class TreeEnd:
     """The end of all processes of a tree that is frozen now."""
 
     def __init__(self, tree: proc.Tree) -> None:
-        """Open pidfds, of the first processes: they report the end at once. Raises OSError."""
+        """Open pidfds, of the first processes: they report the end at once."""
         self._others = tree.processes[_MOST_PIDFDS:]
-        self._pidfds: list[int] = []
-        for process in tree.processes[:_MOST_PIDFDS]:
-            with suppress(ProcessLookupError):  # a zombie that its frozen parent has not reaped has a pidfd, too
-                self._pidfds.append(os.pidfd_open(process.pid))
+        # A zombie that its frozen parent has not reaped has a pidfd, too.
+        self._held = [HeldProcess(process.pid) for process in tree.processes[:_MOST_PIDFDS]]
 
     def wait(self) -> None:
         """Wait until every process has ended, reaped or not. Raises DumpFailed if one does not end."""
         until = time.monotonic() + _WITHIN_S
-        for descriptor in self._pidfds:
-            # Not select(2): it takes no descriptor above 1023.
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+        for process in self._held:
+            if not process.ends_within(until - time.monotonic()):
                 raise _make_error()
-            os.close(descriptor)
-        for process in self._others:
-            while process.identity.find() is not None:
+            process.close()
+        for other in self._others:
+            while other.identity.find() is not None:
                 if time.monotonic() >= until:
                     raise _make_error()
                 time.sleep(_LOOK_S)

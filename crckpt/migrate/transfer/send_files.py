@@ -20,7 +20,7 @@ from crckpt.causes import mebibytes
 from crckpt.errors import KEEPS_RUNNING, DumpFailed, HostCannot, IntegrityError, PreflightRefused
 from crckpt.host.disk import placed_files
 from crckpt.host.disk.checked_files import open_regular
-from crckpt.host.disk.content_digest import read_digest
+from crckpt.host.disk.digests import read_digest
 from crckpt.host.disk.placed_files import Ownership, Placement, find_permissions, read_owners
 from crckpt.host.disk.users import find_group_name, find_user_name
 from crckpt.migrate.preflight.questions import AskedFile

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from crckpt.errors import DumpFailed
 from crckpt.host.disk.checked_files import open_regular
-from crckpt.host.proc.writers import list_writable
+from crckpt.host.proc.file_users import list_writable
 from crckpt.host.steps import step
 
 

@@ -17,8 +17,8 @@ from crckpt.host.attributes import descriptors, sockets, tasks
 from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import procfs
-from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.proc.status import read_status
+from crckpt.host.process.cgroups import read_cgroups
 from crckpt.preflight.attribute_record import UNASKED, AttributeRecord, AttributeValue, ControlGroup, ProcessRecord
 
 Answers = dict[int, dict[str, AttributeValue]]

@@ -21,8 +21,8 @@ from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import proc
 from crckpt.host.disk.files import remove_tree
 from crckpt.host.proc.task_states import TaskStates, read_task_states
+from crckpt.host.process.own_limits import cores_left_to
 from crckpt.host.process.signals import interrupts_allowed, interrupts_deferred
-from crckpt.host.process.yield_cpus import cores_left_to
 from crckpt.host.steps import step
 from crckpt.images.inventory import read_inventory
 from crckpt.images.stats import read_dump_stats

@@ -16,10 +16,10 @@ from crckpt.errors import DumpFailed, HostCannot, TargetNotRunning
 from crckpt.host import proc
 from crckpt.host.disk import space
 from crckpt.host.observe import tree
+from crckpt.host.process.cgroups import find_service
 from crckpt.host.process.own_limits import read_file_size_limit
+from crckpt.host.process.pidfd import HeldProcess
 from crckpt.host.program.program import Program, read_program
-from crckpt.host.program.unit import find_service
-from crckpt.host.target.pinned import PinnedProcess
 from crckpt.model import PAGE_SIZE, JobName
 from crckpt.ops.context import Context, require_staging
 from crckpt.ops.dump.find_target import pinned_target
@@ -52,7 +52,7 @@ class DumpTarget(Struct, frozen=True):
     job: JobName
     criu: Criu
     plan: DumpPlan
-    root: PinnedProcess | None = None
+    root: HeldProcess | None = None
     program: Program = Program("")
 
     @property
@@ -100,14 +100,14 @@ def examine(request: DumpRequest, context: Context) -> DumpTarget:
         return _observe_target(request, context, root.pid, Storage())
 
 
-def look_at_target(request: DumpRequest, context: Context, root: PinnedProcess) -> DumpTarget:
+def look_at_target(request: DumpRequest, context: Context, root: HeldProcess) -> DumpTarget:
     """Examine the tree below `root` once its memory is complete. Else as `examine`."""
     wait_until_complete(root.pid, context.say)
     return _observe_target(request, context, root.pid, Storage(), root)
 
 
 def examine_target(
-    request: DumpRequest, context: Context, root: PinnedProcess, memory: int | None = None, *, stores: bool = True
+    request: DumpRequest, context: Context, root: HeldProcess, memory: int | None = None, *, stores: bool = True
 ) -> DumpTarget:
     """Examine the tree below `root`. Raises PreflightRefused if something prevents a dump.
 
@@ -149,7 +149,7 @@ def examine_again(target: DumpTarget, memory: int | None = None) -> DumpTarget:
 
 
 def _observe_target(
-    request: DumpRequest, context: Context, pid: int, storage: Storage, root: PinnedProcess | None = None
+    request: DumpRequest, context: Context, pid: int, storage: Storage, root: HeldProcess | None = None
 ) -> DumpTarget:
     """Observe the tree below `pid`, and judge whether it can be dumped."""
     observed, job, program = _observe(request, pid, storage.memory)

@@ -8,7 +8,8 @@ from contextlib import contextmanager, suppress
 from msgspec.structs import replace
 
 from crckpt.errors import CrckptError, TargetNotRunning
-from crckpt.host.target.pinned import PinnedProcess, pinned
+from crckpt.host.process.pidfd import HeldProcess
+from crckpt.host.target.resolve import pinned
 from crckpt.model import JobName
 from crckpt.ops.context import Context
 from crckpt.ops.dump.request import DumpRequest
@@ -17,7 +18,7 @@ from crckpt.store.names import NAME
 
 
 @contextmanager
-def pinned_target(request: DumpRequest, context: Context) -> Iterator[tuple[DumpRequest, PinnedProcess]]:
+def pinned_target(request: DumpRequest, context: Context) -> Iterator[tuple[DumpRequest, HeldProcess]]:
     """Pin the root that `request.target` names, perhaps by a job of the store, while the block runs.
 
     Yield the request, with the PID and the job in the place of a job, and the root. Raises what `pinned` raises;

@@ -15,7 +15,7 @@ from crckpt.criu.command import Paths, pre_dump_command
 from crckpt.criu.find import Criu
 from crckpt.errors import HostCannot, PreflightRefused
 from crckpt.host.proc import Tree
-from crckpt.host.process.descriptor_limit import prlimit_words, read_descriptor_limits
+from crckpt.host.process.own_limits import prlimit_words, read_descriptor_limits
 from crckpt.host.process.signals import interrupts_allowed
 from crckpt.images.stats import read_dump_stats
 from crckpt.model import PAGE_SIZE, criu_release

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from msgspec import Struct
 
-from crckpt.host.syscalls.call_names import call_name
+from crckpt.host.syscalls.ptrace_requests import call_name
 from crckpt.images.registers import read_system_call
 from crckpt.images.tree import ImageProcess, ImageTree, Thread
 from crckpt.model import PAGE_SIZE

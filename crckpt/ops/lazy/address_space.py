@@ -13,7 +13,7 @@ from typing import Final, Protocol
 
 from crckpt.host.proc import procfs
 from crckpt.host.process.signals import start_thread
-from crckpt.host.syscalls.missing_pages import Changing, HasEnded, Kind, MissingPages, has_guard_pages
+from crckpt.host.syscalls.userfaultfd import Changing, HasEnded, Kind, MissingPages, has_guard_pages
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.lazy.batches import Batches
 from crckpt.ops.lazy.page_marks import MarksFinder, PageMarks

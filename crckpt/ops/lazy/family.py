@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.proc import Identity, procfs
-from crckpt.host.proc.stat import Stat, read_stat
+from crckpt.host.proc.status import Stat, read_stat
 from crckpt.ops.lazy.marks import is_incomplete
 
 

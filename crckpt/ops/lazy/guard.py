@@ -19,7 +19,7 @@ import msgspec
 
 from crckpt.host.proc import Identity
 from crckpt.host.process.signals import send_signal
-from crckpt.host.syscalls.clone import fork_with_same_descriptors
+from crckpt.host.syscalls.own_process import fork_with_same_descriptors
 from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.marks import is_unfilled, wait_until_released
 

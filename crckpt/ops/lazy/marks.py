@@ -18,7 +18,7 @@ from crckpt.errors import HostCannot
 from crckpt.helper.kinds import FILLER
 from crckpt.helper.records import HelperRecord, find_records, record_path
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.disk.own_files import make_runtime_directory
 from crckpt.host.proc import Identity, procfs
 
 _WAITS: Final = re.compile(r"^VmFlags:.* um\b", re.MULTILINE)

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from crckpt.host.proc import Identity, procfs
-from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import touch_memory
+from crckpt.host.syscalls.userfaultfd import MissingPages
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.plan import Range

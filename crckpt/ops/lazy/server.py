@@ -29,8 +29,8 @@ from crckpt.helper.channel import Channel, open_control
 from crckpt.helper.kinds import FILLER
 from crckpt.host.proc import Identity, procfs
 from crckpt.host.proc.maps import read_maps
-from crckpt.host.syscalls.missing_pages import MissingPages
 from crckpt.host.syscalls.process_vm import write_memory
+from crckpt.host.syscalls.userfaultfd import MissingPages
 from crckpt.ops.lazy.address_space import FilledSpace
 from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.fetch import Fetcher
@@ -328,7 +328,7 @@ def _unpin(task: Identity, context: int, missing: MissingPages) -> None:
             with suppress(OSError):
                 for each in read_maps(task.pid):
                     with suppress(OSError):
-                        missing.unregister(each.start, each.end)
+                        missing.remove(each.start, each.end)
 
 
 def _fill_whole(pid: int, pages: ProcessPages) -> None:

@@ -24,10 +24,10 @@ from crckpt.host.attributes import tasks
 from crckpt.host.attributes.descriptors import DescriptorRecord, restore_descriptor
 from crckpt.host.network.packet_rules import find_group_restrictions, read_packet_rules
 from crckpt.host.proc import procfs
-from crckpt.host.proc.cgroup import read_cgroups
 from crckpt.host.process import cgroups
-from crckpt.host.syscalls import keyctl
-from crckpt.host.syscalls.pidfd_getfd import borrow_each
+from crckpt.host.process.cgroups import read_cgroups
+from crckpt.host.process.pidfd import borrow_each
+from crckpt.host.syscalls import own_process
 from crckpt.images.sockets import UnixSocket
 from crckpt.preflight.attribute_record import (
     ATTRIBUTE_BY_NAME,
@@ -78,7 +78,7 @@ class AttributeRestore(Struct, frozen=True):
     def enter_session(self) -> None:
         """Leave our session keyring, if the tree must not have it. Raises OSError."""
         if self.needs_session:
-            keyctl.join_new()
+            own_process.join_new()
 
     def set_all(self, init: int | None) -> tuple[Finding, ...]:
         """In the hold: set the attributes, and return what was lost.
@@ -105,7 +105,7 @@ def plan_attributes(
     record: AttributeRecord | None, tree: ImageTree, *, allow_weaker: bool, is_isolated: bool = False
 ) -> AttributeRestore:
     """Compare the recorded attributes with this host. In a rehearsal (`is_isolated`) no groups are restored."""
-    session = keyctl.own_session()
+    session = own_process.own_session()
     if record is None:
         verdict = AttributeVerdict(is_in_session=shares_session(None, tree, session))
         return AttributeRestore(None, tree, HostAttributes(frozenset()), verdict, allow_weaker)

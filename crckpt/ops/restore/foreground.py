@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any, Final
 
 from msgspec import Struct
 
 from crckpt.host import proc
 from crckpt.host.process.job_control import Job, wait_for_job
-from crckpt.host.process.shell_terminal import ShellTerminal, read_terminal
+from crckpt.host.process.pidfd import HeldProcess
+from crckpt.host.process.terminals import ShellTerminal, read_terminal
 from crckpt.images.tree import ImageTree
 from crckpt.ops.restore.result import RestoreResult
 
@@ -81,17 +80,9 @@ def wait_for_program(restored: RestoreResult) -> ProgramEnd:
     end = _wait_for_end(restored)
     for copier in restored.copiers:
         # For its last words. Other processes of the tree may run on, and write.
-        _wait_for_child(copier, _COPIED_WITHIN_S)
+        with HeldProcess(copier) as child:
+            child.ends_within(_COPIED_WITHIN_S)
     return end
-
-
-def _wait_for_child(pid: int, seconds: float) -> None:
-    with suppress(ProcessLookupError):  # it has ended, and was reaped
-        child = os.pidfd_open(pid)
-        try:
-            select.select([child], [], [], seconds)
-        finally:
-            os.close(child)
 
 
 def _wait_for_end(restored: RestoreResult) -> ProgramEnd:

@@ -22,8 +22,8 @@ from crckpt.host.disk.log_excerpt import read_file_ends
 from crckpt.host.namespaces import memory_limit, run_as_tree
 from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.namespaces.rehearsal import KINDS, Throwaway, throwaway
-from crckpt.host.process.exits import ExitWatch, watched_exits
-from crckpt.host.process.terminal_numbers import lower_numbers_held
+from crckpt.host.process.pidfd import ExitWatch, watched_exits
+from crckpt.host.process.terminals import lower_numbers_held
 from crckpt.images.core import ZOMBIE
 from crckpt.images.creds import Rights
 from crckpt.images.pipes import PipeContent

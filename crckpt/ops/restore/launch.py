@@ -15,7 +15,7 @@ from crckpt.criu.hold import Hold, holds_at
 from crckpt.criu.streamer import Streamer, serving
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
+from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.host.namespaces import pid as namespace
 from crckpt.host.process import run
 from crckpt.host.process.signals import interrupts_deferred

@@ -24,7 +24,6 @@ from msgspec import Struct
 from crckpt.causes import Finding, cause
 from crckpt.errors import NOTHING_LEFT, RestoreFailed
 from crckpt.host import proc
-from crckpt.host.disk.kernel_files import read_kernel_file
 from crckpt.host.disk.path_trust import Changers, PathChangers
 from crckpt.host.disk.users import (
     LinkTarget,
@@ -35,6 +34,7 @@ from crckpt.host.disk.users import (
     user_name,
     users_of,
 )
+from crckpt.host.observe.files import read_kernel_file
 from crckpt.host.proc.maps import read_maps
 from crckpt.images.core import ZOMBIE
 from crckpt.images.mm import PROT_WRITE

@@ -34,9 +34,8 @@ from crckpt.host.disk.other_names import linked_again
 from crckpt.host.disk.rewind import restored_on_failure
 from crckpt.host.namespaces import network_locks
 from crckpt.host.process import orphans
-from crckpt.host.process.shell_terminal import terminal_of_shell
 from crckpt.host.process.signals import forward_signals, ignore_interrupts, interrupts_allowed, interrupts_deferred
-from crckpt.host.process.terminal_numbers import lower_numbers_held
+from crckpt.host.process.terminals import lower_numbers_held, terminal_of_shell
 from crckpt.images.tree import ImageTree
 from crckpt.ops.context import Context
 from crckpt.ops.failures import criu_failure, limited_waits_of_restore, to_crckpt_error

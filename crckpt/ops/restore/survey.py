@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from crckpt.host import proc
-from crckpt.host.disk import build_id, packages, space
+from crckpt.host.disk import digests, packages, space
 from crckpt.host.disk.checked_files import read_head
 from crckpt.host.disk.files import status_of
 from crckpt.host.disk.other_names import OtherNames
@@ -21,11 +21,11 @@ from crckpt.host.disk.untrusted_path import held
 from crckpt.host.observe import sockets
 from crckpt.host.observe.unix_names import UnixNames
 from crckpt.host.probes import kernel, network
-from crckpt.host.proc import writers
-from crckpt.host.proc.locks import read_held_locks
+from crckpt.host.proc import file_users
+from crckpt.host.proc.file_users import read_held_locks
 from crckpt.host.proc.net import read_netlink
 from crckpt.host.process import cgroups
-from crckpt.host.process.terminal_numbers import read_used_numbers
+from crckpt.host.process.terminals import read_used_numbers
 from crckpt.images.regfile import RegularFile, ghost_image
 from crckpt.images.sockets import UnixSocket
 from crckpt.images.tree import ImageTree
@@ -90,7 +90,7 @@ def survey(wanted: PlannedRestore, images: tuple[StoredFile, ...], store: Path) 
     return replace(
         now,
         packages=packages.find_packages(suspects, wanted.created),
-        writers=writers.find_writers(suspects) if wanted.grown == "rewind" else {},
+        writers=file_users.find_writers(suspects) if wanted.grown == "rewind" else {},
     )
 
 
@@ -156,7 +156,7 @@ def _file(wanted: PlannedRestore, path: str, file: RegularFile, names: OtherName
         return None
     now = b""
     with suppress(OSError):  # the file has gone, or another program has a lease on it
-        now = (build_id.read_build_id(path) if file.build_id else None) or b""
+        now = (digests.read_build_id(path) if file.build_id else None) or b""
     is_linked = os.path.realpath(path) != path
     return FileState(
         found.st_size,

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from crckpt.causes import Finding, cause
-from crckpt.host.observe.socket_kinds import SocketKind
-from crckpt.host.observe.socket_losses import Loss
+from crckpt.host.observe.socket_kinds import Loss, SocketKind
 from crckpt.host.observe.tree import Observed
 
 # Source: criu/sockets.c:767.

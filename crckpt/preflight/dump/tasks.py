@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from crckpt.causes import Finding, cause
-from crckpt.host.observe.limits import LimitKind, ReachedLimit
-from crckpt.host.observe.tasks import RESTARTED
+from crckpt.host.observe.tasks import RESTARTED, LimitKind, ReachedLimit
 from crckpt.host.observe.tree import Observed
 from crckpt.host.proc import Process
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from crckpt.causes import Finding, cause
 from crckpt.host.attributes.sockets import SocketRecord
-from crckpt.host.syscalls.keyctl import SessionKeyring
+from crckpt.host.syscalls.own_process import SessionKeyring
 from crckpt.images.core import ZOMBIE
 from crckpt.images.sockets import InetSocket, NetlinkSocket, PacketSocket, UnixSocket
 from crckpt.images.tree import ImageTree

@@ -23,7 +23,7 @@ from crckpt.preflight.restore.host import FileState, HostState
 from crckpt.preflight.restore.plan import Grown, PlannedRestore
 
 if TYPE_CHECKING:
-    from crckpt.host.proc.writers import FileWriter
+    from crckpt.host.proc.file_users import FileWriter
 
 _HARMLESS = ("file-written", "log-kept", "log-appended")
 

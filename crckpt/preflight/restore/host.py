@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from crckpt.host.proc import IdUser
-from crckpt.host.proc.locks import HeldLock
+from crckpt.host.proc.file_users import HeldLock
 from crckpt.preflight.restore.requirements import HostResources
 
 Refusal = Literal["taken", "missing", "occupied", "unwritable", "linked", "absent"]
@@ -18,7 +18,7 @@ followed. `absent`: nobody has the name of its peer."""
 
 if TYPE_CHECKING:
     from crckpt.host.disk.packages import Package
-    from crckpt.host.proc.writers import FileWriter
+    from crckpt.host.proc.file_users import FileWriter
 
 
 class FileState(Struct, frozen=True):

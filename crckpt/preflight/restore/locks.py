@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from crckpt.causes import Finding, cause
-from crckpt.host.proc.locks import HeldLock
+from crckpt.host.proc.file_users import HeldLock
 from crckpt.images.filelocks import FileLock
 from crckpt.images.regfile import RegularFile
 from crckpt.images.tree import ImageTree

@@ -18,7 +18,7 @@ from crckpt.errors import IntegrityError, StoreLocked, StoreUnusable
 from crckpt.host import proc
 from crckpt.host.disk.checked_files import open_checked
 from crckpt.host.disk.files import is_named, open_lock, own_name, remove, resize, write
-from crckpt.host.disk.runtime_directory import make_runtime_directory, runtime_directory
+from crckpt.host.disk.own_files import make_runtime_directory, runtime_directory
 from crckpt.model import JobName, utc_datetime
 from crckpt.store import layout
 from crckpt.store.owner import Owner, read_owner, write_owner

@@ -18,7 +18,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from crckpt.errors import IntegrityError
-from crckpt.host.disk.vmsplice import PIPE_SIZE
+from crckpt.host.syscalls.process_vm import PIPE_SIZE
 from crckpt.images.pagemap import read_pagemap, write_pagemap
 from crckpt.images.private_memory import MemoryRange, range_edges
 from crckpt.model import PAGE_SIZE, PackId

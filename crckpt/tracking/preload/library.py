@@ -15,8 +15,8 @@ from typing import Final
 from crckpt import __version__
 from crckpt.causes.releases import find_release
 from crckpt.errors import HostCannot
+from crckpt.host.machine import read_criu_version
 from crckpt.host.process import run
-from crckpt.host.versions import read_criu_version
 from crckpt.model import criu_release
 
 LIBRARY: Final = Path(__file__).with_name("libpreload.so")

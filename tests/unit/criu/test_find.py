@@ -14,7 +14,7 @@ from own_process import children, descriptors
 from crckpt.criu import find
 from crckpt.criu.cache import Candidate, CriuFacts, recall
 from crckpt.errors import HostCannot
-from crckpt.host.versions import read_criu_version
+from crckpt.host.machine import read_criu_version
 
 pytestmark = pytest.mark.usefixtures("nothing_else")
 

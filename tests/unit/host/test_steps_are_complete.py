@@ -18,7 +18,7 @@ OTHERS: Final = {
     "migrate/wire/bandwidth.py reserve": "the same",
     "migrate/wire/writer.py _write": "messages: Connection.send has their steps",
     "host/disk/fuse.py abort_connections": "a file of FUSE's own",
-    "host/disk/runtime_directory.py make_runtime_directory": "of /run",
+    "host/disk/own_files.py make_runtime_directory": "of /run",
     "host/disk/own_files.py write_private": "of /run",
     "host/disk/own_files.py make_own_directories": "of /run",
     "criu/hold.py holds_at": "the hold is gone with CRIU",

@@ -8,7 +8,7 @@ import pytest
 from criu_scripts import script
 
 from crckpt.errors import HostCannot
-from crckpt.host.versions import read_criu_version
+from crckpt.host.machine import read_criu_version
 
 
 @pytest.mark.parametrize("said", ["Version: 4.2", "Warn: old\nVersion: 4.2 (gitid v4.2)\nGitID: x"])

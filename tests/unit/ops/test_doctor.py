@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from crckpt.criu.find import Criu, Search
-from crckpt.host.probes.outcome import Fact
+from crckpt.host.probes.trial import Fact
 from crckpt.ops.doctor import Diagnosis, judge_criu
 from crckpt.tracking.preload import library
 

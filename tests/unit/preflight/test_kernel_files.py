@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from crckpt.host.disk.kernel_files import KernelFile
+from crckpt.host.observe.files import KernelFile
 from crckpt.images.creds import Rights
 from crckpt.preflight.kernel_files import PROC, SYSFS, is_root, may_keep, may_trace_of
 

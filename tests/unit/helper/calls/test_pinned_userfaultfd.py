@@ -17,7 +17,7 @@ from trees import PYTHON, wait_for
 
 from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host import proc
-from crckpt.host.syscalls.missing_pages import FaultMessage, Kind, MissingPages
+from crckpt.host.syscalls.userfaultfd import FaultMessage, Kind, MissingPages
 from crckpt.ops.lazy.marks import is_incomplete
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="root alone may enter all processes")

@@ -14,8 +14,8 @@ from trees import wait_for
 
 from crckpt.errors import HostCannot
 from crckpt.helper.calls.remote_calls import Order, carry_out
-from crckpt.host.attributes.landlock import has_landlock_domain, kernel_has_landlock
-from crckpt.host.proc.stat import read_stat
+from crckpt.host.attributes.inside import has_landlock_domain, kernel_has_landlock
+from crckpt.host.proc.status import read_stat
 
 
 @needs_root

@@ -10,7 +10,7 @@ import pytest
 from other_user import NOBODY, as_user
 from trees import open_workdir
 
-from crckpt.host.disk import runtime_directory
+from crckpt.host.disk import own_files
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user: root's is /run/crckpt")
 
@@ -26,7 +26,7 @@ def as_nobody(monkeypatch: pytest.MonkeyPatch, check: Callable[[Path], object]) 
 def test_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(top: Path) -> None:
         os.umask(0)
-        runtime_directory.make_runtime_directory(top / "keepers/1-2")
+        own_files.make_runtime_directory(top / "keepers/1-2")
         for path in (top, top / "keepers"):
             assert path.stat().st_mode & 0o777 == 0o700
 
@@ -37,15 +37,15 @@ def test_directory_is_private_whatever_the_umask(monkeypatch: pytest.MonkeyPatch
 def test_directory_of_others_is_not_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def check(top: Path) -> None:
         wanted = top / "keepers/1-2"
-        runtime_directory.make_runtime_directory(wanted)
+        own_files.make_runtime_directory(wanted)
         (top / name).chmod(0o777)
         with pytest.raises(PermissionError):
-            runtime_directory.make_runtime_directory(wanted)
+            own_files.make_runtime_directory(wanted)
         (top / name).chmod(0o700)
         (top.parent / "elsewhere").mkdir()
         (top / name).rename(top.parent / "gone")
         (top / name).symlink_to(top.parent / "elsewhere")
         with pytest.raises(PermissionError):
-            runtime_directory.make_runtime_directory(wanted)
+            own_files.make_runtime_directory(wanted)
 
     as_nobody(monkeypatch, check)

@@ -11,7 +11,7 @@ import psutil
 
 from crckpt.host import proc
 from crckpt.host.disk import space
-from crckpt.host.proc.smaps import sum_memory
+from crckpt.host.proc.maps import sum_memory
 
 
 def test_nearest_existing_parent_is_found(tmp_path: Path) -> None:

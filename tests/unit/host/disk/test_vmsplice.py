@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from own_process import descriptors
 
-from crckpt.host.disk.vmsplice import PIPE_SIZE, Lender
+from crckpt.host.syscalls.process_vm import PIPE_SIZE, Lender
 
 PAGE = 4096
 

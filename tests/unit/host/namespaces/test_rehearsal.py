@@ -16,7 +16,7 @@ from crckpt.host import proc
 from crckpt.host.namespaces.isolation import SeclusionPlan
 from crckpt.host.namespaces.rehearsal import Throwaway, throwaway
 from crckpt.host.process import run
-from crckpt.host.process.exits import watched_exits
+from crckpt.host.process.pidfd import watched_exits
 
 ROOT = 2
 """The first that enters: 1 is the init."""

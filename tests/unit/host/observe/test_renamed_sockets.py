@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.observe.renamed_sockets import find_renamed, rename_again
-from crckpt.host.syscalls import renameat2
+from crckpt.host.observe.unix_names import find_renamed, rename_again
+from crckpt.host.syscalls import openat2
 
 
 @pytest.fixture
@@ -67,17 +67,17 @@ def test_file_created_after_the_check_stays(
     name = tmp_path / "name"
     if had == "a socket":
         leave_socket(name)
-    rename = renameat2.rename_within
+    rename = openat2.rename_within
 
     def come_between(directory: int, old: str, new: str, flags: int) -> None:
-        if flags == (renameat2.RENAME_NOREPLACE if had == "nothing" else renameat2.RENAME_EXCHANGE) and not came:
+        if flags == (openat2.RENAME_NOREPLACE if had == "nothing" else openat2.RENAME_EXCHANGE) and not came:
             came.append(True)
             name.unlink(missing_ok=True)
             name.write_text("theirs")
         rename(directory, old, new, flags)
 
     came: list[bool] = []
-    monkeypatch.setattr("crckpt.host.observe.renamed_sockets.rename_within", come_between)
+    monkeypatch.setattr("crckpt.host.observe.unix_names.rename_within", come_between)
     with pytest.raises(OSError, match=r"another|replaced|exists"):
         rename_again(bound, "name")
     assert name.read_text() == "theirs"

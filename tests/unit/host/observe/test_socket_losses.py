@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.observe.socket_losses import find_losses
+from crckpt.host.observe.socket_kinds import find_losses
 
 SO_PEEK_OFF = 42
 SEQPACKET = (socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from crckpt.host.observe.tcp_keys import find_sockets_with_keys
+from crckpt.host.observe.sock_diag import find_sockets_with_keys
 
 TCP_MD5SIG = 14
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.observe.unix_sockets import LiveUnixSocket, read_unix_sockets
+from crckpt.host.observe.sock_diag import LiveUnixSocket, read_unix_sockets
 
 
 def seen(found: socket.socket) -> LiveUnixSocket:

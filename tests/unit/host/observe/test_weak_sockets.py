@@ -8,9 +8,9 @@ import socket
 import pytest
 from msgspec.structs import replace
 
+from crckpt.host.observe.sock_diag import read_unix_sockets
 from crckpt.host.observe.socket_kinds import SocketKind
-from crckpt.host.observe.unix_sockets import read_unix_sockets
-from crckpt.host.observe.weak_sockets import WeakSocket, find_weak_sockets
+from crckpt.host.observe.sockets import WeakSocket, find_weak_sockets
 
 KIND = SocketKind(100, 3, socket.AF_UNIX, socket.SOCK_STREAM, 0, peer_user=33)
 USERS = {100: 1000, 101: 33}

@@ -12,8 +12,7 @@ import pytest
 from own_process import children, descriptors
 from trees import READY_S, runs, wait_for
 
-from crckpt.host.probes.child import fork, probe_in_child, wait_for_status
-from crckpt.host.probes.outcome import Outcome, ok
+from crckpt.host.probes.trial import Outcome, fork, ok, probe_in_child, wait_for_status
 
 
 def fails() -> Outcome:
@@ -55,7 +54,7 @@ INTERRUPTED = """
 import os, signal, threading
 from pathlib import Path
 from crckpt.errors import Interrupted
-from crckpt.host.probes.child import probe_in_child
+from crckpt.host.probes.trial import probe_in_child
 from crckpt.host.process.signals import handle_interrupts
 
 def interrupts():

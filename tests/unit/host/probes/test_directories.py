@@ -9,30 +9,30 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.probes import directories
-from crckpt.host.probes.outcome import Outcome
+from crckpt.host.probes import setup
+from crckpt.host.probes.trial import Outcome
 
 IS_ROOT = os.geteuid() == 0
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
 def test_store_directory(tmp_path: Path) -> None:
-    absent = directories.store(tmp_path / "a b/store")
+    absent = setup.store(tmp_path / "a b/store")
     assert absent.state == "ok"
     assert absent.found.startswith(f"{tmp_path}/a b/store does not exist yet; the first dump makes it: ")
     assert list(tmp_path.iterdir()) == []
     tmp_path.chmod(0o755)
-    assert directories.store(tmp_path).state == "ok"
+    assert setup.store(tmp_path).state == "ok"
     (tmp_path / "store.json").touch()
-    assert directories.store(tmp_path) == Outcome(
+    assert setup.store(tmp_path) == Outcome(
         "missing",
         f"{tmp_path} is open to other users (mode {tmp_path.stat().st_mode & 0o777:o})",
         "nothing can be stored",
         f"chmod 700 {tmp_path}",
         safe=True,
     )
-    assert directories.store(tmp_path / "store.json").state == "missing"
-    assert not directories.store(tmp_path / "store.json").safe
+    assert setup.store(tmp_path / "store.json").state == "missing"
+    assert not setup.store(tmp_path / "store.json").safe
 
 
 @AS_ROOT
@@ -46,7 +46,7 @@ def test_store_in_memory_is_reported(tmp_path: Path) -> None:
         "-c",
         'mount -t "$1" none "$0" && shift && exec "$@"',
     ]
-    script = "from crckpt.host.probes import directories; print(*map(directories.store, map(Path, sys.argv[1:])))"
+    script = "from crckpt.host.probes import directories; print(*map(setup.store, map(Path, sys.argv[1:])))"
     for kind, state in (("tmpfs", "limited"), ("ramfs", "limited")):
         program = f"import sys; from pathlib import Path\n{script}"
         done = subprocess.run(
@@ -63,7 +63,7 @@ def test_store_in_memory_is_reported(tmp_path: Path) -> None:
 def test_store_on_a_read_only_mount(tmp_path: Path) -> None:
     program = (
         "import sys; from pathlib import Path; from crckpt.host.probes import directories; "
-        "print(directories.store(Path(sys.argv[1])))"
+        "print(setup.store(Path(sys.argv[1])))"
     )
     mounted = 'mount -t tmpfs -o ro none "$0" && exec "$@"'
     done = subprocess.run(
@@ -81,7 +81,7 @@ def test_store_below_a_closed_directory(tmp_path: Path) -> None:
     closed.mkdir(mode=0o700)
     os.seteuid(65534)
     try:
-        outcome = directories.store(closed / "store")
+        outcome = setup.store(closed / "store")
     finally:
         os.seteuid(0)
     assert (outcome.state, outcome.safe) == ("missing", False)
@@ -90,12 +90,12 @@ def test_store_below_a_closed_directory(tmp_path: Path) -> None:
 def test_store_where_nothing_can_be_created() -> None:
     """Whatever the modes of /proc and of a file say."""
     for below in (Path("/proc"), Path(__file__)):
-        outcome = directories.store(below / "store")
+        outcome = setup.store(below / "store")
         assert outcome.state == "missing"
         assert f"{below}/store does not exist and cannot be made below {below}: " in outcome.found
 
 
 def test_staging_directory(tmp_path: Path) -> None:
-    assert directories.staging(None, tmp_path / "store").found.startswith("during a dump images are in the store: ")
-    assert directories.staging(tmp_path, tmp_path).state == "ok"
-    assert directories.staging(tmp_path / "none", tmp_path).fix == f"mkdir {tmp_path}/none"
+    assert setup.staging(None, tmp_path / "store").found.startswith("during a dump images are in the store: ")
+    assert setup.staging(tmp_path, tmp_path).state == "ok"
+    assert setup.staging(tmp_path / "none", tmp_path).fix == f"mkdir {tmp_path}/none"

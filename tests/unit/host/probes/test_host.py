@@ -17,11 +17,10 @@ from own_process import children, descriptors
 
 from crckpt.criu.cache import candidates
 from crckpt.host.namespaces import memory_limit
-from crckpt.host.probes.child import fork, wait_for_status
 from crckpt.host.probes.host import ProbeRequest, probe_host
-from crckpt.host.probes.outcome import Fact
+from crckpt.host.probes.trial import Fact, fork, wait_for_status
 from crckpt.host.process import run
-from crckpt.host.syscalls import prctl
+from crckpt.host.syscalls import own_process
 
 IS_ROOT = os.geteuid() == 0
 NO_FIX = {"systemd"}
@@ -122,7 +121,7 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 def test_seccomp_trial_needs_suspension() -> None:
     def forbid_itself_to_end() -> int:
-        prctl.enter_strict_seccomp()
+        own_process.enter_strict_seccomp()
         return 0
 
     assert wait_for_status(fork(forbid_itself_to_end)) == -signal.SIGKILL
@@ -201,7 +200,7 @@ def test_socket_listing_agrees_with_ss(facts: dict[str, Fact]) -> None:
 
 def test_memory_is_limited_by_our_cgroup(facts: dict[str, Fact]) -> None:
     assert re.match(r"[\d.]+ [GM]iB free of [\d.]+", facts["memory"].found)
-    probe = "from crckpt.host.probes.memory import memory; said = memory(); print(said.state, said.found)"
+    probe = "from crckpt.host.probes.tasks import memory; said = memory(); print(said.state, said.found)"
     with memory_limit.limited(64 << 20) as group:
         if group is None:
             pytest.skip("this host lets us make no control group")

@@ -10,14 +10,14 @@ import psutil
 import pytest
 from other_user import as_user
 
-from crckpt.host.probes import memory
+from crckpt.host.probes import tasks
 from crckpt.host.process import cgroups
 
 GIB = 1 << 30
 
 
 def test_available_memory_is_reported() -> None:
-    found = memory.memory()
+    found = tasks.memory()
     said = re.match(r"([\d.]+) GiB free of ([\d.]+)", found.found)
     assert said is not None, found.found
     free = min((psutil.virtual_memory().available, *cgroups.memory_left()))
@@ -34,9 +34,9 @@ def test_lazy_pages_need_permission() -> None:
         pytest.skip("this kernel lets all users do it, or none")
 
     def check() -> None:
-        found = memory.lazy_pages()
+        found = tasks.lazy_pages()
         assert (found.state, found.fix) == ("missing", "sudo crckpt doctor")
         assert found.found == "userfaultfd is refused: Operation not permitted"
 
     as_user(check)
-    assert memory.lazy_pages().state == "ok"
+    assert tasks.lazy_pages().state == "ok"

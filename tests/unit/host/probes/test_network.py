@@ -11,7 +11,7 @@ from own_process import descriptors
 from trees import open_workdir
 
 from crckpt.host.probes import network
-from crckpt.host.probes.outcome import Outcome
+from crckpt.host.probes.trial import Outcome
 from crckpt.host.process import run
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to try it as root and as another user")

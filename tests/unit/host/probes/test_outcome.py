@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.host.probes.outcome import Fact, fact, free_of, limited, missing, ok
+from crckpt.host.probes.trial import Fact, fact, free_of, limited, missing, ok
 
 
 def test_check_is_an_outcome_with_a_key() -> None:

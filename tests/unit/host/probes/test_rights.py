@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.probes import rights
+from crckpt.host.probes import setup
 from crckpt.host.process import run
 
 IS_ROOT = os.geteuid() == 0
@@ -20,14 +20,14 @@ def test_capabilities_of_criu_without_root(tmp_path: Path) -> None:
     program = Path(shutil.copy("/bin/true", tmp_path / "criu"))
     if shutil.which("setcap") is None:
         pytest.skip("there is no setcap")
-    bare = rights.rootless(program)
+    bare = setup.rootless(program)
     assert (bare.state, bare.fix) == ("limited", f"sudo setcap cap_checkpoint_restore,cap_setpcap+eip {program}")
     run.run(["setcap", "cap_setpcap+eip", program])
-    assert rights.rootless(program).found == f"{program} lacks cap_checkpoint_restore"
+    assert setup.rootless(program).found == f"{program} lacks cap_checkpoint_restore"
     given = run.run(bare.fix.split()[1:])
     assert given.ok, given.output
-    assert rights.rootless(program).state == "ok"
+    assert setup.rootless(program).state == "ok"
     script = tmp_path / "script"
     script.write_text("#!/bin/sh\n")
-    assert "is a script" in rights.rootless(script).found
-    assert rights.rootless(None).fix == "crckpt install-criu"
+    assert "is a script" in setup.rootless(script).found
+    assert setup.rootless(None).fix == "crckpt install-criu"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from small_programs import free_pid
 
-from crckpt.host.proc.cgroup import parse_cgroups, read_cgroups
+from crckpt.host.process.cgroups import parse_cgroups, read_cgroups
 
 
 def test_cgroup_names_may_have_colons() -> None:

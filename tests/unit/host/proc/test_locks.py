@@ -13,7 +13,7 @@ from typing import Final
 
 from growth import grows_linearly
 
-from crckpt.host.proc.locks import read_held_locks
+from crckpt.host.proc.file_users import read_held_locks
 
 MANY: Final = 2000
 TAKES: Final = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from small_programs import free_pid
 
-from crckpt.host.proc.namespaces import namespace, read_namespaces
+from crckpt.host.proc.status import namespace, read_namespaces
 
 
 def test_each_namespace_matches_its_link() -> None:

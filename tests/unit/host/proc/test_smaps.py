@@ -12,7 +12,7 @@ from pathlib import Path
 from small_programs import WAITS, free_pid, program
 
 from crckpt.host import proc
-from crckpt.host.proc.smaps import UnsavableMap, find_unsavable_maps, memory, sum_memory
+from crckpt.host.proc.maps import UnsavableMap, find_unsavable_maps, memory, sum_memory
 
 MIB = 1 << 20
 IPC_PRIVATE, IPC_RMID = 0, 0

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from crckpt.host.proc.stat import parse_stat, read_stat, start_time
+from crckpt.host.proc.status import parse_stat, read_stat, start_time
 
 
 @pytest.mark.parametrize("name", ["python", "a b", ") R 1 (", "((", ""])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.proc.writers import FileWriter, find_writers
+from crckpt.host.proc.file_users import FileWriter, find_writers
 
 OPENS = "import sys, time; file = open(sys.argv[1], sys.argv[2]); print(flush=True); time.sleep(60)"
 

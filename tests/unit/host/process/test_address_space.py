@@ -8,12 +8,12 @@ import sys
 
 import pytest
 
-from crckpt.host.process.address_space import is_out_of_memory
+from crckpt.host.process.own_limits import is_out_of_memory
 
 IMPORTS = """
 import resource, sys
 from pathlib import Path
-from crckpt.host.process.address_space import refuse_large_imports
+from crckpt.host.process.own_limits import refuse_large_imports
 used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 if sys.argv[1] != "none":
     resource.setrlimit(resource.RLIMIT_AS, (used + (int(sys.argv[1]) << 20), resource.RLIM_INFINITY))

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.host.disk import space
-from crckpt.host.proc.cgroup import parse_cgroups
 from crckpt.host.process import cgroups
+from crckpt.host.process.cgroups import parse_cgroups
 
 BOTH = "4:memory:/outer/inner\n3:pids:/outer/inner\n0::/\n"
 TWO = "0::/outer/inner\n"

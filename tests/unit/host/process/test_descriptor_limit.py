@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from crckpt.host.proc import effective_capabilities
-from crckpt.host.process.descriptor_limit import DescriptorLimits, prlimit_words, read_descriptor_limits
+from crckpt.host.process.own_limits import DescriptorLimits, prlimit_words, read_descriptor_limits
 
 LIMITS = DescriptorLimits(soft=128, hard=4096, pages_in_pipe=16)
 READS = """
-from crckpt.host.process.descriptor_limit import read_descriptor_limits
+from crckpt.host.process.own_limits import read_descriptor_limits
 limits = read_descriptor_limits()
 print(limits.soft, limits.hard, limits.pages_in_pipe)
 """

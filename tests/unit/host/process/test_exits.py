@@ -9,7 +9,7 @@ import pytest
 from own_process import descriptors
 
 from crckpt.host import proc
-from crckpt.host.process.exits import watched_exits
+from crckpt.host.process.pidfd import watched_exits
 
 # Each child ends when it is told, and is reaped at once: as where a program restored by CRIU has such children.
 NAMESPACE = """

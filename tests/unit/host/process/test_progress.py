@@ -10,7 +10,7 @@ import pytest
 from entering import wait_for
 from small_programs import WAITS, free_pid, program, said
 
-from crckpt.host.proc.stat import read_stat
+from crckpt.host.proc.status import read_stat
 from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done
 
 

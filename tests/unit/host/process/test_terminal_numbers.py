@@ -12,9 +12,9 @@ from other_user import as_user
 
 from crckpt.errors import HostCannot
 from crckpt.host.proc.fd import read_targets
-from crckpt.host.process.terminal_numbers import lower_numbers_held, read_used_numbers
-from crckpt.host.syscalls import clone
-from crckpt.host.syscalls.mount import mount
+from crckpt.host.process.terminals import lower_numbers_held, read_used_numbers
+from crckpt.host.syscalls import own_process
+from crckpt.host.syscalls.own_process import mount
 
 OPENED_BY_CRIU = 32
 CLONE_NEWNS, MS_REC, MS_PRIVATE = 0x20000, 0x4000, 0x40000
@@ -80,7 +80,7 @@ def test_host_without_free_terminals_is_reported(tmp_path: Path) -> None:
     """The kernel says that there is no space, as of a disk."""
 
     def check() -> None:
-        clone.unshare(CLONE_NEWNS)
+        own_process.unshare(CLONE_NEWNS)
         mount("", "/", "", MS_REC | MS_PRIVATE)
         mount("devpts", str(tmp_path), "devpts", 0, "newinstance,ptmxmode=0666,max=5")
         with lower_numbers_held(frozenset({35}), f"{tmp_path}/ptmx"):

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from crckpt.errors import HostCannot
 from crckpt.host import proc
 from crckpt.host.proc import LiveRoot, identify_live_root
-from crckpt.host.proc.criu_log import CriuLog, identify_log
-from crckpt.host.process import unfinished_trees
-from crckpt.host.process.unfinished_trees import end_unfinished_trees
+from crckpt.host.proc.live_root import CriuLog, identify_log
+from crckpt.host.process import orphans
+from crckpt.host.process.orphans import end_unfinished_trees
 
 OPENS = "import sys, time\nfile = open(sys.argv[1], sys.argv[2])\nprint(flush=True)\ntime.sleep(1000)"
 
@@ -103,10 +103,10 @@ def test_process_older_than_criu_does_not_count(tmp_path: Path) -> None:
 
 
 def test_endlessly_forking_processes_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unfinished_trees, "_WITHIN_S", 0.0)
+    monkeypatch.setattr(orphans, "_WITHIN_S", 0.0)
     log = tmp_path / "restore.log"
     with program(log, "w") as writer:
         # As if there were always another one.
-        monkeypatch.setattr(unfinished_trees, "_find_writers", lambda _logs: [writer.pid])
+        monkeypatch.setattr(orphans, "_find_writers", lambda _logs: [writer.pid])
         with pytest.raises(HostCannot, match=f"PID {writer.pid}, .* does not end"):
             end_unfinished_trees([identified(log)])

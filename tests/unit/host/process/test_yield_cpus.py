@@ -14,7 +14,7 @@ from unittest.mock import patch
 import pytest
 from entering import state, wait_for
 
-from crckpt.host.process.yield_cpus import cores_left_to
+from crckpt.host.process.own_limits import cores_left_to
 
 OURS = os.sched_getaffinity(0)
 

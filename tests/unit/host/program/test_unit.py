@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.program.unit import find_service
+from crckpt.host.process.cgroups import find_service
 
 MOUNTS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup/systemd"))
 

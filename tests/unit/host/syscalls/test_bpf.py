@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from own_process import descriptors
 
-from crckpt.host.syscalls.bpf import group_programs
+from crckpt.host.process.cgroups import group_programs
 from crckpt.host.syscalls.libc import syscall
 
 # linux/bpf.h

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from crckpt.host.observe.tasks import parse_call
-from crckpt.host.syscalls.call_names import call_name
+from crckpt.host.syscalls.ptrace_requests import call_name
 from crckpt.host.syscalls.restarts import RESTARTED_CALLS
 
 NATIVE_STACK, COMPAT_STACK = 1 << 46, 1 << 31
@@ -50,7 +50,7 @@ def test_restarted_calls_have_the_right_numbers() -> None:
 
 def test_names_are_loaded_on_demand() -> None:
     program = (
-        "import sys; from crckpt.host.syscalls.call_names import call_name; print('ptrace' in sys.modules)\n"
+        "import sys; from crckpt.host.syscalls.ptrace_requests import call_name; print('ptrace' in sys.modules)\n"
         "call_name(0, 'x86_64'); print('ptrace' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -11,7 +11,7 @@ from crckpt.host.proc import effective_capabilities
 
 CODE = """
 from crckpt.host.proc.status import read_status
-from crckpt.host.syscalls.capset import set_capabilities
+from crckpt.host.syscalls.own_process import set_capabilities
 set_capabilities(1 << 21 | 1 << 40)
 status = read_status("self")
 print(*(int(status[name], 16) for name in ("CapPrm", "CapEff", "CapInh")))

@@ -10,8 +10,8 @@ import threading
 import pytest
 from small_programs import free_pid
 
-from crckpt.host.proc.namespaces import namespace
-from crckpt.host.syscalls.clone import CLONE_NEWNET, fork_with_pid, setns, unshare
+from crckpt.host.proc.status import namespace
+from crckpt.host.syscalls.own_process import CLONE_NEWNET, fork_with_pid, setns, unshare
 
 
 def test_child_gets_the_requested_pid() -> None:
@@ -58,6 +58,6 @@ def test_namespace_change_affects_only_this_thread() -> None:
 
 
 def test_other_descriptor_cannot_be_joined() -> None:
-    code = "import os\nfrom crckpt.host.syscalls.clone import setns\nsetns(os.open('/', os.O_RDONLY))"
+    code = "import os\nfrom crckpt.host.syscalls.own_process import setns\nsetns(os.open('/', os.O_RDONLY))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert "Invalid argument" in done.stderr

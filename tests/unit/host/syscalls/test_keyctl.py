@@ -10,16 +10,16 @@ import pytest
 
 INHERITS = """
 import subprocess, sys
-from crckpt.host.syscalls.keyctl import join_new, own_session
+from crckpt.host.syscalls.own_process import join_new, own_session
 join_new()
-told = "from crckpt.host.syscalls.keyctl import own_session; print(own_session().id)"
+told = "from crckpt.host.syscalls.own_process import own_session; print(own_session().id)"
 child = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
 print(own_session().id, child.stdout.strip(), own_session().uid)
 """
 
 LONGEST_NAME = """
 import ctypes
-from crckpt.host.syscalls.keyctl import own_session
+from crckpt.host.syscalls.own_process import own_session
 from crckpt.host.syscalls.libc import syscall
 serial = syscall("keyctl", 1, ctypes.create_string_buffer(b"n" * 4095))
 print(own_session().id == serial)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from other_user import as_user
 
-from crckpt.host.syscalls import mount
-from crckpt.host.syscalls.clone import unshare
+from crckpt.host.syscalls import own_process
+from crckpt.host.syscalls.own_process import unshare
 
 CLONE_NEWNS = 0x20000
 PRIVATE = 0x40000 | 0x4000  # MS_PRIVATE | MS_REC
@@ -23,7 +23,7 @@ def apart(check: Callable[[], None]) -> None:
 
     def run() -> None:
         unshare(CLONE_NEWNS)
-        mount.mount("", "/", flags=PRIVATE)
+        own_process.mount("", "/", flags=PRIVATE)
         check()
 
     as_user(run, 0)
@@ -35,7 +35,7 @@ def test_bind_mount_shows_the_other_directory(tmp_path: Path) -> None:
     (tmp_path / "source/file").write_text("content")
 
     def check() -> None:
-        mount.bind(str(tmp_path / "source"), str(tmp_path / "target"))
+        own_process.bind(str(tmp_path / "source"), str(tmp_path / "target"))
         assert (tmp_path / "target/file").read_text() == "content"
 
     apart(check)
@@ -44,9 +44,9 @@ def test_bind_mount_shows_the_other_directory(tmp_path: Path) -> None:
 
 def test_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
     def check() -> None:
-        mount.mount("test", str(tmp_path), "tmpfs", data="size=64k")
+        own_process.mount("test", str(tmp_path), "tmpfs", data="size=64k")
         (tmp_path / "file").write_text("content")
-        mount.bind_read_only(str(tmp_path), str(tmp_path))
+        own_process.bind_read_only(str(tmp_path), str(tmp_path))
         assert (tmp_path / "file").read_text() == "content"
         with pytest.raises(OSError, match="Read-only file system"):
             (tmp_path / "file").write_text("other")
@@ -56,9 +56,9 @@ def test_read_only_mount_cannot_be_written(tmp_path: Path) -> None:
 
 def test_mount_becomes_the_root(tmp_path: Path) -> None:
     def check() -> None:
-        mount.mount("test", str(tmp_path), "tmpfs")
+        own_process.mount("test", str(tmp_path), "tmpfs")
         (tmp_path / "only this").touch()
-        mount.become_root(str(tmp_path))
+        own_process.become_root(str(tmp_path))
         assert [path.name for path in Path("/").iterdir()] == ["only this"]
         assert Path.cwd() == Path("/")
 
@@ -67,4 +67,4 @@ def test_mount_becomes_the_root(tmp_path: Path) -> None:
 
 def test_failure_names_the_path(tmp_path: Path) -> None:
     with pytest.raises(OSError, match=f"{tmp_path}/none"):
-        mount.bind(str(tmp_path), str(tmp_path / "none"))
+        own_process.bind(str(tmp_path), str(tmp_path / "none"))

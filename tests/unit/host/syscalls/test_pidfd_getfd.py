@@ -9,7 +9,7 @@ import pytest
 from own_process import descriptors
 from small_programs import WAITS, free_pid, program
 
-from crckpt.host.syscalls.pidfd_getfd import borrow, borrow_each
+from crckpt.host.process.pidfd import borrow, borrow_each
 
 
 def test_borrowed_descriptor_shares_its_offset(tmp_path: Path) -> None:

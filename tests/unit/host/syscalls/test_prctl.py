@@ -7,12 +7,12 @@ import sys
 
 import pytest
 
-from crckpt.host.syscalls.prctl import is_child_subreaper, memory_map_size, set_child_subreaper
+from crckpt.host.syscalls.own_process import is_child_subreaper, memory_map_size, set_child_subreaper
 
 
 def said(code: str) -> str:
     """What a program says that has read its own status."""
-    begin = "from crckpt.host.proc.status import read_status\nfrom crckpt.host.syscalls import prctl\n"
+    begin = "from crckpt.host.proc.status import read_status\nfrom crckpt.host.syscalls import own_process\n"
     argv = [sys.executable, "-c", begin + code]
     return subprocess.run(argv, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -31,11 +31,11 @@ def test_dropped_capability_leaves_the_bounding_set() -> None:
     code = """
 before = int(read_status("self")["CapBnd"], 16)
 try:
-    prctl.drop_capability(21)
+    own_process.drop_capability(21)
 except PermissionError:
     print("not permitted")
 else:
-    prctl.drop_capability(63)
+    own_process.drop_capability(63)
     print(f"{int(read_status('self')['CapBnd'], 16) ^ before:x}")
 """
     done = said(code)
@@ -45,12 +45,12 @@ else:
 
 
 def test_no_new_privs_is_set() -> None:
-    assert said('prctl.set_no_new_privileges(); print(read_status("self")["NoNewPrivs"])') == "1"
+    assert said('own_process.set_no_new_privileges(); print(read_status("self")["NoNewPrivs"])') == "1"
 
 
 def test_strict_seccomp_allows_only_read_and_write() -> None:
-    code = "import os; print('before', flush=True); prctl.enter_strict_seccomp(); os.getppid()"
-    begin = "from crckpt.host.syscalls import prctl\n"
+    code = "import os; print('before', flush=True); own_process.enter_strict_seccomp(); os.getppid()"
+    begin = "from crckpt.host.syscalls import own_process\n"
     done = subprocess.run([sys.executable, "-c", begin + code], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-9, "before\n")
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from crckpt.host.syscalls import ptrace_binding
+from crckpt.host.syscalls import ptrace_requests
 
 
 def test_import_starts_no_program() -> None:
@@ -16,14 +16,14 @@ def test_import_starts_no_program() -> None:
         "import sys; started = []\n"
         "sys.addaudithook(lambda event, words: started.append(event) if event in "
         "('subprocess.Popen', 'os.system', 'os.posix_spawn', 'os.fork') else None)\n"
-        "import crckpt.host.syscalls.ptrace_binding; print(started)"
+        "import crckpt.host.syscalls.registers; print(started)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
 @pytest.mark.parametrize(
-    "request_", [ptrace_binding.get_registers, ptrace_binding.detach, ptrace_binding.continue_thread]
+    "request_", [ptrace_requests.get_registers, ptrace_requests.detach, ptrace_requests.continue_thread]
 )
 def test_untraced_process_raises_an_os_error(request_: object) -> None:
     assert callable(request_)

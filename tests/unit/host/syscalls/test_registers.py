@@ -15,7 +15,7 @@ from other_user import as_user
 
 from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.status import read_status
-from crckpt.host.syscalls import ptrace_binding, ptrace_requests
+from crckpt.host.syscalls import ptrace_requests
 from crckpt.host.syscalls.registers import ThreadRegisters, is_supported
 
 ROOT = 0
@@ -37,7 +37,7 @@ def traced(pid: int) -> Iterator[None]:
     try:
         yield
     finally:
-        ptrace_binding.detach(pid)
+        ptrace_requests.detach(pid)
 
 
 def test_registers_of_a_thread_waiting_in_read(target: Told) -> None:

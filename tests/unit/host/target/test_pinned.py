@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from crckpt.errors import TargetNotRunning, UsageError
-from crckpt.host.target.pinned import PinnedProcess, pinned
+from crckpt.host.process.pidfd import HeldProcess
+from crckpt.host.target.resolve import pinned
 
 _ANSWERS = """#!/bin/sh
 {start}
@@ -49,7 +50,7 @@ def test_process_that_got_the_pid_after_the_query_is_refused(systemctl: Path) ->
 
 
 def test_ended_process_is_not_running(sleeper: subprocess.Popen[bytes]) -> None:
-    process = PinnedProcess(sleeper.pid)
+    process = HeldProcess(sleeper.pid)
     sleeper.kill()
     sleeper.wait()
     assert not process.is_alive
@@ -57,4 +58,4 @@ def test_ended_process_is_not_running(sleeper: subprocess.Popen[bytes]) -> None:
         process.check()
     process.close()
     with pytest.raises(TargetNotRunning):
-        PinnedProcess(sleeper.pid).check()
+        HeldProcess(sleeper.pid).check()

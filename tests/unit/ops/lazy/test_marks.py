@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.host.disk.runtime_directory import runtime_directory
+from crckpt.host.disk.own_files import runtime_directory
 from crckpt.host.proc import Identity, identify
 from crckpt.ops.lazy.marks import is_unfilled, open_mark, remove_mark, wait_until_released
 

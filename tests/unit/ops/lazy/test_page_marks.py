@@ -16,7 +16,7 @@ from trees import PYTHON
 
 from crckpt.helper.calls.pinned_userfaultfd import take_pinned, unpin
 from crckpt.host import proc
-from crckpt.host.syscalls.missing_pages import Kind, MissingPages, has_guard_pages
+from crckpt.host.syscalls.userfaultfd import Kind, MissingPages, has_guard_pages
 from crckpt.model import PAGE_SIZE
 from crckpt.ops.lazy.family import Family
 from crckpt.ops.lazy.page_marks import MarksFinder, PageMarks

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from observed import PLAIN
 
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.smaps import UnsavableMap
+from crckpt.host.proc.maps import UnsavableMap
 
 
 def test_semaphore_eventfd_is_a_warning() -> None:

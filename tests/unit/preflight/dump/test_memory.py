@@ -6,7 +6,7 @@ from dump_plans import blocker_keys
 from msgspec.structs import replace
 from observed import PLAIN
 
-from crckpt.host.proc.smaps import UnsavableMap
+from crckpt.host.proc.maps import UnsavableMap
 
 
 def test_sealed_memory_is_no_blocker() -> None:

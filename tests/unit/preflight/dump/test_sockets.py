@@ -7,8 +7,8 @@ import socket
 from dump_plans import CONNECTION, FILE, TWO_PROCESSES, keys, plan, why, with_files
 from msgspec.structs import replace
 
-from crckpt.host.observe.outside_ends import OutsideEnd
 from crckpt.host.observe.socket_kinds import SocketKind
+from crckpt.host.observe.sockets import OutsideEnd
 
 
 def test_connections_need_an_option() -> None:

@@ -14,7 +14,7 @@ from places import PROJECT
 
 from crckpt.host.observe.socket_kinds import SocketKind
 from crckpt.host.proc import Descriptor
-from crckpt.host.proc.smaps import UnsavableMap
+from crckpt.host.proc.maps import UnsavableMap
 from crckpt.preflight.dump.tested_kinds import TESTED, find_kinds, find_untested
 
 

@@ -6,7 +6,7 @@ import pytest
 from attribute_records import of_root
 from msgspec.structs import replace
 
-from crckpt.host.syscalls.keyctl import SessionKeyring
+from crckpt.host.syscalls.own_process import SessionKeyring
 from crckpt.images.core import ZOMBIE
 from crckpt.images.tree import ImageProcess, ImageTree
 from crckpt.preflight.attribute_record import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from crckpt.host.proc.locks import HeldLock
+from crckpt.host.proc.file_users import HeldLock
 from crckpt.images.filelocks import FileLock, LockKind
 from crckpt.preflight.restore.locks import find_conflict
 

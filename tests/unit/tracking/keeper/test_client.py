@@ -22,7 +22,7 @@ from crckpt.helper.channel import Channel, HelperOutdated, HelperSilent
 from crckpt.helper.kinds import KEEPER as KIND
 from crckpt.helper.records import HelperRecord
 from crckpt.host import proc
-from crckpt.host.disk.runtime_directory import make_runtime_directory
+from crckpt.host.disk.own_files import make_runtime_directory
 from crckpt.tracking.keeper import client
 from crckpt.tracking.keeper.client import (
     ENDED,

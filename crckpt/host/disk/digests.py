@@ -1,11 +1,38 @@
-"""Read the build-id of an ELF file, which identifies one build of a program or library."""
+"""What identifies the content of a file: its SHA-256, and the build-id of a program or library."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
+from collections.abc import Callable
+from typing import Final
 
 from crckpt.host.disk.checked_files import open_regular
+
+_AT_ONCE: Final = 1 << 20
+
+
+def ignore_bytes(_count: int) -> None:
+    """Report read bytes to nobody."""
+
+
+def read_digest(descriptor: int, size: int, report: Callable[[int], None] = ignore_bytes) -> str:
+    """The digest of an open file, in hexadecimal; empty if it does not have `size` bytes. Raises OSError.
+
+    `report` is called with the number of bytes after each read.
+    """
+    found = hashlib.sha256()
+    position = 0
+    # Read one byte more than expected: the file may grow.
+    while content := os.pread(descriptor, min(_AT_ONCE, size + 1 - position), position):
+        found.update(content)
+        position += len(content)
+        report(len(content))
+        if position > size:
+            return ""
+    return found.hexdigest() if position == size else ""
+
 
 _PT_NOTE = 4
 _NT_GNU_BUILD_ID = 3

@@ -1,20 +1,26 @@
-"""Read the file locks that programs hold. Source: proc_locks(5), proc_pid_fdinfo(5)."""
+"""Find processes that hold locks on files, or can write to them.
+
+Source: proc_locks(5), proc_pid_fdinfo(5), proc_pid_fd(5), proc_pid_maps(5).
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
+from crckpt.host.opened import opened
 from crckpt.host.proc import procfs
 from crckpt.host.proc.command import title
-from crckpt.host.proc.fd import parse_info, read_info
+from crckpt.host.proc.fd import open_flags, parse_info, read_info
+from crckpt.host.proc.maps import read_maps
 from crckpt.host.proc.mountinfo import read_mounts
+from crckpt.host.proc.tree import ancestors
 from crckpt.images.filelocks import FileLock, LockKind
 
 # LEASE and DELEG are left out: they do not prevent locks.
@@ -108,11 +114,8 @@ def _file(path: str) -> str:
     # Its device is the file system's, which stat(2) does not always report.
     with suppress(OSError):
         # O_PATH, because opening the file itself could act on a device, or break another program's lease.
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        try:
+        with opened(os.open(path, os.O_PATH | os.O_CLOEXEC)) as descriptor:
             info, inode = read_info("self", descriptor), os.fstat(descriptor).st_ino
-        finally:
-            os.close(descriptor)
         mount_id = int(parse_info(info)["mnt_id"])
         for mount in read_mounts():
             if mount.id == mount_id:
@@ -174,3 +177,44 @@ class _Holders:
                     for line in procfs.lines(str(descriptor)):
                         if line.startswith("lock:"):
                             self._found.setdefault(line.partition(": ")[2], pid)
+
+
+class FileWriter(Struct, frozen=True):
+    """A process, and its name."""
+
+    pid: int
+    comm: str
+
+
+def find_writers(paths: Iterable[str]) -> dict[str, FileWriter]:
+    """Find a process that can write to each of these files, under whatever name it opened it. By path."""
+    # A file to which we and our ancestors can only append is not counted: it may be our output.
+    identities = {path: identity for path in paths if (identity := _identity(path))}
+    wanted = set(identities.values())
+    us = (os.getpid(), *ancestors(os.getpid()))
+    found: dict[tuple[int, int], FileWriter] = {}
+    for pid in procfs.pids() if wanted else ():
+        for link in list_writable(pid, appends=pid not in us):
+            identity = _identity(link)
+            if identity is not None and identity in wanted - found.keys():
+                found[identity] = FileWriter(pid, title(pid))
+    return {path: found[identity] for path, identity in identities.items() if identity in found}
+
+
+def list_writable(pid: int, *, appends: bool = True) -> Iterator[str]:
+    """List links to what a process has open for writing, and mapped so; `appends`: also what it only appends to."""
+    with suppress(OSError):
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            flags = open_flags(pid, int(fd))
+            if flags & os.O_ACCMODE != os.O_RDONLY and (appends or not flags & os.O_APPEND):
+                yield f"/proc/{pid}/fd/{fd}"
+    with suppress(OSError):
+        # Writes to a private map go to a copy, and never reach the file.
+        yield from (each.link(pid) for each in read_maps(pid) if each.is_writable and each.is_shared)
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    with suppress(OSError):
+        status = os.stat(path)
+        return status.st_dev, status.st_ino
+    return None
