@@ -39,10 +39,10 @@ def test_log_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
     with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
-        size = _size_told(crckpt, log, "--grown rewind", "--grown keep", "append only")
-        said = crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
+        size = _reported_size(crckpt, log, "--grown rewind", "--grown keep", "append only")
+        result = crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
         kept = _kept(log, _newest(crckpt))
-        (note,) = (line for line in said.out.splitlines() if str(log) in line)
+        (note,) = (line for line in result.out.splitlines() if str(log) in line)
         assert note.startswith(f"note: {log} grew from {size} to {len(content)} bytes")
         assert note.endswith(f" and is cut back: what is cut off is kept in {kept}")
         assert kept.read_bytes() == content[size:]
@@ -80,10 +80,10 @@ def test_log_opened_for_appending_can_be_kept(crckpt: Crckpt) -> None:
     with _crashed(crckpt, program("journal", "append"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
-        size = _size_told(crckpt, log)
-        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep")
-        assert f"{log} grew from {size} to {len(content)} bytes" in said.out
-        assert "stays as it is" in said.out
+        size = _reported_size(crckpt, log)
+        result = crckpt.run("restore", JOB, "--detach", "--grown", "keep")
+        assert f"{log} grew from {size} to {len(content)} bytes" in result.out
+        assert "stays as it is" in result.out
         _goes_on(tree)
         now = log.read_bytes()
         assert now.startswith(content)
@@ -121,11 +121,11 @@ def test_rotated_log_is_left_alone(crckpt: Crckpt, kind: str, rotate: Callable[[
         rotate(log)
         content, before = log.read_bytes(), tree.counters()
         for words in ((), ("--grown", "rewind")):
-            said = _refused(crckpt, *words)
-            assert f"{log} is no longer the log of the checkpoint" in said
-            assert "hint: --grown keep lets the program append to it" in said
-        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep").out
-        assert f"note: {log} is no longer the log of the checkpoint" in said
+            output = _refused(crckpt, *words)
+            assert f"{log} is no longer the log of the checkpoint" in output
+            assert "hint: --grown keep lets the program append to it" in output
+        output = crckpt.run("restore", JOB, "--detach", "--grown", "keep").out
+        assert f"note: {log} is no longer the log of the checkpoint" in output
         tree.wait_growth(before)
         assert log.read_bytes().startswith(content)
         first = log.read_bytes()[len(content) :].decode().splitlines()[0]
@@ -151,7 +151,7 @@ def test_log_not_opened_for_appending_is_cut_back(crckpt: Crckpt) -> None:
     with _crashed(crckpt, program("journal", "plain"), "journal.log") as tree:
         log = tree.workdir / "journal.log"
         content = log.read_bytes()
-        size = _size_told(crckpt, log, "--grown rewind")
+        size = _reported_size(crckpt, log, "--grown rewind")
         assert "--grown keep appends" not in _refused(crckpt)
         assert f"{log} grew" in _refused(crckpt, "--grown", "keep")
         assert log.read_bytes() == content
@@ -189,9 +189,9 @@ def test_log_truncated_under_one_of_two_writers(crckpt: Crckpt, tmp_path: Path) 
 def test_five_logs_of_one_tree_are_reported_and_cut_back(crckpt: Crckpt) -> None:
     """All five logs are told, each with the ways out that it has, and all five are cut back."""
     with _crashed(crckpt, program("family", "--logs"), *(f"{name}.log" for name in FAMILY)) as tree:
-        said = _refused(crckpt)
+        output = _refused(crckpt)
         for name, kind in FAMILY.items():
-            lines = said.splitlines()
+            lines = output.splitlines()
             (at,) = (at for at, line in enumerate(lines) if f"  - {tree.workdir / name}.log grew" in line)
             # The remedy stands behind it, or below all that have the same.
             remedy = next(line for line in lines[at:] if "--grown rewind" in line)
@@ -216,7 +216,7 @@ def test_redis_agrees_with_its_append_only_file(crckpt: Crckpt) -> None:
         content = log.read_bytes()
         tree.end()
         tree.wait_gone()
-        size = _size_told(crckpt, log, "--grown rewind", "--grown keep", "redis-server")
+        size = _reported_size(crckpt, log, "--grown rewind", "--grown keep", "redis-server")
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
         assert _kept(log, _newest(crckpt)).read_bytes() == content[size:]
         assert _counter(tree.workdir) == counted
@@ -270,8 +270,8 @@ def test_cut_off_part_survives_a_killed_crckpt(crckpt: Crckpt, obstructed: Obstr
         tree.wait_gone()
         assert log.read_bytes() + _kept(log, _newest(crckpt)).read_bytes() == content
         # Of a file that was only just cut, crckpt does not know who has written it.
-        said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
-        assert f"{log} was written after the checkpoint" in said
+        error = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert f"{log} was written after the checkpoint" in error
         crckpt.run("restore", JOB, "--detach", "--written", "keep")
         _goes_on(tree)
         assert _agrees(tree)
@@ -327,18 +327,18 @@ def _goes_on(tree: Tree) -> None:
 
 
 def _refused(crckpt: Crckpt, *words: str) -> str:
-    said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
+    result = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
     assert not staging(crckpt)
-    return said.err
+    return result.err
 
 
-def _size_told(crckpt: Crckpt, log: Path, *words: str) -> int:
+def _reported_size(crckpt: Crckpt, log: Path, *words: str) -> int:
     """The size that the log had at the checkpoint, as the refusal says; `words` are what else it says."""
-    said = _refused(crckpt)
-    found = re.search(rf"{log} grew from (\d+) to {log.stat().st_size} bytes since the checkpoint", said)
-    assert found, said
+    output = _refused(crckpt)
+    found = re.search(rf"{log} grew from (\d+) to {log.stat().st_size} bytes since the checkpoint", output)
+    assert found, output
     for word in words:
-        assert word in said
+        assert word in output
     return int(found[1])
 
 

@@ -36,8 +36,8 @@ def _state(crckpt: Crckpt) -> list[str]:
 @contextmanager
 def _stored_later(crckpt: Crckpt, tree: Tree) -> Iterator[int]:
     """A dump that has returned and is not durable; the PID of who stores it, which waits for SIGCONT."""
-    said = crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_STOP_AT=BEFORE_IT_IS_SAFE)
-    assert "the tree runs on" in said.out
+    result = crckpt.run("dump", str(tree.pid), JOB, "--async", CRCKPT_STOP_AT=BEFORE_IT_IS_SAFE)
+    assert "the tree runs on" in result.out
     (one,) = _listed(crckpt)["pending"]
     pid = int(one["pid"])
     try:
@@ -107,8 +107,8 @@ def test_checkpoint_committed_before_a_crash_is_not_reported_lost(crckpt: Crckpt
 
 def test_failure_before_the_tree_runs_is_reported(crckpt: Crckpt, tree: Tree) -> None:
     assert "no process" in crckpt.run("dump", "999999", JOB, "--async", status=ENDED).err
-    said = crckpt.run("dump", str(os.getpid()), JOB, "--async", "--json", status=REFUSED)
-    assert said.document["error"]["code"] == REFUSED
+    result = crckpt.run("dump", str(os.getpid()), JOB, "--async", "--json", status=REFUSED)
+    assert result.document["error"]["code"] == REFUSED
     assert "--async" in crckpt.run("dump", str(tree.pid), JOB, "--stop", "--async", status=USAGE).err
     assert not crckpt.store.exists()
 
@@ -122,8 +122,8 @@ def test_checkpoint_is_stored_without_a_reader_of_the_output(crckpt: Crckpt, tre
 
 
 def test_json_output_reports_committing(crckpt: Crckpt, tree: Tree) -> None:
-    said = crckpt.run("dump", str(tree.pid), JOB, "--async", "--json").document["result"]
-    assert said["committing"]
-    assert said["checkpoint"] is None
-    assert not said["dry_run"]
+    result = crckpt.run("dump", str(tree.pid), JOB, "--async", "--json").document["result"]
+    assert result["committing"]
+    assert result["checkpoint"] is None
+    assert not result["dry_run"]
     wait_for(lambda: len(_listed(crckpt)["checkpoints"]) == 1 and not _state(crckpt), WITHIN_S, "it to be stored")

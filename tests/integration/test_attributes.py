@@ -76,10 +76,10 @@ def _of(tree: Tree) -> Mapping[str, Any]:
 @pytest.mark.parametrize("name", NAMES)
 def test_attribute_is_restored(asked: dict[str, Asked], name: str) -> None:
     """Of the first thread and of the second one, which had another value where each has its own."""
-    said = asked[name]
-    assert said.after["process"][name] == said.before["process"][name]
-    assert said.after["thread"][name] == said.before["thread"][name]
-    assert said.warnings == []
+    values = asked[name]
+    assert values.after["process"][name] == values.before["process"][name]
+    assert values.after["thread"][name] == values.before["thread"][name]
+    assert values.warnings == []
 
 
 def test_each_restorable_attribute_has_a_test() -> None:
@@ -96,9 +96,9 @@ def test_loss_of_a_landlock_domain_is_reported(crckpt: Crckpt) -> None:
         assert _of(tree)["process"]["landlock"] is False
         before = tree.counters()
         for words in ((), ("--no-preflight",), ("--dry-run",)):
-            said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
-            assert f"process {tree.pid} (python3) has a Landlock domain" in said.err
-            assert "--allow-weaker" in said.err
+            result = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
+            assert f"process {tree.pid} (python3) has a Landlock domain" in result.err
+            assert "--allow-weaker" in result.err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
         assert "has a Landlock domain" in " ".join(restored["warnings"])
         tree.wait_growth(before)
@@ -121,9 +121,9 @@ def test_running_dump_queries_attributes_where_there_is_a_hint(crckpt: Crckpt) -
 def test_program_that_cannot_be_queried_is_reported(crckpt: Crckpt) -> None:
     """It would catch our system call. What it may lose by that is said before it ends."""
     with started(program("attributes", "dispatch")) as tree:
-        said = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
-        assert f"cannot find out whether process {tree.pid} (python3) uses Landlock" in " ".join(said)
-        assert "dispatches its own system calls" in " ".join(said)
+        warnings = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--json").document["result"]["warnings"]
+        assert f"cannot find out whether process {tree.pid} (python3) uses Landlock" in " ".join(warnings)
+        assert "dispatches its own system calls" in " ".join(warnings)
         tree.wait_gone()
 
 
@@ -133,8 +133,8 @@ def test_possibly_confined_program_is_not_restored_unconfined(crckpt: Crckpt) ->
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
         before = tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"process {tree.pid} (python3) may be confined by Landlock" in said.err
+        result = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"process {tree.pid} (python3) may be confined by Landlock" in result.err
         crckpt.run("restore", JOB, "--detach", "--allow-weaker")
         tree.wait_growth(before)
 
@@ -166,16 +166,16 @@ def test_program_that_keeps_changing_pid_is_not_restored_unconfined(crckpt: Crck
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    said = crckpt.run("restore", JOB, "--dry-run", status=REFUSED)
-    assert "may be confined by Landlock" in said.err
+    result = crckpt.run("restore", JOB, "--dry-run", status=REFUSED)
+    assert "may be confined by Landlock" in result.err
 
 
 def test_rehearsal_restores_attributes(crckpt: Crckpt) -> None:
     with started(program("attributes", "affinity", "mdwe", "mlock_future", "personality")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
         probe = f"grep -x 00040000 /proc/{tree.pid}/personality && taskset -pc {tree.pid} | grep -q ': 0$'"
-        said = crckpt.run("rehearse", JOB, "--seconds", "0.4", "--probe", f"sh -c {_quoted(probe)}", "--json")
-        result = said.document["result"]
+        outcome = crckpt.run("rehearse", JOB, "--seconds", "0.4", "--probe", f"sh -c {_quoted(probe)}", "--json")
+        result = outcome.document["result"]
         assert result["passed"], result
         assert result["warnings"] == []
 
@@ -219,9 +219,9 @@ def test_program_of_another_user_does_not_get_our_session_keyring(crckpt: Crckpt
     ordinary = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
     case = program("attributes", "session_keyring")
     with stopped(crckpt, Case(case.name, (*ordinary, *case.argv), user=NOBODY)) as tree:
-        said = _session_after(crckpt, tree)
-        assert "crckpt-restores" not in said
-        assert said.endswith(";_ses")
+        session = _session_after(crckpt, tree)
+        assert "crckpt-restores" not in session
+        assert session.endswith(";_ses")
 
 
 def test_program_of_our_user_joins_our_session_keyring(crckpt: Crckpt) -> None:
@@ -273,9 +273,9 @@ def _is_in(pid: int, group: Path) -> bool:
 def test_tree_returns_to_its_limiting_cgroup(crckpt: Crckpt) -> None:
     with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(before)
-        assert said["warnings"] == []
+        assert result["warnings"] == []
         assert _is_in(tree.pid, group)
 
 
@@ -315,8 +315,8 @@ def test_tree_returns_to_the_cgroup_that_the_packet_filter_matches(crckpt: Crckp
         crckpt.run("dump", str(tree.pid), JOB, "--stop")
         tree.wait_gone()
         _remove(group)
-        said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
-        assert "crckpt runs in a group without its rules on packets of " in said
+        error = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert "crckpt runs in a group without its rules on packets of " in error
         crckpt.run("restore", JOB, "--detach", "--allow-weaker")
 
 
@@ -339,8 +339,8 @@ def test_frozen_cgroup_is_reported(crckpt: Crckpt) -> None:
         with _stopped_in(crckpt, group) as tree:
             before = tree.counters()
             (group / "cgroup.freeze").write_text("1")
-            said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
-            assert f"the control group /{group.name}, to which process {tree.pid} must go back, is frozen" in said
+            error = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert f"the control group /{group.name}, to which process {tree.pid} must go back, is frozen" in error
             (group / "cgroup.freeze").write_text("0")
             crckpt.run("restore", JOB, "--detach")
             tree.wait_growth(before)
@@ -351,10 +351,10 @@ def test_missing_cgroup_limit_is_a_warning(crckpt: Crckpt) -> None:
     with _group("pids", pids__max="50") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
         before = tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(before)
         assert f"the control group /{group.name}, but crckpt runs in a group without its limits of pids" in " ".join(
-            said["warnings"]
+            result["warnings"]
         )
 
 
@@ -362,8 +362,8 @@ def test_missing_device_rules_are_refused(crckpt: Crckpt) -> None:
     with _group("devices", devices__deny="a *:* rwm") as group, _stopped_in(crckpt, group) as tree:
         _remove(group)
         before = tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"the control group /{group.name}, but crckpt runs in a group without its rules on devices" in said.err
+        result = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"the control group /{group.name}, but crckpt runs in a group without its rules on devices" in result.err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
         assert "without its rules on devices" in " ".join(restored["warnings"])
         tree.wait_growth(before)
@@ -372,9 +372,9 @@ def test_missing_device_rules_are_refused(crckpt: Crckpt) -> None:
 def test_missing_cgroup_without_limits_is_ignored(crckpt: Crckpt) -> None:
     with _group("pids") as group, _stopped_in(crckpt, group) as tree:
         before = tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(before)
-        assert said["warnings"] == []
+        assert result["warnings"] == []
         assert not _is_in(tree.pid, group)
 
 

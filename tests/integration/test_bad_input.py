@@ -96,8 +96,8 @@ def test_traced_process_is_refused(crckpt: Crckpt) -> None:
     """Only one can trace: the tracer is named, and the tree runs on under it."""
     with started(COUNTER) as tree, _traced(tree.pid) as tracer:
         names = (f"process {tree.pid} (python3)", f"traced by process {tracer} (python")
-        said = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=names)
-        assert str(tracer) in said["hint"]
+        failure = _refused(crckpt, REFUSED, "dump", str(tree.pid), names=names)
+        assert str(tracer) in failure["hint"]
         tree.wait_growth(tree.counters())
 
 
@@ -111,10 +111,10 @@ def test_established_connections_need_a_tcp_option(crckpt: Crckpt) -> None:
         for pid, link in connections:
             ends = f"127.0.0.1:{link.laddr.port} -> 127.0.0.1:{link.raddr.port} (ESTABLISHED)"
             assert sum(f"PID {pid} has fd {link.fd} " in cause and ends in cause for cause in causes) == 1
-        said = crckpt.run("dump", str(tree.pid), status=REFUSED).err
-        assert all(cause.split(": choose: ")[0] in said for cause in causes)
-        assert said.count("--tcp keep") == 1, "the remedy stands once"
-        assert "--tcp close" in said
+        error = crckpt.run("dump", str(tree.pid), status=REFUSED).err
+        assert all(cause.split(": choose: ")[0] in error for cause in causes)
+        assert error.count("--tcp keep") == 1, "the remedy stands once"
+        assert "--tcp close" in error
         assert_runs_on(tree, frozenset())
         assert not crckpt.store.exists(), "a refused dump has made a store"
 
@@ -136,9 +136,9 @@ def test_unusable_pidfiles_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
 def test_missing_cgroups_and_units_are_refused(crckpt: Crckpt) -> None:
     """Wherever systemd runs or not."""
     _refused(crckpt, ENDED, "dump", "cgroup:/no/such", names=("no cgroup /no/such",), both=False)
-    said = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document
-    assert "crckpt-none" in said["error"]["message"] or "systemctl" in said["error"]["message"]
-    assert said["error"]["hint"]
+    document = crckpt.run("dump", "unit:crckpt-none.service", "--json", status=_status_without_unit()).document
+    assert "crckpt-none" in document["error"]["message"] or "systemctl" in document["error"]["message"]
+    assert document["error"]["hint"]
 
 
 @pytest.mark.parametrize("note", ["two\nlines", "\x1b[31mred"])
@@ -230,12 +230,12 @@ def test_store_readable_by_others_is_refused(crckpt: Crckpt) -> None:
         dump: tuple[str, ...] = ("dump", str(tree.pid), "job")
         crckpt.store.chmod(0o750)
         for words in (dump, ("list",)):
-            said = _refused(crckpt, STORE, *words, names=(str(crckpt.store), "mode 750"), both=False)
-        subprocess.run(said["hint"].split(), check=True)
+            failure = _refused(crckpt, STORE, *words, names=(str(crckpt.store), "mode 750"), both=False)
+        subprocess.run(failure["hint"].split(), check=True)
         os.chown(crckpt.store, NOBODY, NOBODY)
         for words in (dump, ("verify", "--all")):
-            said = _refused(crckpt, STORE, *words, names=(str(crckpt.store), f"uid {NOBODY}"), both=False)
-        subprocess.run(said["hint"].split(), check=True)
+            failure = _refused(crckpt, STORE, *words, names=(str(crckpt.store), f"uid {NOBODY}"), both=False)
+        subprocess.run(failure["hint"].split(), check=True)
         crckpt.run(*dump)
         assert manifests(crckpt.store) == 2
 
@@ -261,8 +261,8 @@ def test_unknown_refs_are_answered_with_similar_names(crckpt: Crckpt) -> None:
     with started(COUNTER) as tree:
         crckpt.run("dump", str(tree.pid), "trainer", "--tag", "golden")
     for command in ("show", "restore", "verify", "rm"):
-        said = _refused(crckpt, UNKNOWN, command, "trianer", names=("no job 'trianer'",), both=False)
-        assert "trainer" in said["hint"]
+        failure = _refused(crckpt, UNKNOWN, command, "trianer", names=("no job 'trianer'",), both=False)
+        assert "trainer" in failure["hint"]
     assert (
         "trainer:golden"
         in _refused(crckpt, UNKNOWN, "show", "trainer:goldn", names=("job 'trainer' has no tag 'goldn'",))["hint"]
@@ -283,9 +283,9 @@ def test_commands_without_root(crckpt: Crckpt) -> None:
             for option in ((), ("--json",)):
                 done = _run(crckpt.environment, *nobody, *words, *option)
                 assert done.returncode == HOST, done.stderr
-                said = _one_failure(done, as_json=bool(option))
-                assert "root is needed" in said["message"]
-                assert "sudo" in said["hint"]
+                failure = _one_failure(done, as_json=bool(option))
+                assert "root is needed" in failure["message"]
+                assert "sudo" in failure["hint"]
         assert_runs_on(tree, frozenset())
     home = crckpt.store.parent / "home"
     home.mkdir()
@@ -305,11 +305,11 @@ def test_no_working_criu_is_refused(crckpt: Crckpt) -> None:
         command = (str(PROGRAM), "dump", str(tree.pid), "--criu", "/bin/false", "--json")
         done = _run(environment, *hidden, "/usr/bin/env", "PATH=/nonexistent", *command)
         assert done.returncode == HOST, done.stderr
-        said = _one_failure(done, as_json=True)
-        assert "no CRIU works on this host" in said["message"]
-        assert "install-criu" in said["hint"]
-        assert any("/bin/false (--criu): it is not CRIU: " in cause for cause in said["causes"])
-        assert any("/nonexistent/criu" in cause and "it does not exist" in cause for cause in said["causes"])
+        failure = _one_failure(done, as_json=True)
+        assert "no CRIU works on this host" in failure["message"]
+        assert "install-criu" in failure["hint"]
+        assert any("/bin/false (--criu): it is not CRIU: " in cause for cause in failure["causes"])
+        assert any("/nonexistent/criu" in cause and "it does not exist" in cause for cause in failure["causes"])
         assert_runs_on(tree, frozenset())
         assert not crckpt.store.exists()
 
@@ -352,15 +352,15 @@ def test_verify_all_cannot_be_combined_with_a_checkpoint(crckpt: Crckpt) -> None
 
 def _refused(crckpt: Crckpt, status: int, *words: str, names: tuple[str, ...], both: bool = True) -> Mapping[str, Any]:
     """Run it for JSON, and as text too if `both`; what the document says of the failure."""
-    said: Mapping[str, Any] = {}
+    document: Mapping[str, Any] = {}
     for as_json in (True, False) if both else (True,):
         done = _run(crckpt.environment, str(PROGRAM), *_with_json(words, as_json))
         assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}{done.stderr}"
         found = _one_failure(done, as_json=as_json)
         for name in names:
             assert any(name in text for text in (found["message"], *found["causes"])), found
-        said = said or found
-    return said
+        document = document or found
+    return document
 
 
 def _with_json(words: tuple[str, ...], as_json: bool) -> tuple[str, ...]:

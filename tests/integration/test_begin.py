@@ -74,17 +74,17 @@ def test_refused_tree_was_not_touched(crckpt: Crckpt, connected: Tree) -> None:
     """It has a connection, and nobody said what is to become of it."""
     dump = crckpt.start("dump", str(connected.pid), "job", "--stop")
     assert not wait_for_moment(MOMENTS["frozen"], crckpt.store, connected, dump)
-    out, said = dump.communicate()
+    out, error = dump.communicate()
     assert (dump.returncode, out) == (PreflightRefused.exit_code, "")
-    assert "--tcp" in said
+    assert "--tcp" in error
     assert not list(crckpt.store.glob("tmp/*"))
     assert_runs_on(connected, frozenset())
 
 
 def test_criu_is_restarted_when_an_option_is_missing(crckpt: Crckpt, locking: Tree) -> None:
     """Another CRIU is started with the option; the first one leaves nothing, and the tree is frozen once."""
-    said = crckpt.run("dump", str(locking.pid), "job", "--verbose").out
-    assert "--file-locks" in said
+    output = crckpt.run("dump", str(locking.pid), "job", "--verbose").out
+    assert "--file-locks" in output
     crckpt.run("dump", str(locking.pid), "job", "--stop")
     locking.wait_gone()
     assert not list(crckpt.store.glob("tmp/*"))
@@ -98,9 +98,9 @@ def test_unexpected_end_of_criu_before_the_freeze_is_explained(crckpt: Crckpt, c
     wait_for(lambda: _waits(dump.pid), ENDS_WITHIN_S, "CRIU to wait")
     kill_below(dump.pid)
     dump.send_signal(signal.SIGCONT)
-    _, said = dump.communicate()
+    _, error = dump.communicate()
     assert dump.returncode == DumpFailed.exit_code
-    assert "no checkpoint was made; the tree runs on" in said
+    assert "no checkpoint was made; the tree runs on" in error
     assert_runs_on(counter, frozenset())
 
 

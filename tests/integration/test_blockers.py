@@ -88,12 +88,12 @@ def test_blocker_is_reported_before_and_explained_after(crckpt: Crckpt, kind: st
     with held(kind) as tree:
         before = tree.counters()
         # What doctor looks at: the command would go on to predict what the dump costs, by three dumps.
-        (told,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
-        assert told.key == key
+        (blocker,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
+        assert blocker.key == key
         words = ("dump", str(tree.pid), "job", "--no-preflight", "--json")
         error = crckpt.run(*words, status=FAILED, **environment).document["error"]
-        assert told.what in error["message"] or cause(key).finding().what in error["message"]
-        assert error["hint"] == told.remedy
+        assert blocker.what in error["message"] or cause(key).finding().what in error["message"]
+        assert error["hint"] == blocker.remedy
         tree.wait_growth(before)
 
 
@@ -116,10 +116,10 @@ def test_blocker_that_criu_does_not_report_is_reported_before(crckpt: Crckpt, ki
     with held(kind) as tree:
         before = tree.counters()
         words = [("doctor", str(tree.pid)), ("dump", str(tree.pid), "job", "--dry-run"), ("dump", str(tree.pid), "job")]
-        said = [crckpt.run(*command, "--json", status=REFUSED).document for command in words]
-        (told,) = said[0]["result"]["blockers"]
-        assert told["key"] == key
-        assert [each["error"]["message"] for each in said[1:]] == [told["what"]] * 2
+        documents = [crckpt.run(*command, "--json", status=REFUSED).document for command in words]
+        (blocker,) = documents[0]["result"]["blockers"]
+        assert blocker["key"] == key
+        assert [each["error"]["message"] for each in documents[1:]] == [blocker["what"]] * 2
         tree.wait_growth(before)
 
 
@@ -128,13 +128,13 @@ def test_files_outside_the_programs_mounts_are_reported_before(crckpt: Crckpt, k
     with held(kind) as tree:
         before = tree.counters()
         blockers = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]["blockers"]
-        assert key in {told["key"] for told in blockers} <= {"mount-lookup", "mount-lookup-mapped"}
-        for told in blockers:
-            assert ("/dev/null" in told["what"]) == (told["key"] == "mount-lookup")
-            assert ("Ubuntu" in told["remedy"]) == (told["key"] == "mount-lookup-mapped")
+        assert key in {blocker["key"] for blocker in blockers} <= {"mount-lookup", "mount-lookup-mapped"}
+        for blocker in blockers:
+            assert ("/dev/null" in blocker["what"]) == (blocker["key"] == "mount-lookup")
+            assert ("Ubuntu" in blocker["remedy"]) == (blocker["key"] == "mount-lookup-mapped")
         crckpt.run("dump", str(tree.pid), "job", "--stop", status=REFUSED)
         error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=FAILED).document["error"]
-        assert error["hint"] in {told["remedy"] for told in blockers}
+        assert error["hint"] in {blocker["remedy"] for blocker in blockers}
         tree.wait_growth(before)
 
 
@@ -149,9 +149,9 @@ def impatient(path: Path) -> Path:
 def test_object_that_dumps_but_does_not_restore_is_reported_before(crckpt: Crckpt, kind: str) -> None:
     with held(kind) as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
-        (told,) = result["blockers"]
-        assert told["key"] == "nested-unmade"
-        assert told["what"].endswith(
+        (blocker,) = result["blockers"]
+        assert blocker["key"] == "nested-unmade"
+        assert blocker["what"].endswith(
             "(python3) has its own mount or network namespace, which a restore does not bring back"
         )
         words = ("dump", str(tree.pid), "job", "--no-preflight", "--stop")
@@ -160,14 +160,14 @@ def test_object_that_dumps_but_does_not_restore_is_reported_before(crckpt: Crckp
         tree.wait_gone()
         error = crckpt.run("restore", "job", "--detach", "--json", status=23).document["error"]
         assert cause("nested-unmade").finding().what in error["message"]
-        assert error["hint"] == told["remedy"]
+        assert error["hint"] == blocker["remedy"]
 
 
 def test_socket_of_another_network_namespace_is_reported_before(crckpt: Crckpt) -> None:
     """CRIU saves it without a word, and opens one where the program runs."""
     with held("foreign_datagrams") as tree:
-        (told,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
-        assert told.key == "socket-namespace"
+        (blocker,) = examine(DumpRequest(str(tree.pid)), Context(crckpt.store)).plan.blockers
+        assert blocker.key == "socket-namespace"
         crckpt.run("dump", str(tree.pid), "job", "--no-preflight")
 
 
@@ -175,7 +175,7 @@ def test_bpf_map_is_a_warning(crckpt: Crckpt) -> None:
     with held("bpf_array") as tree:
         seen = examine(DumpRequest(str(tree.pid)), Context(crckpt.store))
         assert seen.plan.blockers == ()
-        assert [told.key for told in seen.plan.warnings] == ["bpf-map-support", "untested-kind"]
+        assert [warning.key for warning in seen.plan.warnings] == ["bpf-map-support", "untested-kind"]
 
 
 def test_harmless_lookalikes_are_not_blockers(crckpt: Crckpt) -> None:
@@ -190,22 +190,22 @@ def test_harmless_lookalikes_are_not_blockers(crckpt: Crckpt) -> None:
 def test_traced_thread_is_refused_like_a_traced_process(crckpt: Crckpt) -> None:
     with held("thread_traced") as tree:
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
-        (told,) = result["blockers"]
-        assert told["key"] == "traced"
-        assert "(python3), and only one process can trace at a time" in told["what"]
+        (blocker,) = result["blockers"]
+        assert blocker["key"] == "traced"
+        assert "(python3), and only one process can trace at a time" in blocker["what"]
         error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=FAILED).document["error"]
-        assert told["what"] in error["message"]
-        assert error["hint"] == told["remedy"]
+        assert blocker["what"] in error["message"]
+        assert error["hint"] == blocker["remedy"]
 
 
 def test_lost_memory_seal_is_a_warning(crckpt: Crckpt) -> None:
     with held("sealed") as tree:
         assert tree.facts()[""]["sealed"]
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
-        (told,) = result["warnings"]
-        assert told["key"] == "sealed"
-        assert f"PID {tree.pid} has sealed memory" in told["what"]
-        assert told["what"] in crckpt.run("dump", str(tree.pid), "job", "--stop").out
+        (warning,) = result["warnings"]
+        assert warning["key"] == "sealed"
+        assert f"PID {tree.pid} has sealed memory" in warning["what"]
+        assert warning["what"] in crckpt.run("dump", str(tree.pid), "job", "--stop").out
         tree.wait_gone()
         before = tree.counters()
         crckpt.run("restore", "job", "--detach")
@@ -217,14 +217,14 @@ def test_lock_shared_with_an_outside_process_is_reported(crckpt: Crckpt) -> None
     with held("shared_lock") as tree:
         other = int((tree.workdir / "outside").read_text())
         result = crckpt.run("doctor", str(tree.pid), "--json").document["result"]
-        (told,) = result["warnings"]
-        assert told["key"] == "lock-shared"
-        assert f"process {other} outside the tree also holds the lock on " in told["what"]
+        (warning,) = result["warnings"]
+        assert warning["key"] == "lock-shared"
+        assert f"process {other} outside the tree also holds the lock on " in warning["what"]
         crckpt.run("dump", str(tree.pid), "job", "--stop")
         tree.wait_gone()
         before = tree.counters()
-        said = crckpt.run("restore", "job", "--detach", status=REFUSED).err
-        assert f"is held by python3 (PID {other}) now" in said
+        error = crckpt.run("restore", "job", "--detach", status=REFUSED).err
+        assert f"is held by python3 (PID {other}) now" in error
         os.kill(other, signal.SIGKILL)
         wait_for(lambda: not runs(other), 60, "the other to end")
         crckpt.run("restore", "job", "--detach")

@@ -157,8 +157,8 @@ def test_rm_keeps_other_checkpoints_and_gc_frees_space(crckpt: Crckpt, family: T
 
 def test_dry_run_changes_nothing(crckpt: Crckpt, family: Tree) -> None:
     """No store is made, and the tree is not stopped."""
-    said = crckpt.run("dump", str(family.pid), "job", "--dry-run").out
-    assert "--leave-running" in said
+    output = crckpt.run("dump", str(family.pid), "job", "--dry-run").out
+    assert "--leave-running" in output
     assert not crckpt.store.exists()
 
 
@@ -170,8 +170,8 @@ def test_flipped_bit_is_found_and_reported(crckpt: Crckpt, family: Tree) -> None
     content[len(content) // 2] ^= 1
     pack.write_bytes(content)
     identity = crckpt.run("list", "--json").document["result"]["checkpoints"][0]["id"]
-    said = crckpt.run("verify", "--json", status=13).document["result"]
-    assert [damage["checkpoints"] for damage in said["damages"]] == [[identity]]
+    result = crckpt.run("verify", "--json", status=13).document["result"]
+    assert [damage["checkpoints"] for damage in result["damages"]] == [[identity]]
     assert pack.stem[:12] in crckpt.run("verify", status=13).out
     crckpt.run("restore", "job", "--new-pid-namespace", "--detach", "--no-preflight", status=13)
 

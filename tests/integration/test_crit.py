@@ -45,8 +45,8 @@ Made = TypeVar("Made", bound=Struct)
 @pytest.fixture(scope="module")
 def criu() -> Path:
     """The CRIU in use."""
-    said = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"CRIU \S+ \((.+?)(?:, not tried yet)?\)", said)
+    output = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"CRIU \S+ \((.+?)(?:, not tried yet)?\)", output)
     assert found
     return Path(found[1])
 

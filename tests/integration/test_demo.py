@@ -19,13 +19,13 @@ def test_demo_continues_a_program_from_its_checkpoint() -> None:
         [str(ROOT / "scripts/demo")], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    said = [line.split() for line in done.stdout.splitlines() if line.startswith("counter")]
-    counters = [int(words[1]) for words in said]
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("counter")]
+    counters = [int(words[1]) for words in rows]
     started, ran, saved, killed, restored, went_on = counters
     assert started < ran < saved < killed
     assert ran <= restored < killed
     assert went_on > restored
-    assert len({words[3] for words in said}) == 1, "the memory's checksum changed"
+    assert len({words[3] for words in rows}) == 1, "the memory's checksum changed"
     pid = int(re.search(r"kill -KILL -- -(\d+)", done.stdout)[1])  # type: ignore[index]
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), 60, "the program to be gone")
     assert "What to type next" in done.stdout

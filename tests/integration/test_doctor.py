@@ -56,13 +56,13 @@ def facts(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def test_json_output_has_the_documented_keys(opened: Crckpt) -> None:
-    told = opened.run("doctor", "--json").document
-    assert len(told["result"]["facts"]) == len(KEYS)
-    assert facts(told).keys() == KEYS
-    assert all(fact.keys() == FACT for fact in told["result"]["facts"])
-    assert told["result"]["able"] is True
-    store = facts(told)["store"]
-    assert told["result"]["fixes"][-1] == {"key": "store", "command": store["fix"], "done": False, "said": ""}
+    document = opened.run("doctor", "--json").document
+    assert len(document["result"]["facts"]) == len(KEYS)
+    assert facts(document).keys() == KEYS
+    assert all(fact.keys() == FACT for fact in document["result"]["facts"])
+    assert document["result"]["able"] is True
+    store = facts(document)["store"]
+    assert document["result"]["fixes"][-1] == {"key": "store", "command": store["fix"], "done": False, "said": ""}
 
 
 def test_missing_store_is_no_problem(crckpt: Crckpt) -> None:
@@ -73,21 +73,21 @@ def test_missing_store_is_no_problem(crckpt: Crckpt) -> None:
 
 
 def test_all_checks_are_printed_with_consequence_and_fix(opened: Crckpt) -> None:
-    told = facts(opened.run("doctor", "--json").document)
+    checks = facts(opened.run("doctor", "--json").document)
     shown = opened.run("doctor", "--all")
     words = " ".join(shown.out.split())
     assert all(f" {key} " in words for key in KEYS - OF_TRACKER)
-    assert all(" ".join(told["store"][part].split()) in words for part in ("consequence", "fix"))
+    assert all(" ".join(checks["store"][part].split()) in words for part in ("consequence", "fix"))
     assert shown.out.startswith("this host can checkpoint and restore programs\n")
 
 
 def test_verdict_comes_first_then_the_problems(opened: Crckpt) -> None:
-    told = facts(opened.run("doctor", "--json").document)
+    checks = facts(opened.run("doctor", "--json").document)
     verdict, *lines = opened.run("doctor").out.splitlines()
     assert verdict == "this host can checkpoint and restore programs"
     rows = [line.split()[:2] for line in lines if line.startswith(("ok", "limited", "missing", "unused"))]
-    assert [told["store"]["state"], "store"] in rows
-    assert all(told[key]["state"] == state != "ok" for state, key in rows)
+    assert [checks["store"]["state"], "store"] in rows
+    assert all(checks[key]["state"] == state != "ok" for state, key in rows)
     assert not {key for _, key in rows} & (OF_TRACKER | UNUSED)
     known = len(KEYS - OF_TRACKER)
     assert lines[-1] == f"the other {known - len(rows)} of {known} checks are fine: crckpt doctor --all shows them"
@@ -100,21 +100,21 @@ def test_broken_criu_option_is_reported(opened: Crckpt) -> None:
 
 
 def test_no_fix_is_offered_for_checks_without_effect(opened: Crckpt) -> None:
-    told = facts(opened.run("doctor", "--json").document)
+    checks = facts(opened.run("doctor", "--json").document)
     shown = " ".join(opened.run("doctor", "--all").out.split())
     for key in UNUSED | OF_TRACKER:
-        if told[key]["state"] != "ok" and told[key]["fix"]:
-            assert f"fix: {' '.join(told[key]['fix'].split())}" not in shown
+        if checks[key]["state"] != "ok" and checks[key]["fix"]:
+            assert f"fix: {' '.join(checks[key]['fix'].split())}" not in shown
 
 
 def test_unsuitable_host_reports_all_checks_and_exits_20(crckpt: Crckpt) -> None:
     words = (*WITHOUT_CRIU, str(PROGRAM), "doctor", "--criu", "/bin/false", "--json")
     done = subprocess.run(words, capture_output=True, text=True, env=crckpt.environment, check=False)
     assert done.returncode == HOST, done.stderr
-    told = json.loads(done.stdout)
-    assert told["result"]["able"] is False
-    assert facts(told).keys() == KEYS
-    criu = facts(told)["criu"]
+    output = json.loads(done.stdout)
+    assert output["result"]["able"] is False
+    assert facts(output).keys() == KEYS
+    criu = facts(output)["criu"]
     assert (criu["state"], criu["fix"]) == ("missing", "crckpt install-criu")
     assert "/bin/false (--criu): " in criu["found"]
 
@@ -124,16 +124,16 @@ def test_all_checks_are_reported_without_root(crckpt: Crckpt, tmp_path: Path) ->
     environment = crckpt.environment | {"HOME": str(tmp_path)}
     done = subprocess.run(nobody, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == HOST, done.stderr
-    told = facts(json.loads(done.stdout))
-    assert told.keys() == KEYS
-    assert told["criu"]["fix"] == "sudo crckpt doctor"
-    assert "checkpoint_restore" in told["rootless"]["fix"]
+    document = facts(json.loads(done.stdout))
+    assert document.keys() == KEYS
+    assert document["criu"]["fix"] == "sudo crckpt doctor"
+    assert "checkpoint_restore" in document["rootless"]["fix"]
 
 
 def test_fix_without_an_answer_changes_nothing(opened: Crckpt) -> None:
-    said = opened.run("doctor", "--fix")
-    assert f"would run: chmod 700 {opened.store}\n" in said.err
-    assert "--yes" in said.err
+    result = opened.run("doctor", "--fix")
+    assert f"would run: chmod 700 {opened.store}\n" in result.err
+    assert "--yes" in result.err
     assert stat.S_IMODE(opened.store.stat().st_mode) == 0o755
 
 
@@ -174,5 +174,5 @@ def test_failed_fix_is_reported(opened: Crckpt, tmp_path: Path) -> None:
     fails.write_text("#!/bin/sh\necho 'chmod: it does not work' >&2; exit 1\n")
     fails.chmod(0o755)
     words = (*WITHOUT_CHMOD, str(fails), str(PROGRAM), "doctor", "--fix", "--yes")
-    said = subprocess.run(words, capture_output=True, text=True, env=opened.environment, check=True).stderr
-    assert f"failed: chmod 700 {opened.store} (chmod: " in said
+    error = subprocess.run(words, capture_output=True, text=True, env=opened.environment, check=True).stderr
+    assert f"failed: chmod 700 {opened.store} (chmod: " in error

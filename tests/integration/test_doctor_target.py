@@ -20,8 +20,8 @@ REFUSED = 24
 def test_healthy_tree_has_no_blockers(crckpt: Crckpt) -> None:
     with started(BY_NAME["family"]) as tree:
         before = tree.counters()
-        said = crckpt.run("doctor", str(tree.pid)).out
-        assert said.startswith(f"PID {tree.pid} can be checkpointed\n")
+        output = crckpt.run("doctor", str(tree.pid)).out
+        assert output.startswith(f"PID {tree.pid} can be checkpointed\n")
         tree.wait_growth(before)
         assert not crckpt.store.exists(), "it only looks"
 
@@ -37,11 +37,11 @@ def test_healthy_trees_raise_no_false_alarms(crckpt: Crckpt, case: Case) -> None
 
 def test_each_blocker_has_a_remedy(crckpt: Crckpt) -> None:
     with started(BY_NAME["tcp-pair"]) as tree:
-        said = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
-        lines = said.splitlines()
+        output = crckpt.run("doctor", str(tree.pid), status=REFUSED).out
+        lines = output.splitlines()
         assert {line.split(": ")[0] for line in lines if "connected over TCP" in line} == {"blocker"}
-        assert said.count("choose: --tcp keep") == 1, "once for all"
-        assert said.startswith(f"PID {tree.pid} cannot be checkpointed: ")
+        assert output.count("choose: --tcp keep") == 1, "once for all"
+        assert output.startswith(f"PID {tree.pid} cannot be checkpointed: ")
 
 
 @pytest.mark.parametrize(("kind", "what"), [("udp", "UDP"), ("inotify", "inotify")])
@@ -51,9 +51,9 @@ def test_expected_losses_are_reported(crckpt: Crckpt, kind: str, what: str) -> N
         result = crckpt.run("doctor", str(tree.pid), "--json", status=REFUSED).document["result"]
         assert {blocker["key"] for blocker in result["blockers"]} == {"tcp"}
         assert result["able"] is False
-        (told,) = (warning for warning in result["warnings"] if warning["key"] == "unread")
-        assert f"of PID {tree.pid} ({what}): a restore loses it" in told["what"]
-        assert told["what"] in crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep").out
+        (loss,) = (warning for warning in result["warnings"] if warning["key"] == "unread")
+        assert f"of PID {tree.pid} ({what}): a restore loses it" in loss["what"]
+        assert loss["what"] in crckpt.run("dump", str(tree.pid), "job", "--tcp", "keep").out
 
 
 def test_invalid_targets_are_refused(crckpt: Crckpt) -> None:
@@ -133,8 +133,8 @@ def test_deleted_open_files_count_towards_the_estimate(crckpt: Crckpt) -> None:
 def test_estimate_is_printed_without_stopping_the_tree(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         before = tree.counters()
-        said = crckpt.run("doctor", str(tree.pid)).out
-        title, *lines = said[said.index("estimate of a dump") :].splitlines()
+        output = crckpt.run("doctor", str(tree.pid)).out
+        title, *lines = output[output.index("estimate of a dump") :].splitlines()
         assert title.startswith("estimate of a dump, as the first checkpoint of ")
         assert [line.split()[0] for line in lines] == ["frozen", "time", "size"]
         tree.wait_growth(before)

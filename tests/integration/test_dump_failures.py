@@ -96,18 +96,18 @@ def test_interrupted_dump_reports_that_the_tree_runs_on(
     with started(DIALOGUE) as tree:
         for name in names:
             before = manifests(crckpt.store)
-            status, said = _interrupted_at(name, number, crckpt, tree, mode)
+            status, output = _interrupted_at(name, number, crckpt, tree, mode)
             was_made = manifests(crckpt.store) > before
             assert not list(crckpt.store.glob("tmp/*"))
             if status == 0:
                 assert was_made
                 _bring_back(crckpt, tree)
                 continue
-            assert status == 130, said
-            assert said.startswith(f"crckpt: interrupted by {number.name}; ")
+            assert status == 130, output
+            assert output.startswith(f"crckpt: interrupted by {number.name}; ")
             begun = "was made" if was_made else "(no checkpoint was made|nothing was changed)"
-            assert re.search(rf"{begun}[;,] the tree runs on\n$", said)
-            assert said.count("\n") == 1
+            assert re.search(rf"{begun}[;,] the tree runs on\n$", output)
+            assert output.count("\n") == 1
             assert_runs_on(tree, frozenset())
         # A pack that was finished before its manifest is no one's: only what is cached of it may be left over.
         left = crckpt.run("gc", "--json").document["result"]["leftovers"]
@@ -131,18 +131,18 @@ def test_interruption_does_not_wait_for_a_blocked_criu(crckpt: Crckpt) -> None:
         dump.send_signal(signal.SIGCONT)
         dump.send_signal(signal.SIGINT)
         try:
-            _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+            _, error = dump.communicate(timeout=ENDS_WITHIN_S)
         finally:
             for pid in criu:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             for debugger in debuggers:
                 debugger.join()
-        assert said.startswith("crckpt: interrupted by SIGINT; ")
+        assert error.startswith("crckpt: interrupted by SIGINT; ")
         assert criu
         wait_ended(criu)
         if dump.returncode == 22:  # it was just then inside a call that CRIU made it do
-            assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in said
+            assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in error
             return
         assert dump.returncode == 130
         assert_runs_on(tree, frozenset())
@@ -164,9 +164,9 @@ def test_interruption_at_startup_prints_one_line(crckpt: Crckpt) -> None:
             _wait(dump, delay)
             if dump.returncode is None:  # else it was quicker than that
                 os.killpg(dump.pid, signal.SIGINT)
-            out, said = dump.communicate(timeout=ENDS_WITHIN_S)
-            assert (dump.returncode, bool(out)) in ((130, False), (0, True)), said
-            assert not said or re.fullmatch(r"crckpt: interrupted by SIGINT.*\n", said)
+            out, error = dump.communicate(timeout=ENDS_WITHIN_S)
+            assert (dump.returncode, bool(out)) in ((130, False), (0, True)), error
+            assert not error or re.fullmatch(r"crckpt: interrupted by SIGINT.*\n", error)
             assert_runs_on(tree, frozenset())
 
 
@@ -180,16 +180,16 @@ def test_killed_criu_is_reported(crckpt: Crckpt, name: str) -> None:
         # The first CRIU on a host tries out the kernel, with children that outlive it.
         crckpt.run("dump", str(tree.pid), "other")
         pids = tree.pids()
-        status, said = _with_criu_killed_at(name, crckpt, tree)
-        assert "CRIU ended with signal 9" in said
+        status, output = _with_criu_killed_at(name, crckpt, tree)
+        assert "CRIU ended with signal 9" in output
         gone = [str(pid) for pid in pids if not runs(pid)]
         if str(tree.pid) in gone:
             assert status == 22
-            assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in said
+            assert f"no checkpoint was made; these processes of the tree have ended: {tree.pid}" in output
             return
         ended = f" without {' '.join(gone)}, which has ended" if gone else ""
         assert status == 21
-        assert f"no checkpoint was made; the tree runs on{ended}\n" in said
+        assert f"no checkpoint was made; the tree runs on{ended}\n" in output
         assert not list(crckpt.store.glob("tmp/*"))
         if not gone:
             assert_runs_on(tree, frozenset())
@@ -209,10 +209,10 @@ def test_process_killed_while_held_is_not_checkpointed(crckpt: Crckpt) -> None:
         os.kill(killed, signal.SIGKILL)
         wait_ended((killed,))
         dump.send_signal(signal.SIGCONT)
-        _, said = dump.communicate(timeout=ENDS_WITHIN_S)
-        assert dump.returncode == 21, said
-        assert f"task {killed} was killed while it was frozen" in said
-        assert f"no checkpoint was made; the tree runs on without {killed}, which has ended" in said
+        _, error = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 21, error
+        assert f"task {killed} was killed while it was frozen" in error
+        assert f"no checkpoint was made; the tree runs on without {killed}, which has ended" in error
         assert checkpoints(crckpt) == ()
         assert not is_traced(tree)
 
@@ -224,10 +224,10 @@ def test_criu_killed_in_the_hold_is_told_from_one_that_ended_the_tree(crckpt: Cr
         wait_for(partial(_is_stopped, dump.pid), ENDS_WITHIN_S, "crckpt to store")
         kill_below(dump.pid)
         dump.send_signal(signal.SIGCONT)
-        _, said = dump.communicate(timeout=ENDS_WITHIN_S)
-        assert dump.returncode == 21, said
+        _, error = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 21, error
         (made,) = checkpoints(crckpt)
-        assert f"checkpoint {made[:12]} was made; the tree runs on\n" in said
+        assert f"checkpoint {made[:12]} was made; the tree runs on\n" in error
         assert_runs_on(tree, frozenset())
 
 
@@ -272,13 +272,13 @@ def test_objects_that_cannot_be_saved_are_reported_before_the_freeze(
     with open_workdir() as workdir, _peer(workdir, kind), Tree(_holding(kind), workdir) as tree:
         assert tree.facts()[""]["held"]
         result = crckpt.run("doctor", str(tree.pid), "--json", status=24).document["result"]
-        (told,) = (blocker for blocker in result["blockers"] if blocker["key"] != "tcp")
-        assert told["key"] == key
-        assert words.format(pid=tree.pid, workdir=workdir) in told["what"]
+        (refusal,) = (blocker for blocker in result["blockers"] if blocker["key"] != "tcp")
+        assert refusal["key"] == key
+        assert words.format(pid=tree.pid, workdir=workdir) in refusal["what"]
         forced = ("dump", str(tree.pid), "job", "--tcp", "keep", "--no-preflight", "--json")
         error = crckpt.run(*forced, status=21).document["error"]
-        assert kind == "unix" or told["what"] in error["message"]
-        assert error["hint"] == told["remedy"]
+        assert kind == "unix" or refusal["what"] in error["message"]
+        assert error["hint"] == refusal["remedy"]
         assert_runs_on(tree, frozenset())
 
 
@@ -310,9 +310,9 @@ def test_second_concurrent_dump_freezes_nothing(crckpt: Crckpt) -> None:
             both = [_dump(crckpt, tree, ()) for _ in range(2)]
             ends = [(dump, dump.communicate(timeout=ENDS_WITHIN_S)[1]) for dump in both]
             assert any(dump.returncode == 0 for dump, _ in ends), ends
-            for dump, said in ends:
-                assert dump.returncode in (0, 21, 24), said
-                assert dump.returncode == 0 or "by process" in said or "cannot be stopped" in said
+            for dump, output in ends:
+                assert dump.returncode in (0, 21, 24), output
+                assert dump.returncode == 0 or "by process" in output or "cannot be stopped" in output
             assert_runs_on(tree, frozenset())
         assert not list(crckpt.store.glob("tmp/*"))
         crckpt.run("verify", "--all")
@@ -324,9 +324,9 @@ def _with_criu_killed_at(name: str, crckpt: Crckpt, tree: Tree) -> tuple[int, st
         dump = crckpt.start("dump", str(tree.pid), "job")
         assert wait_for_moment(MOMENTS[name], crckpt.store, tree, dump)
         kill_below(dump.pid)
-        _, said = dump.communicate(timeout=ENDS_WITHIN_S)
+        _, error = dump.communicate(timeout=ENDS_WITHIN_S)
         if dump.returncode != 0:
-            return dump.returncode, said
+            return dump.returncode, error
     raise AssertionError("CRIU always was faster")
 
 
@@ -336,8 +336,8 @@ def _interrupted_at(
     dump = _dump(crckpt, tree, mode)
     if wait_for_moment(MOMENTS[name], crckpt.store, tree, dump):
         os.killpg(dump.pid, number)
-    _, said = dump.communicate(timeout=ENDS_WITHIN_S)
-    return dump.returncode, said
+    _, error = dump.communicate(timeout=ENDS_WITHIN_S)
+    return dump.returncode, error
 
 
 def _killed_at(name: str, crckpt: Crckpt, tree: Tree, mode: tuple[str, ...]) -> None:

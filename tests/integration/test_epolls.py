@@ -59,7 +59,7 @@ answer = child
 
 
 @pytest.mark.parametrize(
-    ("hold", "said"),
+    ("hold", "message"),
     [
         (_CLOSED_IN_CHILD, "a restore makes it in PID {answer}"),
         (_OTHER_IN_CHILD, "a restore makes it in PID {answer}"),
@@ -68,18 +68,18 @@ answer = child
     ],
     ids=["closed in the lowest", "another file in the lowest", "in a child only", "twice"],
 )
-def test_epoll_that_cannot_be_restored_is_refused_before_the_freeze(crckpt: Crckpt, hold: str, said: str) -> None:
+def test_epoll_that_cannot_be_restored_is_refused_before_the_freeze(crckpt: Crckpt, hold: str, message: str) -> None:
     with remote() as program:
         answer = program.ask(f"answer = None\n{hold}")
         try:
             assert answer is None or runs(int(str(answer)))
             words = ("dump", str(program.pid), JOB)
-            for told in (
+            for output in (
                 crckpt.run("doctor", str(program.pid), status=REFUSED).out,
                 crckpt.run(*words, "--stop", "--dry-run", status=REFUSED).err,
                 crckpt.run(*words, "--stop", status=REFUSED).err,
             ):
-                assert said.format(answer=answer) in told
+                assert message.format(answer=answer) in output
             assert program.ask("answer = 1") == 1
             if hold != _OTHER_IN_CHILD:  # which comes back, and then watches the other file
                 crckpt.run(*words, "--stop", "--rehearse", "--no-preflight", status=21)
@@ -117,8 +117,8 @@ def test_epoll_on_a_pipe_to_the_outside_is_restored_without_it(crckpt: Crckpt) -
 
 def test_epoll_on_a_pipe_to_the_outside_with_output_to_a_file(crckpt: Crckpt, tmp_path: Path) -> None:
     """To its last byte."""
-    said = tmp_path / "said"
-    with watched_output(crckpt) as program, said.open("wb") as output, (tmp_path / "err").open("wb") as err:
+    report = tmp_path / "report"
+    with watched_output(crckpt) as program, report.open("wb") as output, (tmp_path / "err").open("wb") as err:
         null = subprocess.DEVNULL
         process = subprocess.Popen(
             (str(PROGRAM), "restore", JOB), stdin=null, stdout=output, stderr=err, env=crckpt.environment
@@ -126,7 +126,7 @@ def test_epoll_on_a_pipe_to_the_outside_with_output_to_a_file(crckpt: Crckpt, tm
         assert program.ask("answer = poll.poll(5) == [(end, select.EPOLLOUT)]") is True
         program.tell("for number in range(10_000): os.write(end, b'%d\\n' % number)\nos._exit(0)")
         assert process.wait(WITHIN_S) == 0, (tmp_path / "err").read_text()
-        assert said.read_text().split()[-10_000:] == [str(number) for number in range(10_000)]
+        assert report.read_text().split()[-10_000:] == [str(number) for number in range(10_000)]
 
 
 def test_epoll_on_a_pipe_to_the_outside_can_be_rehearsed(crckpt: Crckpt) -> None:
@@ -142,11 +142,11 @@ def test_epoll_on_a_terminal_needs_a_terminal(crckpt: Crckpt, tmp_path: Path) ->
         crckpt.run("dump", str(program.pid), JOB, "--stop")
         program.wait_gone()
         os.close(master)
-        for tty in ("null", str(tmp_path / "said")):
+        for tty in ("null", str(tmp_path / "report")):
             for more in ((), ("--dry-run",)):
-                said = crckpt.run("restore", JOB, "--detach", "--tty", tty, *more, status=REFUSED).err
-                assert "waits for its terminal with an epoll" in said
-                assert "--tty new" in said
+                error = crckpt.run("restore", JOB, "--detach", "--tty", tty, *more, status=REFUSED).err
+                assert "waits for its terminal with an epoll" in error
+                assert "--tty new" in error
         crckpt.run("restore", JOB, "--detach", "--tty", "new")
         assert program.ask("answer = os.isatty(end) and poll.poll(0) == []") is True
 

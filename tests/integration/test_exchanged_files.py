@@ -43,8 +43,8 @@ def test_root_owned_file_in_the_place_of_a_log_is_not_handed_over(crckpt: Crckpt
     before = secret.read_bytes()
     with stopped(crckpt, Case("log", (*AS_NOBODY, *LOGS), user=NOBODY)) as tree:
         _exchange(tree, secret)
-        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED)
-        assert f"{LOG}, a file of process {tree.pid}" in said.err
+        result = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED)
+        assert f"{LOG}, a file of process {tree.pid}" in result.err
         assert not Path(f"/proc/{tree.pid}").exists()
         assert secret.read_bytes() == before
         assert f"{LOG}, a file of process" in crckpt.run("rehearse", JOB, status=25).err
@@ -116,8 +116,8 @@ def test_root_program_gets_no_file_from_a_user_owned_directory(crckpt: Crckpt, s
     case = Case("log", LOGS, user=NOBODY)
     with stopped(crckpt, case) as tree:
         _exchange(tree, secret)
-        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED)
-        assert "nobody" in said.err
+        result = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED)
+        assert "nobody" in result.err
         assert secret.read_bytes() == before
 
 
@@ -150,9 +150,9 @@ def test_file_of_another_user_in_a_shared_directory_is_not_handed_over(
     with _using(crckpt, USES[use], file) as pid:
         file.unlink()
         _make(file, ANOTHER)
-        said = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED).err
-        assert f"{file}, a file of process {pid}" in said
-        assert "that user may have put it there" in said
+        error = crckpt.run("restore", JOB, "--detach", "--grown", "keep", status=FAILED).err
+        assert f"{file}, a file of process {pid}" in error
+        assert "that user may have put it there" in error
         assert not Path(f"/proc/{pid}").exists()
         assert "may have put it there" in crckpt.run("rehearse", JOB, status=25).err
         # The same user's new file is taken: they could change the old one as well.

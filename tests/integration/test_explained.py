@@ -40,10 +40,10 @@ def test_failed_dump_is_explained(workshop: Workshop, tmp_path: Path, row: Dump)
         under = [word.format(**names) for word in row.under]
         ended = dump(target.pid, tmp_path / "images", row.options, under)
         assert ended.status != 0
-        told = explain_log(ended.log)
-        assert told["cause"] == row.cause, ended.complaints
-        assert row.says.format(**names) in told["what"]
-        assert told["remedy"]
+        document = explain_log(ended.log)
+        assert document["cause"] == row.cause, ended.complaints
+        assert row.says.format(**names) in document["what"]
+        assert document["remedy"]
         if row.answers:
             target.lives_on()
 
@@ -58,11 +58,11 @@ def test_failed_restore_is_explained(workshop: Workshop, tmp_path: Path, row: Re
             stack.enter_context(changed)
         stack.callback(end_restored, world.pid)
         ended = restore(world.images, row.options, row.under)
-        told = explain_log(ended.log)
+        document = explain_log(ended.log)
     assert ended.status != 0
-    assert told["cause"] == row.cause, ended.complaints
-    assert row.says.format(pid=world.pid, workdir=world.workdir) in told["what"]
-    assert told["remedy"]
+    assert document["cause"] == row.cause, ended.complaints
+    assert row.says.format(pid=world.pid, workdir=world.workdir) in document["what"]
+    assert document["remedy"]
 
 
 def test_enough_causes_are_provoked() -> None:

@@ -54,8 +54,8 @@ def test_readable_process_facts_change_only_as_documented(crckpt: Crckpt) -> Non
     assert len(before) > 2000
     vary = {name for name in before if again.get(name) != before[name]}
     differ = {name for name in before.keys() | after.keys() if after.get(name) != before.get(name)} - vary
-    said = " ".join(LIMITS.read_text().split())
+    limits_page = " ".join(LIMITS.read_text().split())
     unknown = sorted(name for name in differ if not any(re.search(pattern, name) for pattern in CHANGED))
     assert {name: (before.get(name), after.get(name)) for name in unknown} == {}
-    assert [text for text in CHANGED.values() if text not in said] == []
+    assert [text for text in CHANGED.values() if text not in limits_page] == []
     assert any("CPU clocks of the program begin at 0 again" in warning for warning in warnings)

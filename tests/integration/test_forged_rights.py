@@ -32,8 +32,8 @@ def test_forged_checkpoint_gives_a_program_no_more_rights(crckpt: Crckpt) -> Non
     """The tree runs on, and what was saved before stays."""
     with started(program("counter")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
-        said = _dump_forged(crckpt, tree.pid, f"core-{tree.pid}.img", _of_nobody)
-        assert f"task {tree.pid} told CRIU that it has the rights of user 65534, which it does not have" in said
+        output = _dump_forged(crckpt, tree.pid, f"core-{tree.pid}.img", _of_nobody)
+        assert f"task {tree.pid} told CRIU that it has the rights of user 65534, which it does not have" in output
         tree.wait_growth(tree.counters())
         assert len(crckpt.run("list", "--json").document["result"]["checkpoints"]) == 1
 
@@ -57,8 +57,8 @@ def test_forged_descriptor_sends_no_signals_as_another_user(crckpt: Crckpt) -> N
     with started(Case("owner", words)) as tree:
         first = tree.counters()
         crckpt.run("dump", str(tree.pid), JOB)
-        said = _dump_forged(crckpt, tree.pid, "files.img", _give_to_nobody)
-        assert f"send signals to process {tree.pid} with the rights of user 65534" in said
+        output = _dump_forged(crckpt, tree.pid, "files.img", _give_to_nobody)
+        assert f"send signals to process {tree.pid} with the rights of user 65534" in output
         tree.wait_growth(tree.counters())
         tree.end()
         tree.wait_gone()
@@ -70,9 +70,9 @@ def test_forged_descriptor_sends_no_signals_as_another_user(crckpt: Crckpt) -> N
 def test_forged_descriptor_does_not_lead_to_another_file(crckpt: Crckpt) -> None:
     """CRIU opens them again as root, with the flags that they have: here one of a user's own, to write."""
     with started(BY_NAME["nobody"]) as tree:
-        said = _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
-        assert f"process {tree.pid} told CRIU that its descriptor " in said
-        assert " is /etc/hosts, but it is /" in said
+        output = _dump_forged(crckpt, tree.pid, "files.img", _lead_to_hosts, hold=1)
+        assert f"process {tree.pid} told CRIU that its descriptor " in output
+        assert " is /etc/hosts, but it is /" in output
         tree.wait_growth(tree.counters())
 
 
@@ -102,23 +102,23 @@ REMOVED: Final = Case("removes", (*WITHOUT, "env", "PYTHONPATH={programs}", PYTH
 def test_removed_file_is_not_replaced_by_its_namesake(crckpt: Crckpt) -> None:
     """A user's process can have that open by O_PATH, whoever may read it, and send it in the place of its own."""
     with started(REMOVED) as tree:
-        said = _dump_forged(crckpt, tree.pid, "remap-fpath.img", _without_records, hold=1)
-        assert f"descriptor 50 is {tree.workdir}/mine, but it is {tree.workdir}/mine (deleted): another" in said
+        output = _dump_forged(crckpt, tree.pid, "remap-fpath.img", _without_records, hold=1)
+        assert f"descriptor 50 is {tree.workdir}/mine, but it is {tree.workdir}/mine (deleted): another" in output
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_removed_file_is_not_replaced_by_an_earlier_namesake(crckpt: Crckpt) -> None:
     with started(REMOVED) as tree:
-        said = _dump_forged(crckpt, tree.pid, "ghost-file-1.img", _with_other_inode, hold=1)
-        assert f"but it is {tree.workdir}/mine (deleted) with another inode: another" in said
+        output = _dump_forged(crckpt, tree.pid, "ghost-file-1.img", _with_other_inode, hold=1)
+        assert f"but it is {tree.workdir}/mine (deleted) with another inode: another" in output
 
 
 @pytest.mark.skipif(not PROGRAM.exists(), reason="there was no C compiler")
 def test_thread_image_of_another_process_is_refused(crckpt: Crckpt) -> None:
     """The image of a thread, with its registers and rights, has its number."""
     with started(BY_NAME["threads"]) as tree:
-        said = _dump_forged(crckpt, tree.pid, "pstree.img", _without_last_thread, hold=1)
-        assert f"process {tree.pid} told CRIU that it has another list of threads than it has" in said
+        output = _dump_forged(crckpt, tree.pid, "pstree.img", _without_last_thread, hold=1)
+        assert f"process {tree.pid} told CRIU that it has another list of threads than it has" in output
 
 
 @pytest.mark.parametrize("name", ["nobody", "threads", "family"])
@@ -187,9 +187,9 @@ def _dump_forged(crckpt: Crckpt, pid: int, name: str, forge: Callable[[bytes], b
     (image,) = crckpt.store.glob(f"tmp/*/images/{name}")
     image.write_bytes(forge(image.read_bytes()))
     command.send_signal(signal.SIGCONT)
-    _, said = command.communicate(timeout=60)
-    assert command.returncode == 21, said
-    return said
+    _, error = command.communicate(timeout=60)
+    assert command.returncode == 21, error
+    return error
 
 
 def _is_stopped(pid: int) -> bool:

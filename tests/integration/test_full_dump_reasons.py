@@ -23,8 +23,8 @@ AGAIN = "; --incremental starts a new tracker"
 def reason(crckpt: Crckpt, target: Target, *words: str) -> str:
     """Why a dump is full: the one line that says so, which is also in the JSON of a dry run before it."""
     planned = crckpt.run("dump", str(target.pid), JOB, "--dry-run", "--json", *words).document["result"]["tracked"]
-    said = crckpt.run("dump", str(target.pid), JOB, *words).out
-    (line,) = [line for line in said.splitlines() if line.startswith("full dump: ")]
+    output = crckpt.run("dump", str(target.pid), JOB, *words).out
+    (line,) = [line for line in output.splitlines() if line.startswith("full dump: ")]
     why = line.removeprefix("full dump: ")
     assert planned["why_full"].partition(";")[0] == why.partition(";")[0]
     return why
@@ -63,8 +63,8 @@ def test_ended_or_killed_tracker_is_the_reason(crckpt: Crckpt, target: Target) -
 def test_ended_tracker_is_the_reason_for_another_job(crckpt: Crckpt, target: Target) -> None:
     dump_incrementally(crckpt, target)
     crckpt.run("ps", "--end", str(target.pid))
-    said = crckpt.run("dump", str(target.pid), "other").out
-    assert f"full dump: {ENDED_ON_REQUEST}{AGAIN}\n" in said
+    output = crckpt.run("dump", str(target.pid), "other").out
+    assert f"full dump: {ENDED_ON_REQUEST}{AGAIN}\n" in output
 
 
 def test_untracked_tree_gives_no_reason(crckpt: Crckpt, target: Target) -> None:

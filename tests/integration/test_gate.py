@@ -32,8 +32,8 @@ WAYS = {"round": ("pre-dump",), "dump": ("dump", "--incremental")}
 def ran(crckpt: Crckpt, way: str, target: Target, criu: Path, status: int = 0) -> dict[str, Any]:
     """What is told of a dump or a round with this CRIU."""
     command, *words = WAYS[way]
-    said = crckpt.run(command, str(target.pid), "job", "--json", "--criu", str(criu), *words, status=status)
-    document: dict[str, Any] = said.document
+    result = crckpt.run(command, str(target.pid), "job", "--json", "--criu", str(criu), *words, status=status)
+    document: dict[str, Any] = result.document
     return document
 
 
@@ -55,13 +55,13 @@ def test_write_during_the_freeze_through_a_short_lived_descriptor_is_seen(
     )
     ran(crckpt, "dump", target, criu)
     there.touch()
-    told = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
+    document = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
     there.unlink()
     target.number = 2
     missed = "crckpt cannot see what the device writes"
     direct = rf"PID {target.pid} has an O_DIRECT descriptor \(\d+: {target.work}/file\); {missed}"
     if way == "round":
-        assert re.match(f"nothing was copied: {direct}", told["error"]["message"])
+        assert re.match(f"nothing was copied: {direct}", document["error"]["message"])
     assert not [one for one in Path(f"/proc/{target.pid}/fd").iterdir() if one.readlink() == target.work / "file"]
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["base"] is None
@@ -204,10 +204,10 @@ def test_criu_that_does_not_wait_gives_no_base(crckpt: Crckpt, target: Target, t
     ran(crckpt, "dump", target, criu)
     target.write()
     passes.touch()
-    told = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
+    document = ran(crckpt, way, target, criu, status=20 if way == "round" else 0)
     passes.unlink()
     if way == "round":
-        assert told["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED}")
+        assert document["error"]["message"].startswith(f"nothing was copied: {UNCOMMITTED}")
     result = dump_incrementally(crckpt, target, "--criu", str(criu))
     assert result["tracked"]["why_full"] == UNCOMMITTED
     is_whole(crckpt, result["checkpoint"]["id"], target)

@@ -74,10 +74,10 @@ def test_disk_without_space_is_reported_before_the_freeze(tmp_path: Path) -> Non
         crckpt.run(*words, status=10)
         subprocess.run(["dd", "if=/dev/zero", f"of={crckpt.store}/filler"], check=False, stderr=subprocess.DEVNULL)
         assert not os.statvfs(crckpt.store).f_bavail
-        said = crckpt.run(*words, status=10)
-        assert "no space is left" in said.err
-        assert "the tree runs on\n" in said.err
-        assert "hint: " in said.err
+        result = crckpt.run(*words, status=10)
+        assert "no space is left" in result.err
+        assert "the tree runs on\n" in result.err
+        assert "hint: " in result.err
         assert_runs_on(tree, frozenset())
 
 
@@ -119,12 +119,12 @@ def test_crckpt_stopped_in_a_hold_keeps_no_tree_frozen(
                 dump.send_signal(signal.SIGCONT)
             wait_for(lambda: _has_ended_criu(dump.pid), 2 * PATIENCE_S + ENDS_WITHIN_S, "CRIU to give up")
             assert_runs_on(tree, frozenset())
-        out, said = dump.communicate(timeout=ENDS_WITHIN_S)
-        assert dump.returncode == 21, out + said
-        assert "crckpt did not answer" in said
-        assert when in said
-        assert "the tree runs on" in said
-        assert ("no checkpoint was made" in said) == (not made)
+        out, error = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 21, out + error
+        assert "crckpt did not answer" in error
+        assert when in error
+        assert "the tree runs on" in error
+        assert ("no checkpoint was made" in error) == (not made)
         assert_runs_on(tree, frozenset())
         assert manifests(crckpt.store) == 1 + made
         assert not list(crckpt.store.glob("tmp/*"))
@@ -146,8 +146,8 @@ def test_stopped_criu_is_continued(crckpt: Crckpt, which: str) -> None:
         stopped = criu if which == "criu" else criu.children(recursive=True)[-1]
         os.kill(stopped.pid, signal.SIGSTOP)
         dump.send_signal(signal.SIGCONT)
-        _, said = dump.communicate(timeout=60)
-        assert dump.returncode == 0, said
+        _, error = dump.communicate(timeout=60)
+        assert dump.returncode == 0, error
         tree.wait_growth(tree.counters())
 
 
@@ -162,10 +162,10 @@ def test_restore_stopped_in_its_hold_leaves_nothing(crckpt: Crckpt) -> None:
         wait_for(lambda: psutil.Process(restore.pid).status() == stopped, ENDS_WITHIN_S, "crckpt to stop")
         wait_for(lambda: _has_ended_criu(restore.pid), 2 * PATIENCE_S + ENDS_WITHIN_S, "CRIU to give up")
         restore.send_signal(signal.SIGCONT)
-        out, said = restore.communicate(timeout=ENDS_WITHIN_S)
-        assert restore.returncode == 23, out + said
-        assert "crckpt did not answer CRIU after CRIU had built the tree" in said
-        assert "nothing is left behind" in said
+        out, error = restore.communicate(timeout=ENDS_WITHIN_S)
+        assert restore.returncode == 23, out + error
+        assert "crckpt did not answer CRIU after CRIU had built the tree" in error
+        assert "nothing is left behind" in error
         tree.wait_gone()
         assert network_locks() == locks
         crckpt.run("restore", "job", "--detach")
@@ -191,8 +191,8 @@ def test_tree_stays_frozen_until_its_checkpoint_is_committed(crckpt: Crckpt) -> 
         assert {psutil.Process(pid).status() for pid in tree.pids()} == {"tracing-stop"}
         assert network_locks()
         dump.send_signal(signal.SIGCONT)
-        out, said = dump.communicate(timeout=ENDS_WITHIN_S)
-        assert dump.returncode == 0, said
+        out, error = dump.communicate(timeout=ENDS_WITHIN_S)
+        assert dump.returncode == 0, error
         assert "the tree has ended" in out
         tree.wait_gone()
         assert network_locks(), "packets of the stopped tree's connection are let through"
@@ -212,9 +212,9 @@ def test_removing_the_checkpoint_of_a_stopped_tree_lifts_its_lock(crckpt: Crckpt
         # The program would be lost.
         crckpt.run("rm", "job", status=24)
         assert network_locks() == {lock}
-        said = crckpt.run("rm", "job", "--yes").out
-        assert "removed the network lock" in said
-        assert lock in said
+        output = crckpt.run("rm", "job", "--yes").out
+        assert "removed the network lock" in output
+        assert lock in output
         assert not network_locks()
 
 

@@ -69,17 +69,17 @@ pytestmark = [pytest.mark.skipif(bool(NO_TRACKER), reason=NO_TRACKER), pytest.ma
 def test_each_checkpoint_of_a_series_restores_without_the_others(crckpt: Crckpt, target: Target) -> None:
     sums, made = [], []
     for number in range(5):
-        sums.append(target.told()[0])
+        sums.append(target.report()[0])
         result = dump_incrementally(crckpt, target)
-        told, checkpoint = result["tracked"], result["checkpoint"]
+        tracking, checkpoint = result["tracked"], result["checkpoint"]
         made.append(checkpoint["id"])
         if number == 0:
-            assert (told["base"], told["why_full"]) == (None, FIRST)
-            assert told["why"] in CHOICES
+            assert (tracking["base"], tracking["why_full"]) == (None, FIRST)
+            assert tracking["why"] in CHOICES
         else:
-            assert (told["base"], told["why_full"], told["whole"]) == (made[-2], "", [])
+            assert (tracking["base"], tracking["why_full"], tracking["whole"]) == (made[-2], "", [])
             assert checkpoint["parent"] == made[-2]
-            assert len(target.written()) <= told["written_pages"] <= len(target.written()) + FEW
+            assert len(target.written()) <= tracking["written_pages"] <= len(target.written()) + FEW
             assert checkpoint["statistics"]["inherited_pages"] >= PAGES - len(target.written()) - FEW
             assert checkpoint["statistics"]["new_bytes"] <= (len(target.written()) + FEW) * PAGE
             assert checkpoint["statistics"]["raw_bytes"] > PAGES * PAGE, "it is complete"
@@ -123,17 +123,17 @@ def test_pages_without_a_soft_dirty_bit_are_restored(crckpt: Crckpt, tmp_path: P
     null = subprocess.DEVNULL
     words = [sys.executable, str(PROGRAMS / "loses_bits.py"), str(tmp_path)]
 
-    def said(number: int) -> list[int]:
-        wait_for((tmp_path / f"said-{number}").exists, 60, f"what it says, {number}")
-        return [int(word) for word in (tmp_path / f"said-{number}").read_text().split()]
+    def read_report(number: int) -> list[int]:
+        wait_for((tmp_path / f"report-{number}").exists, 60, f"what it says, {number}")
+        return [int(word) for word in (tmp_path / f"report-{number}").read_text().split()]
 
     with merging():
         process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, cwd="/", env={}, start_new_session=True)
         try:
-            assert said(0) == [1 << 21, 0, 0, 0, 0]
+            assert read_report(0) == [1 << 21, 0, 0, 0, 0]
             crckpt.run("dump", str(process.pid), "job", "--incremental")
             process.send_signal(signal.SIGUSR1)
-            assert said(1) == [0, 1 << 21, 64 * PAGE, 64 * PAGE, 64]
+            assert read_report(1) == [0, 1 << 21, 64 * PAGE, 64 * PAGE, 64]
             crckpt.run("dump", str(process.pid), "job", "--incremental")
         finally:
             process.kill()
@@ -141,7 +141,7 @@ def test_pages_without_a_soft_dirty_bit_are_restored(crckpt: Crckpt, tmp_path: P
     crckpt.run("restore", "job", "--detach")
     try:
         os.kill(process.pid, signal.SIGUSR2)
-        assert said(2)[:4] == [0, 1 << 21, 64 * PAGE, 64 * PAGE]
+        assert read_report(2)[:4] == [0, 1 << 21, 64 * PAGE, 64 * PAGE]
     finally:
         os.kill(process.pid, signal.SIGKILL)
         os.waitpid(process.pid, 0)
@@ -198,7 +198,7 @@ def test_stop_without_room_for_statistics_is_committed(crckpt: Crckpt, target: T
     """CRIU writes them last: the checkpoint is made, and the tree has ended."""
     run = 'for last; do [ "$before" != --work-dir ] || work=$last; before=$last; done\n'
     criu = executable(tmp_path / "criu", f'{run}{find(None, None).path} "$@" && rm -f "$work/stats-dump"')
-    checksum = target.told()[0]
+    checksum = target.report()[0]
     result = dump_incrementally(crckpt, target, "--stop", "--criu", str(criu))
     assert (result["tracked"]["written_pages"], result["tracked"]["why_full"]) == (0, FIRST)
     assert not runs(target.pid)
@@ -252,7 +252,7 @@ def test_hung_tracker_makes_the_next_dump_full(crckpt: Crckpt, target: Target) -
     assert result["tracked"]["why_full"] == why
     is_whole(crckpt, result["checkpoint"]["id"], target)
     unanswered = crckpt.run("ps", "--json", CRCKPT_ANSWER_S=SOON_S).document["result"]["unanswered"]
-    assert any(said.startswith(why) for said in unanswered)
+    assert any(message.startswith(why) for message in unanswered)
     ended = crckpt.run("ps", "--end", str(target.pid), "--json", status=20, CRCKPT_ANSWER_S=SOON_S)
     error = ended.document["error"]
     assert error["message"] == why
@@ -313,8 +313,8 @@ def test_dump_after_a_failed_dump_is_full(target: Target, tmp_path: Path) -> Non
         dump_incrementally(crckpt, target, *words)
         target.write()
         full.touch()
-        said = crckpt.run("dump", str(target.pid), "job", "--json", *words, status=10).document["error"]
-        assert said["message"].endswith("no checkpoint was made; the tree runs on")
+        error = crckpt.run("dump", str(target.pid), "job", "--json", *words, status=10).document["error"]
+        assert error["message"].endswith("no checkpoint was made; the tree runs on")
         full.unlink()
         filler.unlink()
         result = dump_incrementally(crckpt, target, *words)
@@ -338,8 +338,8 @@ def test_dump_after_a_killed_dump_is_full(crckpt: Crckpt, target: Target) -> Non
 def test_other_criu_does_not_use_the_tracker(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
     first = dump_incrementally(crckpt, target)
     other = filling(tmp_path / "criu", tmp_path / "filler", tmp_path / "full")
-    told = dump_incrementally(crckpt, target, "--criu", str(other))["tracked"]
-    assert told["why_full"].startswith(f"the tracker was started for another CRIU, {first['criu']}")
+    tracking = dump_incrementally(crckpt, target, "--criu", str(other))["tracked"]
+    assert tracking["why_full"].startswith(f"the tracker was started for another CRIU, {first['criu']}")
     assert dump_incrementally(crckpt, target)["tracked"]["base"] == first["checkpoint"]["id"]
 
 

@@ -67,8 +67,8 @@ def target(request: pytest.FixtureRequest, program: Path, tmp_path: Path) -> Ite
 
 def refused(crckpt: Crckpt, pid: int, status: int, *words: str) -> str:
     """What is said of a dump that fails with this status."""
-    said = crckpt.run("dump", str(pid), "job", "--incremental", "--json", *words, status=status)
-    return str(said.document["error"]["message"])
+    result = crckpt.run("dump", str(pid), "job", "--incremental", "--json", *words, status=status)
+    return str(result.document["error"]["message"])
 
 
 def test_criu_killed_between_reset_and_commit(crckpt: Crckpt, target: Target, tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_disk_full_while_criu_writes(crckpt: Crckpt, target: Target, tmp_path: P
         dump_incrementally(crckpt, target, *words)
         checksum = target.write()
         full.touch()
-        said = f"the dump failed: no space is left in {staging}, the directory for images; {RUNS_ON}"
-        assert refused(crckpt, target.pid, 10, *words) == said
+        message = f"the dump failed: no space is left in {staging}, the directory for images; {RUNS_ON}"
+        assert refused(crckpt, target.pid, 10, *words) == message
         full.unlink()
         (staging / "filler").unlink()
         result = dump_incrementally(crckpt, target, *words)
@@ -282,16 +282,16 @@ def test_hugetlb_pages_taken_by_another_process(crckpt: Crckpt, program: Path, t
     with huge_pages(2), odd(program, tmp_path / "work", "hugetlb") as target:
         checksum = target.look()
         with every_free_huge_page():
-            said = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]["message"]
-            assert "no reserved page is free" in said
-            assert said.endswith(RUNS_ON)
+            result = crckpt.run("dump", str(target.pid), "job", "--json", status=21).document["error"]["message"]
+            assert "no reserved page is free" in result
+            assert result.endswith(RUNS_ON)
             assert target.look() == checksum
         crckpt.run("dump", str(target.pid), "job")
         target.end()
         with every_free_huge_page():
             for words in (("restore", "job", "--detach"), ("rehearse", "job")):
-                said = crckpt.run(*words, "--json", status=24)
-                message = said.document["error"]["message"]
+                result = crckpt.run(*words, "--json", status=24)
+                message = result.document["error"]["message"]
                 assert "needs 1 reserved huge pages (2.0 MiB each), but only 0 are free" in message
         crckpt.run("restore", "job", "--detach")
         assert target.look() == checksum
@@ -310,8 +310,8 @@ def test_no_space_for_hugetlb_files(program: Path, tmp_path: Path) -> None:
         filler.write_bytes(bytes(space.free_disk(crckpt.store) - 16 * MIB))
         try:
             for words in (("restore", "job", "--detach"), ("rehearse", "job")):
-                said = crckpt.run(*words, "--json", status=24)
-                assert str(crckpt.store) in said.document["error"]["message"]
+                result = crckpt.run(*words, "--json", status=24)
+                assert str(crckpt.store) in result.document["error"]["message"]
         finally:
             filler.unlink()
             crckpt.run("restore", "job", "--detach")
@@ -390,8 +390,8 @@ def test_32_bit_program(crckpt: Crckpt, tmp_path: Path) -> None:
         for _ in range(2):
             wait_for(lambda: count() > counted + 20, "it to count")  # noqa: B023 (it is waited for)
             counted = count()
-            said = crckpt.run("dump", str(process.pid), "job", "--incremental", "--json")
-            results.append(said.document["result"])
+            result = crckpt.run("dump", str(process.pid), "job", "--incremental", "--json")
+            results.append(result.document["result"])
         assert results[1]["tracked"]["base"] == results[0]["checkpoint"]["id"]
         before = count()
         wait_for(lambda: count() > before, "it to count on")

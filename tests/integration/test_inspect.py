@@ -58,9 +58,9 @@ def test_ps_section_lists_processes_threads_and_states(looked: Looked) -> None:
     assert [thread["tid"] for thread in process["threads"]] == [looked.pid, looked.before["left"]]
     root, child = looked.show("--ps", ref="job")["ps"]
     assert (child["pid"], child["ppid"]) == (looked.after["child"], root["pid"])
-    said = looked.crckpt.run("show", "job", "--ps").out
-    assert f"\n  {child['pid']} {child['comm']}, alive" in said
-    assert f"\n  thread {looked.after['came']} " in said
+    output = looked.crckpt.run("show", "job", "--ps").out
+    assert f"\n  {child['pid']} {child['comm']}, alive" in output
+    assert f"\n  thread {looked.after['came']} " in output
 
 
 def test_ps_section_names_the_system_calls_of_threads(crckpt: Crckpt) -> None:
@@ -73,9 +73,9 @@ def test_ps_section_names_the_system_calls_of_threads(crckpt: Crckpt) -> None:
         crckpt.run("dump", str(process.pid), "job")
     (found,) = crckpt.run("show", "job", "--ps", "--json").document["result"]["ps"]
     assert [thread["system_call"] for thread in found["threads"]] == ["poll", "clock_nanosleep"]
-    said = crckpt.run("show", "job", "--ps").out
-    assert f"\n{found['pid']} {found['comm']}, alive, in poll, uid 0" in said
-    assert f"\n  thread {found['threads'][1]['tid']} {found['comm']}, in clock_nanosleep\n" in said
+    output = crckpt.run("show", "job", "--ps").out
+    assert f"\n{found['pid']} {found['comm']}, alive, in poll, uid 0" in output
+    assert f"\n  thread {found['threads'][1]['tid']} {found['comm']}, in clock_nanosleep\n" in output
 
 
 def test_files_section_lists_open_files(looked: Looked) -> None:
@@ -247,11 +247,11 @@ def test_diff_of_memory(looked: Looked) -> None:
     assert result["pages"] == {
         name: sum(found["pages"][name] for found in change["maps"]) for name in ("changed", "new", "gone")
     }
-    said = looked.crckpt.run("diff", "job~1", "job").out
-    assert f"+ process {looked.after['child']} " in said
-    (line,) = (line for line in said.splitlines() if "new map" in line and line.endswith("/coming"))
+    output = looked.crckpt.run("diff", "job~1", "job").out
+    assert f"+ process {looked.after['child']} " in output
+    (line,) = (line for line in output.splitlines() if "new map" in line and line.endswith("/coming"))
     assert line.split()[1:] == ["rw-p", "3", "new", "map", f"{looked.workdir}/coming"]
-    assert "\nmemory: " in said
+    assert "\nmemory: " in output
 
 
 def test_diff_reversed_and_with_itself(looked: Looked) -> None:

@@ -53,23 +53,23 @@ def prefix(folder: Path) -> Path:
 
 def test_old_python_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "old", '[ "$1" = --version ] && echo Python 3.9.2 || exit 1')
-    said = run("--prefix", prefix, "--python", python, status=CANNOT)
-    assert said.startswith(f"scripts/install: Python 3.9.2 at {python} is too old: crckpt needs 3.11\n  next: ")
+    output = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert output.startswith(f"scripts/install: Python 3.9.2 at {python} is too old: crckpt needs 3.11\n  next: ")
     assert not prefix.exists()
 
 
 def test_python_without_venv_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "bare", "case $* in *venv*) exit 1 ;; esac")
-    said = run("--prefix", prefix, "--python", python, status=CANNOT)
-    assert said == f"scripts/install: {python} has no venv\n  next: apt-get install python3-venv\n"
+    output = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert output == f"scripts/install: {python} has no venv\n  next: apt-get install python3-venv\n"
     assert not prefix.exists()
 
 
 def test_python_that_others_cannot_run_is_refused(prefix: Path, folder: Path) -> None:
     python = python_that(folder / "mine", "exit 0")
     python.parent.chmod(0o700)
-    said = run("--prefix", prefix, "--python", python, status=CANNOT)
-    assert f"other users cannot run {python}: {python.parent} is closed to them" in said
+    output = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert f"other users cannot run {python}: {python.parent} is closed to them" in output
     assert not prefix.exists()
 
 
@@ -77,8 +77,8 @@ def test_failed_step_is_reported_in_one_line_and_undone(prefix: Path, folder: Pa
     python = python_that(
         folder / "full", 'case $3 in venv) echo "OSError: No space left on device" >&2; exit 1 ;; esac'
     )
-    said = run("--prefix", prefix, "--python", python, status=CANNOT)
-    assert "making a Python environment failed: No space left on device\n  next: make room on the disk of " in said
+    output = run("--prefix", prefix, "--python", python, status=CANNOT)
+    assert "making a Python environment failed: No space left on device\n  next: make room on the disk of " in output
     assert list((prefix / "lib/crckpt/versions").iterdir()) == []
     assert "crckpt is removed from" in run("--prefix", prefix, status=0, script="uninstall")
     assert not prefix.exists()
@@ -86,8 +86,8 @@ def test_failed_step_is_reported_in_one_line_and_undone(prefix: Path, folder: Pa
 
 def test_missing_write_permission_is_reported(prefix: Path) -> None:
     prefix.mkdir(mode=0o555)
-    said = run("--prefix", prefix, status=CANNOT, before=AS_OTHER)
-    assert f"you cannot write to {prefix}\n  next: sudo scripts/install" in said
+    output = run("--prefix", prefix, status=CANNOT, before=AS_OTHER)
+    assert f"you cannot write to {prefix}\n  next: sudo scripts/install" in output
 
 
 def test_invalid_arguments_print_the_usage(folder: Path) -> None:
@@ -105,8 +105,8 @@ def test_root_imports_nothing_from_the_current_directory(prefix: Path, folder: P
     (here / "venv.py").write_text(f"open({str(folder / 'ran')!r}, 'w')\n")
     body = f'echo "$1" >>{folder}/options; case $* in *"-m venv"*) exit 1 ;; esac; exec /usr/bin/python3 "$@"'
     python = python_that(folder / "real", body)
-    said = run("--prefix", prefix, "--python", python, status=CANNOT, before=("env", "-C", str(here)))
-    assert "making a Python environment failed" in said
+    output = run("--prefix", prefix, "--python", python, status=CANNOT, before=("env", "-C", str(here)))
+    assert "making a Python environment failed" in output
     assert not (folder / "ran").exists()
     assert set((folder / "options").read_text().split()) == {"-I", "--version"}
 
@@ -120,13 +120,13 @@ def test_root_refuses_a_prefix_where_others_can_replace_files(folder: Path) -> N
     program.chmod(0o755)
     for path in (theirs, *theirs.rglob("*")):
         os.chown(path, NOBODY, NOBODY)
-    said = run("--prefix", theirs, status=CANNOT)
-    assert f"root does not install where others can replace programs: {theirs}" in said
+    output = run("--prefix", theirs, status=CANNOT)
+    assert f"root does not install where others can replace programs: {theirs}" in output
     assert "root runs nothing that others can replace" in run("--prefix", theirs, status=CANNOT, script="uninstall")
     python = python_that(folder / "replaceable", "exit 0")
     os.chown(python, NOBODY, NOBODY)
-    said = run("--prefix", folder / "prefix", "--python", python, status=CANNOT)
-    assert f"another user can replace {python}, and root would run {python}" in said
+    output = run("--prefix", folder / "prefix", "--python", python, status=CANNOT)
+    assert f"another user can replace {python}, and root would run {python}" in output
     assert not (folder / "ran").exists()
     assert not (folder / "prefix").exists()
 
@@ -140,6 +140,6 @@ def test_other_users_cannot_block_an_installation(prefix: Path, folder: Path) ->
     with subprocess.Popen([*AS_OTHER, "flock", lock, "sh", "-c", "echo; cat"], stdin=PIPE, stdout=PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.read(1)
-        said = run("--prefix", prefix, "--python", python, status=CANNOT, before=("timeout", "60"))
-        assert "waiting for another" not in said
+        output = run("--prefix", prefix, "--python", python, status=CANNOT, before=("timeout", "60"))
+        assert "waiting for another" not in output
         assert lock.stat().st_mode & 0o777 == 0o600

@@ -90,11 +90,11 @@ def test_two_concurrent_runs_share_one_installation(installed: Installed) -> Non
     """Both succeed; one fetched, the other waited and found its result."""
     path = f"{installed.prefix}/criu"
     assert [(outcome.status, outcome.stdout) for outcome in installed.outcomes] == [(0, f"{path}\n")] * 2
-    said = sorted(installed.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
-    assert "prefix (installed by crckpt): not found in" in said[0].stderr
-    assert "sid (Debian's package): works: CRIU" in said[0].stderr
-    assert "prefix (installed by crckpt): works: CRIU" in said[1].stderr
-    assert "sid" not in said[1].stderr
+    outcomes = sorted(installed.outcomes, key=lambda outcome: "waiting for another" in outcome.stderr)
+    assert "prefix (installed by crckpt): not found in" in outcomes[0].stderr
+    assert "sid (Debian's package): works: CRIU" in outcomes[0].stderr
+    assert "prefix (installed by crckpt): works: CRIU" in outcomes[1].stderr
+    assert "sid" not in outcomes[1].stderr
 
 
 def test_programs_of_the_prefix_use_only_its_libraries(installed: Installed) -> None:
@@ -118,8 +118,8 @@ def test_moved_prefix_works(installed: Installed, tmp_path: Path) -> None:
     outcome = run(moved, "prefix")
     assert (outcome.status, outcome.stdout) == (0, f"{moved}/criu\n"), outcome.stderr
     argv = [str(moved / "crit"), "decode", "--in", str(IMAGES / "inventory.img")]
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    assert json.loads(said)["magic"] == "INVENTORY"
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    assert json.loads(output)["magic"] == "INVENTORY"
 
 
 def test_preloaded_library_reaches_criu_and_not_the_shell(installed: Installed) -> None:

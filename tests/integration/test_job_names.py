@@ -95,12 +95,12 @@ def test_printed_command_restores_the_dump(crckpt: Crckpt, tmp_path: Path) -> No
     """Also after another dump into the job."""
     one, other = script(tmp_path / "one", "train.py"), script(tmp_path / "other", "train.py")
     with running(one.parent, PYTHON, one.name) as first, running(other.parent, PYTHON, other.name) as second:
-        said = crckpt.run("dump", str(first), "--stop").out
+        output = crckpt.run("dump", str(first), "--stop").out
         wait_for(lambda: not runs(first), ENDS_WITHIN_S, "the program to end")
         with suppress(ChildProcessError):
             os.waitpid(first, 0)
         dump(crckpt, second, "train", "--job-of-another-program")
-        found = re.search(r"bring it back with: crckpt (restore [0-9a-f]{12})\n", said)
+        found = re.search(r"bring it back with: crckpt (restore [0-9a-f]{12})\n", output)
         assert found is not None
         crckpt.run(*found[1].split(), "--detach")
         assert psutil.Process(first).cwd() == str(one.parent)
@@ -113,10 +113,10 @@ def test_other_script_is_refused(crckpt: Crckpt, tmp_path: Path, command: str, j
     with running(one.parent, PYTHON, one.name) as pid:
         dump(crckpt, pid)
     with running(other.parent, PYTHON, other.name) as pid:
-        said = crckpt.run(command, str(pid), *job, status=REFUSED).err
-        assert f"is of {one}, but PID {pid} runs {other}" in said
-        assert f"hint: choose another name: crckpt {command} {pid} NAME" in said
-        assert f"crckpt {command} {pid} train --job-of-another-program" in said
+        error = crckpt.run(command, str(pid), *job, status=REFUSED).err
+        assert f"is of {one}, but PID {pid} runs {other}" in error
+        assert f"hint: choose another name: crckpt {command} {pid} NAME" in error
+        assert f"crckpt {command} {pid} train --job-of-another-program" in error
         if command == "dump":
             crckpt.run("dump", str(pid), *job, "--dry-run", status=REFUSED)
             assert dump(crckpt, pid, "train", "--job-of-another-program") == "train"
@@ -162,8 +162,8 @@ def test_imported_checkpoint_names_its_executable(crckpt: Crckpt, tmp_path: Path
         crckpt.run("import", str(images), "older")
     (tmp_path / "wait.sh").write_text("echo ready\nwhile :; do sleep 1000; done\n")
     with running(tmp_path, "sh", "wait.sh") as pid:
-        said = crckpt.run("dump", str(pid), "older", status=REFUSED).err
-        assert f"but PID {pid} runs {tmp_path}/wait.sh" in said
+        error = crckpt.run("dump", str(pid), "older", status=REFUSED).err
+        assert f"but PID {pid} runs {tmp_path}/wait.sh" in error
 
 
 def test_program_that_changes_its_directory_is_the_same(crckpt: Crckpt, tmp_path: Path) -> None:

@@ -43,9 +43,9 @@ def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
     """It would be free of it."""
     with stopped(crckpt, program("keeps", "thread-root")) as tree:
         (tree.workdir / "jail").rename(tree.workdir / "elsewhere")
-        said = crckpt.run("restore", JOB, "--detach", status=23).err
-        assert "its own working directory, root and umask" in said
-        assert "--allow-weaker" in said
+        error = crckpt.run("restore", JOB, "--detach", status=23).err
+        assert "its own working directory, root and umask" in error
+        assert "--allow-weaker" in error
         assert not Path(f"/proc/{tree.pid}").exists()
 
 
@@ -60,8 +60,8 @@ def test_thread_without_its_root_is_refused(crckpt: Crckpt) -> None:
 def test_thread_with_its_own_namespace_or_table_is_refused(crckpt: Crckpt, name: str, what: str) -> None:
     with started(program("keeps", name)) as tree:
         for words in (("doctor", str(tree.pid)), ("dump", str(tree.pid), "--dry-run"), ("dump", str(tree.pid))):
-            said = crckpt.run(*words, status=REFUSED)
-            assert f"of process {tree.pid} (python3) has its own {what}" in said.out + said.err
+            result = crckpt.run(*words, status=REFUSED)
+            assert f"of process {tree.pid} (python3) has its own {what}" in result.out + result.err
         tree.wait_growth(tree.counters())
 
 
@@ -77,8 +77,8 @@ def test_renamed_socket_takes_no_name_in_use(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("keeps", "renamed-socket")) as tree:
         (tree.workdir / "name").unlink()
         (tree.workdir / "name").write_text("another file")
-        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
-        assert "another file has the name name" in " ".join(said)
+        warnings = crckpt.run("restore", JOB, "--detach", "--json").document["result"]["warnings"]
+        assert "another file has the name name" in " ".join(warnings)
         assert (tree.workdir / "name").read_text() == "another file"
 
 
@@ -155,9 +155,9 @@ def test_expected_losses_are_reported_and_need_consent(crckpt: Crckpt, name: str
         assert what in doctor
         dumped = crckpt.run("dump", str(tree.pid), JOB, "--json", *words).document["result"]
         assert what in " ".join(dumped["warnings"])
-        said = crckpt.run("dump", str(tree.pid), JOB, "--stop", *words, status=REFUSED).err
-        assert what in said
-        assert "--force" in said
+        error = crckpt.run("dump", str(tree.pid), JOB, "--stop", *words, status=REFUSED).err
+        assert what in error
+        assert "--force" in error
         tree.wait_growth(tree.counters())
         stopped_by_force = crckpt.run("dump", str(tree.pid), JOB, "--stop", "--force", "--json", *words)
         assert what in " ".join(stopped_by_force.document["result"]["warnings"])
@@ -170,8 +170,8 @@ def test_message_queued_behind_the_first_is_found_in_the_freeze(crckpt: Crckpt) 
     """Before it, only the first message can be looked at without a trace."""
     with started(program("keeps", "second-datagram")) as tree:
         assert "sender's address" not in crckpt.run("doctor", str(tree.pid)).out
-        said = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
-        assert "the sender's address of messages that it has not read yet" in said
+        error = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
+        assert "the sender's address of messages that it has not read yet" in error
         tree.wait_growth(tree.counters())
         assert look(tree)["second-datagram"] == ["first", "second", "client"]
 

@@ -58,8 +58,8 @@ def as_nobody(code: str, *words: str) -> Case:
 
 def refused(crckpt: Crckpt, tree: Tree, path: str) -> None:
     """Check that the restore is refused, and how it is said."""
-    said = crckpt.run("restore", JOB, "--detach", status=FAILED).err
-    assert f"process {tree.pid} (python3) would have {path} open as root has it" in said
+    error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
+    assert f"process {tree.pid} (python3) would have {path} open as root has it" in error
     assert not Path(f"/proc/{tree.pid}").exists()
     assert path in crckpt.run("rehearse", JOB, status=25).err
 
@@ -92,12 +92,12 @@ def test_dump_warns_that_the_restore_will_be_refused(crckpt: Crckpt) -> None:
     with own_group() as group:
         procs = str(group / "cgroup.procs")
         with started(as_nobody(COUNTS, procs, f"{os.O_WRONLY}")) as tree:
-            said = f"process {tree.pid} (python3) has {procs} open at fd "
+            warning = f"process {tree.pid} (python3) has {procs} open at fd "
             refusal = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=24).err
-            assert said in refusal
+            assert warning in refusal
             assert "a restore is refused without --allow-weaker" in refusal
-            assert said in crckpt.run("doctor", str(tree.pid)).out
-            assert said in crckpt.run("dump", str(tree.pid), JOB).out
+            assert warning in crckpt.run("doctor", str(tree.pid)).out
+            assert warning in crckpt.run("dump", str(tree.pid), JOB).out
             tree.wait_growth(tree.counters())
 
 
@@ -110,9 +110,9 @@ def test_memory_of_a_child_with_more_rights_is_not_opened(crckpt: Crckpt) -> Non
         cat.chmod(0o755)
         os.setxattr(cat, "security.capability", DAC_OVERRIDE)
         with stopped(crckpt, as_nobody(CHILD, str(cat)), "--force") as tree:
-            said = crckpt.run("restore", JOB, "--detach", status=FAILED).err
-            assert f"process {tree.pid} (python3) would have /proc/" in said
-            assert "/mem open as root has it" in said
+            error = crckpt.run("restore", JOB, "--detach", status=FAILED).err
+            assert f"process {tree.pid} (python3) would have /proc/" in error
+            assert "/mem open as root has it" in error
 
 
 @pytest.mark.parametrize("path", ["/proc/self/maps", "/proc/meminfo", "/sys/devices/system/cpu/online"])

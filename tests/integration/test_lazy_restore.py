@@ -39,11 +39,13 @@ class LazyTree:
 
     def check(self) -> str:
         """Let the program check its memory; return what it says."""
-        said = self.directory / "said"
-        said.unlink(missing_ok=True)
+        report = self.directory / "report"
+        report.unlink(missing_ok=True)
         (self.directory / "go").touch()
-        wait_for(lambda: (said.exists() and said.read_text() != "") or not runs(self.pid), 60, "the program to check")
-        return said.read_text() if said.exists() else "it has ended"
+        wait_for(
+            lambda: (report.exists() and report.read_text() != "") or not runs(self.pid), 60, "the program to check"
+        )
+        return report.read_text() if report.exists() else "it has ended"
 
 
 def runs(pid: int) -> bool:
@@ -69,12 +71,12 @@ def restored_lazily(
     crckpt: Crckpt, directory: Path, *options: str, program: tuple[str, ...] = ("changing_memory.py",)
 ) -> Iterator[LazyTree]:
     """A program, dumped and restored with `options` of lazy_restore.py."""
-    said = directory / "said"
+    report = directory / "report"
     words = (PYTHON, str(PROGRAMS / program[0]), str(directory), str(MEGABYTES), *program[1:])
     null = subprocess.DEVNULL
     process = subprocess.Popen(words, stdin=null, stdout=null, stderr=null, start_new_session=True, close_fds=True)
     try:
-        wait_for(lambda: said.exists() and said.read_text() == "ready", 60, "the program")
+        wait_for(lambda: report.exists() and report.read_text() == "ready", 60, "the program")
         crckpt.run("dump", str(process.pid), JOB, "--stop")
         process.wait()
         script = [sys.executable, str(SUPPORT / "lazy_restore.py")]
@@ -112,7 +114,7 @@ def test_ended_children_use_no_resources(crckpt: Crckpt, tmp_path: Path) -> None
     """However many the program forks while its memory is filled."""
     with restored_lazily(crckpt, tmp_path, program=("forking.py",)) as tree:
         (tmp_path / "go").touch()
-        wait_for(lambda: (tmp_path / "said").read_text() == "forked", 60, "all forks")
+        wait_for(lambda: (tmp_path / "report").read_text() == "forked", 60, "all forks")
         wait_for(lambda: len(list(Path(f"/proc/{tree.helper}/fd").iterdir())) < 50, 60, "descriptors to be closed")
         assert is_incomplete(tree.pid)
 
@@ -133,7 +135,7 @@ def test_children_get_their_memory_in_time_or_end(crckpt: Crckpt, tmp_path: Path
     with restored_lazily(crckpt, tmp_path, "seconds=0.1", program=("forking.py", "live")) as tree:
         mark = next(Path("/run/crckpt/filling").glob(f"{tree.pid}-*"))
         (tmp_path / "go").touch()
-        wait_for(lambda: (tmp_path / "said").read_text() == "forked", 60, "all forks")
+        wait_for(lambda: (tmp_path / "report").read_text() == "forked", 60, "all forks")
         os.kill(tree.pid, signal.SIGKILL)
         wait_for(lambda: not runs(tree.guard), 60, "the guard")
         reap(tree.pid)
@@ -179,10 +181,10 @@ def test_tree_without_helper_and_guard_waits(crckpt: Crckpt, tmp_path: Path) -> 
         os.kill(tree.helper, signal.SIGKILL)
         os.kill(tree.guard, signal.SIGKILL)
         wait_for(lambda: not runs(tree.guard) and not runs(tree.helper), 60, "their end")
-        (tmp_path / "said").unlink()
+        (tmp_path / "report").unlink()
         (tmp_path / "go").touch()
         wait_for(lambda: waits_for_memory(tree.pid), 60, "the program to need its memory")
-        assert not (tmp_path / "said").exists()
+        assert not (tmp_path / "report").exists()
         refused = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=20)
         assert f"PID {tree.pid} waits for memory that nobody fills" in refused.err
         assert f"kill -9 {tree.pid}" in refused.err

@@ -55,9 +55,9 @@ def test_lock_of_a_killed_criu_is_lifted(crckpt: Crckpt, program: Remote, name: 
     assert "CRIU-" in _locks(name)
     kill_below(dump.pid)
     dump.send_signal(signal.SIGCONT)
-    _, said = dump.communicate(timeout=ENDS_WITHIN_S)
-    assert dump.returncode == 21, said
-    assert "the tree runs on" in said
+    _, error = dump.communicate(timeout=ENDS_WITHIN_S)
+    assert dump.returncode == 21, error
+    assert "the tree runs on" in error
     assert "CRIU-" not in _locks(name)
     assert program.ask("answer = 42") == 42
 

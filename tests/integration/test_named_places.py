@@ -42,8 +42,8 @@ def waiting(program: str, *words: str) -> Iterator[tuple[int, list[int]]]:
     process = subprocess.Popen(argv, cwd="/", stdin=null, stdout=pipe, stderr=null, start_new_session=True)
     assert process.stdout is not None
     try:
-        with process.stdout as said:
-            numbers = [int(word) for word in said.read().split()]
+        with process.stdout as stdout:
+            numbers = [int(word) for word in stdout.read().split()]
         yield process.pid, numbers
     finally:
         process.kill()
@@ -53,11 +53,11 @@ def waiting(program: str, *words: str) -> Iterator[tuple[int, list[int]]]:
 def test_connection_that_a_dump_cannot_save_is_named(crckpt: Crckpt) -> None:
     """Both of its ends are in the tree: that of the descriptor that is named comes first."""
     with started(BY_NAME["tcp-pair"]) as tree:
-        said = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=21).document["error"]
+        error = crckpt.run("dump", str(tree.pid), "job", "--no-preflight", "--json", status=21).document["error"]
         found = re.search(
-            r"\(process (\d+) \(\S+\), fd (\d+) \(tcp (\S+):(\d+) -> (\S+):(\d+) \(established\)\)\)", said["message"]
+            r"\(process (\d+) \(\S+\), fd (\d+) \(tcp (\S+):(\d+) -> (\S+):(\d+) \(established\)\)\)", error["message"]
         )
-        assert found, said
+        assert found, error
         pid, fd, *ends = found.groups()
         ours, theirs = socket_ends(int(pid), int(fd))
         assert ends == [*ours, *theirs]
@@ -79,8 +79,8 @@ def test_unix_socket_with_an_outside_peer_is_named(crckpt: Crckpt) -> None:
         listening.bind(str(path))
         listening.listen()
         with waiting(CONNECTS, str(path)) as (pid, (fd,)), listening.accept()[0]:
-            said = crckpt.run("dump", str(pid), "job", "--no-preflight", status=21).err
-    assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream #\d+ -> unix stream {path}\)\)", said), said
+            error = crckpt.run("dump", str(pid), "job", "--no-preflight", status=21).err
+    assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream #\d+ -> unix stream {path}\)\)", error), error
 
 
 def test_socket_that_a_restore_cannot_create_is_named(crckpt: Crckpt) -> None:
@@ -90,5 +90,5 @@ def test_socket_that_a_restore_cannot_create_is_named(crckpt: Crckpt) -> None:
     with waiting(LISTENS, str(path)) as (pid, (fd,)):
         crckpt.run("dump", str(pid), "job", "--stop")
     shutil.rmtree(path.parent)
-    said = crckpt.run("restore", "job", "--detach", "--no-preflight", status=23).err
-    assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream {path} \(listen\)\)\)", said), said
+    error = crckpt.run("restore", "job", "--detach", "--no-preflight", status=23).err
+    assert re.search(rf"\(process {pid} \(\S+\), fd {fd} \(unix stream {path} \(listen\)\)\)", error), error

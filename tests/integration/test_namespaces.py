@@ -83,9 +83,9 @@ def test_session_from_outside_the_pid_namespace_is_refused(crckpt: Crckpt, comma
                 lambda: [below.name() for below in init.children(recursive=True)] == ["sh", "sleep"], 5, "the shell"
             )
             pid = init.children(recursive=True)[1].pid
-            said = crckpt.run(command, str(pid), status=REFUSED)
-            assert f"the session leader of process {pid} is outside its PID namespace" in f"{said.out}{said.err}"
-            assert "setsid PROGRAM" in f"{said.out}{said.err}"
+            result = crckpt.run(command, str(pid), status=REFUSED)
+            assert f"the session leader of process {pid} is outside its PID namespace" in f"{result.out}{result.err}"
+            assert "setsid PROGRAM" in f"{result.out}{result.err}"
         finally:
             unshare.kill()
 

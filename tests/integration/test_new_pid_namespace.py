@@ -105,11 +105,11 @@ def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt) -> None:
         before = tree.counters()
         with foreground(crckpt, IN_NAMESPACE) as front:
             tree.wait_growth(before)
-            heard: list[str] = []
+            lines: list[str] = []
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
                 front.send_signal(number)
-                heard.append(number.name)
-                wait_for(lambda: tree.facts()[""]["signals"] == heard, WITHIN_S, f"{heard} to arrive, and nothing else")
+                lines.append(number.name)
+                wait_for(lambda: tree.facts()[""]["signals"] == lines, WITHIN_S, f"{lines} to arrive, and nothing else")
             front.send_signal(signal.SIGUSR2)
             assert front.wait(WITHIN_S) == STATUS
 
@@ -187,8 +187,8 @@ def test_failed_restore_leaves_no_namespace(crckpt: Crckpt, obstructed: Obstruct
         before = tree.counters()
         for committed in (False, True):
             with obstructed.fails(committed=committed):
-                said = crckpt.run("restore", JOB, IN_NAMESPACE, "--criu", str(obstructed.path), status=FAILED)
-            assert "nothing is left behind" in said.err
+                result = crckpt.run("restore", JOB, IN_NAMESPACE, "--criu", str(obstructed.path), status=FAILED)
+            assert "nothing is left behind" in result.err
             assert not _makers(crckpt)
             assert staging(crckpt) == ()
         with detached_in_namespace(crckpt):

@@ -61,20 +61,20 @@ def test_program_is_typed_to_interrupted_detached_and_reattached(crckpt: Crckpt,
         shell.enter(f"{PROGRAM} attach {JOB}")
         shell.wait_for(lambda shown: "says" in shown, "its output")
         shell.enter("hello there")
-        wait_for(lambda: _said(workdir).facts["heard"] == ["hello", "there"], WITHIN_S, "the words to arrive")
+        wait_for(lambda: _read_status(workdir).facts["heard"] == ["hello", "there"], WITHIN_S, "the words to arrive")
         shell.press("C-c")
-        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        wait_for(lambda: _read_status(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
         with Tmux(workdir / "second", "bash", "--norc", environment=crckpt.environment) as second:
             second.enter(f"{PROGRAM} attach {JOB}")
             second.wait_for(lambda shown: _shows(shown, "or end it: kill "), "a refusal")
             assert "attaching to" not in second.shown
         shell.press("C-]")
         shell.wait_for(lambda shown: "runs on as PID" in shown, "to be detached")
-        before = _said(workdir).counter
-        wait_for(lambda: _said(workdir).counter > before + 1, WITHIN_S, "it to run on")
-        shell.enter(f"clear; {PROGRAM} attach {_said(workdir).pid}; echo ended with $?")
+        before = _read_status(workdir).counter
+        wait_for(lambda: _read_status(workdir).counter > before + 1, WITHIN_S, "it to run on")
+        shell.enter(f"clear; {PROGRAM} attach {_read_status(workdir).pid}; echo ended with $?")
         shell.wait_for(lambda shown: "says" in shown and "runs on as" not in shown, "its output again")
-        os.kill(_said(workdir).pid, signal.SIGTERM)
+        os.kill(_read_status(workdir).pid, signal.SIGTERM)
         shell.wait_for(lambda shown: f"ended with {TERMINATED}\n" in f"{shown}\n", "its exit status")
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
         assert _find_terminal(crckpt, terminal["holder"]) is None
@@ -89,8 +89,8 @@ def test_stop_key_does_not_stop_the_program(crckpt: Crckpt, workdir: Path, start
         shell.wait_for(lambda shown: "says" in shown, "its output")
         shell.press("C-z")
         shell.wait_for(lambda shown: "^Z" in shown, "the key to arrive")
-        at = _said(workdir).counter
-        wait_for(lambda: _said(workdir).counter > at + 2, WITHIN_S, "it to go on")
+        at = _read_status(workdir).counter
+        wait_for(lambda: _read_status(workdir).counter > at + 2, WITHIN_S, "it to go on")
 
 
 @pytest.mark.parametrize("start", ["job", "leader"])
@@ -148,12 +148,12 @@ def test_crckpt_in_the_foreground_without_a_terminal_ends_with_the_program(
 ) -> None:
     """As a service of systemd: what stops the service ends the program."""
     _stop(crckpt, workdir, "job", TALKER)
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     process = crckpt.start("restore", JOB, "--tty", "new")
-    wait_for(lambda: _said(workdir).counter > before + 2, WITHIN_S, "it to go on")
-    terminal = _find_terminal(crckpt, psutil.Process(_said(workdir).pid).ppid())
+    wait_for(lambda: _read_status(workdir).counter > before + 2, WITHIN_S, "it to go on")
+    terminal = _find_terminal(crckpt, psutil.Process(_read_status(workdir).pid).ppid())
     assert terminal is not None
-    os.kill(_said(workdir).pid if ends_by == "itself" else process.pid, signal.SIGTERM)
+    os.kill(_read_status(workdir).pid if ends_by == "itself" else process.pid, signal.SIGTERM)
     _, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == TERMINATED
     assert f"crckpt attach {JOB}" in err
@@ -171,9 +171,9 @@ def test_program_in_a_pid_namespace_has_a_new_terminal(crckpt: Crckpt, workdir: 
         shell.enter(f"{PROGRAM} attach {JOB}; echo ended with $?")
         shell.wait_for(lambda shown: "says" in shown, "its output")
         shell.enter("hello")
-        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
+        wait_for(lambda: _read_status(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
         shell.press("C-c")
-        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        wait_for(lambda: _read_status(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
         os.kill(terminal["pid"], signal.SIGTERM)
         shell.wait_for(lambda shown: f"ended with {TERMINATED}" in shown, "its exit status")
         wait_for(lambda: not runs(terminal["holder"]), WITHIN_S, "the holder to end")
@@ -185,7 +185,7 @@ def test_program_can_be_dumped_and_restored_again(crckpt: Crckpt, workdir: Path,
     _stop(crckpt, workdir, start, TALKER)
     for _ in range(2):
         with _restored(crckpt, workdir) as terminal:
-            crckpt.run("dump", str(_said(workdir).pid), JOB, "--stop")
+            crckpt.run("dump", str(_read_status(workdir).pid), JOB, "--stop")
             wait_for(lambda held=terminal: not runs(held["holder"]), WITHIN_S, "the holder to end")  # type: ignore[misc]
             _wait_gone(terminal["pid"])
 
@@ -198,7 +198,7 @@ def test_program_of_another_user_owns_its_new_terminal(crckpt: Crckpt, workdir: 
     talker = (PYTHON, "{workdir}/programs/talker.py", "{workdir}", "--listen")
     _stop(crckpt, workdir, "job", (*as_nobody, *talker))
     with _restored(crckpt, workdir):
-        terminal = Path(f"/proc/{_said(workdir).pid}/fd/0").readlink()
+        terminal = Path(f"/proc/{_read_status(workdir).pid}/fd/0").readlink()
         assert terminal.stat().st_uid == NOBODY
 
 
@@ -270,9 +270,9 @@ def test_program_from_a_terminal_is_restored_without_one(crckpt: Crckpt, workdir
     """Its output vanishes, its input is empty, and a second dump needs no terminal."""
     pid = _stop(crckpt, workdir, "job", TALKER)
     for _ in range(2):
-        before = _said(workdir).counter
+        before = _read_status(workdir).counter
         crckpt.run("restore", JOB, "--tty", "null", "--detach")
-        wait_for(lambda at=before: _said(workdir).counter > at + 2, WITHIN_S, "it to go on")  # type: ignore[misc]
+        wait_for(lambda at=before: _read_status(workdir).counter > at + 2, WITHIN_S, "it to go on")  # type: ignore[misc]
         assert {str(link.readlink()) for link in Path(f"/proc/{pid}/fd").glob("[012]")} == {"/dev/null"}
         crckpt.run("dump", str(pid), JOB, "--stop")
         _wait_gone(pid)
@@ -282,8 +282,8 @@ def test_stopped_job_is_not_hung_up(crckpt: Crckpt, workdir: Path) -> None:
     """The kernel ends a stopped group that loses its parent: it is refused, and runs on a new terminal."""
     with _shell(crckpt, workdir) as shell:
         shell.enter(shlex.join(word.format(workdir=workdir) for word in TALKER))
-        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
-        pid = _said(workdir).pid
+        wait_for(lambda: _read_status(workdir).counter > 5, WITHIN_S, "the program to start")
+        pid = _read_status(workdir).pid
         shell.press("C-z")
         wait_for(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, WITHIN_S, "it to stop")
         crckpt.run("dump", str(pid), JOB, "--stop")
@@ -302,9 +302,9 @@ def test_output_is_appended_to_a_file(crckpt: Crckpt, workdir: Path, tmp_path: P
     pid = _stop(crckpt, workdir, start, TALKER)
     output = tmp_path / "output"
     output.write_text("before\n")
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     crckpt.run("restore", JOB, "--tty", str(output), "--detach")
-    wait_for(lambda: _said(workdir).counter > before + 2, WITHIN_S, "it to go on")
+    wait_for(lambda: _read_status(workdir).counter > before + 2, WITHIN_S, "it to go on")
     os.kill(pid, signal.SIGTERM)
     wait_for(lambda: not runs(pid), WITHIN_S, "it to end")
     lines = output.read_text().splitlines()
@@ -345,8 +345,8 @@ def _stop(crckpt: Crckpt, workdir: Path, start: str, argv: tuple[str, ...]) -> i
         window = Tmux(workdir, "bash", "--norc")
         window.enter(line if start == "job" else f"bash -c '{line}; true'")
     with window:
-        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
-        pid = _said(workdir).pid
+        wait_for(lambda: _read_status(workdir).counter > 5, WITHIN_S, "the program to start")
+        pid = _read_status(workdir).pid
         crckpt.run("dump", str(pid), JOB, "--stop")
     _wait_gone(pid)
     return pid
@@ -403,5 +403,5 @@ def _is_holder(process: psutil.Process) -> bool:
     return "crckpt.helper.terminal.server" in process.cmdline()
 
 
-def _said(workdir: Path) -> Part:
+def _read_status(workdir: Path) -> Part:
     return statuses(workdir).get("", Part(0, 0, True, "", False, False, {}))

@@ -69,10 +69,10 @@ def test_descriptor_of_a_mounted_namespace_is_refused(crckpt: Crckpt) -> None:
             program.ask(f"import os; held = os.open({str(place)!r}, os.O_RDONLY)")
             words = ("dump", str(program.pid), JOB, "--stop")
             for more in ((), ("--dry-run",)):
-                said = crckpt.run(*words, *more, status=REFUSED).err
-                assert f"is the namespace that is mounted at {place}" in said
-            said = crckpt.run(*words, "--rehearse", "--no-preflight", status=FAILED).err
-            assert "the tree runs on" in said
+                error = crckpt.run(*words, *more, status=REFUSED).err
+                assert f"is the namespace that is mounted at {place}" in error
+            error = crckpt.run(*words, "--rehearse", "--no-preflight", status=FAILED).err
+            assert "the tree runs on" in error
             program.ask("os.close(held)")
             crckpt.run(*words)
         finally:

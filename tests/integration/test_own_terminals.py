@@ -22,10 +22,10 @@ import fcntl, os, termios
 master, slave = os.openpty()
 fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
 current = os.open("/dev/tty", os.O_RDWR)
-def said(words):
+def send(words):
     os.write(current, words)
     return os.read(master, 100)
-def heard(words):
+def receive(words):
     os.write(master, words + b"\\n")
     return os.read(current, 100)
 """
@@ -57,7 +57,7 @@ def test_program_uses_its_own_terminal_after_a_restore(crckpt: Crckpt) -> None:
         with _low_numbers_taken():
             program.ask(_STARTS)
         _again(crckpt, program)
-        assert program.ask("answer = said(b'after'), heard(b'all'), said(b'')[:3]") == (b"after", b"all\n", b"all")
+        assert program.ask("answer = send(b'after'), receive(b'all'), send(b'')[:3]") == (b"after", b"all\n", b"all")
         group = program.ask("answer = os.tcgetpgrp(current), os.getsid(0)")
         assert group == (program.pid, program.pid)
 
@@ -72,7 +72,7 @@ def test_terminal_number_far_above_the_lowest_free_one(crckpt: Crckpt) -> None:
         program.wait_gone()
         crckpt.run("rehearse", JOB, "--seconds", "0.1")
         crckpt.run("restore", JOB, "--detach")
-        assert program.ask("answer = os.ttyname(slave), said(b'after')") == (name, b"after")
+        assert program.ask("answer = os.ttyname(slave), send(b'after')") == (name, b"after")
         # Those that were held for CRIU are free again.
         assert program.ask("answer = int(os.ttyname(os.openpty()[1])[9:]) < int(os.ttyname(slave)[9:]) - 32")
 
@@ -99,18 +99,18 @@ def test_terminal_opened_by_name_in_a_child_is_refused(crckpt: Crckpt) -> None:
         program.ask(
             "import fcntl, os, signal, termios\n"
             "master, slave = os.openpty()\n"
-            "ready, told = os.pipe()\n"
+            "ready, write_end = os.pipe()\n"
             "if not (child := os.fork()):\n"
             "    os.close(master); os.setsid(); fcntl.ioctl(slave, termios.TIOCSCTTY, 0)\n"
             "    current = os.open('/dev/tty', os.O_RDWR)\n"
-            "    os.write(told, b'x')\n"
+            "    os.write(write_end, b'x')\n"
             "    signal.pause()\n"
             "os.read(ready, 1)"
         )
         try:
             for words, status in ((), REFUSED), (("--no-preflight",), FAILED):
-                said = crckpt.run("dump", str(program.pid), JOB, "--stop", *words, status=status)
-                assert "has opened /dev/tty" in said.err
+                result = crckpt.run("dump", str(program.pid), JOB, "--stop", *words, status=status)
+                assert "has opened /dev/tty" in result.err
         finally:
             program.ask("os.kill(child, signal.SIGKILL); os.wait()")
 
@@ -144,8 +144,8 @@ def test_console_of_another_user_needs_an_option(crckpt: Crckpt, access: str) ->
         crckpt.run("dump", str(program.pid), JOB, "--stop")
         program.wait_gone()
         if access == "O_RDWR":
-            said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
-            assert f"runs as user {NOBODY} and has {CONSOLE} open, which belongs to user 0 now" in said
+            output = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert f"runs as user {NOBODY} and has {CONSOLE} open, which belongs to user 0 now" in output
         crckpt.run("restore", JOB, "--detach", "--allow-weaker")
         assert program.ask("answer = os.isatty(console)") is True
 

@@ -89,10 +89,10 @@ def test_pid_reused_by_another_process_is_refused(crckpt: Crckpt, sleeper: Sleep
     wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "crckpt to stop")
     sleeper.replace()
     dump.send_signal(signal.SIGCONT)
-    out, said = dump.communicate(timeout=ENDS_WITHIN_S)
-    assert dump.returncode == 14, out + said
-    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its PID" in said
-    assert "no checkpoint was made" in said
+    out, error = dump.communicate(timeout=ENDS_WITHIN_S)
+    assert dump.returncode == 14, out + error
+    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its PID" in error
+    assert "no checkpoint was made" in error
     is_untouched(sleeper.pid)
     assert manifests(crckpt.store) == 1
     assert not list(crckpt.store.glob("tmp/*"))
@@ -111,8 +111,8 @@ def test_program_that_ends_before_the_freeze_has_its_own_exit_code(
     wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, ENDS_WITHIN_S, "crckpt to stop")
     sleeper.end()
     dump.send_signal(signal.SIGCONT)
-    out, said = dump.communicate(timeout=ENDS_WITHIN_S)
-    assert dump.returncode == 14, out + said
+    out, output = dump.communicate(timeout=ENDS_WITHIN_S)
+    assert dump.returncode == 14, out + output
     error = json.loads(out)["error"]
     assert error["code"] == 14
     assert str(sleeper.pid) in error["message"]
@@ -136,9 +136,9 @@ def test_pid_reused_while_tracked_is_refused(
     wait_for(asked.exists, ENDS_WITHIN_S, "CRIU to start")
     sleeper.replace()
     goes.touch()
-    out, said = dump.communicate(timeout=2 * ENDS_WITHIN_S)
-    assert dump.returncode == 14, out + said
-    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its PID" in said
+    out, error = dump.communicate(timeout=2 * ENDS_WITHIN_S)
+    assert dump.returncode == 14, out + error
+    assert f"PID {sleeper.pid} ended, and another process (sleep) now has its PID" in error
     is_untouched(sleeper.pid)
     assert manifests(crckpt.store) == 1
 

@@ -59,8 +59,8 @@ signal.pause()
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False), (65_536, True), (LARGE, True)])
 def test_reader_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
     """And the end of the file, where nobody in the tree can write."""
-    with _pipe(crckpt, who, size, reads=True, stop=stop) as (program, said):
-        assert ("is a pipe from a process outside the tree" in said) == (who == "outside")
+    with _pipe(crckpt, who, size, reads=True, stop=stop) as (program, output):
+        assert ("is a pipe from a process outside the tree" in output) == (who == "outside")
         assert program.ask(_READ) == (size, True, who != "in the tree", LARGE if size == LARGE else 65_536)
         if who == "in the tree":
             program.ask("os.write(other, b'more')")
@@ -71,8 +71,8 @@ def test_reader_gets_every_byte(crckpt: Crckpt, who: Who, size: int, stop: bool)
 @pytest.mark.parametrize(("size", "stop"), [(0, True), (9, True), (9, False)])
 def test_writer_gets_sigpipe_only_without_a_reader(crckpt: Crckpt, who: Who, size: int, stop: bool) -> None:
     """Who wrote to nobody gets SIGPIPE; who wrote to somebody outside goes on, and /dev/null takes what it writes."""
-    with _pipe(crckpt, who, size, reads=False, stop=stop) as (program, said):
-        assert ("is a pipe to a process outside the tree" in said) == (who == "outside")
+    with _pipe(crckpt, who, size, reads=False, stop=stop) as (program, output):
+        assert ("is a pipe to a process outside the tree" in output) == (who == "outside")
         assert program.ask(_WRITE) == (("broken", [1]) if who == "gone" else ("written", []))
         if who == "in the tree":
             filled = bytes(i % 251 for i in range(size))
@@ -91,8 +91,8 @@ def test_reader_that_goes_just_before_the_freeze_is_noticed(crckpt: Crckpt, stop
         wait_for(lambda: psutil.Process(dump.pid).status() == psutil.STATUS_STOPPED, WITHIN_S, "crckpt to have looked")
         program.ask("os.close(other)")
         dump.send_signal(signal.SIGCONT)
-        _, said = dump.communicate(timeout=WITHIN_S)
-        assert dump.returncode == 0, said
+        _, error = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == 0, error
         if not stop:
             os.kill(program.pid, signal.SIGKILL)
         program.wait_gone()
@@ -258,8 +258,8 @@ def test_packet_pipes_are_refused_before_the_tree_is_ended(crckpt: Crckpt, kind:
             "fcntl.fcntl(other, fcntl.F_SETFL, os.O_DIRECT)\n"
             "os.write(other, b'one'); os.write(other, b'two')"
         )
-        said = crckpt.run("dump", str(program.pid), JOB, "--stop", status=REFUSED)
-        assert "the tree has a pipe in packet mode" in said.err
+        result = crckpt.run("dump", str(program.pid), JOB, "--stop", status=REFUSED)
+        assert "the tree has a pipe in packet mode" in result.err
         assert program.ask("answer = os.read(end, 100), os.read(end, 100)") == (b"one", b"two")
 
 
@@ -283,8 +283,8 @@ def test_too_many_pipes_are_refused(crckpt: Crckpt, kind: str) -> None:
         crckpt.run("restore", JOB, "--detach")
         assert program.ask("answer = all(int(os.read(pair[0], 100)) == pair[0] for pair in pairs)") is True
         program.ask(f"number = 1024; pairs.append({make})")
-        said = crckpt.run("dump", str(program.pid), JOB, status=REFUSED)
-        assert f"the tree reads 1025 {kind}, and CRIU saves at most 1024" in said.err
+        result = crckpt.run("dump", str(program.pid), JOB, status=REFUSED)
+        assert f"the tree reads 1025 {kind}, and CRIU saves at most 1024" in result.err
         unchecked = crckpt.run("dump", str(program.pid), JOB, "--no-preflight", status=21)
         assert "CRIU saves at most 1024" in unchecked.err
 
@@ -304,14 +304,14 @@ def _pipe(crckpt: Crckpt, who: Who, size: int, *, reads: bool, stop: bool) -> It
         os.close(end)
         if who != "outside":
             os.close(other)
-        said = crckpt.run("dump", str(program.pid), JOB, *(("--stop",) if stop else ())).out
+        output = crckpt.run("dump", str(program.pid), JOB, *(("--stop",) if stop else ())).out
         if not stop:
             os.kill(program.pid, signal.SIGKILL)
         program.wait_gone()
         if who == "outside":
             os.close(other)
         crckpt.run("restore", JOB, "--detach")
-        yield program, said
+        yield program, output
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -89,9 +89,9 @@ def test_task_killed_during_memory_fill_is_detected(crckpt: Crckpt, killed: str)
         with foreground(crckpt) as front:
             wait_for(lambda: _resident_mib(filled) > 80, WITHIN_S, "memory to be filled")
             os.kill(ended, signal.SIGKILL)
-            _, said = front.communicate(timeout=WITHIN_S)
-        assert (front.returncode, "nothing is left behind" in said) == (FAILED, True), said
-        assert "ended while crckpt filled its memory" in said or f"{ended} cannot be filled: it has ended" in said
+            _, error = front.communicate(timeout=WITHIN_S)
+        assert (front.returncode, "nothing is left behind" in error) == (FAILED, True), error
+        assert "ended while crckpt filled its memory" in error or f"{ended} cannot be filled: it has ended" in error
         tree.wait_gone()
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -133,9 +133,9 @@ def _sizes(tree: Tree) -> dict[str, int]:
     """In KiB: the memory of each process, and of all what they take together."""
     sizes = {}
     for pid in tree.pids():
-        told = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-        sizes[f"Rss of {pid}"] = int(told["Rss"].split()[0])
-        sizes["Pss"] = sizes.get("Pss", 0) + int(told["Pss_Anon"].split()[0])
+        rollup = dict(line.split(":") for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
+        sizes[f"Rss of {pid}"] = int(rollup["Rss"].split()[0])
+        sizes["Pss"] = sizes.get("Pss", 0) + int(rollup["Pss_Anon"].split()[0])
     return sizes
 
 

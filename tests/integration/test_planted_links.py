@@ -34,8 +34,8 @@ def test_symlink_of_a_user_leads_to_no_file_of_root(crckpt: Crckpt, kind: str) -
         was = _looked_at(before)
         dry, done = (crckpt.run("restore", JOB, words, status=24).err for words in ("--dry-run", "--detach"))
         assert dry == done
-        said = crckpt.run("restore", JOB, "--detach", "--no-preflight", status=23)
-        for each in (dry, said.err):
+        result = crckpt.run("restore", JOB, "--detach", "--no-preflight", status=23)
+        for each in (dry, result.err):
             assert "a symlink leads to " in each
         assert _looked_at(before) == was
 

@@ -161,21 +161,21 @@ def test_required_space_is_bounded_by_the_size_of_the_tree(tmp_path: Path) -> No
 
 
 def test_stop_after_rounds(crckpt: Crckpt, target: Target) -> None:
-    said = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--max-rounds", "1", "--stop").out
-    assert re.search(r"^round 1: \d+ pages, [\d.]+ MiB in .*, frozen \d+ ms$", said, re.MULTILINE)
-    assert "written since round 1" in said
+    output = crckpt.run("dump", str(target.pid), "job", "--pre-copy", "--max-rounds", "1", "--stop").out
+    assert re.search(r"^round 1: \d+ pages, [\d.]+ MiB in .*, frozen \d+ ms$", output, re.MULTILINE)
+    assert "written since round 1" in output
     assert not runs(target.pid)
-    checksum = target.told()[0]
+    checksum = target.report()[0]
     assert restore_and_ask(crckpt, target, "job", 0) == checksum
 
 
 def test_freeze_estimate_is_reported_and_may_abort(crckpt: Crckpt, target: Target) -> None:
     words = ("dump", str(target.pid), "job", "--pre-copy")
-    said = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", "--json", status=24).document["error"]
+    output = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", "--json", status=24).document["error"]
     assert re.fullmatch(
         r"the tree would be frozen for about \d+ ms, over the budget of 1 ms \(--max-freeze\); "
         "no checkpoint was made; the tree runs on",
-        said["message"],
+        output["message"],
     )
     assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
     assert keeper(crckpt, target)["base"].startswith(str(crckpt.store / "tmp")), "the rounds are kept"
@@ -183,11 +183,11 @@ def test_freeze_estimate_is_reported_and_may_abort(crckpt: Crckpt, target: Targe
     assert result["copying"]["foreseen_ms"] > result["copying"]["max_freeze_ms"] == 1.0
     assert result["checkpoint"] is not None, "it was said, no more"
     assert result["copying"]["over_budget"]
-    said = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1").out
-    assert re.search(r"^estimated freeze: \d+ ms, over the budget of 1 ms$", said, re.MULTILINE)
-    assert re.search(r"^[0-9a-f]{12}  job: 1 process, frozen \d+ ms, over the budget of 1 ms, ", said, re.MULTILINE)
-    said = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1", "--stop", "--dry-run").out
-    assert "budget" not in said, "nothing was frozen"
+    output = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1").out
+    assert re.search(r"^estimated freeze: \d+ ms, over the budget of 1 ms$", output, re.MULTILINE)
+    assert re.search(r"^[0-9a-f]{12}  job: 1 process, frozen \d+ ms, over the budget of 1 ms, ", output, re.MULTILINE)
+    output = crckpt.run(*words, "--max-freeze", "1ms", "--max-rounds", "1", "--stop", "--dry-run").out
+    assert "budget" not in output, "nothing was frozen"
     result = crckpt.run(*words, "--max-freeze", "60s", "--abort-over", "--json").document["result"]
     assert len(result["copying"]["rounds"]) == 1, "the first one fits"
     assert 0 < result["copying"]["foreseen_ms"] < 60_000
@@ -233,9 +233,9 @@ def test_freeze_within_the_estimate_or_no_dump(crckpt: Crckpt, target: Target, m
 def test_contradictory_options_are_usage_errors(
     crckpt: Crckpt, target: Target, words: tuple[str, ...], message: str
 ) -> None:
-    said = crckpt.run("dump", str(target.pid), "job", *words, status=2).err
-    assert f"crckpt: {message}" in said
-    assert "hint: " in said
+    error = crckpt.run("dump", str(target.pid), "job", *words, status=2).err
+    assert f"crckpt: {message}" in error
+    assert "hint: " in error
     assert not crckpt.store.exists()
 
 
@@ -331,9 +331,9 @@ def test_damaged_round_makes_the_next_dump_full(crckpt: Crckpt, target: Target) 
 
 def test_pre_dump_without_a_tracker_is_refused(crckpt: Crckpt, target: Target) -> None:
     target.send_signal(signal.SIGURG)
-    said = crckpt.run("pre-dump", str(target.pid), "job", "--json", status=20).document["error"]
-    assert re.match(rf"nothing was copied: PID {target.pid} has an O_DIRECT descriptor", said["message"])
-    assert said["hint"] == f"crckpt dump {target.pid} job makes a full checkpoint"
+    output = crckpt.run("pre-dump", str(target.pid), "job", "--json", status=20).document["error"]
+    assert re.match(rf"nothing was copied: PID {target.pid} has an O_DIRECT descriptor", output["message"])
+    assert output["hint"] == f"crckpt dump {target.pid} job makes a full checkpoint"
     words = ("dump", str(target.pid), "job", "--pre-copy", "--json")
     error = crckpt.run(*words, "--max-freeze", "1ms", "--abort-over", status=24).document["error"]
     assert "; no rounds were copied: PID" in error["message"]
@@ -466,9 +466,9 @@ def test_full_disk_ends_only_the_round(target: Target, tmp_path: Path) -> None:
         (tmp_path / "store/filler").write_bytes(bytes(26 * MIB))
         for _ in range(40):
             target.write()
-        said = crckpt.run("pre-dump", str(target.pid), "job", "--json", "--no-preflight", status=10).document["error"]
-        assert "no space" in said["message"].lower()
-        assert said["message"].endswith("no checkpoint was made; the tree runs on")
+        error = crckpt.run("pre-dump", str(target.pid), "job", "--json", "--no-preflight", status=10).document["error"]
+        assert "no space" in error["message"].lower()
+        assert error["message"].endswith("no checkpoint was made; the tree runs on")
         # The keeper hears of it when crckpt has ended.
         wait_for(lambda: not staged(tmp_path / "store/tmp"), 60, "what was copied, which is of no use, to make room")
         (tmp_path / "store/filler").unlink()
@@ -503,9 +503,9 @@ def test_interrupted_round_makes_the_next_dump_full(crckpt: Crckpt, target: Targ
         wait_ended(orphans_of(process))
     else:
         kill_below(process.pid)
-        told, _ = process.communicate()
+        output, _ = process.communicate()
         # It may have been quicker.
-        assert process.returncode in (0, 21), told
+        assert process.returncode in (0, 21), output
         assert (process.returncode == 0) == (keeper(crckpt, target)["base"] != "")
     target.look()
     result = dump_incrementally(crckpt, target)
@@ -563,16 +563,16 @@ def test_rounds_raise_the_descriptor_limit(crckpt: Crckpt, limits: str, status: 
         without = ("setpriv", "--bounding-set=-sys_resource", "--inh-caps=-sys_resource")
         words = ("dump", str(program.pid), "job", "--pre-copy", "--max-rounds", "2", "--json")
         limited = dataclasses.replace(crckpt, before=("prlimit", f"--nofile={limits}", *without))
-        said = limited.run(*words, status=status)
+        result = limited.run(*words, status=status)
         if status:
-            (cause,) = said.document["error"]["causes"]
+            (cause,) = result.document["error"]["causes"]
             assert re.search(
                 r"CRIU needs about \d+ descriptors to copy the tree while it runs, but may open only 128", cause
             )
-            assert "LimitNOFILE=" in said.document["error"]["hint"]
+            assert "LimitNOFILE=" in result.document["error"]["hint"]
             assert crckpt.run("list", "--json").document["result"]["checkpoints"] == []
         else:
-            rounds = said.document["result"]["copying"]["rounds"]
+            rounds = result.document["result"]["copying"]["rounds"]
             assert rounds[0]["bytes"] >= 200 << 20
-            assert said.document["result"]["tracked"]["left_pages"] >= 50_000
+            assert result.document["result"]["tracked"]["left_pages"] >= 50_000
         assert program.ask("answer = sum(m[at] for at in range(0, len(m), 4096))") == 51_200

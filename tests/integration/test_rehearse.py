@@ -111,8 +111,8 @@ def test_client_of_the_original_keeps_its_connection(crckpt: Crckpt) -> None:
         assert echoed(client)
         crckpt.run("dump", str(tree.pid), JOB, "--tcp", "keep")
         with traceless(crckpt):
-            said = crckpt.run("rehearse", JOB, *BRIEFLY).out
-        assert "1 TCP connection closed" in said
+            output = crckpt.run("rehearse", JOB, *BRIEFLY).out
+        assert "1 TCP connection closed" in output
         assert echoed(client)
 
 
@@ -175,9 +175,9 @@ def test_memory_of_a_rehearsal_is_limited(crckpt: Crckpt) -> None:
 def test_output_of_the_probe_is_printed(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
-        said = crckpt.run("rehearse", JOB, "--seconds", "0", "--probe", "sh -c 'echo all; echo well'").out
-    assert "the probe printed:\n  | all\n  | well\n" in said
-    assert "the probe exited with 0" in said.splitlines()[-1]
+        output = crckpt.run("rehearse", JOB, "--seconds", "0", "--probe", "sh -c 'echo all; echo well'").out
+    assert "the probe printed:\n  | all\n  | well\n" in output
+    assert "the probe exited with 0" in output.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("probe", "status"), [("sh -c 'exit 5'", 5), ("no-such-program", 127)])
@@ -204,13 +204,15 @@ def test_probe_has_no_more_rights_than_the_program(
     case = program("elsewhere", "127.0.0.1", "stay", "0")
     with dumped(crckpt, Case("confined", (*before, *case.argv), user=user)), traceless(crckpt):
         probe = rehearsed(crckpt, "--probe", "cat /proc/self/status")["probe"]
-    said = {name: value.split() for name, _, value in (line.partition(":") for line in probe["output"].splitlines())}
-    assert set(said["Uid"]) == {str(user)}
-    assert said["Groups"] == (["4242"] if user else said["Groups"])
-    assert said["NoNewPrivs"] == ["1"]
+    status_fields = {
+        name: value.split() for name, _, value in (line.partition(":") for line in probe["output"].splitlines())
+    }
+    assert set(status_fields["Uid"]) == {str(user)}
+    assert status_fields["Groups"] == (["4242"] if user else status_fields["Groups"])
+    assert status_fields["NoNewPrivs"] == ["1"]
     for name in ("CapInh", "CapPrm", "CapEff", "CapAmb"):
-        assert int(said[name][0], 16) == (0 if name in ("CapInh", "CapAmb") else capabilities)
-    assert int(said["CapBnd"][0], 16) & ~capabilities == 0
+        assert int(status_fields[name][0], 16) == (0 if name in ("CapInh", "CapAmb") else capabilities)
+    assert int(status_fields["CapBnd"][0], 16) & ~capabilities == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
@@ -273,8 +275,8 @@ def test_invalid_rehearsals_are_refused(crckpt: Crckpt, tmp_path: Path) -> None:
         shutil.copy(tmp_path / "old.so", library)
         os.truncate(library, 4096)
         with traceless(crckpt):
-            said = crckpt.run("rehearse", JOB, status=REFUSED).err
-        assert str(library) in said
+            error = crckpt.run("rehearse", JOB, status=REFUSED).err
+        assert str(library) in error
         tree.wait_growth(tree.counters())
 
 
@@ -295,8 +297,8 @@ def test_failed_criu_fails_the_rehearsal(crckpt: Crckpt, obstructed: ObstructedC
     with dumped(crckpt, BY_NAME["counter"]):
         for committed in (False, True):
             with obstructed.fails(committed=committed), traceless(crckpt):
-                said = crckpt.run("rehearse", JOB, "--criu", str(obstructed.path), "--json", status=FAILED)
-            assert "nothing is left behind" in said.document["error"]["message"]
+                result = crckpt.run("rehearse", JOB, "--criu", str(obstructed.path), "--json", status=FAILED)
+            assert "nothing is left behind" in result.document["error"]["message"]
 
 
 def elsewhere(what: str, argument: int = 0, host: str = "127.0.0.1") -> Case:
@@ -334,8 +336,8 @@ def cut_short(
         assert len(inside) > 1
         rehearsal.send_signal(number)
         afterwards()
-        said = rehearsal.communicate(timeout=WITHIN_S)[1]
-        assert rehearsal.returncode == (INTERRUPTED if number == signal.SIGINT else -number), said
+        error = rehearsal.communicate(timeout=WITHIN_S)[1]
+        assert rehearsal.returncode == (INTERRUPTED if number == signal.SIGINT else -number), error
     finally:
         rehearsal.kill()
         rehearsal.communicate()

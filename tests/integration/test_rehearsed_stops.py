@@ -27,8 +27,8 @@ def test_tree_is_ended_after_its_rehearsal(crckpt: Crckpt, name: str) -> None:
     with started(case) as tree:
         before = tree.counters()
         words = ("dump", str(tree.pid), JOB, *REHEARSED, *(("--tcp", case.tcp) if case.tcp else ()))
-        said = crckpt.run(*words).out
-        assert "rehearsed: restored in isolation in " in said
+        output = crckpt.run(*words).out
+        assert "rehearsed: restored in isolation in " in output
         tree.wait_gone()
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -68,9 +68,9 @@ def test_untested_kind_needs_a_rehearsal(crckpt: Crckpt) -> None:
     with remote() as held:
         held.ask("import socket; rare = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, 0); rare.bind((0, 0))")
         words = ("dump", str(held.pid), JOB, "--stop")
-        said = crckpt.run(*words, status=REFUSED).err
-        assert "no test covers the restore of: socket AF_NETLINK SOCK_DGRAM" in said
-        assert "--rehearse" in said
+        error = crckpt.run(*words, status=REFUSED).err
+        assert "no test covers the restore of: socket AF_NETLINK SOCK_DGRAM" in error
+        assert "--rehearse" in error
         assert "no test covers" not in crckpt.run(*words, "--rehearse", "--dry-run").out
         assert "no test covers" not in crckpt.run(*words, "--rehearse").out
         held.wait_gone()
@@ -80,9 +80,9 @@ def test_untested_kind_needs_a_rehearsal(crckpt: Crckpt) -> None:
 
 def test_rehearse_needs_stop(crckpt: Crckpt) -> None:
     with started(BY_NAME["counter"]) as tree:
-        said = crckpt.run("dump", str(tree.pid), JOB, "--rehearse", status=2).err
-        assert "--rehearse needs --stop" in said
-        assert f"crckpt rehearse {JOB}" in said or "crckpt rehearse JOB" in said
+        error = crckpt.run("dump", str(tree.pid), JOB, "--rehearse", status=2).err
+        assert "--rehearse needs --stop" in error
+        assert f"crckpt rehearse {JOB}" in error or "crckpt rehearse JOB" in error
         tree.wait_growth(tree.counters())
 
 
@@ -92,9 +92,9 @@ def test_terminal_is_reported_before_the_freeze(crckpt: Crckpt) -> None:
         with remote(slave) as program_:
             words = ("dump", str(program_.pid), JOB, *REHEARSED)
             for more in ((), ("--dry-run",)):
-                said = crckpt.run(*words, *more, status=REFUSED).err
-                assert "needs one, which a rehearsal does not have" in said
-                assert "leave out --rehearse" in said
+                error = crckpt.run(*words, *more, status=REFUSED).err
+                assert "needs one, which a rehearsal does not have" in error
+                assert "leave out --rehearse" in error
             assert runs(program_.pid)
     finally:
         os.close(master)
@@ -107,8 +107,8 @@ def test_interrupted_rehearsal_lets_the_tree_run(crckpt: Crckpt, number: signal.
         dump = crckpt.start("dump", str(tree.pid), JOB, *REHEARSED)
         wait_for(lambda: bool(rehearsal_inits(crckpt)), WITHIN_S, "the rehearsal")
         dump.send_signal(number)
-        said = dump.communicate(timeout=WITHIN_S)[1]
-        assert dump.returncode == status, said
+        error = dump.communicate(timeout=WITHIN_S)[1]
+        assert dump.returncode == status, error
         wait_for(lambda: not rehearsal_inits(crckpt), WITHIN_S, "the rehearsal to end")
         wait_for(lambda: psutil.Process(tree.pid).status() != psutil.STATUS_TRACING_STOP, WITHIN_S, "the tree to run")
         tree.wait_growth(tree.counters())
@@ -125,8 +125,8 @@ def test_other_dumps_do_not_wait_for_a_rehearsal(crckpt: Crckpt) -> None:
         dump.send_signal(signal.SIGSTOP)
         crckpt.run("dump", str(other.pid), "other", CRCKPT_LOCK_S="0.1")
         dump.send_signal(signal.SIGCONT)
-        said = dump.communicate(timeout=WITHIN_S)[1]
-        assert dump.returncode == 0, said
+        error = dump.communicate(timeout=WITHIN_S)[1]
+        assert dump.returncode == 0, error
 
 
 def rehearsal_inits(crckpt: Crckpt) -> list[int]:
@@ -142,10 +142,10 @@ def rehearsal_inits(crckpt: Crckpt) -> list[int]:
 
 def assert_runs_on(crckpt: Crckpt, pid: int, reason: str, *words: str) -> None:
     """A rehearsed stop of this tree fails for this reason, and leaves the tree and nothing else."""
-    said = crckpt.run("dump", str(pid), JOB, *REHEARSED, *words, status=FAILED).err
-    assert "the rehearsal failed: " in said
-    assert reason in said
-    assert "no checkpoint was made; the tree runs on" in said
+    error = crckpt.run("dump", str(pid), JOB, *REHEARSED, *words, status=FAILED).err
+    assert "the rehearsal failed: " in error
+    assert reason in error
+    assert "no checkpoint was made; the tree runs on" in error
     assert runs(pid)
     assert not crckpt.run("list", "--json").document["result"]["checkpoints"]
     assert not staging(crckpt)

@@ -66,10 +66,10 @@ def test_running_dump_warns_that_it_cannot_be_restored(crckpt: Crckpt, place: Pa
     """CRIU removes its link when the program goes on: also of a file that is only mapped."""
     with started(other_names(place, "inner")) as tree:
         before = tree.counters()
-        said = crckpt.run("dump", str(tree.pid), JOB).out
-        assert f"{place}/file was removed but has a name in another directory" in said
-        assert "the tree runs on; this checkpoint cannot be restored\n" in said
-        assert "bring it back with" not in said
+        output = crckpt.run("dump", str(tree.pid), JOB).out
+        assert f"{place}/file was removed but has a name in another directory" in output
+        assert "the tree runs on; this checkpoint cannot be restored\n" in output
+        assert "bring it back with" not in output
         tree.wait_growth(before)
         tree.end()
         tree.wait_gone()

@@ -43,22 +43,22 @@ def copy(crckpt: Crckpt, tmp_path: Path) -> Path:
 
 
 def test_repair_lists_restorable_and_lost_checkpoints(crckpt: Crckpt, copy: Path) -> None:
-    said = crckpt.run("verify", "--repair", "--json", status=13).document["result"]
-    assert set(said) == KEYS
-    assert (said["intact"], said["mended"], said["unmended"]) == (False, [], [])
-    assert len(said["lost"]) == len(said["restorable"]) == 1
+    result = crckpt.run("verify", "--repair", "--json", status=13).document["result"]
+    assert set(result) == KEYS
+    assert (result["intact"], result["mended"], result["unmended"]) == (False, [], [])
+    assert len(result["lost"]) == len(result["restorable"]) == 1
     words = crckpt.run("verify", "--repair", status=13).out
-    assert f"can be restored: {said['restorable'][0][:12]}" in words
-    assert f"crckpt rm {said['lost'][0][:12]}" in words
+    assert f"can be restored: {result['restorable'][0][:12]}" in words
+    assert f"crckpt rm {result['lost'][0][:12]}" in words
     assert "--from STORE" in words
 
 
 def test_damaged_checkpoints_are_marked_until_repaired(crckpt: Crckpt, copy: Path) -> None:
     """Until it is repaired."""
     assert "(damaged)" not in crckpt.run("list").out
-    said = crckpt.run("verify", "--json", status=13).document
-    assert (said["status"], said["error"]["code"], said["result"]["intact"]) == ("error", 13, False)
-    assert said["error"]["message"] == "the store is damaged in 1 place; it affects 1 checkpoint"
+    document = crckpt.run("verify", "--json", status=13).document
+    assert (document["status"], document["error"]["code"], document["result"]["intact"]) == ("error", 13, False)
+    assert document["error"]["message"] == "the store is damaged in 1 place; it affects 1 checkpoint"
     assert ["(damaged)" in line for line in crckpt.run("list").out.splitlines()[1:]] == [False, True]
     listed = crckpt.run("list", "--json").document["result"]["checkpoints"]
     assert [each["damaged"] for each in listed] == [False, True]
@@ -78,10 +78,10 @@ def test_repair_from_another_store(crckpt: Crckpt, copy: Path) -> None:
     words = crckpt.run("verify", "--repair", "--from", str(copy)).out
     assert words.splitlines()[0].startswith("repaired pack ")
     assert words.splitlines()[-1].startswith("2 checkpoints OK")
-    said = crckpt.run("verify", "--repair", "--from", str(copy), "--json").document["result"]
-    assert set(said) == KEYS
-    assert (said["intact"], said["damages"], said["mended"], said["lost"]) == (True, [], [], [])
-    assert len(said["restorable"]) == 2
+    result = crckpt.run("verify", "--repair", "--from", str(copy), "--json").document["result"]
+    assert set(result) == KEYS
+    assert (result["intact"], result["damages"], result["mended"], result["lost"]) == (True, [], [], [])
+    assert len(result["restorable"]) == 2
 
 
 def test_impossible_repair_is_explained(crckpt: Crckpt, copy: Path) -> None:
@@ -89,9 +89,9 @@ def test_impossible_repair_is_explained(crckpt: Crckpt, copy: Path) -> None:
     (copy / "packs").mkdir(mode=0o700)
     words = crckpt.run("verify", "--repair", "--from", str(copy), status=13).out
     assert f"not repaired: {copy} has no pack " in words
-    said = crckpt.run("verify", "--repair", "--from", str(copy), "--json", status=13).document["result"]
-    assert set(said["unmended"][0]) == {"name", "why"}
-    assert [damage["name"] for damage in said["damages"]] == [still["name"] for still in said["unmended"]]
+    result = crckpt.run("verify", "--repair", "--from", str(copy), "--json", status=13).document["result"]
+    assert set(result["unmended"][0]) == {"name", "why"}
+    assert [damage["name"] for damage in result["damages"]] == [still["name"] for still in result["unmended"]]
 
 
 def test_invalid_options_are_refused(crckpt: Crckpt, copy: Path) -> None:

@@ -44,8 +44,8 @@ class Family:
         self.child = int(children.read_text())
 
     def dumped(self, crckpt: Crckpt, *words: str) -> dict[str, Any]:
-        said = crckpt.run("dump", str(self.pid), "job", "--incremental", "--json", *words)
-        result: dict[str, Any] = said.document["result"]
+        output = crckpt.run("dump", str(self.pid), "job", "--incremental", "--json", *words)
+        result: dict[str, Any] = output.document["result"]
         return result
 
     def end(self) -> None:
@@ -175,8 +175,8 @@ def test_dump_with_a_freeze_limit_that_does_not_fit_its_base_fails(
 ) -> None:
     (tmp_path / "when").write_text("dump")
     words = ("--criu", str(missing), "--pre-copy", "--max-freeze", "60s", "--abort-over")
-    said = crckpt.run("dump", str(family.pid), "job", "--incremental", "--json", *words, status=21)
-    message = said.document["error"]["message"]
+    result = crckpt.run("dump", str(family.pid), "job", "--incremental", "--json", *words, status=21)
+    message = result.document["error"]["message"]
     assert message.startswith("the dump failed: the parent of this incremental checkpoint is missing"), message
     assert message.endswith("; no checkpoint was made; the tree runs on"), message
     family.dumped(crckpt, "--criu", str(missing))

@@ -66,11 +66,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_report_contains_no_secrets(secretive: Secretive) -> None:
     """Neither of the process nor of the host; the secrets are there to be found, as --with-secrets shows."""
-    said = json.loads(_on_host(secretive.crckpt, "report", "job", "--json"))["result"]
-    assert said.keys() == {"archive", "bytes", "with_secrets", "members", "failed"}
-    assert (said["failed"], said["with_secrets"]) == ([], False)
-    assert said["bytes"] == Path(said["archive"]).stat().st_size
-    archive = Path(said["archive"])
+    result = json.loads(_on_host(secretive.crckpt, "report", "job", "--json"))["result"]
+    assert result.keys() == {"archive", "bytes", "with_secrets", "members", "failed"}
+    assert (result["failed"], result["with_secrets"]) == ([], False)
+    assert result["bytes"] == Path(result["archive"]).stat().st_size
+    archive = Path(result["archive"])
     assert archive.parent == Path.cwd()
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
     members = _members(archive)
@@ -165,9 +165,9 @@ def test_missing_store_is_skipped(crckpt: Crckpt) -> None:
 
 
 def test_unknown_argument_is_refused(secretive: Secretive, crckpt: Crckpt) -> None:
-    said = secretive.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
-    assert "there is no job 'nojob'" in said
-    assert "did you mean job? (for a log: crckpt report ./nojob)" in said
+    error = secretive.crckpt.run("report", "nojob", "--output", "it.tar.gz", status=12).err
+    assert "there is no job 'nojob'" in error
+    assert "did you mean job? (for a log: crckpt report ./nojob)" in error
     assert "does not exist: use --store DIR" in crckpt.run("report", "job", "--output", "it.tar.gz", status=12).err
     assert "no.log" in crckpt.run("report", "no.log", "--output", "it.tar.gz", status=2).err
     assert not Path("it.tar.gz").exists()

@@ -37,11 +37,11 @@ def test_foreground_restore_passes_signals_and_status(crckpt: Crckpt, tree: Tree
     with foreground(crckpt, "--json") as front:
         tree.wait_growth(before)
         assert psutil.Process(tree.pid).ppid() == front.pid
-        heard: list[str] = []
+        lines: list[str] = []
         for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
             front.send_signal(number)
-            heard.append(number.name)
-            wait_for(lambda: _heard(tree) == heard, WITHIN_S, f"{heard} to arrive, and nothing else")
+            lines.append(number.name)
+            wait_for(lambda: _read_signals(tree) == lines, WITHIN_S, f"{lines} to arrive, and nothing else")
         front.send_signal(signal.SIGUSR2)
         out, err = front.communicate(timeout=WITHIN_S)
     assert (front.returncode, err) == (STATUS, "")
@@ -72,7 +72,7 @@ def test_ignored_hang_up_ends_no_program(crckpt: Crckpt, tree: Tree) -> None:
         tree.wait_growth(before)
         front.send_signal(signal.SIGHUP)
         front.send_signal(signal.SIGUSR1)
-        wait_for(lambda: _heard(tree) == ["SIGUSR1"], WITHIN_S, "it to go on, and hear what comes after")
+        wait_for(lambda: _read_signals(tree) == ["SIGUSR1"], WITHIN_S, "it to go on, and hear what comes after")
 
 
 def test_messages_do_not_mix_with_the_programs_output(crckpt: Crckpt, tree: Tree) -> None:
@@ -103,7 +103,7 @@ def test_program_keeps_its_parent_when_messages_cannot_be_written(crckpt: Crckpt
         )
     tree.wait_growth(before)
     front.send_signal(signal.SIGTERM)
-    wait_for(lambda: _heard(tree) == ["SIGTERM"], WITHIN_S, "the signal to be passed on")
+    wait_for(lambda: _read_signals(tree) == ["SIGTERM"], WITHIN_S, "the signal to be passed on")
     os.kill(tree.pid, signal.SIGUSR2)
     assert front.wait(WITHIN_S) == STATUS
 
@@ -123,9 +123,9 @@ def test_program_outlives_a_killed_crckpt(crckpt: Crckpt, tree: Tree) -> None:
 def test_detached_program_is_not_a_child_of_crckpt(crckpt: Crckpt, tree: Tree) -> None:
     """crckpt returns once the program runs, and the program goes on."""
     before = tree.counters()
-    said = crckpt.run("restore", "job", "--detach", "--json")
-    assert said.document["result"]["pid"] == tree.pid
-    assert said.document["result"]["program_status"] is None
+    result = crckpt.run("restore", "job", "--detach", "--json")
+    assert result.document["result"]["pid"] == tree.pid
+    assert result.document["result"]["program_status"] is None
     tree.wait_growth(before)
     # This process adopts orphans.
     assert psutil.Process(tree.pid).ppid() == os.getpid()
@@ -209,9 +209,9 @@ def _talker(crckpt: Crckpt) -> Iterator[tuple[int, Path]]:
             assert talker.stdout is not None
             for _ in range(5):
                 talker.stdout.readline()
-            said = crckpt.run("dump", str(talker.pid), "job")
-            assert f"fd 1 of PID {talker.pid} is a pipe to a process outside the tree" in said.out
-            assert "the output of crckpt restore" in said.out
+            result = crckpt.run("dump", str(talker.pid), "job")
+            assert f"fd 1 of PID {talker.pid} is a pipe to a process outside the tree" in result.out
+            assert "the output of crckpt restore" in result.out
             talker.kill()
         (workdir / "status.json").unlink()
         yield talker.pid, workdir
@@ -237,5 +237,5 @@ def _goes_on(workdir: Path) -> None:
     wait_for(lambda: statuses(workdir)[""].counter > first + 10, WITHIN_S, "it to go on")
 
 
-def _heard(tree: Tree) -> object:
+def _read_signals(tree: Tree) -> object:
     return tree.facts()[""]["signals"]

@@ -38,9 +38,9 @@ def test_failed_restore_leaves_nothing(
         before, locks = tree.counters(), network_locks()
         words = ("--criu", str(obstructed.path), *(("--detach",) if detach else ()))
         with obstructed.fails(committed=committed):
-            said = crckpt.run("restore", JOB, *words, status=FAILED)
-        assert "the restore failed" in said.err
-        assert "nothing is left behind" in said.err
+            result = crckpt.run("restore", JOB, *words, status=FAILED)
+        assert "the restore failed" in result.err
+        assert "nothing is left behind" in result.err
         _nothing_is_left(crckpt, tree)
         assert network_locks() == locks
         assert len(locks) == 1
@@ -84,10 +84,10 @@ def test_crckpt_interrupted_while_criu_restores(
             if number == signal.SIGKILL:
                 front.wait(WITHIN_S)
             obstacle.let_go()
-            _, said = front.communicate(timeout=WITHIN_S)
+            _, error = front.communicate(timeout=WITHIN_S)
         assert front.returncode == status
         _nothing_is_left(crckpt, tree, staged=number == signal.SIGKILL)
-        assert "nothing is left behind" in said or number == signal.SIGKILL
+        assert "nothing is left behind" in error or number == signal.SIGKILL
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
         crckpt.run("gc")
@@ -116,8 +116,8 @@ def test_killed_criu_leaves_nothing(crckpt: Crckpt, obstructed: ObstructedCriu, 
     with stopped(crckpt, BY_NAME["family"]) as tree:
         before = tree.counters()
         with obstructed.is_killed():
-            said = crckpt.run("restore", JOB, *where, "--criu", str(obstructed.path), status=FAILED)
-        assert "nothing is left behind" in said.err
+            result = crckpt.run("restore", JOB, *where, "--criu", str(obstructed.path), status=FAILED)
+        assert "nothing is left behind" in result.err
         _nothing_is_left(crckpt, tree)
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -134,8 +134,8 @@ def test_tree_with_a_killed_process_does_not_run(
             obstacle.wait_reached()
             os.kill(tree.parts()["younger"].pid, signal.SIGKILL)
             obstacle.let_go()
-            _, said = front.communicate(timeout=WITHIN_S)
-        assert (front.returncode, "nothing is left behind" in said) == (FAILED, True), said
+            _, error = front.communicate(timeout=WITHIN_S)
+        assert (front.returncode, "nothing is left behind" in error) == (FAILED, True), error
         _nothing_is_left(crckpt, tree)
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -151,8 +151,8 @@ def test_process_with_a_reused_pid_is_left_alone(
             obstacle.wait_reached()
             with taken(tree.pid, "PID") as other:
                 obstacle.let_go()
-                _, said = front.communicate(timeout=WITHIN_S)
-                assert (front.returncode, "nothing is left behind" in said) == (FAILED, True)
+                _, error = front.communicate(timeout=WITHIN_S)
+                assert (front.returncode, "nothing is left behind" in error) == (FAILED, True)
                 assert runs(other)
         tree.wait_gone()
         _nothing_is_left(crckpt, tree)
@@ -202,21 +202,21 @@ def test_or_older_is_suggested_only_if_there_is_one(crckpt: Crckpt) -> None:
     """The remedies name the ref that was typed."""
     with _series_of_three(crckpt) as (_, ids):
         _damage(crckpt, ids[2])
-        said = crckpt.run("restore", JOB, "--detach", status=INTEGRITY).err
-        assert f"; or restore an older checkpoint: crckpt restore {JOB} --or-older\n" in said
+        error = crckpt.run("restore", JOB, "--detach", status=INTEGRITY).err
+        assert f"; or restore an older checkpoint: crckpt restore {JOB} --or-older\n" in error
         _damage(crckpt, ids[0])
         for words in ((ids[0], "--detach"), (ids[0], "--detach", "--or-older")):
-            said = crckpt.run("restore", *words, status=INTEGRITY).err
-            assert f"find what can be repaired: crckpt verify --repair; {JOB} has no older checkpoint\n" in said
-            assert "REF" not in said
+            error = crckpt.run("restore", *words, status=INTEGRITY).err
+            assert f"find what can be repaired: crckpt verify --repair; {JOB} has no older checkpoint\n" in error
+            assert "REF" not in error
 
 
 def test_or_older_does_not_apply_to_taken_pids(crckpt: Crckpt) -> None:
     """The newest is whole; that its PIDs are taken is no reason to go back in time."""
     with _series_of_three(crckpt) as (tree, _):
         crckpt.run("restore", JOB, "--detach", "--grown", "rewind")
-        said = crckpt.run("restore", JOB, "--detach", "--or-older", status=REFUSED).err
-        assert f"{JOB} runs already, as PID {tree.pid}" in said
+        error = crckpt.run("restore", JOB, "--detach", "--or-older", status=REFUSED).err
+        assert f"{JOB} runs already, as PID {tree.pid}" in error
 
 
 def test_or_older_lists_all_reasons_when_none_restores(crckpt: Crckpt) -> None:
@@ -225,10 +225,10 @@ def test_or_older_lists_all_reasons_when_none_restores(crckpt: Crckpt) -> None:
         log = tree.workdir / "journal.log"
         log.unlink()
         _damage(crckpt, ids[1])
-        said = crckpt.run("restore", JOB, "--detach", "--or-older", status=FAILED).err
-        assert f"none of the 3 checkpoints of {JOB} can be restored" in said
+        error = crckpt.run("restore", JOB, "--detach", "--or-older", status=FAILED).err
+        assert f"none of the 3 checkpoints of {JOB} can be restored" in error
         for identity, reason in zip(ids, ("is missing", "does not match", "is missing"), strict=True):
-            assert any(identity[:12] in line and reason in line for line in said.splitlines())
+            assert any(identity[:12] in line and reason in line for line in error.splitlines())
         _nothing_is_left(crckpt, tree)
 
 

@@ -48,10 +48,10 @@ def test_root_killed_after_the_commit(crckpt: Crckpt, obstructed: ObstructedCriu
             obstacle.wait_reached()
             os.kill(tree.pid, signal.SIGKILL)
             obstacle.let_go()
-            _, said = front.communicate(timeout=WITHIN_S)
-        assert front.returncode == FAILED, said
-        assert "the restore failed: " in said
-        assert "; nothing is left behind" in said
+            _, error = front.communicate(timeout=WITHIN_S)
+        assert front.returncode == FAILED, error
+        assert "the restore failed: " in error
+        assert "; nothing is left behind" in error
         nothing_is_left(crckpt, tree)
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -102,13 +102,13 @@ def test_task_killed_as_soon_as_it_exists(crckpt: Crckpt, member: int) -> None:
         killer.start()
         try:
             done = crckpt.start("restore", JOB, "--detach")
-            _, said = done.communicate(timeout=WITHIN_S)
+            _, error = done.communicate(timeout=WITHIN_S)
         finally:
             is_over.set()
             killer.join()
         assert killed
-        assert done.returncode == FAILED, said
-        assert "nothing is left behind" in said
+        assert done.returncode == FAILED, error
+        assert "nothing is left behind" in error
         nothing_is_left(crckpt, tree)
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -118,9 +118,9 @@ def test_spinning_restore_counts_as_hung(crckpt: Crckpt, obstructed: ObstructedC
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before = tree.counters()
         with obstructed.spins(), foreground(crckpt, "--criu", str(obstructed.path)) as front:
-            _, said = front.communicate(timeout=WITHIN_S)
-        assert front.returncode == FAILED, said
-        assert f"CRIU made no progress for {QUIET_S} s, and crckpt ended it; nothing is left behind" in said
+            _, error = front.communicate(timeout=WITHIN_S)
+        assert front.returncode == FAILED, error
+        assert f"CRIU made no progress for {QUIET_S} s, and crckpt ended it; nothing is left behind" in error
         nothing_is_left(crckpt, tree)
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)

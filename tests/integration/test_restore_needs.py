@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from command import PROGRAM, Crckpt, Said
+from command import PROGRAM, CommandResult, Crckpt
 from control_groups import make_group
 from incremental import wrapper
 from stopped import BY_NAME, JOB, program, stopped
@@ -68,10 +68,10 @@ def test_upgraded_package_is_reported(crckpt: Crckpt) -> None:
             before = tree.counters()
             database.forget_the_past()
             database.install(new)
-            said = _said(database.do(crckpt, str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
-            assert f"{library} changed since the checkpoint: package crckpt-held became 2.0 at " in said.err
-            assert f"(mapped by python3, PID {tree.pid})" in said.err
-            assert "install crckpt-held 1.0 again" in said.err
+            result = _result_of(database.do(crckpt, str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
+            assert f"{library} changed since the checkpoint: package crckpt-held became 2.0 at " in result.err
+            assert f"(mapped by python3, PID {tree.pid})" in result.err
+            assert "install crckpt-held 1.0 again" in result.err
             assert f"{library} is another build" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
             database.install(old)
             crckpt.run("restore", JOB, "--detach")
@@ -90,9 +90,9 @@ def test_missing_cpu_instruction_is_reported(crckpt: Crckpt, tmp_path: Path) -> 
         before = tree.counters()
         script = f'mount --bind {lesser} /proc/cpuinfo; exec "$@"'
         restore = (*PRIVATELY, script, "-", str(PROGRAM), "restore", JOB, "--detach")
-        assert "this CPU lacks sse4_2" in _said(_run(crckpt, *restore), REFUSED).err
+        assert "this CPU lacks sse4_2" in _result_of(_run(crckpt, *restore), REFUSED).err
         # Who knows that the program does without may say so.
-        _said(_run(crckpt, *restore, "--no-preflight"), 0)
+        _result_of(_run(crckpt, *restore, "--no-preflight"), 0)
         tree.wait_growth(before)
 
 
@@ -101,9 +101,9 @@ def test_criu_older_than_the_checkpoint_is_refused(crckpt: Crckpt, tmp_path: Pat
     older = wrapper(tmp_path, '[ "$1" != --version ] || { echo Version: 3.17.1; exit; }')
     with stopped(crckpt, BY_NAME["counter"]) as tree:
         before = tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", "--criu", str(older), status=REFUSED).err
-        assert " made this checkpoint, and this older one, 3.17.1, may lose parts that it does not know" in said
-        assert "crckpt install-criu" in said
+        error = crckpt.run("restore", JOB, "--detach", "--criu", str(older), status=REFUSED).err
+        assert " made this checkpoint, and this older one, 3.17.1, may lose parts that it does not know" in error
+        assert "crckpt install-criu" in error
         assert "3.17.1" in crckpt.run("rehearse", JOB, "--criu", str(older), status=REFUSED).err
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -118,22 +118,22 @@ def test_too_little_memory_in_the_cgroup_is_reported(crckpt: Crckpt) -> None:
         limit.write_text(str(96 * MEBIBYTE))
         with suppress(OSError):
             (group / "memory.swap.max").write_text("0")
-        said = _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
-        assert " MiB of memory, but only " in said.err
-        needed = int(said.err.split("the tree needs ")[1].split()[0])
+        result = _result_of(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
+        assert " MiB of memory, but only " in result.err
+        needed = int(result.err.split("the tree needs ")[1].split()[0])
         assert 100 < needed < 130
         limit.write_text(str(1024 * MEBIBYTE))
-        assert "can be restored" in _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
+        assert "can be restored" in _result_of(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
 
 
 def test_too_few_pids_in_the_cgroup_are_reported(crckpt: Crckpt) -> None:
     """Threads count as much as processes."""
     with stopped(crckpt, BY_NAME["threads"]), _group("pids") as group:
         (group / "pids.max").write_text("12")
-        said = _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
-        assert f"the tree has 17 processes and threads, but control group {group} allows only " in said.err
+        result = _result_of(_in_group(crckpt, group, "restore", JOB, "--dry-run"), REFUSED)
+        assert f"the tree has 17 processes and threads, but control group {group} allows only " in result.err
         (group / "pids.max").write_text("100")
-        assert "can be restored" in _said(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
+        assert "can be restored" in _result_of(_in_group(crckpt, group, "restore", JOB, "--dry-run"), 0).out
 
 
 def test_too_little_space_for_deleted_files_is_reported(crckpt: Crckpt, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +144,9 @@ def test_too_little_space_for_deleted_files_is_reported(crckpt: Crckpt, monkeypa
             before = tree.counters()
             filler = disk / "filler"
             filler.write_bytes(bytes(12 * MEBIBYTE))
-            said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
-            assert "a restore writes 8.1 MiB to the file system of " in said
-            assert f"{disk}/crckpt-tree-" in said
+            error = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+            assert "a restore writes 8.1 MiB to the file system of " in error
+            assert f"{disk}/crckpt-tree-" in error
             filler.unlink()
             crckpt.run("restore", JOB, "--detach")
             tree.wait_growth(before)
@@ -157,9 +157,9 @@ def test_missing_address_is_reported(crckpt: Crckpt) -> None:
     with _address(), stopped(crckpt, program("tcp_listen", ADDRESS)) as tree:
         before = tree.counters()
         _ip("del")
-        said = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
-        assert f"TCP address {ADDRESS}:" in said
-        assert f"ip addr add {ADDRESS} dev INTERFACE" in said
+        error = crckpt.run("restore", JOB, "--detach", status=REFUSED).err
+        assert f"TCP address {ADDRESS}:" in error
+        assert f"ip addr add {ADDRESS} dev INTERFACE" in error
         _ip("add")
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
@@ -170,10 +170,10 @@ def test_connections_without_the_capability_to_repair_them(crckpt: Crckpt) -> No
     with stopped(crckpt, BY_NAME["tcp-pair"], "--tcp", "keep") as tree:
         before = tree.counters()
         less = ("setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin", str(PROGRAM), "restore", JOB)
-        said = _said(_run(crckpt, *less, "--dry-run"), REFUSED)
-        assert "this host cannot restore TCP connections" in said.err
-        assert "--tcp close" in said.err
-        assert "can be restored" in _said(_run(crckpt, *less, "--dry-run", "--tcp", "close"), 0).out
+        result = _result_of(_run(crckpt, *less, "--dry-run"), REFUSED)
+        assert "this host cannot restore TCP connections" in result.err
+        assert "--tcp close" in result.err
+        assert "can be restored" in _result_of(_run(crckpt, *less, "--dry-run", "--tcp", "close"), 0).out
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
@@ -188,8 +188,8 @@ def test_pid_limit_below_the_trees_pids_is_reported(crckpt: Crckpt) -> None:
             pytest.skip("this host was booted a moment ago")
         apart = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-ec")
         script = 'echo 400 > /proc/sys/kernel/pid_max; "$@"'
-        said = _said(_run(crckpt, *apart, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED)
-        assert f"PID {tree.pid} is above the PID limit of this host" in said.err
+        result = _result_of(_run(crckpt, *apart, script, "-", str(PROGRAM), "restore", JOB, "--dry-run"), REFUSED)
+        assert f"PID {tree.pid} is above the PID limit of this host" in result.err
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
@@ -202,14 +202,14 @@ def test_missing_kernel_features_and_used_ports_are_reported(crckpt: Crckpt) -> 
         before = tree.counters()
         port = int((tree.workdir / "port").read_text())
         without = 'mount -t tmpfs none /proc/sys/kernel/seccomp; exec "$@"'
-        said = _said(_run(crckpt, *PRIVATELY, without, "-", str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
-        assert "a seccomp filter of the tree cannot be restored" in said.err
-        assert "CONFIG_SECCOMP_FILTER" in said.err
+        result = _result_of(_run(crckpt, *PRIVATELY, without, "-", str(PROGRAM), "restore", JOB, "--detach"), REFUSED)
+        assert "a seccomp filter of the tree cannot be restored" in result.err
+        assert "CONFIG_SECCOMP_FILTER" in result.err
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other:
             other.bind(("127.0.0.1", port))
-            said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"UDP port 127.0.0.1:{port} is taken" in said.err
-        assert f"ss -lunp 'sport = :{port}'" in said.err
+            result = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"UDP port 127.0.0.1:{port} is taken" in result.err
+        assert f"ss -lunp 'sport = :{port}'" in result.err
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
@@ -260,9 +260,9 @@ def _run(crckpt: Crckpt | None, *words: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def _said(done: subprocess.CompletedProcess[str], status: int) -> Said:
+def _result_of(done: subprocess.CompletedProcess[str], status: int) -> CommandResult:
     assert done.returncode == status, f"ended with {done.returncode}:\n{done.stdout}{done.stderr}"
-    return Said(done.returncode, done.stdout, done.stderr)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
 def _in_group(crckpt: Crckpt, group: Path, *words: str) -> subprocess.CompletedProcess[str]:

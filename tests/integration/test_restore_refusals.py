@@ -42,9 +42,9 @@ def test_pid_in_use_as_thread_group_or_session_is_reported(crckpt: Crckpt) -> No
         before = tree.counters()
         for kind in ("thread", "group", "session"):
             with taken(tree.pid, kind) as holder:
-                said = _refused(crckpt)
-                assert f"{kind} {tree.pid} is in use by python3 (PID {holder})" in said
-                assert "--new-pid-namespace" in said
+                output = _refused(crckpt)
+                assert f"{kind} {tree.pid} is in use by python3 (PID {holder})" in output
+                assert "--new-pid-namespace" in output
         with taken(tree.pid, "session"), detached_in_namespace(crckpt):
             tree.wait_growth(before)
 
@@ -115,9 +115,9 @@ def test_changed_file_is_reported(crckpt: Crckpt, tree: Tree) -> None:
         path = _held(tree, damage.name)
         with _put_back(path, damage.undo):
             damage.do(path)
-            said = _refused(crckpt)
-            assert damage.says.format(path=path, pid=tree.pid) in said
-            assert damage.remedy in said
+            output = _refused(crckpt)
+            assert damage.says.format(path=path, pid=tree.pid) in output
+            assert damage.remedy in output
     crckpt.run("restore", JOB, "--detach")
     tree.wait_growth(before)
     assert tree.facts()[""]["answer"] == 42
@@ -130,9 +130,9 @@ def test_dry_run_reports_the_same_and_changes_nothing(crckpt: Crckpt, tree: Tree
         _append(path)
         changed = _state(path)
         assert _refused(crckpt, "--dry-run") == _refused(crckpt)
-        said = crckpt.run("restore", JOB, "--dry-run", "--grown", "rewind").out
-        assert " can be restored\nits data was not read; to check it: crckpt verify " in said
-        assert f"{path} grew from 1800 to 1805 bytes" in said
+        output = crckpt.run("restore", JOB, "--dry-run", "--grown", "rewind").out
+        assert " can be restored\nits data was not read; to check it: crckpt verify " in output
+        assert f"{path} grew from 1800 to 1805 bytes" in output
         assert _state(path) == changed
         assert not runs(tree.pid)
 
@@ -144,10 +144,10 @@ def test_all_changed_files_are_reported_at_once(crckpt: Crckpt, tree: Tree) -> N
         paths[0].unlink()
         _append(paths[1])
         paths[2].chmod(0o600)
-        said = _refused(crckpt)
-    assert "refused for 4 reasons:" in said
+        output = _refused(crckpt)
+    assert "refused for 4 reasons:" in output
     for words in (f"PID {tree.pid} is in use", *(f"  - {path} " for path in paths)):
-        assert words in said
+        assert words in output
 
 
 def test_file_rewritten_in_place_is_reported(crckpt: Crckpt, tree: Tree) -> None:
@@ -157,10 +157,10 @@ def test_file_rewritten_in_place_is_reported(crckpt: Crckpt, tree: Tree) -> None
     for path in (written, read):
         path.write_bytes(path.read_bytes().upper())
     for words in ((), ("--dry-run",)):
-        said = _refused(crckpt, *words)
-        assert f"{written} was written after the checkpoint" in said
-        assert "--written keep" in said
-        assert str(read) not in said
+        output = _refused(crckpt, *words)
+        assert f"{written} was written after the checkpoint" in output
+        assert "--written keep" in output
+        assert str(read) not in output
     done = crckpt.run("restore", JOB, "--detach", "--written", "keep", "--json")
     for path in (written, read):
         assert any(f"{path} was written after the checkpoint" in note for note in done.document["result"]["warnings"])
@@ -195,9 +195,9 @@ def test_port_in_use_is_reported(crckpt: Crckpt) -> None:
         before = tree.counters()
         port = int((tree.workdir / "ports").read_text().split()[0])
         with socket.create_server(("127.0.0.1", port)):
-            said = _refused(crckpt)
-        assert f"TCP port 127.0.0.1:{port} is taken" in said
-        assert f"find it: ss -ltnp 'sport = :{port}' (package iproute2); then end it" in said
+            output = _refused(crckpt)
+        assert f"TCP port 127.0.0.1:{port} is taken" in output
+        assert f"find it: ss -ltnp 'sport = :{port}' (package iproute2); then end it" in output
         crckpt.run("restore", JOB, "--detach")
         tree.wait_growth(before)
 
@@ -212,12 +212,12 @@ def test_file_lock_held_by_another_program_is_reported(crckpt: Crckpt, other: st
         with ExitStack() as held:
             for path in paths:
                 _lock(held, path, other)
-            said = _refused(crckpt)
+            output = _refused(crckpt)
             for path, name in zip(paths, wanted, strict=True):
                 kind = {"flock": "flock ", "ofd": "OFD lock "}.get(name, "POSIX lock ")
-                assert f"the {kind}on {path} (fd " in said
-            assert f" is held by {psutil.Process().name()} (PID {os.getpid()}) now" in said
-            assert "lslocks" in said
+                assert f"the {kind}on {path} (fd " in output
+            assert f" is held by {psutil.Process().name()} (PID {os.getpid()}) now" in output
+            assert "lslocks" in output
         with ExitStack() as harmless:
             _lock(harmless, tree.workdir / "child.lock", "POSIX", fcntl.F_RDLCK)
             _lock(harmless, tree.workdir / "posix.lock", "OFD", start=150)
@@ -247,11 +247,11 @@ def _lock(held: ExitStack, path: Path, kind: str, how: int = fcntl.F_WRLCK, star
 
 
 def _refused(crckpt: Crckpt, *words: str) -> str:
-    said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
-    assert said.out == ""
+    result = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
+    assert result.out == ""
     assert not staging(crckpt)
     assert not _working_in(crckpt.store), "the CRIU that waited for its images has ended"
-    return said.err
+    return result.err
 
 
 def _working_in(store: Path) -> list[str]:

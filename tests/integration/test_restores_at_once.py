@@ -41,11 +41,11 @@ def test_second_restore_finds_the_running_tree(
         wait_for(lambda: _waits_for_a_lock(second) or second.poll() is not None, WITHIN_S, "it to wait")
         assert len(staging(crckpt)) == 1, "the second has begun"
         obstacle.let_go()
-        _, said = first.communicate(timeout=WITHIN_S)
-        assert first.returncode == 0, said
-        _, said = second.communicate(timeout=WITHIN_S)
+        _, error = first.communicate(timeout=WITHIN_S)
+        assert first.returncode == 0, error
+        _, error = second.communicate(timeout=WITHIN_S)
     assert second.returncode == REFUSED
-    assert f"{JOB} runs already, as PID {ended.pid}" in said
+    assert f"{JOB} runs already, as PID {ended.pid}" in error
     assert ended.ask("answer = n") == 1
     assert not list((crckpt.store / "locks").iterdir())
 
@@ -60,10 +60,10 @@ def test_second_restore_succeeds_when_the_first_fails(
         wait_for(lambda: _waits_for_a_lock(second) or second.poll() is not None, WITHIN_S, "it to wait")
         first.terminate()
         obstacle.let_go()
-        _, said = first.communicate(timeout=WITHIN_S)
-        assert "nothing is left behind" in said
-        _, said = second.communicate(timeout=WITHIN_S)
-    assert second.returncode == 0, said
+        _, error = first.communicate(timeout=WITHIN_S)
+        assert "nothing is left behind" in error
+        _, error = second.communicate(timeout=WITHIN_S)
+    assert second.returncode == 0, error
     assert ended.ask("answer = n") == 1
 
 
@@ -73,12 +73,12 @@ def test_restore_that_waited_too_long_names_the_other(
     """With its PID, as long as it is there; in the foreground a program that runs keeps nobody out."""
     with obstructed.waits(committed=False) as obstacle, foreground(crckpt, "--criu", str(obstructed.path)) as first:
         obstacle.wait_reached()
-        said = crckpt.run("restore", JOB, "--detach", status=LOCKED, CRCKPT_LOCK_S="1")
-        assert f"another restore of {JOB} is in progress: PID {first.pid} (" in said.err
+        result = crckpt.run("restore", JOB, "--detach", status=LOCKED, CRCKPT_LOCK_S="1")
+        assert f"another restore of {JOB} is in progress: PID {first.pid} (" in result.err
         obstacle.let_go()
         assert ended.ask("answer = n") == 1
-        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert f"{JOB} runs already, as PID {ended.pid}" in said.err
+        result = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert f"{JOB} runs already, as PID {ended.pid}" in result.err
 
 
 def _waits_for_a_lock(process: subprocess.Popen[str]) -> bool:

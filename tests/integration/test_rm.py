@@ -17,8 +17,8 @@ REFUSED = 24
 @pytest.mark.parametrize("refs", [(JOB,), (JOB, "--all")], ids=" ".join)
 def test_last_checkpoint_of_a_stopped_program_is_kept(crckpt: Crckpt, refs: tuple[str, ...]) -> None:
     with stopped(crckpt, program("counter")) as tree:
-        said = crckpt.run("rm", *refs, status=REFUSED).err
-        assert "has the last state of a program that dump --stop ended" in said
+        error = crckpt.run("rm", *refs, status=REFUSED).err
+        assert "has the last state of a program that dump --stop ended" in error
         assert crckpt.run("rm", *refs, "--json", status=REFUSED).document["error"]["code"] == REFUSED
         crckpt.run("restore", JOB, "--detach")
         # Also once it has ended: its work is done.
@@ -66,8 +66,8 @@ def test_quiet_commands_print_nothing(crckpt: Crckpt, tree: Tree) -> None:
         ("gc",),
     )
     for command in commands:
-        said = crckpt.run(*command, "--quiet")
-        assert (said.out, said.err) == ("", "")
+        result = crckpt.run(*command, "--quiet")
+        assert (result.out, result.err) == ("", "")
     # These are what was asked for.
     assert len(crckpt.run("list", "--quiet").out.splitlines()) == 2
     assert "can be checkpointed" in crckpt.run("dump", pid, JOB, "--dry-run", "-q").out

@@ -46,9 +46,10 @@ def stop(crckpt: Crckpt, process: subprocess.Popen[bytes]) -> None:
 def test_root_with_parent_death_signal_survives_detach(crckpt: Crckpt, mortal: subprocess.Popen[bytes]) -> None:
     """CRIU was its parent, and then crckpt: neither is there any more, and it runs."""
     stop(crckpt, mortal)
-    said = crckpt.run("restore", JOB, "--detach")
+    result = crckpt.run("restore", JOB, "--detach")
     assert (
-        f"process {mortal.pid} no longer gets signal 9 when its parent ends (PR_SET_PDEATHSIG)" in said.out + said.err
+        f"process {mortal.pid} no longer gets signal 9 when its parent ends (PR_SET_PDEATHSIG)"
+        in result.out + result.err
     )
     assert runs(mortal.pid)
     crckpt.run("dump", str(mortal.pid), JOB)
@@ -100,9 +101,9 @@ def test_root_that_ends_at_once_is_a_failed_restore(
 ) -> None:
     stop(crckpt, mortal)
     criu = killing(tmp_path, "restore", mortal.pid)
-    said = crckpt.run("restore", JOB, "--detach", "--criu", str(criu), status=FAILED)
-    assert f"the root of the restored tree, PID {mortal.pid}, ended at once by signal 9" in said.err
-    assert "nothing is left behind" in said.err
+    result = crckpt.run("restore", JOB, "--detach", "--criu", str(criu), status=FAILED)
+    assert f"the root of the restored tree, PID {mortal.pid}, ended at once by signal 9" in result.err
+    assert "nothing is left behind" in result.err
     wait_for(lambda: not Path(f"/proc/{mortal.pid}").exists(), ENDS_WITHIN_S, "the program to be gone")
     crckpt.run("restore", JOB, "--detach")
     assert runs(mortal.pid)
@@ -112,8 +113,8 @@ def test_root_that_ended_after_its_dump_is_not_reported_running(
     crckpt: Crckpt, mortal: subprocess.Popen[bytes], tmp_path: Path
 ) -> None:
     criu = killing(tmp_path, "dump", mortal.pid)
-    said = crckpt.run("dump", str(mortal.pid), JOB, "--criu", str(criu))
-    assert f"the tree's root, PID {mortal.pid}, has ended since; bring it back with" in said.out
+    result = crckpt.run("dump", str(mortal.pid), JOB, "--criu", str(criu))
+    assert f"the tree's root, PID {mortal.pid}, has ended since; bring it back with" in result.out
     mortal.wait(ENDS_WITHIN_S)
     crckpt.run("restore", JOB, "--detach")
     assert runs(mortal.pid)

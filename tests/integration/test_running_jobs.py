@@ -45,8 +45,8 @@ def test_program_in_a_pid_namespace_is_found_by_its_job(crckpt: Crckpt, tmp_path
                 # What has the PID on the host may have written this one.
                 assert crckpt.run("doctor", f"pidfile:{newer}", status=REFUSED).out.startswith(f"PID {pid} cannot")
                 for words in ((), ("--new-pid-namespace",)):
-                    said = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
-                    assert f"{JOB} runs already, as PID {root.pid}: a restore would start a second copy" in said.err
+                    result = crckpt.run("restore", JOB, "--detach", *words, status=REFUSED)
+                    assert f"{JOB} runs already, as PID {root.pid}: a restore would start a second copy" in result.err
                 tree.wait_growth(tree.counters())
                 counted = tree.counters()
                 crckpt.run("dump", f"pidfile:{pidfile}", JOB, "--stop")
@@ -66,10 +66,10 @@ def test_pidfile_finds_the_program_when_its_old_pid_is_free(crckpt: Crckpt, tmp_
 
 def test_pid_of_the_program_is_printed(crckpt: Crckpt, tmp_path: Path) -> None:
     with job_of_a_shell(crckpt, tmp_path / "pid") as (tree, pid):
-        said = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace").out
+        output = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace").out
         tree.wait_growth(tree.counters())
         (root,) = (process for process in psutil.process_iter(["cmdline"]) if str(tree.workdir) in _last_word(process))
-        assert f"as PID {root.pid} (PID {pid} in its namespace) in " in said
+        assert f"as PID {root.pid} (PID {pid} in its namespace) in " in output
         root.kill()
 
 
@@ -87,5 +87,5 @@ def test_job_name_finds_its_running_program(crckpt: Crckpt) -> None:
         refused = crckpt.run("restore", f"{JOB}~1", "--detach", status=REFUSED)
         assert f"{JOB} runs already, as PID {tree.pid}" in refused.err
         tree.wait_growth(tree.counters())
-    said = crckpt.run("dump", JOB, status=ENDED).err
-    assert f"no program of the job {JOB} that runs here\n  hint: restore it: crckpt restore {JOB}" in said
+    error = crckpt.run("dump", JOB, status=ENDED).err
+    assert f"no program of the job {JOB} that runs here\n  hint: restore it: crckpt restore {JOB}" in error

@@ -95,13 +95,13 @@ def test_dump_blocked_by_a_file_system_ends(crckpt: Crckpt, how: str, words: tup
     """Whether or not its program has read the request, so that the kernel lets nobody end CRIU."""
     with tree_on_fuse("opened") as tree, silent_in_dump(crckpt, tree, how, *words) as dump:
         criu = running_criu(dump.pid)
-        out, said = dump.communicate(timeout=WITHIN_S)
-        assert dump.returncode == FAILED, out + said
-        assert re.search(r"file system .*(did|does) not answer", said), said
-        assert re.search(r"hint: .*(fusermount3 -u|umount)", said), said
-        assert "; no checkpoint was made; the tree runs on\n" in said
+        out, error = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == FAILED, out + error
+        assert re.search(r"file system .*(did|does) not answer", error), error
+        assert re.search(r"hint: .*(fusermount3 -u|umount)", error), error
+        assert "; no checkpoint was made; the tree runs on\n" in error
         if "--pre-copy" not in words:  # there crckpt may be the first who gets an error
-            assert f"the file system on {tree.workdir}/mount did not answer, and crckpt disconnected it" in said
+            assert f"the file system on {tree.workdir}/mount did not answer, and crckpt disconnected it" in error
         assert_undone(crckpt, tree, criu)
 
 
@@ -124,10 +124,10 @@ def test_file_system_silent_before_the_dump(crckpt: Crckpt, kind: str) -> None:
     with tree_on_fuse(kind) as tree:
         (tree.workdir / "silent").write_text("silent")
         dump = crckpt.start("dump", str(tree.pid), "job", **QUICKLY)
-        _, said = dump.communicate(timeout=WITHIN_S)
-        assert dump.returncode in (FAILED, REFUSED), said
-        assert re.search(r"(did|does) not answer", said), said
-        assert "hint: " in said
+        _, error = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode in (FAILED, REFUSED), error
+        assert re.search(r"(did|does) not answer", error), error
+        assert "hint: " in error
         assert_runs_on(tree, frozenset())
 
 
@@ -139,10 +139,10 @@ def test_file_system_silent_at_the_restore(crckpt: Crckpt, kind: str, how: str, 
         crckpt.run("dump", str(tree.pid), "job", "--stop")
         (tree.workdir / "silent").write_text(how)
         restore = crckpt.start(*words, "job", **QUICKLY)
-        out, said = restore.communicate(timeout=WITHIN_S)
-        assert restore.returncode not in (0, 1), out + said
-        assert re.search(r"(did|does) not answer", said), said
-        assert re.search(r"hint: .*(fusermount3 -u|umount)", said), said
+        out, error = restore.communicate(timeout=WITHIN_S)
+        assert restore.returncode not in (0, 1), out + error
+        assert re.search(r"(did|does) not answer", error), error
+        assert re.search(r"hint: .*(fusermount3 -u|umount)", error), error
         crckpt.run("verify", "job")
 
 
@@ -152,10 +152,10 @@ def test_interrupted_dump_blocked_by_a_file_system(crckpt: Crckpt, words: tuple[
         wait_for(lambda: is_traced(tree), ENDS_WITHIN_S, "CRIU to freeze the tree")
         criu = running_criu(dump.pid)
         dump.send_signal(signal.SIGINT)
-        _, said = dump.communicate(timeout=WITHIN_S)
-        assert dump.returncode == INTERRUPTED, said
-        assert said.startswith("crckpt: interrupted by SIGINT; ")
-        assert "the tree runs on" in said
+        _, error = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == INTERRUPTED, error
+        assert error.startswith("crckpt: interrupted by SIGINT; ")
+        assert "the tree runs on" in error
         assert_undone(crckpt, tree, criu)
 
 
@@ -165,8 +165,8 @@ def test_memory_with_an_unserved_userfaultfd(crckpt: Crckpt, words: tuple[str, .
     kind = "unserved_memory"
     with started(Case(kind, (PYTHON, "{programs}/blocked.py", "{workdir}", kind))) as tree:
         dump = crckpt.start("dump", str(tree.pid), "job", "--no-preflight", "--force", *words, **QUICKLY)
-        out, said = dump.communicate(timeout=WITHIN_S)
-        assert dump.returncode == 0, out + said
+        out, error = dump.communicate(timeout=WITHIN_S)
+        assert dump.returncode == 0, out + error
         if "--stop" not in words:
             assert_runs_on(tree, frozenset())
 

@@ -32,9 +32,9 @@ def client(server: Remote) -> Iterator[socket.socket]:
 
 
 def test_pending_connection_is_refused_with_the_option(crckpt: Crckpt, server: Remote, client: socket.socket) -> None:
-    said = crckpt.run("dump", str(server.pid), JOB, status=REFUSED)
-    assert "the program has not yet accepted a TCP connection" in said.err
-    assert "--skip-in-flight" in said.err
+    result = crckpt.run("dump", str(server.pid), JOB, status=REFUSED)
+    assert "the program has not yet accepted a TCP connection" in result.err
+    assert "--skip-in-flight" in result.err
     assert client.send(b"hello") == 5
 
 
@@ -42,8 +42,8 @@ def test_pending_connection_is_refused_with_the_option(crckpt: Crckpt, server: R
 def test_pending_client_is_reset_and_later_ones_are_served(
     crckpt: Crckpt, server: Remote, client: socket.socket, tcp: tuple[str, ...]
 ) -> None:
-    said = crckpt.run("dump", str(server.pid), JOB, "--stop", "--skip-in-flight", *tcp)
-    assert "its peer sees a reset" in said.out
+    result = crckpt.run("dump", str(server.pid), JOB, "--stop", "--skip-in-flight", *tcp)
+    assert "its peer sees a reset" in result.out
     server.wait_gone()
     with pytest.raises(ConnectionResetError):
         client.recv(1)

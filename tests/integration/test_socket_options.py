@@ -81,8 +81,8 @@ def test_socket_options_are_restored(asked: Asked, kind: str) -> None:
     """Memberships, and a filter that is locked, too."""
     ignored = OF_CONNECTION if "connected" in kind else ()
     before, after = (
-        {name: value for name, value in said[kind].items() if name not in ignored}
-        for said in (asked.before, asked.after)
+        {name: value for name, value in values[kind].items() if name not in ignored}
+        for values in (asked.before, asked.after)
     )
     assert after == before
     assert asked.warnings == []
@@ -99,9 +99,9 @@ def test_each_socket_option_has_a_test_value(asked: Asked) -> None:
 def test_closed_connections_give_no_warning(crckpt: Crckpt) -> None:
     with stopped(crckpt, program("socket_options", "tcp4-connected", "udp4-bound"), "--tcp", "close") as tree:
         before, counters = _of(tree), tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(counters)
-        assert said["warnings"] == []
+        assert result["warnings"] == []
         assert _of(tree)["udp4-bound"] == before["udp4-bound"]
 
 
@@ -122,9 +122,9 @@ def test_running_dump_records_socket_options(crckpt: Crckpt) -> None:
 def test_rehearsal_restores_socket_options_without_warnings(crckpt: Crckpt) -> None:
     with _interface(), started(program("socket_options", "udp4-elsewhere", "udp4-bound")) as tree:
         crckpt.run("dump", str(tree.pid), JOB)
-        said = crckpt.run("rehearse", JOB, "--seconds", "0.2", "--json").document["result"]
-        assert said["passed"], said
-        assert said["warnings"] == []
+        result = crckpt.run("rehearse", JOB, "--seconds", "0.2", "--json").document["result"]
+        assert result["passed"], result
+        assert result["warnings"] == []
 
 
 @contextmanager
@@ -147,9 +147,9 @@ def test_renumbered_interface_is_found_by_name(crckpt: Crckpt) -> None:
         counters = tree.counters()
         _remove_interface()
         with _interface():
-            said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+            result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
             tree.wait_growth(counters)
-            assert said["warnings"] == []
+            assert result["warnings"] == []
             listed = subprocess.run(["ip", "maddress", "show", "dev", INTERFACE], capture_output=True, text=True)
             assert "239.7.7.7" in listed.stdout
 
@@ -158,9 +158,9 @@ def test_membership_on_a_missing_interface_is_a_warning(crckpt: Crckpt) -> None:
     with _interface(), stopped(crckpt, program("socket_options", "udp4-elsewhere")) as tree:
         counters = tree.counters()
         _remove_interface()
-        said = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
+        result = crckpt.run("restore", JOB, "--detach", "--json").document["result"]
         tree.wait_growth(counters)
-        (warning,) = said["warnings"]
+        (warning,) = result["warnings"]
         assert f"the membership in 239.7.7.7 on {INTERFACE} of descriptor" in warning
         assert ": No such device" in warning
 
@@ -184,11 +184,11 @@ def test_listening_socket_keeps_its_user_credentials(crckpt: Crckpt, how: str) -
             assert _owner(tree) == (1234, 2345)
 
 
-def _stop_only_if_told(crckpt: Crckpt, tree: Tree, why: str) -> None:
+def _stop_needs_option(crckpt: Crckpt, tree: Tree, why: str) -> None:
     """Who ends a program hears before that what the restore will refuse."""
-    said = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
-    assert why in said
-    assert "--force" in said
+    error = crckpt.run("dump", str(tree.pid), JOB, "--stop", status=REFUSED).err
+    assert why in error
+    assert "--force" in error
     tree.wait_growth(tree.counters())
     assert why in crckpt.run("dump", str(tree.pid), JOB).out
     crckpt.run("dump", str(tree.pid), JOB, "--stop", "--force")
@@ -197,11 +197,11 @@ def _stop_only_if_told(crckpt: Crckpt, tree: Tree, why: str) -> None:
 
 def test_peer_that_would_look_like_root_is_refused(crckpt: Crckpt) -> None:
     with started(program("unix_owner", "peer")) as tree:
-        _stop_only_if_told(crckpt, tree, "is connected to a process of user 3456; after a restore, that peer")
+        _stop_needs_option(crckpt, tree, "is connected to a process of user 3456; after a restore, that peer")
         counters = tree.counters()
-        said = crckpt.run("restore", JOB, "--detach", status=REFUSED)
-        assert "is connected to a process of user 3456; after a restore, that peer" in said.err
-        assert "--allow-weaker" in said.err
+        result = crckpt.run("restore", JOB, "--detach", status=REFUSED)
+        assert "is connected to a process of user 3456; after a restore, that peer" in result.err
+        assert "--allow-weaker" in result.err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]
         assert "user 3456" in " ".join(restored["warnings"])
         tree.wait_growth(counters)
@@ -211,7 +211,7 @@ def test_peer_that_would_look_like_root_is_refused(crckpt: Crckpt) -> None:
 def test_loss_of_tcp_md5_keys_is_reported(crckpt: Crckpt) -> None:
     """A server that took signed segments only would take any."""
     with started(program("socket_options", "tcp4-signed")) as tree:
-        _stop_only_if_told(crckpt, tree, "accepts only signed TCP segments")
+        _stop_needs_option(crckpt, tree, "accepts only signed TCP segments")
         counters = tree.counters()
         assert "accepts only signed TCP segments" in crckpt.run("restore", JOB, "--detach", status=REFUSED).err
         restored = crckpt.run("restore", JOB, "--detach", "--allow-weaker", "--json").document["result"]

@@ -57,8 +57,8 @@ def is_empty(crckpt: Crckpt, elsewhere: Path | None = None) -> bool:
 
 def test_images_and_growth_must_fit_together_on_one_disk(tmp_path: Path) -> None:
     with store_on_disk(tmp_path / "store", "80m") as crckpt, holding(RANDOM, tmp_path) as pid:
-        said = crckpt.run("doctor", pid, status=REFUSED).out
-        assert said.startswith(f"PID {pid} cannot be checkpointed: 1 blocker\n")
+        output = crckpt.run("doctor", pid, status=REFUSED).out
+        assert output.startswith(f"PID {pid} cannot be checkpointed: 1 blocker\n")
         for words in (("--dry-run",), ()):
             error = crckpt.run("dump", pid, "--json", *words, status=REFUSED).document["error"]
             needs = rf"{ABOUT_50} of images until the checkpoint is stored, and {ABOUT_50} that it adds to the store"
@@ -96,12 +96,12 @@ def test_uncertain_space_is_tried_with_a_warning_in_dry_runs(tmp_path: Path, els
     """A sample cannot show that the store will surely be full."""
     with store_on_disk(tmp_path / "store", "44m") as crckpt, holding(RANDOM, tmp_path) as pid:
         words = ("dump", pid, "job", "--staging", str(elsewhere))
-        said = crckpt.run(*words, "--dry-run").out
+        output = crckpt.run(*words, "--dry-run").out
         risk = f"the store will probably be full during the dump: the checkpoint adds about {ABOUT_50}, but "
-        assert re.search(f"^note: {risk}", said, re.MULTILINE)
-        assert said.endswith(f"PID {pid} can be checkpointed as job\n")
-        said = crckpt.run(*words, status=STORE_UNUSABLE).err
-        assert f"no space is left in {crckpt.store}, the store; no checkpoint was made; the tree runs on\n" in said
+        assert re.search(f"^note: {risk}", output, re.MULTILINE)
+        assert output.endswith(f"PID {pid} can be checkpointed as job\n")
+        output = crckpt.run(*words, status=STORE_UNUSABLE).err
+        assert f"no space is left in {crckpt.store}, the store; no checkpoint was made; the tree runs on\n" in output
         assert is_empty(crckpt, elsewhere)
 
 
@@ -124,5 +124,5 @@ def test_file_size_limit_is_raised_or_refused(tmp_path: Path) -> None:
             "--bounding-set=-sys_resource",
             "--inh-caps=-sys_resource",
         )
-        said = Crckpt(tmp_path / "store", unprivileged).run("dump", pid, status=REFUSED).err
-        assert "crckpt may write files of 8.0 MiB at most (ulimit -f)" in said
+        error = Crckpt(tmp_path / "store", unprivileged).run("dump", pid, status=REFUSED).err
+        assert "crckpt may write files of 8.0 MiB at most (ulimit -f)" in error

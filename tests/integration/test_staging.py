@@ -94,20 +94,20 @@ def test_too_little_staging_space_is_refused_with_numbers(crckpt: Crckpt, tree: 
 
 def test_staging_must_be_a_directory(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     for path in (elsewhere / "missing", elsewhere / "somebody's"):
-        said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(path), status=USAGE)
-        assert f"{path} is not a directory" in said.err
+        result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(path), status=USAGE)
+        assert f"{path} is not a directory" in result.err
 
 
 def test_staging_must_not_be_replaceable_by_others(crckpt: Crckpt, tree: Tree, elsewhere: Path) -> None:
     """Its owner could put a link there, and root would write a program's memory behind it."""
     (elsewhere / "below").mkdir()
     os.chown(elsewhere, 65534, 65534)
-    said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere / "below"), status=USAGE)
-    assert f"{elsewhere} belongs to user nobody" in said.err
+    result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere / "below"), status=USAGE)
+    assert f"{elsewhere} belongs to user nobody" in result.err
     os.chown(elsewhere, 0, 0)
     elsewhere.chmod(0o777)
-    said = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere), status=USAGE)
-    assert f"every user can write to {elsewhere}" in said.err
+    result = crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere), status=USAGE)
+    assert f"every user can write to {elsewhere}" in result.err
     elsewhere.chmod(0o1777)
     crckpt.run("dump", str(tree.pid), JOB, "--staging", str(elsewhere))
     assert sorted(path.name for path in elsewhere.iterdir()) == ["below", "somebody's"]

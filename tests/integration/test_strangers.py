@@ -43,9 +43,9 @@ while True:
 
 
 @contextmanager
-def stranger(said: Path) -> Iterator[None]:
+def stranger(report: Path) -> Iterator[None]:
     """A program of nobody's that connects, and sends, to each such socket, and writes which it has reached."""
-    with said.open("w") as file:
+    with report.open("w") as file:
         words = (PYTHON, "-c", STRANGER, f"{NOBODY}")
         program = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=file, start_new_session=True)
         try:
@@ -56,15 +56,15 @@ def stranger(said: Path) -> Iterator[None]:
 
 
 def test_dumps_and_restores_ignore_connections_of_other_users(crckpt: Crckpt, tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    with started(BY_NAME["unix-sockets"]) as tree, stranger(said):
+    report = tmp_path / "report"
+    with started(BY_NAME["unix-sockets"]) as tree, stranger(report):
         for _ in range(10):
             before = tree.counters()
             crckpt.run("dump", str(tree.pid), JOB, "--stop")
             tree.wait_gone()
             crckpt.run("restore", JOB, "--detach")
             tree.wait_growth(before)
-            if {"pr", "fd"} <= set(said.read_text().split()):
+            if {"pr", "fd"} <= set(report.read_text().split()):
                 break
         else:
-            pytest.fail(f"it has not reached both: {said.read_text()!r}")
+            pytest.fail(f"it has not reached both: {report.read_text()!r}")

@@ -90,19 +90,19 @@ def test_dump_explains_why_it_uses_the_terminal_option(crckpt: Crckpt, workdir: 
     """The session's leader is the shell, outside the tree."""
     with _job(workdir) as pid:
         shell = psutil.Process(pid).ppid()
-        said = crckpt.run("dump", str(pid), JOB, "-v")
-        assert f"--shell-job: its session leader {shell} is outside the tree" in said.out
-        heard = _said(workdir).counter
-        wait_for(lambda: _said(workdir).counter > heard, WITHIN_S, "the job to go on")
+        result = crckpt.run("dump", str(pid), JOB, "-v")
+        assert f"--shell-job: its session leader {shell} is outside the tree" in result.out
+        count = _read_status(workdir).counter
+        wait_for(lambda: _read_status(workdir).counter > count, WITHIN_S, "the job to go on")
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_restore_without_a_terminal_is_refused(crckpt: Crckpt, stopped_job: int) -> None:
     """Detached or not; what it wants is said."""
     for words in (("--detach",), ()):
-        said = crckpt.run("restore", JOB, *words, status=REFUSED)
-        assert "the tree was started from a terminal and needs one" in said.err
-        assert "restore it from a terminal, without --detach" in said.err
+        result = crckpt.run("restore", JOB, *words, status=REFUSED)
+        assert "the tree was started from a terminal and needs one" in result.err
+        assert "restore it from a terminal, without --detach" in result.err
 
 
 def test_program_of_another_user_gets_our_terminal_only_with_an_option(crckpt: Crckpt, workdir: Path) -> None:
@@ -113,33 +113,33 @@ def test_program_of_another_user_gets_our_terminal_only_with_an_option(crckpt: C
     as_nobody = f"setpriv --reuid={NOBODY} --regid={NOBODY} --clear-groups"
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
         terminal.type(f"{as_nobody} {PYTHON} {workdir}/programs/talker.py {workdir} --listen\n".encode())
-        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
-        crckpt.run("dump", str(_said(workdir).pid), JOB, "--stop")
+        wait_for(lambda: _read_status(workdir).counter > 5, WITHIN_S, "the program to start")
+        crckpt.run("dump", str(_read_status(workdir).pid), JOB, "--stop")
     words = (str(PROGRAM), "restore", JOB)
     with Terminal(*words, environment=crckpt.environment) as terminal:
         assert terminal.process.wait(WITHIN_S) == REFUSED
         wait_for(lambda: "this terminal belongs to user 0" in terminal.shown, WITHIN_S, "the reason")
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     with Terminal(*words, "--allow-weaker", environment=crckpt.environment) as terminal:
-        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
-        os.kill(_said(workdir).pid, signal.SIGTERM)
+        wait_for(lambda: _read_status(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        os.kill(_read_status(workdir).pid, signal.SIGTERM)
         assert terminal.process.wait(WITHIN_S) == -signal.SIGTERM
 
 
 def test_restored_program_reads_is_interrupted_and_ends(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """What is typed reaches the program, ^C once, and crckpt ends with it."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
-        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         assert ERASE not in terminal.shown.partition("says")[2], "the program's first words were erased"
         assert psutil.Process(stopped_job).ppid() == terminal.process.pid
         terminal.type(b"hello there\n")
-        wait_for(lambda: _said(workdir).facts["heard"] == ["hello", "there"], WITHIN_S, "the words to arrive")
+        wait_for(lambda: _read_status(workdir).facts["heard"] == ["hello", "there"], WITHIN_S, "the words to arrive")
         terminal.type(INTERRUPT)
-        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        wait_for(lambda: _read_status(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
         terminal.type(b"again\n")
-        wait_for(lambda: _said(workdir).facts["heard"] == ["hello", "there", "again"], WITHIN_S, "it to read on")
-        assert _said(workdir).facts["interrupts"] == 1
+        wait_for(lambda: _read_status(workdir).facts["heard"] == ["hello", "there", "again"], WITHIN_S, "it to read on")
+        assert _read_status(workdir).facts["interrupts"] == 1
         os.kill(stopped_job, signal.SIGTERM)
         assert terminal.process.wait(WITHIN_S) == -signal.SIGTERM
 
@@ -150,9 +150,11 @@ def test_original_shell_may_still_run(crckpt: Crckpt, workdir: Path, line: str) 
     with _job(workdir, line) as pid:
         shell = psutil.Process(pid).parent()
         crckpt.run("dump", str(pid), JOB, "--stop")
-        before = _said(workdir).counter
+        before = _read_status(workdir).counter
         with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
-            wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+            wait_for(
+                lambda: _read_status(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}"
+            )
             assert shell is not None
             assert shell.is_running()
 
@@ -163,22 +165,24 @@ def test_stop_gives_the_shell_the_terminal_until_fg(
     crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes
 ) -> None:
     """^Z stops the program and crckpt with it; `fg` gives it the terminal, also when `bg` has let it go on."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
         terminal.type(f"{PROGRAM} restore {JOB}\n".encode())
-        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         terminal.type(STOP)
         wait_for(lambda: "Stopped" in terminal.shown, WITHIN_S, f"the shell to say so; shown: {terminal.shown}")
         assert psutil.Process(stopped_job).status() == psutil.STATUS_STOPPED
-        stopped_at = _said(workdir).counter
+        stopped_at = _read_status(workdir).counter
         # In one line: what is typed while it runs in the background stops it, as it would read that.
         terminal.type(words)
-        wait_for(lambda: _said(workdir).counter > stopped_at, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > stopped_at, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         terminal.type(b"hello\n")
-        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, f"the word; shown: {terminal.shown}")
+        wait_for(
+            lambda: _read_status(workdir).facts["heard"] == ["hello"], WITHIN_S, f"the word; shown: {terminal.shown}"
+        )
         terminal.type(INTERRUPT)
-        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        wait_for(lambda: _read_status(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
         os.kill(stopped_job, signal.SIGTERM)
         wait_for(lambda: not runs(stopped_job), WITHIN_S, "the program to be gone")
 
@@ -186,13 +190,13 @@ def test_stop_gives_the_shell_the_terminal_until_fg(
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_stop_without_a_shell_is_ignored(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """crckpt is the only program on its terminal, as of `ssh -t`: nobody could type `fg`."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     with Terminal(str(PROGRAM), "restore", JOB, environment=crckpt.environment) as terminal:
-        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         terminal.type(STOP)
         wait_for(lambda: "^Z" in terminal.shown, WITHIN_S, f"the key to arrive; shown: {terminal.shown}")
-        at = _said(workdir).counter
-        wait_for(lambda: _said(workdir).counter > at + 1, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        at = _read_status(workdir).counter
+        wait_for(lambda: _read_status(workdir).counter > at + 1, WITHIN_S, f"it to go on; shown: {terminal.shown}")
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
@@ -200,7 +204,7 @@ def test_interrupt_during_the_restore_leaves_nothing(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
     """CRIU is on the terminal too, where ^C ends it: nothing is left, and the next try works."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     obstructed = ObstructedCriu(tmp_path)
     argv = (str(PROGRAM), "restore", JOB, "--criu", str(obstructed.path))
     with obstructed.waits_at_first() as obstacle, Terminal(*argv, environment=crckpt.environment) as terminal:
@@ -212,7 +216,7 @@ def test_interrupt_during_the_restore_leaves_nothing(
     wait_for(lambda: not runs(stopped_job), WITHIN_S, "the program to be gone")
     assert staging(crckpt) == ()
     with Terminal(*argv, environment=crckpt.environment):
-        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, "it to go on")
+        wait_for(lambda: _read_status(workdir).counter > before, WITHIN_S, "it to go on")
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
@@ -220,7 +224,7 @@ def test_stop_during_the_restore_gives_the_shell_the_terminal(
     crckpt: Crckpt, stopped_job: int, workdir: Path, tmp_path: Path
 ) -> None:
     """CRIU is on the terminal too, where ^Z stops it, and `fg` lets both go on."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     obstructed = ObstructedCriu(tmp_path)
     environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
     shell = Terminal("bash", "--norc", "-i", environment=environment)
@@ -231,7 +235,7 @@ def test_stop_during_the_restore_gives_the_shell_the_terminal(
         wait_for(lambda: "Stopped" in terminal.shown, WITHIN_S, f"the shell to say so; shown: {terminal.shown}")
         terminal.type(b"fg\n")
         obstacle.let_go()
-        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         os.kill(stopped_job, signal.SIGTERM)
         wait_for(lambda: not runs(stopped_job), WITHIN_S, "the program to be gone")
 
@@ -239,14 +243,14 @@ def test_stop_during_the_restore_gives_the_shell_the_terminal(
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
 def test_program_in_a_pid_namespace_has_the_terminal(crckpt: Crckpt, stopped_job: int, workdir: Path) -> None:
     """Another process on the host, but the same terminal."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     argv = (str(PROGRAM), "restore", JOB, "--new-pid-namespace")
     with Terminal(*argv, environment=crckpt.environment) as terminal:
-        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         terminal.type(b"hello\n")
-        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
+        wait_for(lambda: _read_status(workdir).facts["heard"] == ["hello"], WITHIN_S, "the word to arrive")
         terminal.type(INTERRUPT)
-        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        wait_for(lambda: _read_status(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
         assert not runs(stopped_job)
 
 
@@ -255,13 +259,13 @@ def test_foreign_process_group_is_no_problem_in_a_pid_namespace(
     crckpt: Crckpt, stopped_job: int, workdir: Path
 ) -> None:
     """CRIU fails there: the group of whoever restores has no number inside."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     argv = (str(PROGRAM), "restore", JOB)
     with Terminal(*argv, "--new-pid-namespace", environment=crckpt.environment) as terminal:
         assert terminal.process.wait(WITHIN_S) == REFUSED
         wait_for(lambda: "restore it without --new-pid-namespace" in terminal.shown, WITHIN_S, "the remedy")
     with Terminal(*argv, environment=crckpt.environment) as terminal:
-        wait_for(lambda: _said(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > before, WITHIN_S, f"it to go on; shown: {terminal.shown}")
 
 
 @pytest.mark.parametrize("stopped_job", ["{}"], indirect=True, ids=["job"])
@@ -271,11 +275,11 @@ def test_stop_in_a_pid_namespace_gives_the_shell_the_terminal(
     crckpt: Crckpt, stopped_job: int, workdir: Path, words: bytes, how: str
 ) -> None:
     """By ^Z, or by a SIGSTOP as programs send it to themselves that catch ^Z."""
-    before = _said(workdir).counter
+    before = _read_status(workdir).counter
     environment = crckpt.environment | {"PS1": "$ ", "LANG": "C.UTF-8"}
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
         terminal.type(f"{PROGRAM} restore {JOB} --new-pid-namespace\n".encode())
-        wait_for(lambda: _said(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > before + 3, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         (program,) = find_below(terminal.process.pid, "talker.py")
         assert program.pid != stopped_job
         if how == "typed":
@@ -284,13 +288,15 @@ def test_stop_in_a_pid_namespace_gives_the_shell_the_terminal(
             program.send_signal(signal.SIGSTOP)
         wait_for(lambda: "Stopped" in terminal.shown, WITHIN_S, f"the shell to say so; shown: {terminal.shown}")
         assert program.status() == psutil.STATUS_STOPPED
-        at = _said(workdir).counter
+        at = _read_status(workdir).counter
         terminal.type(words)
-        wait_for(lambda: _said(workdir).counter > at, WITHIN_S, f"it to go on; shown: {terminal.shown}")
+        wait_for(lambda: _read_status(workdir).counter > at, WITHIN_S, f"it to go on; shown: {terminal.shown}")
         terminal.type(b"hello\n")
-        wait_for(lambda: _said(workdir).facts["heard"] == ["hello"], WITHIN_S, f"the word; shown: {terminal.shown}")
+        wait_for(
+            lambda: _read_status(workdir).facts["heard"] == ["hello"], WITHIN_S, f"the word; shown: {terminal.shown}"
+        )
         terminal.type(INTERRUPT)
-        wait_for(lambda: _said(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
+        wait_for(lambda: _read_status(workdir).facts["interrupts"] == 1, WITHIN_S, "the interrupt to arrive")
         program.terminate()
         wait_for(lambda: not runs(program.pid), WITHIN_S, "the program to be gone")
 
@@ -301,11 +307,11 @@ def _job(workdir: Path, line: str = "{}") -> Iterator[int]:
     environment = {"PATH": os.environ["PATH"], "LANG": "C.UTF-8", "HOME": str(workdir), "PS1": "$ "}
     with Terminal("bash", "--norc", "-i", environment=environment) as terminal:
         terminal.type(line.format(f"{PYTHON} {PROGRAMS}/talker.py {workdir} --listen").encode() + b"\n")
-        wait_for(lambda: _said(workdir).counter > 5, WITHIN_S, "the program to start")
-        yield _said(workdir).pid
+        wait_for(lambda: _read_status(workdir).counter > 5, WITHIN_S, "the program to start")
+        yield _read_status(workdir).pid
 
 
-def _said(workdir: Path) -> Part:
+def _read_status(workdir: Path) -> Part:
     return statuses(workdir).get("", Part(0, 0, True, "", False, False, {}))
 
 

@@ -127,7 +127,7 @@ def test_chain_restored_in_the_middle_can_be_continued(target: Target, tmp_path:
         images = tmp_path / f"round-{number}"
         parent = tmp_path / f"round-{number - 1}" if number else None
         dumped(target, tracker, images, "dump", "--leave-running", parent=parent)
-        sums.append(target.told()[0])
+        sums.append(target.report()[0])
         target.write()
     tracker.close()
     assert restored(target, tmp_path / "round-1", number=1) == sums[1]
@@ -173,7 +173,7 @@ def test_dump_after_one_that_failed_after_the_reset_is_full(target: Target, tmp_
     began = dumped(target, tracker, third, "dump", "--leave-running")
     assert (began.base, began.why) == (None, "the tracker did not see the end of the last dump or round")
     assert pages(third, target.pid, PRESENT, target.area) == set(range(PAGES))
-    checksum = target.told()[0]
+    checksum = target.report()[0]
     tracker.close()
     assert restored(target, third) == checksum
 

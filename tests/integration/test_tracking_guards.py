@@ -168,11 +168,11 @@ def device(program: Path) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
     process = subprocess.Popen(argv, env=NO_RSEQ, stdin=pipe, stdout=pipe, stderr=pipe, bufsize=0, cwd="/")
     try:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        if not said:
+        output = process.stdout.readline()
+        if not output:
             assert process.stderr is not None
             pytest.skip(f"nothing here writes memory as a device does: {process.stderr.read().decode().strip()}")
-        yield int(said.split()[0]), process
+        yield int(output.split()[0]), process
     finally:
         process.kill()
         process.communicate()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import Crckpt, Said, network_locks
+from command import CommandResult, Crckpt, network_locks
 from effort import some
 from oracle import find_criu
 from stopped import BY_NAME, staging
@@ -48,30 +48,30 @@ def restored(crckpt: Crckpt, tree: Tree, whole: Path, name: str, length: int) ->
     images = whole.parent / job
     shutil.copytree(whole, images)
     os.truncate(images / name, length)
-    said = ended(crckpt, "import", str(images), job)
-    if said.status == ACCEPTED:
-        said = ended(crckpt, "restore", job, "--detach")
+    result = ended(crckpt, "import", str(images), job)
+    if result.status == ACCEPTED:
+        result = ended(crckpt, "restore", job, "--detach")
     shutil.rmtree(images)
-    if said.status == ACCEPTED:
+    if result.status == ACCEPTED:
         tree.end()
     else:
-        assert said.status in REFUSALS, (job, said)
-        assert said.err.startswith("crckpt: "), (job, said)
-        assert "Traceback" not in said.err
+        assert result.status in REFUSALS, (job, result)
+        assert result.err.startswith("crckpt: "), (job, result)
+        assert "Traceback" not in result.err
     tree.wait_gone()
     assert not (crckpt.store / "tmp").exists() or staging(crckpt) == ()
     assert not network_locks()
     left = [process.info for process in psutil.process_iter(["pid", "cmdline"]) if _is_of(process, whole.parent)]
     assert not left, (job, left)
-    return said.status == ACCEPTED
+    return result.status == ACCEPTED
 
 
 def _is_of(process: psutil.Process, directory: Path) -> bool:
     return any(word.startswith(str(directory)) for word in process.info["cmdline"] or ())
 
 
-def ended(crckpt: Crckpt, *words: str) -> Said:
+def ended(crckpt: Crckpt, *words: str) -> CommandResult:
     """How a command ended."""
     done = crckpt.start(*words)
     out, err = done.communicate(timeout=60)
-    return Said(done.returncode, out, err)
+    return CommandResult(done.returncode, out, err)

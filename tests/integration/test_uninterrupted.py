@@ -395,6 +395,8 @@ def test_dump_without_the_library_warns_of_interrupted_calls(
     assert done.checkpoint is not None
     warned = {found.what for found in done.plan.warnings if found.key == "call-interrupted"}
     for call in ("poll", "epoll_wait", "futex", "nanosleep", "semop"):
-        told = f"{call} of thread {threads[call]} (PID {running.pid}) returns EINTR after the dump and after a restore"
-        assert told in warned
+        warning = (
+            f"{call} of thread {threads[call]} (PID {running.pid}) returns EINTR after the dump and after a restore"
+        )
+        assert warning in warned
     assert not any(f" {threads['sleep-until']} " in what for what in warned), "its time is absolute"

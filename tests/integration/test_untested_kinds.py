@@ -47,10 +47,10 @@ def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_tree_of_an_untested_kind_is_ended_only_by_force(crckpt: Crckpt, holder: subprocess.Popen[bytes]) -> None:
     words = ("dump", str(holder.pid), "job")
     for more in ((), ("--no-preflight",), ("--dry-run",)):
-        said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
-        assert f"no test covers the restore of: socket AF_NETLINK SOCK_DGRAM (fd 3 of process {holder.pid})" in said
-        assert f"directory of /sys (fd 4 of process {holder.pid}, /sys/kernel)" in said
-        assert "--force" in said
+        error = crckpt.run(*words, "--stop", *more, status=REFUSED).err
+        assert f"no test covers the restore of: socket AF_NETLINK SOCK_DGRAM (fd 3 of process {holder.pid})" in error
+        assert f"directory of /sys (fd 4 of process {holder.pid}, /sys/kernel)" in error
+        assert "--force" in error
     assert runs(holder.pid)
     assert "no test covers" in crckpt.run(*words).out
     assert "no test covers" in crckpt.run("doctor", str(holder.pid)).out
@@ -71,8 +71,8 @@ def test_packet_ring_needs_force(crckpt: Crckpt) -> None:
         )
         words = ("dump", str(program.pid), "job")
         for more in ((), ("--rehearse",), ("--dry-run",), ("--no-preflight",)):
-            said = crckpt.run(*words, "--stop", *more, status=REFUSED).err
-            assert f"PID {program.pid} reads packets from memory that it shares with the kernel" in said
+            error = crckpt.run(*words, "--stop", *more, status=REFUSED).err
+            assert f"PID {program.pid} reads packets from memory that it shares with the kernel" in error
         assert "PACKET_RX_RING" in crckpt.run(*words).out
         assert "PACKET_RX_RING" in crckpt.run("doctor", str(program.pid)).out
 
@@ -84,8 +84,8 @@ def test_unread_packets_are_reported(crckpt: Crckpt) -> None:
             "held = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, 0); held.bind(('lo', 0x88B6))\n"
             "held.sendto(b'unread', ('lo', 0x88B6, 0, 0, bytes(6)))"
         )
-        said = crckpt.run("dump", str(program.pid), "job").out
-        assert f"does not save the unread data of descriptor 3 of PID {program.pid} (packets)" in said
+        output = crckpt.run("dump", str(program.pid), "job").out
+        assert f"does not save the unread data of descriptor 3 of PID {program.pid} (packets)" in output
 
 
 def test_tree_without_untested_kinds_needs_no_force(crckpt: Crckpt, tmp_path: Path) -> None:

@@ -104,9 +104,9 @@ def test_restore_can_stage_in_another_directory(place: Path, tree: Tree, command
     assert "--staging" in crckpt.run(command, JOB, "--staging", str(staging), status=2).err
     staging.mkdir(mode=0o700)
     words = ("--detach", "--verbose") if command == "restore" else ("--seconds", "0")
-    said = crckpt.run(command, JOB, "--staging", str(staging), *words)
+    result = crckpt.run(command, JOB, "--staging", str(staging), *words)
     if command == "restore":
-        assert str(staging) in said.out
+        assert str(staging) in result.out
         assert runs(tree.pid)
     assert list(staging.iterdir()) == []
 
@@ -174,10 +174,10 @@ def test_readable_store_of_another_user_is_read(place: Path, tree: Tree, user: t
     reader.run("export", JOB, exported)
     for words in (("tag", JOB, "good"), ("rm", JOB), ("gc",), ("import", exported, "imported")):
         error = reader.run(*words, "--json", status=STORE).document["error"]
-        said, hint = error["message"], error["hint"]
+        message, hint = error["message"], error["hint"]
         again = shlex.join((f"CRCKPT_STORE={store}", "crckpt", *words, "--json"))
         assert hint == f"sudo {again}; or name another store: --store DIR"
-        assert f"the store {store} cannot be written: user nobody has no permission to write to {store}" in said
+        assert f"the store {store} cannot be written: user nobody has no permission to write to {store}" in message
     assert files(store) == before
 
 
@@ -211,6 +211,6 @@ def test_store_that_only_root_can_read_suggests_sudo(place: Path, tree: Tree, us
 
 def test_user_without_a_store_is_pointed_to_that_of_root(user: tuple[str, ...], place: Path) -> None:
     reader = replace(Crckpt(place / "none"), before=(*user, "env", "-u", "CRCKPT_STORE"))
-    said = reader.run("list", status=STORE).err
-    assert f"there is no store at {place}/home/.local/share/crckpt" in said
-    assert "for root's store: sudo crckpt list; or name another: --store DIR" in said
+    error = reader.run("list", status=STORE).err
+    assert f"there is no store at {place}/home/.local/share/crckpt" in error
+    assert "for root's store: sudo crckpt list; or name another: --store DIR" in error

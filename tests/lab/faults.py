@@ -205,11 +205,11 @@ def move_address(lab: TwoHosts, version: int) -> tuple[str, ...]:
     return ("--tcp", "keep", "--move-ip", f"{lab.services[version]}@{lab.device}")
 
 
-def check_client(client: NumberedClient, host: str, said: str) -> None:
+def check_client(client: NumberedClient, host: str, message: str) -> None:
     """Raise AssertionError unless the one connection goes on, with the copy on this host."""
     report = client.wait_for_replies(5)
-    assert (report["wrong"], report["ended"]) == (None, None), f"{report}\n{said}"
-    assert report["hosts"][-1] == host, f"{report}\n{said}"
+    assert (report["wrong"], report["ended"]) == (None, None), f"{report}\n{message}"
+    assert report["hosts"][-1] == host, f"{report}\n{message}"
     assert client.check()["memory"] == "intact"
 
 
@@ -257,17 +257,17 @@ def strike_before(lab: TwoHosts, fault: str, moment: Moment) -> None:
     """Move a program with a log, with a fault at that moment. If it runs on here, the same command moves it then."""
     try:
         with served(lab, "--memory", "1", started_by=_LOGGED) as pid, lab.watched(SERVER) as watch:
-            said = str(strike(lab, pid, fault, moment, *_SENDING))
-            if judge(lab, said) == "source":
+            output = str(strike(lab, pid, fault, moment, *_SENDING))
+            if judge(lab, output) == "source":
                 for host in SIDES:
                     arrange(lab, host)
-                said += str(lab.run("source", *migrate_words(pid, *_SENDING)))
-                assert judge(lab, said) == "destination"
+                output += str(lab.run("source", *migrate_words(pid, *_SENDING)))
+                assert judge(lab, output) == "destination"
             logs = [lab.run(host, "cat", LOG).out for host in SIDES]
-            assert logs[0] == logs[1], f"{logs}\n{said}"
+            assert logs[0] == logs[1], f"{logs}\n{output}"
             left = lab.run("destination", "find", LOG.rpartition("/")[0], "-type", "f").out.split()
-            assert left == [LOG], f"{left}\n{said}"
-            assert watch.doubled == (), f"two copies ran: {watch.doubled}\n{said}"
+            assert left == [LOG], f"{left}\n{output}"
+            assert watch.doubled == (), f"two copies ran: {watch.doubled}\n{output}"
     finally:
         _remove_logs(lab)
 
@@ -291,9 +291,9 @@ def leave_unfinished(lab: TwoHosts, pid: int, side: str, *options: str) -> str:
     stopped = wait_until_stopped(lab, where, process)
     # The source would finish the move. The destination ends what it has built.
     _signal(lab, crckpts(lab, "source") + stopped, signal.SIGKILL)
-    said = str(end(process))
+    output = str(end(process))
     wait_until_settled(lab)
-    assert copies(lab) == [], said
+    assert copies(lab) == [], output
     return str(find_moves(lab, side)[0]["id"])
 
 
@@ -329,7 +329,7 @@ def kill_resume(lab: TwoHosts, side: str, moment: Moment, version: int) -> None:
                 arrange(lab, host, *((f"CRCKPT_STOP_AT={step}",) if host == where else ()))
             process = lab.open(side, *resume_words(move))
             _kill(lab, where, _wait_until_struck(lab, where, process))
-            said = str(end(process))
-            check_client(client, judge(lab, said, version), said)
+            output = str(end(process))
+            check_client(client, judge(lab, output, version), output)
     finally:
         lab.bring_service_back(version)

@@ -113,7 +113,7 @@ def find_moves(lab: TwoHosts, host: str) -> list[dict[str, object]]:
     return json.loads(found.out)["result"]["moves"] if found.status == 0 else []
 
 
-def judge(lab: TwoHosts, said: str, version: int | None = None) -> str:
+def judge(lab: TwoHosts, message: str, version: int | None = None) -> str:
     """Exactly one copy runs; or none does, and the command that crckpt names brings one back. Return the side.
 
     `version`: of the service address, which must be where the copy runs.
@@ -124,22 +124,22 @@ def judge(lab: TwoHosts, said: str, version: int | None = None) -> str:
         for _ in range(2):
             host, move = _find_way_out(lab)
             done = lab.run(host, "crckpt", "migrate", "--resume", move, status=None)
-            said += f"\n{host}: --resume ended with {done.status}\n{done.out}{done.err}"
+            message += f"\n{host}: --resume ended with {done.status}\n{done.out}{done.err}"
             wait_until_settled(lab)
             running = copies(lab)
             if running:
                 break
-    assert len(running) == 1, f"{len(running)} copies run:\n{said}"
+    assert len(running) == 1, f"{len(running)} copies run:\n{message}"
     here = running[0].host
     other = next(host for host in _SIDES if host != here)
     # On the destination there may be no checkpoint at all.
     tried = lab.run(other, "crckpt", "restore", JOB, "--detach", "--dry-run", status=None)
-    assert tried.status in (10, 12, 24), f"{other}: a second copy could start ({tried.status}):\n{tried}\n{said}"
+    assert tried.status in (10, 12, 24), f"{other}: a second copy could start ({tried.status}):\n{tried}\n{message}"
     for host in _SIDES:
         # What removes CRIU's lock on the source does not end with crckpt.
-        wait_for(lambda host=host: not lab.run(host, "nft", "list", "tables").out, f"no table on {host}:\n{said}")  # type: ignore[misc]
+        wait_for(lambda host=host: not lab.run(host, "nft", "list", "tables").out, f"no table on {host}:\n{message}")  # type: ignore[misc]
         if version is not None:
-            assert lab.is_at(host, version) == (host == here), f"{host} has the address, or lacks it:\n{said}"
+            assert lab.is_at(host, version) == (host == here), f"{host} has the address, or lacks it:\n{message}"
     return here
 
 

@@ -254,12 +254,12 @@ def strike_late(lab: TwoHosts, fault: Callable[[LateMove], None], *, ends: bool)
         if ends:
             move.wait_for_end()
         lab.heal()
-        said = str(end(move.crckpt))
-        assert judge(lab, said) == "destination"
-        assert move.is_alive != ends, said
-        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact"), said
-        assert watch.doubled == (), f"two copies ran: {watch.doubled}\n{said}"
-        return said
+        output = str(end(move.crckpt))
+        assert judge(lab, output) == "destination"
+        assert move.is_alive != ends, output
+        assert (count(lab, "destination"), ask(lab, "destination", "check")) == (ASKED + 1, "check intact"), output
+        assert watch.doubled == (), f"two copies ran: {watch.doubled}\n{output}"
+        return output
 
 
 def find_late_moments(lab: TwoHosts) -> list[Moment]:
@@ -276,7 +276,7 @@ def strike_at_late_moment(lab: TwoHosts, fault: str, moment: Moment) -> None:
     """Move with --lazy, with the fault at that moment: in the end the program is as it was frozen."""
     with served(lab, "--memory", "1") as pid, lab.watched(SERVER) as watch:
         _ask_at_first(lab)
-        said = str(strike(lab, pid, fault, moment, "--lazy"))
-        host = judge(lab, said)
-        assert (count(lab, host), ask(lab, host, "check")) == (ASKED + 1, "check intact"), said
-        assert fault == "criu killed" or watch.doubled == (), f"two copies ran: {watch.doubled}\n{said}"
+        output = str(strike(lab, pid, fault, moment, "--lazy"))
+        host = judge(lab, output)
+        assert (count(lab, host), ask(lab, host, "check")) == (ASKED + 1, "check intact"), output
+        assert fault == "criu killed" or watch.doubled == (), f"two copies ran: {watch.doubled}\n{output}"

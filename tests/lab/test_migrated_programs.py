@@ -217,14 +217,14 @@ class TestTerminal:
             refused = lab.run(*words, status=24)
             assert "--tty new" in refused.err
             assert [process.host for process in lab.find("talker.py")] == ["source"]
-            said = lab.run(*words, "--tty", "new").out
+            output = lab.run(*words, "--tty", "new").out
             if start != "leader":
                 user.wait_for(lambda shown: "Killed" in shown, "the shell to have its terminal back")
                 user.enter("exit")
             user.wait_for(lambda shown: "Connection to source closed" in shown, "ssh to end")
             wait_for(lambda: not lab.find("receive", "destination"), "the crckpt of the move to end")
-            command = re.search(r"connect to its terminal: (ssh -t destination crckpt attach \S+);", said)
-            assert command, said
+            command = re.search(r"connect to its terminal: (ssh -t destination crckpt attach \S+);", output)
+            assert command, output
             user.enter(f"clear; {command[1]}")
             user.wait_for(lambda shown: "says" in shown and "closed" not in shown, "its output")
             user.enter("hello there")
@@ -238,8 +238,8 @@ class TestTerminal:
             # And again: what it wrote meanwhile is in the log.
             user.enter(f"clear; {command[1]}")
             user.wait_for(lambda shown: "says" in shown and "runs on as" not in shown, "its output again")
-            log = re.search(r"its output there: (\S+)", said)
-            assert log, said
+            log = re.search(r"its output there: (\S+)", output)
+            assert log, output
             assert "says" in lab.run("destination", "cat", log[1]).out
             # Back again: who is attached is not left with an exit status only.
             back = ("destination", "crckpt", "migrate", str(pid), "source", JOB, "--tty", "new")

@@ -67,8 +67,8 @@ def test_tree_of_twenty_processes_moves_completely(lab: TwoHosts) -> None:
         assert result["pid"] == pid
         found = lab.find("sharing_counters.py")
         assert [process.host for process in found] == ["destination"] * 21
-        said = f"{directory}/said"
-        wait_for(lambda: lab.run("destination", "cat", said, status=None).out == "intact", "all to count on")
+        report = f"{directory}/report"
+        wait_for(lambda: lab.run("destination", "cat", report, status=None).out == "intact", "all to count on")
     finally:
         lab.end("sharing_counters.py")
         clean(lab, directory)
@@ -244,18 +244,18 @@ def test_moved_program_is_not_restored_at_the_source(lab: TwoHosts) -> None:
 
 def test_user_hooks_run_in_order(lab: TwoHosts) -> None:
     """One that fails after the commit is reported."""
-    said = "/run/hooks"
-    hook = f'echo "$CRCKPT_MOVE_STEP $CRCKPT_JOB" >> {said}'
+    log = "/run/hooks"
+    hook = f'echo "$CRCKPT_MOVE_STEP $CRCKPT_JOB" >> {log}'
     failing = f"{hook}; test $CRCKPT_MOVE_STEP = prepare || exit 3"
     with served(lab) as pid:
         result = migrate(lab, pid, "--before-freeze", hook, "--address-hook", failing)
-        assert lab.run("source", "cat", said).out.splitlines() == [
+        assert lab.run("source", "cat", log).out.splitlines() == [
             f"{step} {JOB}" for step in ("before-freeze", "prepare", "commit")
         ]
         assert "--address-hook failed at step commit (exit status 3)" in " ".join(result["warnings"])
         (process,) = copies(lab)
         assert process.host == "destination"
-        lab.run("source", "rm", said)
+        lab.run("source", "rm", log)
 
 
 def test_failed_hook_aborts_the_move(lab: TwoHosts) -> None:

@@ -66,8 +66,8 @@ def check_settled(lab: Namespaces, move: str) -> None:
     assert old["next_command"] == f"crckpt migrate --resume {move}"
     listed = lab.run("source", "crckpt", "migrate", "--list").out
     assert f"  hint: remove what the other host keeps of it: crckpt migrate --resume {move}\n" in listed
-    said = lab.run("source", *RESUME, move).out
-    assert said == f"the move of {JOB} to destination was aborted, and nothing is left of it there\n"
+    output = lab.run("source", *RESUME, move).out
+    assert output == f"the move of {JOB} to destination was aborted, and nothing is left of it there\n"
     assert [(found["side"], found["state"]) for found in find_moves(lab, "source")] == [("source", "done")]
     assert [(found["id"], found["state"]) for found in find_moves(lab, "destination")] == [(move, "aborted")]
     lab.run("destination", *RESUME, move, "--source-is-gone")
@@ -76,10 +76,10 @@ def check_settled(lab: Namespaces, move: str) -> None:
 
 def test_source_remembers_a_host_in_doubt(lab: Namespaces) -> None:
     with served_with_other(lab) as pid:
-        said = str(strike(lab, pid, "cut both ways", ("destination", IN_DOUBT)))
+        output = str(strike(lab, pid, "cut both ways", ("destination", IN_DOUBT)))
         wait_until_settled(lab)
         (move,) = find_moves(lab, "source")
-        assert (move["state"], move["next_on"]) == ("aborted", "source"), said
+        assert (move["state"], move["next_on"]) == ("aborted", "source"), output
         assert [found["state"] for found in find_moves(lab, "destination")] == ["prepared"]
         migrate_elsewhere(lab, pid)
         refused = lab.run("destination", *RESUME, str(move["id"]), status=31)
@@ -103,8 +103,8 @@ def test_hung_crckpt_at_the_destination_is_reported(lab: Namespaces) -> None:
         assert f"on destination: try again in a moment; if it hangs: kill -9 {hanging.pid}" in refused.err
         lab.send_signal(hanging, signal.SIGKILL)
         wait_for(lambda: not crckpts(lab, "destination"), "the end of crckpt")
-        said = lab.run("source", *RESUME, str(move["id"])).out
-        assert said == f"{JOB} runs here as PID {pid}: the move was aborted\n"
+        output = lab.run("source", *RESUME, str(move["id"])).out
+        assert output == f"{JOB} runs here as PID {pid}: the move was aborted\n"
         assert [found["state"] for found in find_moves(lab, "destination")] == ["aborted"]
 
 

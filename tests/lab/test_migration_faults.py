@@ -203,7 +203,7 @@ def test_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_
             )
             for each in [*wait_until_stopped(lab, "destination", process), *crckpts(lab, "source")]:
                 lab.send_signal(each, signal.SIGKILL)
-            said = str(end(process))
+            output = str(end(process))
             wait_until_settled(lab)
             assert copies(lab) == []
             (move,) = find_moves(lab, "destination")
@@ -215,7 +215,7 @@ def test_destination_finishes_alone(lab: Namespaces, version: int, *, source_is_
             lab.run("destination", *words, *said_so)
             # Nothing is left to do.
             lab.run("destination", *words)
-            check_client(client, judge(lab, said, version), said)
+            check_client(client, judge(lab, output, version), output)
             lab.run("source", *words)
             assert [move["state"] for host in SIDES for move in find_moves(lab, host)] == ["done", "done"]
     finally:

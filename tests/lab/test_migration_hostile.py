@@ -82,9 +82,9 @@ def migrate_to_hostile(lab: Namespaces, pid: int, hostile: str, limited: str, st
 )
 def test_hanging_destination_keeps_no_tree_frozen(lab: Namespaces, hostile: str, limited: str) -> None:
     with served(lab) as pid:
-        said = migrate_to_hostile(lab, pid, hostile, limited, status=30)
-        assert "destination did not finish its part within 1 s" in said.err
-        assert judge(lab, str(said)) == "source"
+        output = migrate_to_hostile(lab, pid, hostile, limited, status=30)
+        assert "destination did not finish its part within 1 s" in output.err
+        assert judge(lab, str(output)) == "source"
 
 
 def test_destination_that_does_not_run_the_tree_is_reported(lab: Namespaces) -> None:
@@ -103,8 +103,8 @@ def test_destination_that_does_not_run_the_tree_is_reported(lab: Namespaces) -> 
         "hand_over.complete_hand_over = complete_limited"
     )
     with served(lab) as pid:
-        said = migrate_to_hostile(lab, pid, hostile, limited, status=31)
+        output = migrate_to_hostile(lab, pid, hostile, limited, status=31)
         (move,) = find_moves(lab, "source")
-        assert f"crckpt migrate --resume {move['id']}" in said.err
+        assert f"crckpt migrate --resume {move['id']}" in output.err
         change_crckpt(lab, "destination")
-        assert judge(lab, str(said)) == "destination"
+        assert judge(lab, str(output)) == "destination"

@@ -59,23 +59,23 @@ def test_address_of_the_connection_is_refused_with_sudo(lab: Namespaces) -> None
         try:
             words = ("crckpt", "migrate", str(pid), "ada@destination", JOB, "--remote-crckpt", "sudo crckpt")
             moved = f"{lab.services[4]}@{lab.device}"
-            told = lab.run("source", *words, "--tcp", "keep", "--move-ip", moved, "--check", status=_REFUSED).err
+            error = lab.run("source", *words, "--tcp", "keep", "--move-ip", moved, "--check", status=_REFUSED).err
         finally:
             lab.run("source", "rm", config)
-        assert f"the connection between the hosts uses {lab.service(4)}, which moves" in told
+        assert f"the connection between the hosts uses {lab.service(4)}, which moves" in error
 
 
 def test_unprivileged_remote_user_is_refused_with_a_hint(lab: Namespaces) -> None:
     with served(lab) as pid:
-        told = migrate(lab, pid, "crckpt", _FAILED_THERE)
-        assert "root is needed to receive a process" in told
-        assert "--remote-crckpt 'sudo crckpt'" in told
+        output = migrate(lab, pid, "crckpt", _FAILED_THERE)
+        assert "root is needed to receive a process" in output
+        assert "--remote-crckpt 'sudo crckpt'" in output
         for rule in ("ada ALL=(root) ALL\n", "", "ada ALL=(root) NOPASSWD: /usr/bin/true\n"):
             allow(lab, rule)
-            told = migrate(lab, pid, "sudo crckpt", _FAILED_THERE)
-            assert "crckpt on ada@destination ended with status 1" in told
-            assert "sudo: " in told
-            assert "visudo on ada@destination: USER ALL=(root) NOPASSWD: /PATH/TO/crckpt" in told
+            output = migrate(lab, pid, "sudo crckpt", _FAILED_THERE)
+            assert "crckpt on ada@destination ended with status 1" in output
+            assert "sudo: " in output
+            assert "visudo on ada@destination: USER ALL=(root) NOPASSWD: /PATH/TO/crckpt" in output
         (process,) = copies(lab)
         assert (process.host, process.is_running) == ("source", True)
 

@@ -44,9 +44,9 @@ def lab() -> Iterator[Namespaces]:
 
 @pytest.mark.parametrize("fault", ENDING)
 def test_interrupted_fill_restores_the_frozen_program(lab: Namespaces, fault: str) -> None:
-    said = strike_late(lab, ENDING[fault], ends=True)
+    output = strike_late(lab, ENDING[fault], ends=True)
     if fault == "cut both ways":
-        assert "not all of its memory" in said
+        assert "not all of its memory" in output
 
 
 @pytest.mark.parametrize("fault", HARMLESS)

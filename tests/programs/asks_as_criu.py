@@ -37,12 +37,12 @@ def opened(name: str, *arguments: object) -> int | str:
 
 
 def request(
-    start: int, pages: int, regions: ctypes.Array[ctypes.c_uint64], told: int, **asked: int
+    start: int, pages: int, regions: ctypes.Array[ctypes.c_uint64], return_mask: int, **asked: int
 ) -> ctypes.Array[ctypes.c_char]:
     """The argument of PAGEMAP_SCAN for pages that hold something, and are of no kind that is `excluded`."""
     excluded = asked.get("excluded", PFNZERO)
     words = (start, start + pages * PAGE, 0, ctypes.addressof(regions), len(regions) // 3, 0)
-    kinds = (excluded, excluded | asked.get("mask", 0), PRESENT | SWAPPED, told)
+    kinds = (excluded, excluded | asked.get("mask", 0), PRESENT | SWAPPED, return_mask)
     packed = struct.pack("<12Q", asked.get("size", 96), asked.get("flags", 0), *words, *kinds)
     return ctypes.create_string_buffer(packed, 96)
 
@@ -50,8 +50,8 @@ def request(
 def scan(number: int, start: int, pages: int, **asked: int) -> tuple[int | str, list[int]]:
     """What PAGEMAP_SCAN says of these pages, each page's categories."""
     regions = (ctypes.c_uint64 * (3 * 64))()
-    told = asked.pop("told", PRESENT | SWAPPED | SOFT_DIRTY)
-    count = LIBC.ioctl(number, ctypes.c_ulong(SCAN), request(start, pages, regions, told, **asked))
+    return_mask = asked.pop("return_mask", PRESENT | SWAPPED | SOFT_DIRTY)
+    count = LIBC.ioctl(number, ctypes.c_ulong(SCAN), request(start, pages, regions, return_mask, **asked))
     kinds = []
     for region in range(max(count, 0)):
         first, last, kind = regions[3 * region : 3 * region + 3]
@@ -65,8 +65,8 @@ def without_files(number: int, start: int, pages: int, room: int, *, by_kernel: 
     `by_kernel` is what the library is to say, made of what the kernel answers to a call past it.
     """
     regions = (ctypes.c_uint64 * (3 * room))()
-    told = PRESENT | SWAPPED | (WPALLOWED | WRITTEN if by_kernel else SOFT_DIRTY)
-    buffer = request(start, pages, regions, told, excluded=PFNZERO | FILE)
+    return_mask = PRESENT | SWAPPED | (WPALLOWED | WRITTEN if by_kernel else SOFT_DIRTY)
+    buffer = request(start, pages, regions, return_mask, excluded=PFNZERO | FILE)
     if by_kernel:
         count = LIBC.syscall(16, number, ctypes.c_ulong(SCAN), buffer)
         for kind in range(2, 3 * count, 3):
@@ -160,25 +160,25 @@ def of_another() -> dict[str, object]:
     found = [LIBC.syscall(16, own, ctypes.c_ulong(SCAN), protecting)]
     _write_pages(process, place, (1, 2, 5))
     pagemap = LIBC.openat64(process, b"pagemap", os.O_RDONLY)
-    told: dict[str, object] = {"first": scan(pagemap, place, 10)}
+    results: dict[str, object] = {"first": scan(pagemap, place, 10)}
     _write_pages(process, place, (3,))
-    told["second"] = scan(pagemap, place, 10)
-    told["in parts"] = [_in_parts(pagemap, place, room) for room in (1, 2, 3)]
-    told["read"] = _read_as_criu(child, place, ((0, 1), (4, 2), (7, 2)))
-    told["still shared"] = [_frame("self", place, page) == _frame(str(child), place, page) for page in (0, 4, 6)]
+    results["second"] = scan(pagemap, place, 10)
+    results["in parts"] = [_in_parts(pagemap, place, room) for room in (1, 2, 3)]
+    results["read"] = _read_as_criu(child, place, ((0, 1), (4, 2), (7, 2)))
+    results["still shared"] = [_frame("self", place, page) == _frame(str(child), place, page) for page in (0, 4, 6)]
     clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
-    told["reset"] = answer(LIBC.write(clear, b"4", 2))
+    results["reset"] = answer(LIBC.write(clear, b"4", 2))
     found.append(LIBC.syscall(16, own, ctypes.c_ulong(SCAN), request(place, 10, regions, WRITTEN, mask=WRITTEN)))
-    told["left"] = [found, [(regions[0] - place) // PAGE, (regions[1] - place) // PAGE]]
+    results["left"] = [found, [(regions[0] - place) // PAGE, (regions[1] - place) // PAGE]]
     os.write(asking, b".")
     os.read(reading, 1)
-    told["not registered"] = _in_parts(pagemap, place, 64)
+    results["not registered"] = _in_parts(pagemap, place, 64)
     for number in (process, own, pagemap, clear, reading, writing, asked_to, asking):
         LIBC.close(number)
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    told["read when it has ended"] = _read_as_criu(child, place, ((0, 1),))
-    return told
+    results["read when it has ended"] = _read_as_criu(child, place, ((0, 1),))
+    return results
 
 
 def _read_as_criu(pid: int, place: int, runs: tuple[tuple[int, int], ...]) -> tuple[int | str, list[int]]:
@@ -226,40 +226,42 @@ def _in_parts(pagemap: int, place: int, room: int) -> list[int]:
 
 def of_protected(process: int, pagemap: int, memory: mmap.mmap, place: int) -> dict[str, object]:
     """Of memory that is registered."""
-    told: dict[str, object] = {}
-    told["registered"] = scan(pagemap, place, 8)[1]
+    results: dict[str, object] = {}
+    results["registered"] = scan(pagemap, place, 8)[1]
     clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
     LIBC.write(clear, b"4", 2)
     LIBC.close(clear)
-    told["after reset"] = scan(pagemap, place, 8)[1]
+    results["after reset"] = scan(pagemap, place, 8)[1]
     memory[3 * PAGE] = 2
-    told["one written"] = scan(pagemap, place, 8)[1]
-    told["without soft-dirty"] = scan(pagemap, place, 8, told=PRESENT | GUARD)[1]
-    told["flags"] = scan(pagemap, place, 8, flags=1)[0]
-    told["size"] = scan(pagemap, place, 8, size=104)[0]
-    told["chosen by soft-dirty"] = scan(pagemap, place, 8, mask=SOFT_DIRTY)[0]
-    told["asked for written"] = scan(pagemap, place, 8, told=WRITTEN)[0]
-    return told
+    results["one written"] = scan(pagemap, place, 8)[1]
+    results["without soft-dirty"] = scan(pagemap, place, 8, return_mask=PRESENT | GUARD)[1]
+    results["flags"] = scan(pagemap, place, 8, flags=1)[0]
+    results["size"] = scan(pagemap, place, 8, size=104)[0]
+    results["chosen by soft-dirty"] = scan(pagemap, place, 8, mask=SOFT_DIRTY)[0]
+    results["asked for written"] = scan(pagemap, place, 8, return_mask=WRITTEN)[0]
+    return results
 
 
 def main() -> None:
     """Ask everything."""
-    told: dict[str, object] = {}
+    results: dict[str, object] = {}
     work = Path(sys.argv[1])
     for name in ("open", "open64", "__open_2", "__open64_2"):
-        told[f"kdat {name}"] = opened(name, bytes(work / "criu.kdat"), os.O_RDONLY)
+        results[f"kdat {name}"] = opened(name, bytes(work / "criu.kdat"), os.O_RDONLY)
     for name in ("openat", "openat64", "__openat_2", "__openat64_2"):
-        told[f"kdat {name}"] = opened(name, -100, bytes(work / "criu.kdat"), os.O_RDONLY)
-    told["kdat create"] = opened("open64", bytes(work / "criu.kdat.tmp"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        results[f"kdat {name}"] = opened(name, -100, bytes(work / "criu.kdat"), os.O_RDONLY)
+    results["kdat create"] = opened(
+        "open64", bytes(work / "criu.kdat.tmp"), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600
+    )
 
     LIBC.getenv.restype = ctypes.c_char_p
-    told["inherited"] = [name for name in ("PATH", "LD_PRELOAD") if LIBC.getenv(name.encode())]
+    results["inherited"] = [name for name in ("PATH", "LD_PRELOAD") if LIBC.getenv(name.encode())]
     process = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)
     memory, place = area(8)
     clear = LIBC.openat64(process, b"clear_refs", os.O_RDWR)
-    told["reset"] = answer(LIBC.write(clear, b"4", 2))
+    results["reset"] = answer(LIBC.write(clear, b"4", 2))
     for what in (b"1", b"44", b"5"):
-        told[f"reset {what.decode()}"] = answer(LIBC.write(clear, what, len(what)))
+        results[f"reset {what.decode()}"] = answer(LIBC.write(clear, what, len(what)))
     LIBC.close(clear)
 
     memory[0] = 1
@@ -269,43 +271,43 @@ def main() -> None:
         length = getattr(LIBC, name)(
             pagemap, ctypes.byref(entry), ctypes.c_size_t(8), ctypes.c_long(place // PAGE * 8), *more
         )
-        told[f"dirty {name}"] = length == 8 and bool(entry.value & SOFT_DIRTY_BIT)
+        results[f"dirty {name}"] = length == 8 and bool(entry.value & SOFT_DIRTY_BIT)
         entry.value = 0
     for name, more in (("read", ()), ("__read_chk", (8,))):
         os.lseek(pagemap, place // PAGE * 8, os.SEEK_SET)
         length = getattr(LIBC, name)(pagemap, ctypes.byref(entry), ctypes.c_size_t(8), *more)
-        told[f"dirty {name}"] = length == 8 and bool(entry.value & SOFT_DIRTY_BIT)
+        results[f"dirty {name}"] = length == 8 and bool(entry.value & SOFT_DIRTY_BIT)
         entry.value = 0
 
     for page in range(6):
         memory[page * PAGE] = 1
-    told["unregistered"] = scan(pagemap, place, 8)[1]
+    results["unregistered"] = scan(pagemap, place, 8)[1]
     try:
         held = protected(place, 8)
     except OSError:
-        told["protects"] = False
+        results["protects"] = False
     else:
-        told |= of_protected(process, pagemap, memory, place)
-        told["of all kinds"] = of_all_kinds(pagemap, work / "mapped")
-        told["of another"] = of_another()
+        results |= of_protected(process, pagemap, memory, place)
+        results["of all kinds"] = of_all_kinds(pagemap, work / "mapped")
+        results["of another"] = of_another()
         os.close(held)
 
     # The number of a page map goes over to another file, in a way that nobody sees.
     reading, writing = os.pipe()
     os.dup2(reading, pagemap)
     os.write(writing, bytes(8))
-    told["another file of that number"] = os.read(pagemap, 8) == bytes(8)
+    results["another file of that number"] = os.read(pagemap, 8) == bytes(8)
     (work / "made").unlink(missing_ok=True)
     os.close(os.open(work / "made", os.O_CREAT | os.O_WRONLY, 0o640))
-    told["mode"] = (work / "made").stat().st_mode & 0o777
+    results["mode"] = (work / "made").stat().st_mode & 0o777
     numbers = [LIBC.openat64(process, b"pagemap", os.O_RDONLY) for _ in range(80)]
-    told["at once"] = sum(number >= 0 for number in numbers)
-    told["the next"] = answer(min(0, LIBC.openat64(process, b"pagemap", os.O_RDONLY)))
+    results["at once"] = sum(number >= 0 for number in numbers)
+    results["the next"] = answer(min(0, LIBC.openat64(process, b"pagemap", os.O_RDONLY)))
     for number in numbers:
         LIBC.close(number)
     os.close(process)
-    told["resets of another"] = resets_of_another()
-    print(json.dumps(told))
+    results["resets of another"] = resets_of_another()
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ class Tasks:
     def __init__(self, program: Program) -> None:
         """Start nothing yet."""
         self.program = program
-        self.said = 0
+        self.sent = 0
         self.consumed = 0
         self.queue: asyncio.Queue[int] = asyncio.Queue(3)
         self.ended: list[object] = []
@@ -34,10 +34,10 @@ class Tasks:
         assert cat.stdin is not None
         assert cat.stdout is not None
         while True:
-            cat.stdin.write(f"{self.said}\n".encode())
-            heard = int(await cat.stdout.readline())
-            self.program.expect(heard == self.said, f"said {self.said}, heard {heard}")
-            self.said += 1
+            cat.stdin.write(f"{self.sent}\n".encode())
+            echo = int(await cat.stdout.readline())
+            self.program.expect(echo == self.sent, f"sent {self.sent}, heard {echo}")
+            self.sent += 1
             await asyncio.sleep(0.01)
 
     async def wait_for_long_task(self) -> None:
@@ -67,12 +67,12 @@ class Tasks:
         before: list[int] = []
 
         def verify() -> bool:
-            before[:] = before or [self.said, self.consumed]
+            before[:] = before or [self.sent, self.consumed]
             self.program.expect(self.ended in ([], ["done\n", ENDS_WITH]), f"the long task ended with {self.ended}")
-            return self.said > before[0] + 2 and self.consumed > before[1] + 2 and bool(self.ended)
+            return self.sent > before[0] + 2 and self.consumed > before[1] + 2 and bool(self.ended)
 
         def step() -> None:
-            self.program.ready = min(self.said, self.consumed) > 1
+            self.program.ready = min(self.sent, self.consumed) > 1
 
         while True:
             self.program.tick(step, verify)

@@ -234,13 +234,13 @@ def nested(namespace: int) -> Callable[[Path], int]:
     """A kind: a child in its own namespace."""
 
     def kind(_: Path) -> int:
-        told, tell = os.pipe()
+        read_end, tell = os.pipe()
 
         def child() -> NoReturn:
             unshared(namespace)
             pause(tell)
 
-        return answered(child, told, tell)
+        return answered(child, read_end, tell)
 
     return kind
 
@@ -358,7 +358,7 @@ def terminals(workdir: Path) -> object:
 
 def thread_leader_gone(_: Path) -> int:
     """A child whose main thread has ended, while another runs."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
 
     def child() -> NoReturn:
         leader = Path(f"/proc/self/task/{os.getpid()}/stat")
@@ -371,26 +371,26 @@ def thread_leader_gone(_: Path) -> int:
         called(EXIT, 0)
         os._exit(1)
 
-    return answered(child, told, tell)
+    return answered(child, read_end, tell)
 
 
 def thread_traced(_: Path) -> int:
     """A child of which another child traces the second thread."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
 
     def threads() -> NoReturn:
         threading.Thread(target=lambda: pause(tell, threading.get_native_id())).start()
         time.sleep(60)
         os._exit(1)
 
-    thread = answered(threads, told, tell)
-    told, tell = os.pipe()
+    thread = answered(threads, read_end, tell)
+    read_end, tell = os.pipe()
 
     def tracer() -> NoReturn:
         LIBC.ptrace(PTRACE_SEIZE, thread, None, None)
         pause(tell)
 
-    return answered(tracer, told, tell)
+    return answered(tracer, read_end, tell)
 
 
 def time_namespace(_: Path) -> bool:
@@ -481,14 +481,14 @@ def unread_credentials(_: Path) -> tuple[socket.socket, ...]:
 
 def vfork(_: Path) -> int:
     """A child that waits in vfork for its own child to start a program, which it never does."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
 
     def child() -> NoReturn:
         # Both run in one memory: the child of the child must not return from here, nor the child wake up.
         called(CLONE, CLONE_VM | CLONE_VFORK | signal.SIGCHLD, 0, 0, 0, 0)
         pause(tell)
 
-    return answered(child, told, tell)
+    return answered(child, read_end, tell)
 
 
 def watch(_: Path) -> int:

@@ -1,7 +1,7 @@
 """A program that changes its mappings as soon as DIRECTORY/go exists, and checks every page after that.
 
-Usage: changing_memory.py DIRECTORY MEGABYTES. It writes "ready", then "intact" or what is wrong, into DIRECTORY/said. A
-second DIRECTORY/go makes it check again, and a child of it, which has touched nothing until then.
+Usage: changing_memory.py DIRECTORY MEGABYTES. It writes "ready", then "intact" or what is wrong, into
+DIRECTORY/report. A second DIRECTORY/go makes it check again, and a child of it, which has touched nothing until then.
 """
 
 import ctypes
@@ -122,8 +122,8 @@ class LateChild:
     def find_wrong(self) -> str:
         """Ask it."""
         os.write(self._asks, b"?")
-        said = os.read(self._says, PAGE).decode()
-        return "" if said == "intact" else f"child: {said}"
+        answer = os.read(self._says, PAGE).decode()
+        return "" if answer == "intact" else f"child: {answer}"
 
 
 def check(result: int) -> None:
@@ -204,8 +204,8 @@ def main() -> None:
     """Wait, change, check."""
     directory, size = Path(sys.argv[1]), int(sys.argv[2]) << 20
     areas = [Area(number, size // 15 // (4 * PAGE) * 4 * PAGE) for number in range(15)]
-    said, go = directory / "said", directory / "go"
-    said.write_text("ready")
+    report, go = directory / "report", directory / "go"
+    report.write_text("ready")
     judge = None
     while True:
         while not go.exists():
@@ -214,7 +214,7 @@ def main() -> None:
         if judge is None:
             judge = change(areas)
         wrong = judge()
-        said.write_text(wrong or "intact")
+        report.write_text(wrong or "intact")
 
 
 if __name__ == "__main__":

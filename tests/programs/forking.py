@@ -1,7 +1,7 @@
 """A program that forks children as soon as DIRECTORY/go exists: forking.py DIRECTORY MEGABYTES [live].
 
 Each child ends before the next one is forked, or all live. The program writes "ready", and
-"forked" after CHILDREN of them, into DIRECTORY/said.
+"forked" after CHILDREN of them, into DIRECTORY/report.
 """
 
 import os
@@ -16,7 +16,7 @@ CHILDREN = 300
 def main() -> None:
     """Wait, and fork."""
     directory, memory, do_live = Path(sys.argv[1]), os.urandom(int(sys.argv[2]) << 20), "live" in sys.argv
-    (directory / "said").write_text("ready")
+    (directory / "report").write_text("ready")
     while not (directory / "go").exists():
         time.sleep(0.005)
     for _ in range(CHILDREN):
@@ -27,7 +27,7 @@ def main() -> None:
             os._exit(0)
         if not do_live:
             os.waitpid(child, 0)
-    (directory / "said").write_text("forked")
+    (directory / "report").write_text("forked")
     while memory:
         time.sleep(1)
 

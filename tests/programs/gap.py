@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-said, beside = (Path(sys.argv[1]) / name for name in ("gap", "gap.new"))
+report, beside = (Path(sys.argv[1]) / name for name in ("gap", "gap.new"))
 memory = mmap.mmap(-1, int(sys.argv[2]) << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 memory.write(os.urandom(len(memory)))
 asked = True
@@ -31,5 +31,5 @@ while True:
     place = (place + 100 * mmap.PAGESIZE + 1) % len(memory)
     if asked:
         beside.write_text(str(longest * 1000))
-        beside.rename(said)
+        beside.rename(report)
         asked, longest, last = False, 0.0, time.monotonic()

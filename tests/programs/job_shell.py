@@ -46,7 +46,7 @@ def main() -> None:
         run_job()
     os.setpgid(job, job)
     os.tcsetpgrp(0, job)
-    told = os.fdopen(TOLD)
+    commands = os.fdopen(TOLD)
     while True:
         _, status = os.waitpid(job, os.WUNTRACED)
         if not os.WIFSTOPPED(status):
@@ -54,7 +54,7 @@ def main() -> None:
             return
         os.tcsetpgrp(0, os.getpgrp())
         say("stopped")
-        if told.readline() != "fg\n":
+        if commands.readline() != "fg\n":
             return
         os.tcsetpgrp(0, job)
         os.killpg(job, signal.SIGCONT)

@@ -135,9 +135,9 @@ def wall_clock_timer(_: Path) -> Look:
     begin = time.monotonic()
 
     def left(timer: int) -> tuple[int, float]:
-        said = ctypes.create_string_buffer(32)
-        call(287, timer, said)
-        interval, _, seconds, rest = struct.unpack("4q", said)
+        value = ctypes.create_string_buffer(32)
+        call(287, timer, value)
+        interval, _, seconds, rest = struct.unpack("4q", value)
         return interval, seconds + rest / 1e9
 
     def look() -> object:
@@ -284,11 +284,11 @@ def segments(_: Path) -> Look:
     """Segments of its own (modify_ldt(2)), as Wine has."""
     for entry in ((3, 0x1000, 0xFFF, 0b1000001), (5, 0, 0xFFFFF, 0b0110001)):
         call(154, 1, struct.pack("IIII", *entry), 16)
-    said = ctypes.create_string_buffer(8 * 8192)
+    buffer = ctypes.create_string_buffer(8 * 8192)
 
     def look() -> list[str]:
-        size = call(154, 0, said, len(said))
-        found = said.raw[:size]
+        size = call(154, 0, buffer, len(buffer))
+        found = buffer.raw[:size]
         return [found[at : at + 8].hex() if any(found[at : at + 8]) else "" for at in range(0, 48, 8)]
 
     return look

@@ -34,7 +34,7 @@ def alarm_timer(_: Path) -> int:
 
 def current_terminal(_: Path) -> object:
     """A child with /dev/tty open, on a terminal of which its parent has the master."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     master, slave = os.openpty()
 
     def child() -> NoReturn:
@@ -44,7 +44,7 @@ def current_terminal(_: Path) -> object:
         os.open("/dev/tty", os.O_RDWR)
         pause(tell)
 
-    return master, answered(child, told, tell)
+    return master, answered(child, read_end, tell)
 
 
 def shared_directories(_: Path) -> int:
@@ -90,9 +90,9 @@ def _leave_mounts() -> None:
 
 def nested_pids(_: Path) -> int:
     """A child that is the first process of a PID namespace."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
     unshared(CLONE_NEWPID)
-    return answered(lambda: pause(tell), told, tell)
+    return answered(lambda: pause(tell), read_end, tell)
 
 
 def deep_file(workdir: Path) -> int:
@@ -175,5 +175,5 @@ def part_of_segment(_: Path) -> int:
 
 
 def _answered(child: Callable[[int], NoReturn]) -> int:
-    told, tell = os.pipe()
-    return answered(lambda: child(tell), told, tell)
+    read_end, tell = os.pipe()
+    return answered(lambda: child(tell), read_end, tell)

@@ -5,7 +5,7 @@ such memory, with its page table. Some pages are written in a map that was dirty
 memory, and is not any more, because it has joined another. And some equal pages are written, and merged if the kernel
 merges.
 
-argv[1] is a directory. After each signal (SIGUSR2 does nothing) the file said-N has the number of bytes of the huge
+argv[1] is a directory. After each signal (SIGUSR2 does nothing) the file report-N has the number of bytes of the huge
 page that are not zero, of bytes moved, of bytes written in the joined map, of bytes of the others, and of merged
 pages, now or 40 s later.
 """
@@ -95,7 +95,7 @@ def main() -> None:
     while True:
         held = HUGE - huge.count(b"\0"), onto.count(b"a"), joined.count(), alike[:].count(b"m"), merged()
         (work / "beside").write_text(" ".join(map(str, held)))
-        (work / "beside").rename(work / f"said-{number}")
+        (work / "beside").rename(work / f"report-{number}")
         number += 1
         if signal.sigwait(signals) == signal.SIGUSR1:
             huge.memory.madvise(mmap.MADV_DONTNEED, huge.begin, HUGE)

@@ -18,7 +18,7 @@ PAGE: Final = mmap.PAGESIZE
 
 def outside(workdir: Path, keep: Callable[[], object]) -> int:
     """Return the PID of a process outside the tree that holds what `keep` returns."""
-    told, tell = os.pipe()
+    read_end, tell = os.pipe()
 
     def between() -> NoReturn:
         if not os.fork():
@@ -30,20 +30,20 @@ def outside(workdir: Path, keep: Callable[[], object]) -> int:
 
     os.waitpid(fork(between), 0)
     os.close(tell)
-    return received(told)
+    return received(read_end)
 
 
-def answered(child: Callable[[], NoReturn], told: int, tell: int) -> int:
+def answered(child: Callable[[], NoReturn], descriptor: int, tell: int) -> int:
     """Start it; return the number that it writes."""
     fork(child)
     os.close(tell)
-    return received(told)
+    return received(descriptor)
 
 
-def received(told: int) -> int:
+def received(descriptor: int) -> int:
     """Return the number that another process writes there."""
-    number = int(os.read(told, 20))
-    os.close(told)
+    number = int(os.read(descriptor, 20))
+    os.close(descriptor)
     return number
 
 

@@ -214,10 +214,10 @@ def read_options(held: socket.socket) -> Iterator[tuple[str, str]]:
 def read_calls() -> Iterator[tuple[str, str]]:
     """What calls tell this thread."""
     for name, (option, size) in PRCTL.items():
-        said = ctypes.create_string_buffer(max(size, 8))
+        buffer = ctypes.create_string_buffer(max(size, 8))
         with suppress(OSError):
-            found = call(157, option, said if size else 0, 0, 0, 0)
-            yield f"prctl {name}", said.raw.hex() if size else str(found)
+            found = call(157, option, buffer if size else 0, 0, 0, 0)
+            yield f"prctl {name}", buffer.raw.hex() if size else str(found)
     for name, which in (("REAL", 0), ("VIRTUAL", 1), ("PROF", 2)):
         yield f"itimer {name}", str(signal.getitimer(which)[1])
     for name in (name for name in dir(resource) if name.startswith("RLIMIT_")):
@@ -283,7 +283,7 @@ def main() -> None:
         signal.signal(number, lambda *_: None)
     signal.setitimer(signal.ITIMER_REAL, 3600, 3600)
     held = hold(workdir)
-    asked, told = threading.Event(), threading.Event()
+    asked, signalled = threading.Event(), threading.Event()
     lines: dict[str, str] = {}
 
     def collect(prefix: str, reads: Callable[[], Iterator[tuple[str, str]]]) -> None:
@@ -294,7 +294,7 @@ def main() -> None:
             asked.clear()
             collect("thread", lambda: read_files("/proc/thread-self"))
             collect("thread", read_calls)
-            told.set()
+            signalled.set()
 
     threading.Thread(target=work, daemon=True).start()
     program = Program(workdir)
@@ -308,8 +308,8 @@ def main() -> None:
             for name, number in held.items():
                 collect(name, lambda number=number: read_descriptor(number))  # type: ignore[misc]
             asked.set()
-            told.wait(10)
-            told.clear()
+            signalled.wait(10)
+            signalled.clear()
             (workdir / "found.new").write_text(json.dumps(lines))
             (workdir / "found.new").rename(workdir / "found.json")
 

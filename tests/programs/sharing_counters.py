@@ -1,7 +1,7 @@
 """A root and N children that count in memory which all share. Usage: sharing_counters.py DIRECTORY N.
 
 Each child counts in a word of its own, and adds the same to a sum, under a lock in the shared memory. Child K makes
-DIRECTORY/count-K when it counts. The root writes into DIRECTORY/said, once a second, whether the sum is right.
+DIRECTORY/count-K when it counts. The root writes into DIRECTORY/report, once a second, whether the sum is right.
 """
 
 import ctypes
@@ -39,7 +39,7 @@ def main() -> None:
         time.sleep(100 * STEP_S)
         with lock:
             is_right = words[0] == sum(words[1:]) and min(words[1:]) > 0
-        (directory / "said").write_text("intact" if is_right else "damaged")
+        (directory / "report").write_text("intact" if is_right else "damaged")
 
 
 if __name__ == "__main__":

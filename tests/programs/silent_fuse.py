@@ -49,12 +49,12 @@ def main() -> None:
         os.write(fd, struct.pack("<IiQ", 16 + len(answer), -code, unique) + answer)
 
 
-def answered(opcode: int, node: int, said: bytes) -> tuple[int, bytes]:
+def answered(opcode: int, node: int, payload: bytes) -> tuple[int, bytes]:
     """Return errno and what follows the header of the answer."""
     if opcode == INIT:
         return 0, struct.pack("<IIIIHHIIHHI28x", 7, 31, 1 << 16, 0, 12, 9, 1 << 16, 1, 0, 0, 0)
     if opcode == LOOKUP:
-        if said.rstrip(b"\0") != b"file":
+        if payload.rstrip(b"\0") != b"file":
             return errno.ENOENT, b""
         return 0, struct.pack("<QQQQII", FILE, 0, 0, 0, 0, 0) + attributes(FILE)
     if opcode == GETATTR:
@@ -62,7 +62,7 @@ def answered(opcode: int, node: int, said: bytes) -> tuple[int, bytes]:
     if opcode in (OPEN, OPENDIR):
         return 0, struct.pack("<QII", 1, 0, 0)
     if opcode == READ:
-        _, offset, size = struct.unpack_from("<QQI", said)
+        _, offset, size = struct.unpack_from("<QQI", payload)
         return 0, (b"silence " * (SIZE // 8))[offset : offset + size]
     if opcode == STATFS:
         return 0, struct.pack("<QQQQQIIII24x", 4, 0, 0, 1, 0, 4096, 255, 4096, 0)

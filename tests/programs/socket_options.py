@@ -295,10 +295,10 @@ def memberships(made: socket.socket) -> list[object]:
     for level, groups in ((0, [f"239.7.7.{n}" for n in (6, 7, 8, 9)]), (41, [f"ff15::777{n}" for n in (7, 8, 9)])):
         for group in groups:
             try:
-                said = _filter(made, level, group)
+                filtered = _filter(made, level, group)
             except OSError:
                 continue
-            found.append([group, *said])
+            found.append([group, *filtered])
     return found
 
 

@@ -64,7 +64,7 @@ def limited(path: Path) -> list[int | str]:
 
 def main() -> None:
     """Try everything; what the library refuses comes last."""
-    told: dict[str, object] = {}
+    results: dict[str, object] = {}
     work = Path(sys.argv[1])
     target = image(work / "pages-1.img")
     runs: list[int | str] = []
@@ -73,25 +73,25 @@ def main() -> None:
         runs += [splice(source, target, pages) for pages in (1, 3, 1, 11)]
         runs.append(splice(source, target, 1))
         LIBC.close(source)
-    told["runs"] = runs
-    told["right"] = (work / "pages-1.img").read_bytes() == content(0) + content(PAGES)
-    told["no room"] = limited(work / "pages-2.img")
-    told["no image of pages"] = splice(filled(), os.open(work / "ghost", os.O_CREAT | os.O_RDWR), 1)
-    told["its size"] = (work / "ghost").stat().st_size
+    results["runs"] = runs
+    results["right"] = (work / "pages-1.img").read_bytes() == content(0) + content(PAGES)
+    results["no room"] = limited(work / "pages-2.img")
+    results["no image of pages"] = splice(filled(), os.open(work / "ghost", os.O_CREAT | os.O_RDWR), 1)
+    results["its size"] = (work / "ghost").stat().st_size
 
     source = filled()
-    told["other flags"] = splice(source, target, 1, flags=0)
-    told["a place"] = splice(source, target, 1, place=0)
-    told["a pipe"] = splice(source, os.pipe()[1], 1)
-    told["once more"] = splice(source, target, 1)
-    told["held"] = (work / "pages-1.img").stat().st_size // PAGE
+    results["other flags"] = splice(source, target, 1, flags=0)
+    results["a place"] = splice(source, target, 1, place=0)
+    results["a pipe"] = splice(source, os.pipe()[1], 1)
+    results["once more"] = splice(source, target, 1)
+    results["held"] = (work / "pages-1.img").stat().st_size // PAGE
 
-    told["of another pipe"] = splice(filled(), target, 1)
-    told["to another file"] = splice(source, os.open(work / "other", os.O_CREAT | os.O_RDWR), 1)
-    told["goes on"] = splice(source, target, 1)
+    results["of another pipe"] = splice(filled(), target, 1)
+    results["to another file"] = splice(source, os.open(work / "other", os.O_CREAT | os.O_RDWR), 1)
+    results["goes on"] = splice(source, target, 1)
     LIBC.close(source)
-    told["of another pipe of that number"] = splice(os.dup2(filled(), source), target, 1)
-    print(json.dumps(told))
+    results["of another pipe of that number"] = splice(os.dup2(filled(), source), target, 1)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ WITHOUT_CRIU = (
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     """The end of a command, and its output."""
 
     status: int
@@ -63,11 +63,11 @@ class Crckpt:
         """The environment of the command."""
         return os.environ | {"CRCKPT_STORE": str(self.store)}
 
-    def run(self, *words: str, status: int = 0, **environment: str) -> Said:
+    def run(self, *words: str, status: int = 0, **environment: str) -> CommandResult:
         """Run it to its end, which must be `status`."""
         ended, out, err = self._run(words, environment)
         assert ended == status, f"crckpt {words} ended with {ended}:\n{out}{err}"
-        return Said(ended, out, err)
+        return CommandResult(ended, out, err)
 
     def _run(self, words: tuple[str, ...], environment: dict[str, str]) -> tuple[int, str, str]:
         if not self.before and not IS_COLD and WarmStart.get().is_alike(self.environment | environment):
@@ -86,11 +86,11 @@ class Crckpt:
         command = WarmStart.get().start([str(PROGRAM), *words], self.environment | environment, (out_end, err_end))
         self.pids.add(command.pid)
         try:
-            said = _read_to_end((out, err))
+            output = _read_to_end((out, err))
         except BaseException:
             os.kill(command.pid, signal.SIGKILL)
             raise
-        return command.wait(), *said
+        return command.wait(), *output
 
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         """Start it in a session of its own; the test waits for it."""

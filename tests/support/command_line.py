@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from documents.json_documents import check
 
-from crckpt.cli.app import run
+from crckpt.cli import app
 from crckpt.store import Repository
 
 
@@ -20,16 +20,16 @@ class CommandLine:
     repository: Repository
     capture: pytest.CaptureFixture[str]
 
-    def say(self, *words: str, status: int = 0) -> str:
+    def run(self, *words: str, status: int = 0) -> str:
         """Run a command; return what it prints on stdout, or on stderr if it fails."""
         self.capture.readouterr()
-        assert run([*words, "--store", str(self.repository.root)]) == status
+        assert app.run([*words, "--store", str(self.repository.root)]) == status
         captured = self.capture.readouterr()
         assert not (captured.out and captured.err), captured
         return captured.err or captured.out
 
     def result(self, *words: str) -> Any:
         """The result in its JSON document."""
-        document = self.say(*words, "--json")
+        document = self.run(*words, "--json")
         check(document)
         return json.loads(document)["result"]

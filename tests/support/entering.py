@@ -147,7 +147,7 @@ class Freezer(NamedTuple):
     switch: str
     freeze: str
     thaw: str
-    told: str
+    state_file: str
     done: str
 
 
@@ -171,7 +171,7 @@ def frozen(pid: int, version: int = 2) -> Iterator[Path]:
     try:
         (group / "inner/cgroup.procs").write_text(str(pid))
         (group / freezer.switch).write_text(freezer.freeze)
-        wait_for(lambda: freezer.done in (group / freezer.told).read_text(), "the group to be frozen")
+        wait_for(lambda: freezer.done in (group / freezer.state_file).read_text(), "the group to be frozen")
         yield group
     finally:
         (group / freezer.switch).write_text(freezer.thaw)
@@ -205,15 +205,15 @@ def wait_for(holds: Callable[[], bool], what: str) -> None:
         time.sleep(0.005)
 
 
-class Told:
-    """tests/programs/told.py, running."""
+class StatementRunner:
+    """tests/programs/statements.py, running."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
         self.pid = process.pid
 
     def do(self, statement: str) -> int:
-        """Let it do this; what it has then put into `told`."""
+        """Let it run this; what it has then put into `result`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(statement + "\n")
@@ -224,10 +224,10 @@ class Told:
 
 
 @contextmanager
-def told(interpreter: str = "/usr/bin/python3") -> Iterator[Told]:
-    """A process that does what it is told."""
-    with running(interpreter, "-S", str(PROGRAMS / "told.py")) as process:
-        yield Told(process)
+def statement_runner(interpreter: str = "/usr/bin/python3") -> Iterator[StatementRunner]:
+    """A process that runs the statements that it gets."""
+    with running(interpreter, "-S", str(PROGRAMS / "statements.py")) as process:
+        yield StatementRunner(process)
 
 
 def reset(pid: int) -> None:

@@ -52,8 +52,8 @@ def _serve() -> None:
             os._exit(code)
         os.close(into)
         with os.fdopen(out, "rb") as pipe:
-            said = pipe.read().decode(errors="replace")
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said]), file=sys.__stdout__, flush=True)
+            output = pipe.read().decode(errors="replace")
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), output]), file=sys.__stdout__, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,6 @@ def as_user(check: Callable[[], object], user: int = NOBODY) -> None:
             os._exit(0)
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as pipe:
-        said = pipe.read()
+        output = pipe.read()
     os.waitpid(child, 0)
-    assert not said, said
+    assert not output, output

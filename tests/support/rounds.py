@@ -29,9 +29,9 @@ class Target:
         self._process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null, cwd="/", start_new_session=True)
         self.pid = self._process.pid
         self.number = 0
-        _, self.area, self.sparse = self.told()
+        _, self.area, self.sparse = self.report()
 
-    def told(self) -> tuple[str, int, int]:
+    def report(self) -> tuple[str, int, int]:
         """Checksum after the last signal; the addresses of its memory."""
         path = self.work / f"sum-{self.number}"
         wait_for(path.exists, 60, path.name)
@@ -51,14 +51,14 @@ class Target:
         self.number += 1
         (self.work / f"sum-{self.number}").unlink(missing_ok=True)
         os.kill(self.pid, number)
-        return self.told()[0]
+        return self.report()[0]
 
     def start_afresh(self) -> None:
         """Let it replace itself, by exec."""
         (self.work / "sum-0").unlink()
         self.number = 0
         os.kill(self.pid, signal.SIGHUP)
-        _, self.area, self.sparse = self.told()
+        _, self.area, self.sparse = self.report()
 
     def written(self) -> set[int]:
         """The pages of its area that the last `write` wrote."""

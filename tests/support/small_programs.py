@@ -23,14 +23,14 @@ def program(code: str, *inherited: int) -> Iterator[subprocess.Popen[bytes]]:
         pass_fds=inherited,
     )
     try:
-        assert said(process), "the program ended before it was ready"
+        assert read_line(process), "the program ended before it was ready"
         yield process
     finally:
         process.kill()
         process.communicate()
 
 
-def said(process: subprocess.Popen[bytes]) -> bytes:
+def read_line(process: subprocess.Popen[bytes]) -> bytes:
     """The next line of its output."""
     assert process.stdout is not None
     return process.stdout.readline()

@@ -91,8 +91,8 @@ def taken(number: int, kind: str) -> Iterator[int]:
     argv = [PYTHON, str(TESTS / "programs/taker.py"), str(number), kind]
     with subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as taker:
         assert taker.stdout is not None
-        said = taker.stdout.readline()
-        holder = int(said.removeprefix("taken by "))
+        line = taker.stdout.readline()
+        holder = int(line.removeprefix("taken by "))
         try:
             yield holder
         finally:
@@ -106,8 +106,8 @@ def taken(number: int, kind: str) -> Iterator[int]:
 @contextmanager
 def detached_in_namespace(crckpt: Crckpt, *words: str) -> Iterator[int]:
     """The tree of `job`, restored into a pid namespace of its own; the host's PID of its init, which ends with it."""
-    said = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace", "--json", *words)
-    init = psutil.Process(int(said.document["result"]["pid"])).ppid()
+    result = crckpt.run("restore", JOB, "--detach", "--new-pid-namespace", "--json", *words)
+    init = psutil.Process(int(result.document["result"]["pid"])).ppid()
     parent = psutil.Process(init).ppid()
     try:
         yield init

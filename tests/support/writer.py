@@ -71,8 +71,8 @@ class Writers:
         assert self._process.stdout
         self._process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
         self._process.stdin.flush()
-        status, said = json.loads(self._process.stdout.readline())
-        assert status <= 0, said
+        status, message = json.loads(self._process.stdout.readline())
+        assert status <= 0, message
         return int(status)
 
     def record_steps(self, order: Order, log: Path) -> list[Entry]:
@@ -242,8 +242,8 @@ def _serve() -> None:
             os._exit(_obey_or_report(order, into))
         os.close(into)
         with os.fdopen(out, "rb") as pipe:
-            said = pipe.read().decode()
-        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]), said]), flush=True)
+            output = pipe.read().decode()
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]), output]), flush=True)
 
 
 if __name__ == "__main__":

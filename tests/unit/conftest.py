@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from effort import examples
-from entering import Told, told
+from entering import StatementRunner, statement_runner
 from hypothesis import HealthCheck, settings
 from image_sets import of_pages, open_store, page, store
 from recorded import IMAGES, PAGES, RECORDED, image_set
@@ -35,9 +35,9 @@ def tree() -> ImageTree:
 
 
 @pytest.fixture
-def target() -> Iterator[Told]:
+def target() -> Iterator[StatementRunner]:
     """A running program that executes what it is told."""
-    with told() as process:
+    with statement_runner() as process:
         yield process
 
 

@@ -35,7 +35,7 @@ def test_compression_levels_are_read(level: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected_message"),
     [
         ("store: [", r"is not YAML, line 1, column 9: expected the node content, but found '<stream end>'"),
         ("store: \x00", "is not YAML"),
@@ -59,11 +59,11 @@ def test_compression_levels_are_read(level: int) -> None:
         ("compress:", "not None"),
     ],
 )
-def test_invalid_configuration_is_refused(text: str, told: str) -> None:
+def test_invalid_configuration_is_refused(text: str, expected_message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(text, NAME)
     assert NAME in caught.value.message
-    assert told in caught.value.message
+    assert expected_message in caught.value.message
     assert "\n" not in caught.value.message
     assert caught.value.hint
 

@@ -141,10 +141,10 @@ def end_restored(pid: int) -> None:
 
 def explain_log(log: str) -> dict[str, Any]:
     """Run `crckpt explain` on a log, and return its document."""
-    said = subprocess.run(
+    output = subprocess.run(
         [str(PROGRAM), "explain", "-", "--json"], input=log, capture_output=True, text=True, check=True
     ).stdout
-    result: dict[str, Any] = json.loads(said)["result"]
+    result: dict[str, Any] = json.loads(output)["result"]
     return result
 
 

@@ -80,9 +80,9 @@ def test_table_shows_both_sides_ratio_bound_and_verdict() -> None:
     )
     lines = text.getvalue().splitlines()
     assert lines[:2] == ["machine: 2 cores", "disk: /var/tmp on [ext4]"]
-    told = [" ".join(said.split()) for said in lines]
-    assert "pause python 2.00 s 500 ms criu dump 4.00 ≤ 1.05 NOT MET" in told
-    assert "startup crckpt --version 10 ms ≤ 50 ms met" in told
-    assert "series redis 3.0 MiB 10.0 MiB restic 0.30 ≤ 0.2 NOT MET" in told
-    assert "python, 256 MB level -1 1.00 s 1.0 MiB 500 ms 0.5 MiB 250 ms" in told
-    assert told[-1] == "1 of 3 bounds hold"
+    rows = [" ".join(line.split()) for line in lines]
+    assert "pause python 2.00 s 500 ms criu dump 4.00 ≤ 1.05 NOT MET" in rows
+    assert "startup crckpt --version 10 ms ≤ 50 ms met" in rows
+    assert "series redis 3.0 MiB 10.0 MiB restic 0.30 ≤ 0.2 NOT MET" in rows
+    assert "python, 256 MB level -1 1.00 s 1.0 MiB 500 ms 0.5 MiB 250 ms" in rows
+    assert rows[-1] == "1 of 3 bounds hold"

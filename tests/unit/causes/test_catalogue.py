@@ -43,12 +43,12 @@ def test_keys_are_unique_and_find_their_cause() -> None:
 
 @pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.key)
 def test_every_cause_makes_a_finding(entry: Cause) -> None:
-    told = entry.finding(**dict.fromkeys(NAMES, "X"))
-    assert told.key == entry.key
-    assert told.what
-    assert not re.search(r"[{}?]", str(told)), "a template is not filled in"
-    assert told.what == told.what.strip()
-    assert not told.what.endswith(".")
+    finding = entry.finding(**dict.fromkeys(NAMES, "X"))
+    assert finding.key == entry.key
+    assert finding.what
+    assert not re.search(r"[{}?]", str(finding)), "a template is not filled in"
+    assert finding.what == finding.what.strip()
+    assert not finding.what.endswith(".")
 
 
 @pytest.mark.parametrize("entry", FROM_LOG, ids=lambda entry: entry.key)
@@ -60,8 +60,8 @@ def test_patterns_capture_the_names_that_sentences_need(entry: Cause) -> None:
 
 
 def test_unknown_values_are_shown_as_question_marks() -> None:
-    told = cause("lock-outside").finding()
-    assert told.what.startswith("PID ? shares")
+    finding = cause("lock-outside").finding()
+    assert finding.what.startswith("PID ? shares")
     assert cause("file-missing").finding(path="/a{b}", use="x").what == "/a{b} is missing (x)"
 
 

@@ -70,10 +70,10 @@ def test_crash_explanation_depends_on_the_release() -> None:
 
 
 def test_unknown_complaint_of_an_old_release_suggests_its_age() -> None:
-    told = explain(version("3.11") + UNKNOWN)
-    assert told.finding
-    assert (told.finding.key, told.finding.sure) == ("old-criu", False)
-    assert "3.11" in told.finding.what
+    explanation = explain(version("3.11") + UNKNOWN)
+    assert explanation.finding
+    assert (explanation.finding.key, explanation.finding.sure) == ("old-criu", False)
+    assert "3.11" in explanation.finding.what
     assert key(version("4.1") + UNKNOWN) is None
     assert key(UNKNOWN) is None
     assert key(version("3.11")) is None
@@ -93,9 +93,9 @@ def test_kernel_denial_takes_precedence_over_criu_messages() -> None:
         "(00.03) Error (compel/src/lib/infect.c:713): Unable to connect a transport socket: Permission denied\n"
         'type=AVC msg=audit(1550142323.799:1167): avc:  denied  { connectto } for  pid=23569 comm="top" path=002F\n'
     )
-    told = explain(denied).finding
-    assert told
-    assert told.what == "SELinux denied connectto to top"
+    finding = explain(denied).finding
+    assert finding
+    assert finding.what == "SELinux denied connectto to top"
 
 
 def test_permissive_denial_is_no_cause() -> None:
@@ -120,20 +120,20 @@ def test_long_line_of_proc_is_no_image_damage() -> None:
 
 
 def test_log_path_on_a_separate_line_is_named() -> None:
-    told = explain(
+    explanation = explain(
         "OCI runtime restore failed: criu failed: type NOTIFY errno 0\nlog file: /run/a/restore.log: unknown\n"
     )
-    assert told.finding
-    assert told.finding.remedy.startswith("read it: crckpt explain /run/a/restore.log (")
+    assert explanation.finding
+    assert explanation.finding.remedy.startswith("read it: crckpt explain /run/a/restore.log (")
 
 
 def test_quoted_line_end_ends_a_path() -> None:
-    told = explain(
+    explanation = explain(
         'err="CRIU RPC request failed with message:Error (criu/files-reg.c:1815): '
         "Can't lookup mount=26 for fd=0 path=/dev/shm/x\\n error:0\" id=fb8bc\n"
     )
-    assert told.finding
-    assert told.finding.what.startswith("/dev/shm/x (fd 0)")
+    assert explanation.finding
+    assert explanation.finding.what.startswith("/dev/shm/x (fd 0)")
 
 
 def test_failed_cleanup_is_no_cause() -> None:

@@ -10,5 +10,5 @@ from crckpt.store import Repository
 
 
 @pytest.fixture
-def typed(repository: Repository, capsys: pytest.CaptureFixture[str]) -> CommandLine:
+def command_line(repository: Repository, capsys: pytest.CaptureFixture[str]) -> CommandLine:
     return CommandLine(repository, capsys)

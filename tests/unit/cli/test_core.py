@@ -11,10 +11,10 @@ from crckpt.store import Checkpoint
 
 
 def test_core_names_the_file_and_the_gdb_command(
-    typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint], tmp_path: Path
+    command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     path = tmp_path / "core file"
-    wrote, gdb = typed.say("core", "job", "--output", str(path)).splitlines()
+    wrote, gdb = command_line.run("core", "job", "--output", str(path)).splitlines()
     assert wrote.startswith(
         f"wrote {path}: process {RECORDED.root.pid} (python3) of {recordings[1].short_id}, 2 threads"
     )
@@ -22,4 +22,4 @@ def test_core_names_the_file_and_the_gdb_command(
     assert gdb.endswith(f" '{path}'")
     assert path.read_bytes().startswith(b"\x7fELF")
     assert path.stat().st_mode & 0o777 == 0o600
-    assert f"{path} exists" in typed.say("core", "job", "--output", str(path), status=2)
+    assert f"{path} exists" in command_line.run("core", "job", "--output", str(path), status=2)

@@ -8,17 +8,17 @@ from recorded import RECORDED
 from crckpt.store import Checkpoint
 
 
-def test_changed_page_is_listed(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_changed_page_is_listed(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = recordings
-    text = typed.say("diff", first.short_id, second.short_id)
+    text = command_line.run("diff", first.short_id, second.short_id)
     assert text.splitlines()[0].startswith(f"from {first.short_id}")
     assert f"process {RECORDED.root.pid} python3\n" in text
     assert "memory: changed 1 page (4.0 KiB)\n" in text or "memory: changed 1 page (4 KiB)\n" in text
-    result = typed.result("diff", first.id, second.id)
+    result = command_line.result("diff", first.id, second.id)
     assert result["pages"] == {"changed": 1, "new": 0, "gone": 0}
     assert (result["come"], result["gone"]) == ([], [])
     assert [change["pid"] for change in result["changed"]] == [RECORDED.root.pid]
 
 
-def test_equal_checkpoints_do_not_differ(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
-    assert typed.say("diff", "job", "job").endswith("nothing differs\n")
+def test_equal_checkpoints_do_not_differ(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+    assert command_line.run("diff", "job", "job").endswith("nothing differs\n")

@@ -28,9 +28,9 @@ def explained(*words: str, stdin: bytes = b"", status: int = 0) -> str:
 def test_file_and_stdin_give_the_same_explanation(tmp_path: Path) -> None:
     log = tmp_path / "dump.log"
     log.write_bytes(KNOWN)
-    said = explained(str(log))
-    assert said == explained("-", stdin=KNOWN)
-    assert said.splitlines() == [
+    output = explained(str(log))
+    assert output == explained("-", stdin=KNOWN)
+    assert output.splitlines() == [
         "a netlink socket holds messages that the program has not read",
         "  hint: try again in a moment",
         "  see: reference/causes.html#netlink-data in the documents",
@@ -40,9 +40,9 @@ def test_file_and_stdin_give_the_same_explanation(tmp_path: Path) -> None:
 
 def test_remedy_that_refers_to_criu_lines_prints_them() -> None:
     """The reader has nothing else to look into: crckpt keeps no log of a dump that failed."""
-    said = explained("-", stdin=b"(00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n")
-    assert "find it in CRIU's own lines" in said
-    assert "  | (00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n" in said
+    output = explained("-", stdin=b"(00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n")
+    assert "find it in CRIU's own lines" in output
+    assert "  | (00.01) Error (criu/new.c:1): Can't open /srv/x: No such file or directory\n" in output
 
 
 def test_json_explanation() -> None:
@@ -55,8 +55,8 @@ def test_json_explanation() -> None:
 def test_unknown_failure_has_its_own_exit_code() -> None:
     """It has an exit code of its own, and is a result all the same."""
     unknown = b"(00.01) Error (criu/new.c:1): something new\n"
-    said = explained("-", stdin=unknown, status=4)
-    assert said.splitlines() == [
+    output = explained("-", stdin=unknown, status=4)
+    assert output.splitlines() == [
         "crckpt does not know this failure; make an archive to report it: crckpt report LOG. CRIU's messages:",
         "  | (00.01) Error (criu/new.c:1): something new",
     ]
@@ -103,24 +103,24 @@ def test_only_start_and_end_of_a_terabyte_are_read(tmp_path: Path) -> None:
     os.truncate(log, 1 << 40)
     with log.open("ab") as file:
         file.write(NOTHING_OF_NOTE + KNOWN)
-    said = explained(str(log), "-v")
-    assert said.startswith("a netlink socket holds messages that the program has not read\n")
+    output = explained(str(log), "-v")
+    assert output.startswith("a netlink socket holds messages that the program has not read\n")
     with log.open("rb") as file:
         assert (
             subprocess.run(
                 [sys.executable, "-m", "crckpt", "explain", "-v", "-"], stdin=file, capture_output=True, check=True
             ).stdout.decode()
-            == said
+            == output
         )
 
 
 def test_only_start_and_end_of_a_long_stream_are_read() -> None:
-    said = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + NOTHING_OF_NOTE + KNOWN)
-    assert said.splitlines()[0] == "a netlink socket holds messages that the program has not read"
-    assert "begin" in said
+    output = explained("-", "-v", stdin=b"(00.01) Error (criu/new.c:2): begin\n" + NOTHING_OF_NOTE + KNOWN)
+    assert output.splitlines()[0] == "a netlink socket holds messages that the program has not read"
+    assert "begin" in output
 
 
 def test_likely_cause_is_marked_and_shown_with_the_lines() -> None:
-    said = explained("-", stdin=b"(00.01) Error (criu/netlink.c:1): Error -17 reported by netlink: exists\n")
-    assert said.startswith("most likely: ")
-    assert "  | (00.01) Error (criu/netlink.c:1)" in said
+    output = explained("-", stdin=b"(00.01) Error (criu/netlink.c:1): Error -17 reported by netlink: exists\n")
+    assert output.startswith("most likely: ")
+    assert "  | (00.01) Error (criu/netlink.c:1)" in output

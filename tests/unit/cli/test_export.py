@@ -10,16 +10,16 @@ from crckpt.store import Checkpoint
 
 
 def test_export_prints_the_restore_command(
-    typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+    command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
-    place, command = typed.say("export", "job", str(tmp_path / "out")).splitlines()
+    place, command = command_line.run("export", "job", str(tmp_path / "out")).splitlines()
     assert place == f"{checkpoints[1].short_id} is in {tmp_path}/out; restore it without crckpt:"
     assert "criu restore" in command
     assert str(tmp_path / "out") in command
     assert (tmp_path / "out/pages-1.img").stat().st_size == 100 * 4096
 
 
-def test_stream_is_left_to_tar(typed: CommandLine) -> None:
-    text = typed.say("export", "a job", "-", status=2)
+def test_stream_is_left_to_tar(command_line: CommandLine) -> None:
+    text = command_line.run("export", "a job", "-", status=2)
     assert "cannot write to stdout" in text
     assert "crckpt export 'a job' DIR && tar -C DIR -c ." in text

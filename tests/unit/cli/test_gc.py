@@ -10,17 +10,17 @@ from crckpt.store import Checkpoint, Repository
 
 
 def test_gc_reports_freed_bytes(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     repository.remove([checkpoint.id for checkpoint in checkpoints])
-    told = typed.say("gc", "--dry-run")
-    assert told.startswith("would free ")
-    result = typed.result("gc")
+    output = command_line.run("gc", "--dry-run")
+    assert output.startswith("would free ")
+    result = command_line.result("gc")
     assert (len(result["packs"]), result["dry_run"]) == (2, False)
-    assert told.endswith(": 2 packs\n")
-    assert typed.say("gc") == "nothing to free: checkpoints use all data\n"
+    assert output.endswith(": 2 packs\n")
+    assert command_line.run("gc") == "nothing to free: checkpoints use all data\n"
 
 
-def test_leftovers_are_attributed_to_interrupted_commands(typed: CommandLine, repository: Repository) -> None:
+def test_leftovers_are_attributed_to_interrupted_commands(command_line: CommandLine, repository: Repository) -> None:
     (Path(repository.backend.location) / "tmp/9999999-dead").mkdir()
-    assert typed.say("gc").endswith(": 0 packs, 1 leftover of interrupted commands\n")
+    assert command_line.run("gc").endswith(": 0 packs, 1 leftover of interrupted commands\n")

@@ -11,10 +11,12 @@ from recorded import PAGES, RECORDED, image_set
 from crckpt.store import Repository
 
 
-def test_import_prints_the_checkpoint_and_job(typed: CommandLine, repository: Repository, tmp_path: Path) -> None:
+def test_import_prints_the_checkpoint_and_job(
+    command_line: CommandLine, repository: Repository, tmp_path: Path
+) -> None:
     images = write_set(tmp_path / "images", image_set(PAGES))
-    text = typed.say("import", str(images), "job", "--note", "a note")
+    text = command_line.run("import", str(images), "job", "--note", "a note")
     (made,) = repository.checkpoints()
     assert text.startswith(f"{made.short_id}  job: {len(RECORDED.processes)} processes, ")
     assert made.note == "a note"
-    assert typed.result("import", str(images), "job")["job"] == "job"
+    assert command_line.result("import", str(images), "job")["job"] == "job"

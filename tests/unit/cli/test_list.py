@@ -18,15 +18,15 @@ from crckpt.store import Checkpoint, Repository
 
 
 def test_each_checkpoint_is_one_line(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     first, second = checkpoints
     repository.tag(second.id, "good")
-    titles, *lines = typed.say("list").splitlines()
+    titles, *lines = command_line.run("list").splitlines()
     assert titles.split() == ["id", "job", "created", "procs", "frozen", "raw", "new", "stored", "tags,", "note"]
     assert [line.split()[:2] for line in lines] == [[first.short_id, "job"], [second.short_id, "job"]]
     assert "good" in lines[1]
-    result = typed.result("list", "job")
+    result = command_line.result("list", "job")
     assert [entry["id"] for entry in result["checkpoints"]] == [first.id, second.id]
     assert [entry["tags"] for entry in result["checkpoints"]] == [[], ["good"]]
     assert (result["pending"], result["unreadable"]) == ([], [])
@@ -67,19 +67,19 @@ def test_lines_fit_the_terminal(
     assert "before-the-" in lines[1]
 
 
-def test_empty_store_suggests_dump(typed: CommandLine) -> None:
-    assert typed.say("list") == "no checkpoints yet; make one with: crckpt dump PID JOB\n"
+def test_empty_store_suggests_dump(command_line: CommandLine) -> None:
+    assert command_line.run("list") == "no checkpoints yet; make one with: crckpt dump PID JOB\n"
 
 
 def test_pending_and_unreadable_checkpoints_are_listed(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     path = manifest_path(repository, checkpoints[0].id)
     path.chmod(0o600)
     path.write_bytes(b"damaged")
     with repository.announced(JobName("other"), datetime.now(UTC), None, alone=False):
-        text = typed.say("list")
-        assert [entry["state"] for entry in typed.result("list")["pending"]] == ["committing"]
+        text = command_line.run("list")
+        assert [entry["state"] for entry in command_line.result("list")["pending"]] == ["committing"]
     first, *_, last = text.splitlines()
     assert checkpoints[0].short_id in first
     assert last.split()[:2] == ["committing", "other"]

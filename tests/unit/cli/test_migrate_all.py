@@ -38,17 +38,17 @@ REMOTE = 30
         (("node2", "--abort-over"), "--abort-over needs --max-downtime"),
     ],
 )
-def test_contradictory_options_are_refused(typed: CommandLine, words: tuple[str, ...], message: str) -> None:
-    assert message in typed.say("migrate", "--all", *words, status=USAGE)
+def test_contradictory_options_are_refused(command_line: CommandLine, words: tuple[str, ...], message: str) -> None:
+    assert message in command_line.run("migrate", "--all", *words, status=USAGE)
 
 
-def test_at_once_needs_all(typed: CommandLine) -> None:
-    assert "--at-once needs --all" in typed.say("migrate", "812", "node2", "--at-once", "2", status=USAGE)
+def test_at_once_needs_all(command_line: CommandLine) -> None:
+    assert "--at-once needs --all" in command_line.run("migrate", "812", "node2", "--at-once", "2", status=USAGE)
 
 
-def test_empty_host_has_nothing_to_move(typed: CommandLine) -> None:
-    assert "no program of a job in this store is running here" in typed.say("migrate", "--all", "node2")
-    assert typed.result("migrate", "--all", "node2", "--check") == {
+def test_empty_host_has_nothing_to_move(command_line: CommandLine) -> None:
+    assert "no program of a job in this store is running here" in command_line.run("migrate", "--all", "node2")
+    assert command_line.result("migrate", "--all", "node2", "--check") == {
         "host": "node2",
         "check": True,
         "interrupted": False,
@@ -139,8 +139,10 @@ def test_moved_programs_are_listed() -> None:
 
 def test_check_reports_when_not_all_fit() -> None:
     both = (make_outcome("movable", "one"), make_outcome("movable", "two"))
-    said = lines(*both, check=True, free_bytes=(2 << 20) - 1)
-    assert said[-1] == ("note: together they have 2.0 MiB of memory, and node2 has 2.0 MiB free: they may not all fit")
+    output = lines(*both, check=True, free_bytes=(2 << 20) - 1)
+    assert output[-1] == (
+        "note: together they have 2.0 MiB of memory, and node2 has 2.0 MiB free: they may not all fit"
+    )
     assert not any("fit" in line for line in lines(*both, check=True, free_bytes=2 << 20))
 
 

@@ -53,10 +53,10 @@ def test_structs_paths_times_and_iterators_become_json(capsys: pytest.CaptureFix
 def test_foreign_names_cannot_control_the_terminal() -> None:
     """Any program can choose the name of a socket that a tree is connected to."""
     named = "a socket to @\x1b[31m\nX\udcff"
-    said = error_text(CrckptError(named, hint=named, causes=(f"1 {named}", f"2 {named}")))
-    assert said.replace("\n", "").isprintable()
-    assert len(said.splitlines()) == 4
-    said.encode()
+    output = error_text(CrckptError(named, hint=named, causes=(f"1 {named}", f"2 {named}")))
+    assert output.replace("\n", "").isprintable()
+    assert len(output.splitlines()) == 4
+    output.encode()
 
 
 def test_each_of_several_reasons_is_listed_once() -> None:

@@ -45,8 +45,8 @@ from crckpt.cli.parser_errors import SYNONYMS, invalid_command_line
 )
 def test_each_parser_error_is_reworded(line: str, message: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(line.split()) == 2
-    said, advised = capsys.readouterr().err.splitlines()
-    assert said == f"crckpt: {message}"
+    output, advised = capsys.readouterr().err.splitlines()
+    assert output == f"crckpt: {message}"
     assert advised.startswith(f"  hint: {hint}")
 
 
@@ -58,7 +58,7 @@ def test_suggested_commands_and_options_exist(suggested: str, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "hint"),
+    ("parser_message", "message", "hint"),
     [
         ("No such option '--no'.", "there is no option --no", "all options: crckpt help dump"),
         ("No such option: --no Did you mean --on?", "there is no option --no", "did you mean --on? all"),
@@ -72,7 +72,7 @@ def test_suggested_commands_and_options_exist(suggested: str, capsys: pytest.Cap
         ("something new", "something new", "crckpt help dump"),
     ],
 )
-def test_wordings_of_other_parser_releases_are_known(said: str, message: str, hint: str) -> None:
-    error = invalid_command_line(said, "dump")
+def test_wordings_of_other_parser_releases_are_known(parser_message: str, message: str, hint: str) -> None:
+    error = invalid_command_line(parser_message, "dump")
     assert error.message == message
     assert error.hint.startswith(hint)

@@ -43,18 +43,22 @@ MOVED_AWAY = {("source", "done"), ("destination", "aborted"), ("destination", "r
 
 @pytest.mark.parametrize(("side", "state"), STATES)
 def test_move_status_names_the_host_and_the_next_command(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
+    command_line: CommandLine,
+    repository: Repository,
+    checkpoints: tuple[Checkpoint, Checkpoint],
+    side: Side,
+    state: State,
 ) -> None:
     ended = ended_root()
     move = record_move(repository, side, state, checkpoints[1], root=ended)
     runs_on, next_on = STATUS[side, state]
-    (found,) = typed.result("migrate", "--list")["moves"]
+    (found,) = command_line.result("migrate", "--list")["moves"]
     command = f"crckpt migrate --resume {move.id}" if next_on else ""
     assert (found["runs_on"], found["next_on"], found["next_command"]) == (runs_on, next_on, command)
     assert (found["id"], found["job"], found["side"], found["peer"]) == (move.id, "job", side, PEER)
     assert (found["crckpt_pid"], found["checkpoint"]) == (None, checkpoints[1].id)
     assert found["is_over"] == (runs_on is not None)
-    text = typed.say("migrate", "--list")
+    text = command_line.run("migrate", "--list")
     assert text.startswith(f"{move.id}  ")
     undecided = {"ended": "has ended here", "prepared": f"only {PEER} knows"}.get(state, "")
     here = f"it ran here as PID {ended.pid}, which has ended"
@@ -64,38 +68,42 @@ def test_move_status_names_the_host_and_the_next_command(
         assert text.endswith(f"\n  hint: finish the move{there}: {command}\n")
 
 
-def test_move_in_progress_is_listed(typed: CommandLine, repository: Repository) -> None:
+def test_move_in_progress_is_listed(command_line: CommandLine, repository: Repository) -> None:
     record_move(repository, "source", "handing-over", alive=True)
-    (found,) = typed.result("migrate", "--list")["moves"]
+    (found,) = command_line.result("migrate", "--list")["moves"]
     assert (found["runs_on"], found["crckpt_pid"], found["next_command"]) == (None, os.getpid(), "")
-    assert f"crckpt (PID {os.getpid()}) is moving it" in typed.say("migrate", "--list")
+    assert f"crckpt (PID {os.getpid()}) is moving it" in command_line.run("migrate", "--list")
 
 
-def test_aborted_move_lists_what_the_destination_keeps(typed: CommandLine, repository: Repository) -> None:
+def test_aborted_move_lists_what_the_destination_keeps(command_line: CommandLine, repository: Repository) -> None:
     move = record_move(repository, "source", "aborted", is_settled=False)
-    (found,) = typed.result("migrate", "--list")["moves"]
+    (found,) = command_line.result("migrate", "--list")["moves"]
     assert (found["runs_on"], found["next_on"]) == ("source", "source")
-    text = typed.say("migrate", "--list")
+    text = command_line.run("migrate", "--list")
     assert "it runs here" in text
     assert f"  hint: remove what the other host keeps of it: crckpt migrate --resume {move.id}" in text
 
 
-def test_unreadable_records_are_listed(typed: CommandLine, repository: Repository) -> None:
-    assert typed.say("migrate", "--list") == "no job was moved to or from this store\n"
+def test_unreadable_records_are_listed(command_line: CommandLine, repository: Repository) -> None:
+    assert command_line.run("migrate", "--list") == "no job was moved to or from this store\n"
     record_move(repository, "source", "done")
     path = repository.root / move_name(JobName("job"))
     path.chmod(0o600)
     path.write_bytes(b"damaged")
-    text = typed.say("migrate", "--list")
+    text = command_line.run("migrate", "--list")
     assert text.startswith("the record of the move of job cannot be read")
     assert f"remove the file {path}" in text
-    result = typed.result("migrate", "--list")
+    result = command_line.result("migrate", "--list")
     assert (result["moves"], [bad["job"] for bad in result["unreadable"]]) == ([], ["job"])
 
 
 @pytest.mark.parametrize(("side", "state"), STATES)
 def test_checkpoints_are_marked_with_the_host(
-    typed: CommandLine, repository: Repository, recordings: tuple[Checkpoint, Checkpoint], side: Side, state: State
+    command_line: CommandLine,
+    repository: Repository,
+    recordings: tuple[Checkpoint, Checkpoint],
+    side: Side,
+    state: State,
 ) -> None:
     """One short mark, with the host."""
     first, second = recordings
@@ -107,114 +115,118 @@ def test_checkpoints_are_marked_with_the_host(
         marks = [f"(unfinished move to {PEER})" if side == "source" else f"(unfinished move here from {PEER})"] * 2
     else:
         marks = ["", ""]
-    _, *lines = typed.say("list").splitlines()
-    entries = typed.result("list")["checkpoints"]
+    _, *lines = command_line.run("list").splitlines()
+    entries = command_line.result("list")["checkpoints"]
     for checkpoint, mark, line, entry in zip((first, second), marks, lines, entries, strict=True):
         assert line.startswith(checkpoint.short_id)
         assert mark in line
         assert (PEER in line) == bool(mark)
-        shown = typed.result("show", checkpoint.id)["move"]
+        shown = command_line.result("show", checkpoint.id)["move"]
         assert entry["move"] == shown
         assert (shown and shown["id"]) == (move.id if mark else None)
-    assert ("move " in typed.say("show", first.id)) == bool(marks[0])
+    assert ("move " in command_line.run("show", first.id)) == bool(marks[0])
 
 
 def test_move_in_progress_is_marked(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     record_move(repository, "source", "copying", checkpoints[0], alive=True)
-    assert typed.say("list").count(f"(being moved to {PEER})") == 2
+    assert command_line.run("list").count(f"(being moved to {PEER})") == 2
 
 
 @pytest.mark.parametrize(("side", "state"), STATES)
 def test_rm_keeps_checkpoints_of_an_unfinished_move(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], side: Side, state: State
+    command_line: CommandLine,
+    repository: Repository,
+    checkpoints: tuple[Checkpoint, Checkpoint],
+    side: Side,
+    state: State,
 ) -> None:
     first, second = checkpoints
     move = record_move(repository, side, state, second, root=ended_root())
     if (side, state) not in UNFINISHED:
-        typed.say("rm", "job", "--all")
+        command_line.run("rm", "job", "--all")
         assert repository.checkpoints() == ()
         return
     for words in (["job"], ["job", "--all"], [second.id, "--dry-run"], ["job", "--yes"]):
-        said = typed.say("rm", *words, status=REFUSED)
-        assert f"nothing was removed: {second.short_id} is needed to move job" in said
+        output = command_line.run("rm", *words, status=REFUSED)
+        assert f"nothing was removed: {second.short_id} is needed to move job" in output
         there = f", on {PEER}" if STATUS[side, state][1] != side else ""
-        assert f"finish the move first{there}: crckpt migrate --resume {move.id}" in said
+        assert f"finish the move first{there}: crckpt migrate --resume {move.id}" in output
     assert repository.checkpoints() == checkpoints
-    typed.say("rm", first.id)
-    typed.say("gc")
-    typed.say("verify", second.id)
+    command_line.run("rm", first.id)
+    command_line.run("gc")
+    command_line.run("verify", second.id)
     assert (repository.root / move_name(JobName("job"))).exists()
 
 
 def test_rm_keeps_the_rounds_of_a_move(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     """The next round counts from them. Older checkpoints are not needed."""
     first, second = checkpoints
     began = second.created + timedelta(microseconds=1)
     record_move(repository, "source", "copying", alive=True, began=began)
     taken = store(repository, tmp_path, of_pages(7), described(created=began))
-    said = typed.say("rm", "job", status=REFUSED)
-    assert f"wait until crckpt (PID {os.getpid()}) has moved it" in said
-    typed.say("rm", first.id, second.id)
+    output = command_line.run("rm", "job", status=REFUSED)
+    assert f"wait until crckpt (PID {os.getpid()}) has moved it" in output
+    command_line.run("rm", first.id, second.id)
     assert repository.checkpoints() == (taken,)
 
 
 def test_rm_with_a_damaged_record(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     other = store(repository, tmp_path, of_pages(7), described("other"))
     record_move(repository, "source", "done", checkpoints[1])
     path = repository.root / move_name(JobName("job"))
     path.chmod(0o600)
     path.write_bytes(b"damaged")
-    assert f"remove the file {path}" in typed.say("rm", "job", status=UNUSABLE)
-    typed.say("rm", other.id)
+    assert f"remove the file {path}" in command_line.run("rm", "job", status=UNUSABLE)
+    command_line.run("rm", other.id)
     assert repository.checkpoints() == checkpoints
 
 
 def test_rm_ignores_a_program_that_runs_on_another_host(
-    typed: CommandLine, repository: Repository, tmp_path: Path
+    command_line: CommandLine, repository: Repository, tmp_path: Path
 ) -> None:
     """The move has ended it here as dump --stop does."""
     moved = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
-    typed.say("rm", "job", status=REFUSED)
+    command_line.run("rm", "job", status=REFUSED)
     record_move(repository, "source", "done", moved)
-    typed.say("rm", "job")
+    command_line.run("rm", "job")
     assert repository.checkpoints() == ()
 
 
 def test_rm_asks_about_a_program_stopped_after_a_move(
-    typed: CommandLine, repository: Repository, tmp_path: Path
+    command_line: CommandLine, repository: Repository, tmp_path: Path
 ) -> None:
     moved = store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
     record_move(repository, "source", "done", moved)
     later = described(created=datetime.now(UTC) + timedelta(seconds=1))
     store(repository, tmp_path, of_pages(2), replace(later, stopped=True))
-    assert "has the last state" in typed.say("rm", "job", status=REFUSED)
+    assert "has the last state" in command_line.run("rm", "job", status=REFUSED)
 
 
 def test_rm_removes_checkpoints_of_a_running_tree(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     with live_root() as root:
         record_move(repository, "source", "committing", checkpoints[1], root=root)
-        typed.say("rm", "job")
+        command_line.run("rm", "job")
 
 
-def test_pgrep_may_find_several_processes(typed: CommandLine) -> None:
-    said = typed.say("migrate", "1", str(os.getpid()), status=USAGE)
-    assert f"{os.getpid()} is a PID, not a host" in said
+def test_pgrep_may_find_several_processes(command_line: CommandLine) -> None:
+    output = command_line.run("migrate", "1", str(os.getpid()), status=USAGE)
+    assert f"{os.getpid()} is a PID, not a host" in output
 
 
 @pytest.mark.parametrize(
     ("words", "needed"),
     [(["--source-is-gone"], "--resume"), (["1", "node2", "--abort-over"], "--max-downtime"), (["1"], "a host")],
 )
-def test_options_that_need_others_are_refused_alone(typed: CommandLine, words: list[str], needed: str) -> None:
-    assert needed in typed.say("migrate", *words, status=USAGE)
+def test_options_that_need_others_are_refused_alone(command_line: CommandLine, words: list[str], needed: str) -> None:
+    assert needed in command_line.run("migrate", *words, status=USAGE)
 
 
 def test_unfinished_moves_are_completed_first(repository: Repository) -> None:

@@ -20,24 +20,24 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("checkpoints")
-def test_unknown_checkpoint_is_refused(typed: CommandLine, elsewhere: Path) -> None:
+def test_unknown_checkpoint_is_refused(command_line: CommandLine, elsewhere: Path) -> None:
     # By its name alone, whatever lies in the current directory.
     (elsewhere / "dump").write_text("(00.01) Error (criu/a.c:1): x\n")
-    said = typed.say("report", "dump", status=12)
-    assert "(for a log: crckpt report ./dump)" in said
+    output = command_line.run("report", "dump", status=12)
+    assert "(for a log: crckpt report ./dump)" in output
     assert [path.name for path in elsewhere.iterdir()] == ["dump"]
 
 
 @pytest.mark.parametrize("name", ["none.log", "./none", "/none"])
-def test_unknown_log_is_refused(typed: CommandLine, elsewhere: Path, name: str) -> None:
-    said = typed.say("report", name, status=2)
-    assert "cannot read the log" in said
+def test_unknown_log_is_refused(command_line: CommandLine, elsewhere: Path, name: str) -> None:
+    output = command_line.run("report", name, status=2)
+    assert "cannot read the log" in output
     assert list(elsewhere.iterdir()) == []
 
 
 def test_existing_file_is_not_overwritten(
-    typed: CommandLine, elsewhere: Path, checkpoints: tuple[Checkpoint, Checkpoint]
+    command_line: CommandLine, elsewhere: Path, checkpoints: tuple[Checkpoint, Checkpoint]
 ) -> None:
     (elsewhere / "out.tar.gz").write_text("something else")
-    typed.say("report", checkpoints[0].short_id, "--output", "out.tar.gz", status=2)
+    command_line.run("report", checkpoints[0].short_id, "--output", "out.tar.gz", status=2)
     assert (elsewhere / "out.tar.gz").read_text() == "something else"

@@ -18,29 +18,31 @@ from crckpt.store import Checkpoint, Repository
 REFUSED = 24
 
 
-def test_each_removed_checkpoint_is_listed(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_each_removed_checkpoint_is_listed(
+    command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]
+) -> None:
     first, second = checkpoints
-    text = typed.say("rm", first.short_id)
+    text = command_line.run("rm", first.short_id)
     assert text == f"removed {first.short_id}\nfree the space with: crckpt gc\n"
-    result = typed.result("rm", "job")
+    result = command_line.result("rm", "job")
     assert result == {"removed": [second.id], "lifted_locks": [], "dry_run": False, "bytes": None}
 
 
-def test_quiet_prints_nothing(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
-    assert typed.say("rm", "-q", "job") == ""
+def test_quiet_prints_nothing(command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+    assert command_line.run("rm", "-q", "job") == ""
     # What was asked for is printed.
-    assert "would remove" in typed.say("rm", "--quiet", "--dry-run", "job")
-    assert typed.repository.ids() == (checkpoints[0].id,)
+    assert "would remove" in command_line.run("rm", "--quiet", "--dry-run", "job")
+    assert command_line.repository.ids() == (checkpoints[0].id,)
 
 
-def test_dry_run_removes_nothing(typed: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
+def test_dry_run_removes_nothing(command_line: CommandLine, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
     first, second = checkpoints
-    text = typed.say("rm", "job", "--all", "--dry-run")
+    text = command_line.run("rm", "job", "--all", "--dry-run")
     assert text.startswith(f"would remove {first.short_id}\nwould remove {second.short_id}\nthat would free ")
-    result = typed.result("rm", "job", "--all", "--dry-run")
+    result = command_line.result("rm", "job", "--all", "--dry-run")
     assert result["removed"] == [first.id, second.id]
     assert result["bytes"] > 0
-    assert typed.repository.checkpoints() == checkpoints
+    assert command_line.repository.checkpoints() == checkpoints
 
 
 @pytest.fixture
@@ -49,16 +51,16 @@ def stopped(repository: Repository, tmp_path: Path) -> Checkpoint:
     return store(repository, tmp_path, of_pages(1), replace(described(), stopped=True))
 
 
-def test_stopped_program_is_kept_without_a_terminal(typed: CommandLine, stopped: Checkpoint) -> None:
-    said = typed.say("rm", "job", "--all", status=REFUSED)
-    assert said.startswith(f"crckpt: nothing was removed: only {stopped.short_id} (job, ")
-    assert "has the last state of a program that dump --stop ended; it was not restored" in said
-    assert said.endswith("hint: to remove all the same: crckpt rm job --all --yes\n")
-    typed.say("rm", "job", "--json", status=REFUSED)
-    assert "note: " in typed.say("rm", "job", "--dry-run")
-    assert typed.repository.checkpoints() == (stopped,)
-    typed.say("rm", "job", "--yes")
-    assert typed.repository.checkpoints() == ()
+def test_stopped_program_is_kept_without_a_terminal(command_line: CommandLine, stopped: Checkpoint) -> None:
+    output = command_line.run("rm", "job", "--all", status=REFUSED)
+    assert output.startswith(f"crckpt: nothing was removed: only {stopped.short_id} (job, ")
+    assert "has the last state of a program that dump --stop ended; it was not restored" in output
+    assert output.endswith("hint: to remove all the same: crckpt rm job --all --yes\n")
+    command_line.run("rm", "job", "--json", status=REFUSED)
+    assert "note: " in command_line.run("rm", "job", "--dry-run")
+    assert command_line.repository.checkpoints() == (stopped,)
+    command_line.run("rm", "job", "--yes")
+    assert command_line.repository.checkpoints() == ()
 
 
 @pytest.mark.parametrize(
@@ -70,15 +72,15 @@ def test_rm_asks_at_a_terminal(repository: Repository, stopped: Checkpoint, answ
     with subprocess.Popen(argv, stdin=inside, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         os.close(inside)
         assert process.stderr is not None
-        said = b""
-        while b"[y/N]" not in said:
+        output = b""
+        while b"[y/N]" not in output:
             part = os.read(process.stderr.fileno(), 1 << 10)
-            assert part, said
-            said += part
+            assert part, output
+            output += part
         os.write(terminal, answer)
         _, rest = process.communicate(timeout=60)
     os.close(terminal)
     assert process.returncode == status
-    assert stopped.short_id.encode() in said
+    assert stopped.short_id.encode() in output
     assert (b"nothing was removed" in rest) == bool(status)
     assert bool(repository.checkpoints()) == bool(status)

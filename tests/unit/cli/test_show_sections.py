@@ -8,22 +8,22 @@ from recorded import RECORDED
 from crckpt.store import Checkpoint
 
 
-def test_each_section_is_printed(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+def test_each_section_is_printed(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
     root = str(RECORDED.root.pid)
-    processes = typed.say("show", "job", "--ps")
+    processes = command_line.run("show", "job", "--ps")
     assert root in processes
     assert "zombie" in processes
-    files = typed.say("show", "job", "--files")
+    files = command_line.run("show", "job", "--files")
     assert "/tmp/crckpt-images/run/plain" in files
     assert "append" in files
-    sockets = typed.say("show", "job", "--sockets")
+    sockets = command_line.run("show", "job", "--sockets")
     assert "127.0.0.1:47001" in sockets
     assert "@crckpt-images" in sockets
-    maps = typed.say("show", "job", "--maps")
+    maps = command_line.run("show", "job", "--maps")
     assert "heap" in maps
     assert "append" not in maps
 
 
-def test_strings_without_a_match(typed: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
-    assert typed.result("show", "job", "--strings", "no such text is in it")["strings"] == []
-    assert typed.say("show", "job", "--strings", "(", status=2).startswith("crckpt: ")
+def test_strings_without_a_match(command_line: CommandLine, recordings: tuple[Checkpoint, Checkpoint]) -> None:
+    assert command_line.result("show", "job", "--strings", "no such text is in it")["strings"] == []
+    assert command_line.run("show", "job", "--strings", "(", status=2).startswith("crckpt: ")

@@ -32,8 +32,8 @@ def test_closed_pipe_is_no_failure(store: Path, words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "wb") as output:
-        said = run_into(output.fileno(), *words, *(() if words[0].startswith("--") else ("--store", store)))
-    assert said == (0, "")
+        message = run_into(output.fileno(), *words, *(() if words[0].startswith("--") else ("--store", store)))
+    assert message == (0, "")
 
 
 @pytest.mark.parametrize("words", [("verify", "--all"), ("verify", "--all", "--json")])
@@ -61,12 +61,12 @@ def test_unencodable_characters_are_written_as_numbers(tmp_path: Path) -> None:
 
 def test_full_disk_is_a_failure(store: Path) -> None:
     with Path("/dev/full").open("wb") as output:
-        code, said = run_into(output.fileno(), "list", "--json", "--store", store)
+        code, message = run_into(output.fileno(), "list", "--json", "--store", store)
         done = "crckpt: crckpt list succeeded, but its output could not be written: No space left on device"
-        assert (code, said.splitlines()[0]) == (1, done)
-        code, said = run_into(output.fileno(), "list", "--json", "--store", store / "none")
+        assert (code, message.splitlines()[0]) == (1, done)
+        code, message = run_into(output.fileno(), "list", "--json", "--store", store / "none")
         assert code == 10
-        assert f"there is no store at {store / 'none'}" in said
+        assert f"there is no store at {store / 'none'}" in message
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full"])

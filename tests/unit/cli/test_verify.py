@@ -13,25 +13,25 @@ from crckpt.store import Checkpoint, Repository
 
 
 def test_damage_is_reported_and_repaired(
-    typed: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
+    command_line: CommandLine, repository: Repository, checkpoints: tuple[Checkpoint, Checkpoint], tmp_path: Path
 ) -> None:
     first, second = checkpoints
     copy = tmp_path / "copy"
     shutil.copytree(repository.root, copy)
-    assert typed.say("verify").startswith("2 checkpoints OK (")
-    assert typed.result("verify", first.short_id)["checkpoints"] == [first.id]
+    assert command_line.run("verify").startswith("2 checkpoints OK (")
+    assert command_line.result("verify", first.short_id)["checkpoints"] == [first.id]
     (shared,) = (path for path in packs(repository) if path.stem == first.packs[0].digest)
     flip(shared, 100)
-    text = typed.say("verify", "--all", status=13)
+    text = command_line.run("verify", "--all", status=13)
     assert text.startswith(f"damaged: pack {shared.stem[:12]}, frame 0: ")
     assert f"affects {first.short_id}\n1 other checkpoint OK\n" in text
     assert "crckpt verify --repair" in text
-    damaged = json.loads(typed.say("verify", "--repair", "--json", status=13))["result"]
+    damaged = json.loads(command_line.run("verify", "--repair", "--json", status=13))["result"]
     assert (damaged["intact"], damaged["restorable"], damaged["mended"]) == (False, [second.id], [])
-    repaired = typed.say("verify", "--repair", "--from", str(copy))
+    repaired = command_line.run("verify", "--repair", "--from", str(copy))
     assert repaired.startswith(f"repaired pack {shared.stem[:12]}\n2 checkpoints OK (")
 
 
-def test_contradictory_options_are_refused(typed: CommandLine) -> None:
-    assert "--all and job cannot be combined" in typed.say("verify", "job", "--all", status=2)
-    assert "--from needs --repair" in typed.say("verify", "--from", "/x", status=2)
+def test_contradictory_options_are_refused(command_line: CommandLine) -> None:
+    assert "--all and job cannot be combined" in command_line.run("verify", "job", "--all", status=2)
+    assert "--from needs --repair" in command_line.run("verify", "--from", "/x", status=2)

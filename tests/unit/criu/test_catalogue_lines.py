@@ -57,18 +57,20 @@ def test_every_cause_with_a_pattern_has_a_log_line() -> None:
 @pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{key}-{number}" for number, (key, _) in enumerate(LINES)])
 def test_line_finds_its_cause(key: str, line: str) -> None:
     time = "" if key in OF_OTHERS else "(00.012345) "
-    told = explain(f"{OF_A_RELEASE.get(key, '')}{time}{line}\n{AFTER.get(key, '')}")
-    assert told.finding is not None
-    assert told.finding.key == key
-    assert "{" not in str(told.finding)
+    explanation = explain(f"{OF_A_RELEASE.get(key, '')}{time}{line}\n{AFTER.get(key, '')}")
+    assert explanation.finding is not None
+    assert explanation.finding.key == key
+    assert "{" not in str(explanation.finding)
 
 
 def test_warning_explains_only_related_errors() -> None:
     warned = {entry.key for entry in EARLIER}
     for line in (line for key, line in LINES if key in warned):
-        told = explain(f"(00.01) {line}\n(00.02) Error (criu/sk-inet.c:912): inet: Connected TCP socket in image\n")
-        assert told.finding is not None
-        assert told.finding.key == "tcp-established"
+        explanation = explain(
+            f"(00.01) {line}\n(00.02) Error (criu/sk-inet.c:912): inet: Connected TCP socket in image\n"
+        )
+        assert explanation.finding is not None
+        assert explanation.finding.key == "tcp-established"
 
 
 def test_no_line_fits_two_causes() -> None:
@@ -89,7 +91,7 @@ def test_kernel_errno_counts_only_without_a_specific_cause() -> None:
 @pytest.mark.parametrize("log", sorted(LOGS.glob("*.log")), ids=lambda log: log.stem)
 def test_whole_log_finds_its_cause(log: Path) -> None:
     """Logs of tests/integration/test_explained.py, each named for its cause; only names and PIDs are others."""
-    told = explain(log.read_text())
-    assert told.finding is not None
-    assert told.finding.key == log.stem
-    assert str(told.place) == PLACES[log.stem]
+    explanation = explain(log.read_text())
+    assert explanation.finding is not None
+    assert explanation.finding.key == log.stem
+    assert str(explanation.place) == PLACES[log.stem]

@@ -102,44 +102,44 @@ LINES = [
 
 @pytest.mark.parametrize(("source", "text", "key", "says"), LINES, ids=[f"{line[2]}-{line[0]}" for line in LINES])
 def test_each_line_has_a_known_cause(source: str, text: str, key: str, says: str) -> None:
-    told = explain(f"(00.012345) Running as root\n(00.012399) Error ({source}): {text}\n")
-    assert told.finding is not None
-    assert told.finding.key == key
-    assert says in told.finding.what
-    assert "{" not in str(told.finding)
-    assert told.lines == (f"(00.012399) Error ({source}): {text}",)
+    explanation = explain(f"(00.012345) Running as root\n(00.012399) Error ({source}): {text}\n")
+    assert explanation.finding is not None
+    assert explanation.finding.key == key
+    assert says in explanation.finding.what
+    assert "{" not in str(explanation.finding)
+    assert explanation.lines == (f"(00.012399) Error ({source}): {text}",)
 
 
 def test_warning_can_be_the_cause() -> None:
-    told = explain(
+    explanation = explain(
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
         "(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.\n"
     )
-    assert told.finding is not None
-    assert told.finding.what == "process 42 cannot be stopped: Operation not permitted"
-    assert told.lines == ("(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.",)
+    assert explanation.finding is not None
+    assert explanation.finding.what == "process 42 cannot be stopped: Operation not permitted"
+    assert explanation.lines == ("(00.02) Error (criu/cr-dump.c:2053): Dumping FAILED.",)
 
 
 def test_warning_is_the_cause_only_without_errors() -> None:
     """Of a main thread that has ended, its process is in the way, not that it cannot be stopped."""
-    told = explain(
+    explanation = explain(
         "(00.01) Warn  (compel/src/lib/infect.c:132): Unable to interrupt task: 42 (Operation not permitted)\n"
         "(00.02) Error (criu/seize.c:882): Zombies with threads are not supported\n"
         "(00.03) Error (compel/src/lib/infect.c:417): Unable to detach from 41: No such process\n"
     )
-    assert told.finding is not None
-    assert told.finding.key == "thread-leader-gone"
+    assert explanation.finding is not None
+    assert explanation.finding.key == "thread-leader-gone"
 
 
 def test_first_known_cause_counts() -> None:
-    told = explain(
+    explanation = explain(
         "(00.01) Error (criu/x.c:1): something new\n"
         "(00.02) Error (criu/sk-inet.c:185): inet: In-flight connection (l) for 2c\n"
         "(00.03) Error (criu/files-reg.c:2294): File x has bad mode 0100600 (expect 0100644)\n"
     )
-    assert told.finding is not None
-    assert told.finding.key == "tcp-in-flight"
-    assert len(told.lines) == 3
+    assert explanation.finding is not None
+    assert explanation.finding.key == "tcp-in-flight"
+    assert len(explanation.lines) == 3
 
 
 @pytest.mark.parametrize(
@@ -154,20 +154,20 @@ def test_first_known_cause_counts() -> None:
     ],
 )
 def test_lines_of_successful_logs_are_no_cause(text: str) -> None:
-    told = explain(text)
-    assert (told.finding, told.lines) == (None, ())
+    explanation = explain(text)
+    assert (explanation.finding, explanation.lines) == (None, ())
 
 
 def test_complaints_before_the_log_is_open_have_no_mark() -> None:
-    told = explain("CRIU needs to have the CAP_SYS_ADMIN or the CAP_CHECKPOINT_RESTORE capability: \n")
-    assert told.finding is not None
-    assert told.finding.key == "no-privileges"
+    explanation = explain("CRIU needs to have the CAP_SYS_ADMIN or the CAP_CHECKPOINT_RESTORE capability: \n")
+    assert explanation.finding is not None
+    assert explanation.finding.key == "no-privileges"
 
 
 def test_unknown_errors_are_quoted_up_to_a_limit() -> None:
-    told = explain("".join(f"(00.0{n}) Error (criu/new.c:{n}): news {n}\n" for n in range(20)))
-    assert told.finding is None
-    assert [line[-6:] for line in told.lines] == [f"news {n}" for n in range(8)]
+    explanation = explain("".join(f"(00.0{n}) Error (criu/new.c:{n}): news {n}\n" for n in range(20)))
+    assert explanation.finding is None
+    assert [line[-6:] for line in explanation.lines] == [f"news {n}" for n in range(8)]
 
 
 def test_run_id_is_found() -> None:
@@ -181,7 +181,7 @@ LAST = "(00.9) Error (criu/sk-netlink.c:77): netlink: The socket has data to rea
 
 def test_repeated_line_is_matched_once() -> None:
     log = "".join(f"(00.{number}) Error (criu/new.c:1): again\n" for number in range(100_000)) + LAST
-    told = explain(log)
-    assert told.finding
-    assert told.finding.key == "netlink-data"
-    assert len(told.lines) == 2
+    explanation = explain(log)
+    assert explanation.finding
+    assert explanation.finding.key == "netlink-data"
+    assert len(explanation.lines) == 2

@@ -46,9 +46,9 @@ SIZE = "(00.02)    812: Error (criu/files-reg.c:2175): File srv/log has bad size
     ],
 )
 def test_failure_location_is_found(log: str, place: str) -> None:
-    told = explain(log)
-    assert told.finding is not None
-    assert str(told.place) == place
+    explanation = explain(log)
+    assert explanation.finding is not None
+    assert str(explanation.place) == place
 
 
 def test_unknown_location_is_none() -> None:
@@ -61,6 +61,6 @@ def test_outside_end_of_a_unix_socket_is_found_by_inode() -> None:
     refused = (
         "(00.038928) Error (criu/sk-unix.c:874): unix: External socket is used. Consider using --ext-unix-sk option."
     )
-    told = explain(extern + refused)
-    assert (told.place, told.outside_end) == (None, 4555832)
+    explanation = explain(extern + refused)
+    assert (explanation.place, explanation.outside_end) == (None, 4555832)
     assert explain(refused).outside_end == 0

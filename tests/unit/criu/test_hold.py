@@ -58,12 +58,12 @@ class Kind:
         """Start the program as CRIU does, for a hold in `directory`: in its work directory."""
         script = directory / "hold" if self.is_script else self.program
         ours = {"CRTOOLS_SCRIPT_ACTION": action, "CRCKPT_HOLDS": directory.name, "CRCKPT_HOLD_STEPS": steps}
-        with (directory.parent / "said").open("ab") as said:
+        with (directory.parent / "report").open("ab") as log:
             return subprocess.Popen(
                 [script],
                 env={**run.ENVIRONMENT, **ours, **environment},
                 stdin=subprocess.DEVNULL,
-                stderr=said,
+                stderr=log,
                 cwd=directory.parent,
             )
 
@@ -280,7 +280,7 @@ def silent(kind: Kind, directory: Path) -> Iterator[Hold]:
 def late(script: subprocess.Popen[bytes], directory: Path) -> str:
     """What the program says, which has aborted."""
     assert script.wait(SOON) != 0
-    return (directory / "said").read_text()
+    return (directory / "report").read_text()
 
 
 @pytest.fixture
@@ -352,7 +352,7 @@ def test_owner_stuck_in_the_hold_sends_no_heartbeat(kind: Kind, tmp_path: Path) 
         hold.work_began = time.monotonic()
         # Without a limit: to look again and again takes time of a processor.
         assert script.wait() != 0
-        assert "no answer" in (tmp_path / "said").read_text()
+        assert "no answer" in (tmp_path / "report").read_text()
 
 
 def test_exactly_one_of_commit_and_abort_wins(kind: Kind, tmp_path: Path) -> None:
@@ -396,7 +396,7 @@ def test_hold_program_needs_no_other_files(kind: Kind, tmp_path: Path) -> None:
         return
     with kind.holds_at(tmp_path / "hold", "post-dump") as (hold,):
         hold.commit()
-    told = subprocess.run(
+    error = subprocess.run(
         [strace, "-e", "trace=open,openat,execve", kind.program],
         env={"CRTOOLS_SCRIPT_ACTION": "post-dump", "CRCKPT_HOLDS": "hold", "CRCKPT_HOLD_STEPS": "post-dump"},
         cwd=tmp_path,
@@ -404,5 +404,5 @@ def test_hold_program_needs_no_other_files(kind: Kind, tmp_path: Path) -> None:
         text=True,
         check=True,
     ).stderr
-    opened = [line.split('"')[1] for line in told.splitlines() if line.startswith("open")]
+    opened = [line.split('"')[1] for line in error.splitlines() if line.startswith("open")]
     assert set(opened) == {"hold", "post-dump", "reached", "alive", "commit"}

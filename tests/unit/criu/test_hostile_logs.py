@@ -143,7 +143,7 @@ status = run(sys.argv[1:])
 print(status, open("/proc/self/status").read(), file=sys.stderr)
 """
     command = [sys.executable, "-c", code, "explain", str(log)]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    assert said.startswith("4 ")
-    peak = int(said.partition("VmHWM:")[2].split()[0])
+    error = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert error.startswith("4 ")
+    peak = int(error.partition("VmHWM:")[2].split()[0])
     assert peak < 256 << 10

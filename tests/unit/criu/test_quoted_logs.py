@@ -49,7 +49,7 @@ def without_mark(line: str) -> str:
     return MARK.sub("", line)
 
 
-def as_said(line: str, key: str) -> str:
+def in_form(line: str, key: str) -> str:
     return line if key in UNTIMED or not MARK.match(line) else TIME + line
 
 
@@ -80,18 +80,18 @@ def of_publishers(line: str) -> str:
 FORMS: dict[str, Callable[[str, str], str]] = {
     "without its time": lambda line, _: line,
     "without its mark": lambda line, _: without_mark(line),
-    "without quotes": lambda line, key: without_quotes(as_said(line, key)),
-    "with other quotes": lambda line, key: of_publishers(as_said(line, key)),
-    "in lower case": lambda line, key: as_said(line, key).lower(),
-    "wrapped between words": lambda line, key: between_words(as_said(line, key)),
-    "wrapped at the width": lambda line, key: at_the_width(as_said(line, key)),
-    "in JSON": lambda line, key: in_json(as_said(line, key)),
+    "without quotes": lambda line, key: without_quotes(in_form(line, key)),
+    "with other quotes": lambda line, key: of_publishers(in_form(line, key)),
+    "in lower case": lambda line, key: in_form(line, key).lower(),
+    "wrapped between words": lambda line, key: between_words(in_form(line, key)),
+    "wrapped at the width": lambda line, key: at_the_width(in_form(line, key)),
+    "in JSON": lambda line, key: in_json(in_form(line, key)),
     "in a log of the system": lambda line, _: f"Nov 25 17:05:04 host criu[812]: {line}",
     "in a log of runc": lambda line, _: f'time="2020-01-01T00:00:00Z" level=error msg={json.dumps(line)}',
-    "in JSON in JSON": lambda line, key: in_json(in_json(as_said(line, key))),
-    "in a terminal's colours": lambda line, key: f"\x1b[31m{as_said(line, key)}\x1b[0m",
-    "in HTML": lambda line, key: in_html(as_said(line, key)),
-    "in bold": lambda line, key: f"**{as_said(line, key)}**",
+    "in JSON in JSON": lambda line, key: in_json(in_json(in_form(line, key))),
+    "in a terminal's colours": lambda line, key: f"\x1b[31m{in_form(line, key)}\x1b[0m",
+    "in HTML": lambda line, key: in_html(in_form(line, key)),
+    "in bold": lambda line, key: f"**{in_form(line, key)}**",
     "in a table": lambda line, _: f"| {line} | why? |",
     "in a sentence": lambda line, _: f'CRIU fails with "{line}" here.',
     "with Error alone": lambda line, _: MARK.sub("Error: ", line),
@@ -118,9 +118,9 @@ def test_each_line_finds_its_cause(form: str) -> None:
     for key, line in some([row for row in LINES if row[0] not in NO_COMPLAINTS], list(FORMS).index(form)):
         text = FORMS[form](line, key)
         failed = FAILED if key in SILENT_KEYS else ""
-        told = explain(f"{OF_A_RELEASE.get(key, '')}{text}\n{failed}").finding
-        if (told.key if told else None) != key and key not in NOT_SO.get(form, ()):
-            other.append((key, told and told.key, text))
+        finding = explain(f"{OF_A_RELEASE.get(key, '')}{text}\n{failed}").finding
+        if (finding.key if finding else None) != key and key not in NOT_SO.get(form, ()):
+            other.append((key, finding and finding.key, text))
     assert other == []
 
 
@@ -150,19 +150,19 @@ def test_each_line_finds_its_cause(form: str) -> None:
     ],
 )
 def test_quoted_texts_of_people_find_their_cause(text: str, key: str) -> None:
-    told = explain(text)
-    assert told.finding is not None
-    assert told.finding.key == key
+    explanation = explain(text)
+    assert explanation.finding is not None
+    assert explanation.finding.key == key
     assert is_log(text)
 
 
 def test_earlier_line_without_its_mark_is_the_cause() -> None:
-    told = explain(
+    explanation = explain(
         "Can't unshare net-namespace: Operation not permitted\n"
         "(00.005) Error (criu/cr-restore.c:2080): Can't attach to init: Operation not permitted\n"
     )
-    assert told.finding is not None
-    assert told.finding.key == "new-namespace"
+    assert explanation.finding is not None
+    assert explanation.finding.key == "new-namespace"
 
 
 @pytest.mark.parametrize(

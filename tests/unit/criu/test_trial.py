@@ -62,7 +62,7 @@ def test_others_cannot_connect_to_the_trial(tmp_path: Path) -> None:
     """CRIU would refuse the dump then, and crckpt say that no CRIU works here."""
     connect = f"""
 import os, socket
-number = os.open({str(tmp_path / "said")!r}, os.O_WRONLY | os.O_CREAT)
+number = os.open({str(tmp_path / "report")!r}, os.O_WRONLY | os.O_CREAT)
 descriptors = f"/proc/{{os.environ['TREE']}}/fd"
 inodes = {{os.readlink(f"{{descriptors}}/{{each}}") for each in os.listdir(descriptors)}}
 listening = [line.split() for line in open("/proc/net/tcp") if line.split()[3] == "0A"]
@@ -79,4 +79,4 @@ except TimeoutError:
         f'{VERSION}case "$1" in check) ;; dump) TREE=$3 {sys.executable} {tmp_path}/connect.py; exit 1 ;; esac',
     )
     assert why_not(criu)
-    assert (tmp_path / "said").read_text() == "not connected"
+    assert (tmp_path / "report").read_text() == "not connected"

@@ -52,8 +52,8 @@ def forget(*paths: Path) -> None:
 
 def is_in_memory(path: Path) -> bool:
     """Some of it; to read it, also without waiting, would have it read."""
-    told = subprocess.run(["fincore", "--bytes", "--noheadings", path], capture_output=True, text=True, check=True)
-    return int(told.stdout.split()[0]) > 0
+    result = subprocess.run(["fincore", "--bytes", "--noheadings", path], capture_output=True, text=True, check=True)
+    return int(result.stdout.split()[0]) > 0
 
 
 def test_loaded_modules_are_read_ahead(place: Path, compiled: Path) -> None:

@@ -11,9 +11,9 @@ from crckpt.errors import HostCannot
 from crckpt.host.machine import read_criu_version
 
 
-@pytest.mark.parametrize("said", ["Version: 4.2", "Warn: old\nVersion: 4.2 (gitid v4.2)\nGitID: x"])
-def test_version_is_read(tmp_path: Path, said: str) -> None:
-    assert read_criu_version(script(tmp_path / "criu", f"echo '{said}'")) == "4.2"
+@pytest.mark.parametrize("text", ["Version: 4.2", "Warn: old\nVersion: 4.2 (gitid v4.2)\nGitID: x"])
+def test_version_is_read(tmp_path: Path, text: str) -> None:
+    assert read_criu_version(script(tmp_path / "criu", f"echo '{text}'")) == "4.2"
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def _port_beyond_number(images: Images) -> None:
 
 
 @pytest.mark.parametrize(
-    ("attack", "said"),
+    ("attack", "message"),
     [
         (_lock_of_a_stranger, "process 4242 has a lock"),
         (_process_twice, "a process appears twice"),
@@ -76,9 +76,9 @@ def _port_beyond_number(images: Images) -> None:
     ],
 )
 def test_images_that_criu_reads_differently_are_refused(
-    attack: Callable[[Images], None], said: str, images: Images
+    attack: Callable[[Images], None], message: str, images: Images
 ) -> None:
     made_up = dict(images)
     attack(made_up)
-    with pytest.raises(IntegrityError, match=said):
+    with pytest.raises(IntegrityError, match=message):
         read_tree(made_up.__getitem__, made_up)

@@ -72,8 +72,10 @@ def test_real_page_maps_round_trip_also_for_older_criu(images: dict[str, bytes])
 
 
 def test_page_counts_that_older_crius_do_not_know_are_split() -> None:
-    told = messages(write_pagemap(PageMap.of(1, [Entry(0, 1 << 32, PRESENT), Entry(1 << 45, (1 << 32) - 1, PRESENT)])))
-    assert [(entry[2], entry[5]) for entry in told[1:]] == [(0, 1 << 32), ((1 << 32) - 1, (1 << 32) - 1)]
+    decoded = messages(
+        write_pagemap(PageMap.of(1, [Entry(0, 1 << 32, PRESENT), Entry(1 << 45, (1 << 32) - 1, PRESENT)]))
+    )
+    assert [(entry[2], entry[5]) for entry in decoded[1:]] == [(0, 1 << 32), ((1 << 32) - 1, (1 << 32) - 1)]
 
 
 def test_present_counts_the_pages_in_the_file() -> None:

@@ -27,7 +27,7 @@ def test_staging_replaceable_by_others_is_refused(context: Context) -> None:
             require_staging(replace(context, staging=workdir / "open/below"))
 
 
-def said(*words: str) -> str:
+def output_of(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -38,13 +38,15 @@ def test_prefix_enters_namespaces_and_drops_rights() -> None:
         assert unshare.stdout is not None
         unshare.stdout.readline()
         (init,) = map(int, Path(f"/proc/{unshare.pid}/task/{unshare.pid}/children").read_text().split())
-        uts = said("readlink", f"/proc/{init}/ns/uts")
-        assert said(*nsenter_words(init, ("uts",)), "readlink", "/proc/self/ns/uts") == uts
-        assert said("readlink", "/proc/self/ns/uts") != uts
-        assert said(*pid_namespace_words(init), "sh", "-c", "echo /proc/[0-9]*").startswith("/proc/1 ")
+        uts = output_of("readlink", f"/proc/{init}/ns/uts")
+        assert output_of(*nsenter_words(init, ("uts",)), "readlink", "/proc/self/ns/uts") == uts
+        assert output_of("readlink", "/proc/self/ns/uts") != uts
+        assert output_of(*pid_namespace_words(init), "sh", "-c", "echo /proc/[0-9]*").startswith("/proc/1 ")
         unshare.communicate()
     words = setpriv_words((65534, 65533), frozenset({21}))
-    status = dict(line.split(":\t") for line in said(*words, "cat", "/proc/self/status").splitlines() if ":\t" in line)
+    status = dict(
+        line.split(":\t") for line in output_of(*words, "cat", "/proc/self/status").splitlines() if ":\t" in line
+    )
     assert (status["Uid"].split()[0], status["Gid"].split()[0]) == ("65534", "65533")
     assert int(status["CapEff"], 16) == 1 << 21
     assert status["Groups"].strip() == ""

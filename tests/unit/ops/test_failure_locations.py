@@ -30,8 +30,8 @@ def seen(listening: socket.socket) -> Observed:
 
 
 def _path(seen: Observed, fd: int, pid: int | None = None) -> str:
-    told = Explanation(None, (), place=FailureLocation(pid or os.getpid(), fd=fd))
-    place = name_place_in_tree(seen, inside=False)(told)
+    explanation = Explanation(None, (), place=FailureLocation(pid or os.getpid(), fd=fd))
+    place = name_place_in_tree(seen, inside=False)(explanation)
     assert place is not None
     return place.path
 

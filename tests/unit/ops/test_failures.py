@@ -24,8 +24,8 @@ def finding(key: str) -> Finding:
 def test_all_blockers_are_in_one_refusal() -> None:
     missing, tun = finding("ip-missing"), finding("no-tun")
     alone = preflight_refusal([missing])
-    said = ("ip is not installed", "apt-get install iproute2", False)
-    assert (alone.message, alone.hint, alone.is_in_use) == said
+    expected = ("ip is not installed", "apt-get install iproute2", False)
+    assert (alone.message, alone.hint, alone.is_in_use) == expected
     both = preflight_refusal([missing, tun], is_in_use=True)
     assert (both.message, both.is_in_use) == ("ip is not installed (and 1 more)", True)
     assert both.causes == (str(missing), str(tun))
@@ -48,14 +48,14 @@ def test_other_errors_keep_their_type() -> None:
 
 @pytest.mark.parametrize("error", [Interrupted("interrupted by SIGINT"), OSError(errno.EIO, "Input/output error")])
 def test_early_error_reports_that_the_tree_runs_on(error: Exception) -> None:
-    told = pytest.raises((Interrupted, DumpFailed), match="nothing was changed, the tree runs on")
-    with told, nothing_begun_reported(Context(Path("/srv/store"))):
+    raised = pytest.raises((Interrupted, DumpFailed), match="nothing was changed, the tree runs on")
+    with raised, nothing_begun_reported(Context(Path("/srv/store"))):
         raise error
 
 
 def test_full_disk_outside_the_store() -> None:
-    told = pytest.raises(UsageError, match="no space is left for /srv/x")
-    with told as caught, full_disk_reported(Path("/srv/x"), "name another"):
+    raised = pytest.raises(UsageError, match="no space is left for /srv/x")
+    with raised as caught, full_disk_reported(Path("/srv/x"), "name another"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert caught.value.hint == "name another"
     with pytest.raises(PermissionError), full_disk_reported(Path("/srv/x"), "name another"):

@@ -19,10 +19,10 @@ def test_dry_run_predicts_a_run(
 ) -> None:
     first, second = checkpoints
     rm(context, (second.id,))
-    told = gc(context, dry_run=True)
+    result = gc(context, dry_run=True)
     assert len(packs(repository)) == 2
-    assert gc(context) == told
-    assert set(told.packs) == {use.digest for use in second.packs} - {use.digest for use in first.packs}
+    assert gc(context) == result
+    assert set(result.packs) == {use.digest for use in second.packs} - {use.digest for use in first.packs}
     assert len(packs(repository)) == 1
 
 

@@ -21,10 +21,10 @@ def test_unexpected_error_is_reported_without_its_text(tmp_path: Path) -> None:
     content = "swordfish"
     request = ReportRequest(tmp_path / "it.tar.gz", read_log=lambda: fails(RuntimeError(content)))
     result = report(Context(tmp_path / "store"), request)
-    (told,) = (failed.why for failed in result.failed if failed.part == "log")
-    assert "RuntimeError" in told
-    assert "test_report.py" in told
-    assert content not in told
+    (reason,) = (failed.why for failed in result.failed if failed.part == "log")
+    assert "RuntimeError" in reason
+    assert "test_report.py" in reason
+    assert content not in reason
     with tarfile.open(tmp_path / "it.tar.gz") as archive:
         assert [name.removeprefix("crckpt-report/") for name in archive.getnames()] == [
             member.name for member in result.members

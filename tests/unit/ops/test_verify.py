@@ -26,7 +26,7 @@ def test_one_or_all_checkpoints_are_verified(
 
 
 def test_progress_ends_at_the_total(context: Context, checkpoints: tuple[Checkpoint, Checkpoint]) -> None:
-    told: list[tuple[int, int]] = []
-    verify(replace(context, progress=lambda done, total: told.append((done, total))), None)
-    assert told[-1][0] == told[-1][1] > 0
-    assert told == sorted(told)
+    progress: list[tuple[int, int]] = []
+    verify(replace(context, progress=lambda done, total: progress.append((done, total))), None)
+    assert progress[-1][0] == progress[-1][1] > 0
+    assert progress == sorted(progress)

@@ -272,8 +272,8 @@ def _raw_entry(entry: str, value: bytes) -> Attack:
 
 
 def _owner(**entries: object) -> dict[str, object]:
-    told: dict[str, object] = json.loads(identify_owner(1.0).encode())
-    return {**told, "boot_id": proc.boot_id(), **entries}
+    owner: dict[str, object] = json.loads(identify_owner(1.0).encode())
+    return {**owner, "boot_id": proc.boot_id(), **entries}
 
 
 def _record(directory: str, document: object) -> Attack:
@@ -501,8 +501,8 @@ class Runner:
         assert self._process.stdin
         assert self._process.stdout
         print(json.dumps(words), file=self._process.stdin, flush=True)
-        code, said = json.loads(self._process.stdout.readline())
-        return int(code), str(said)
+        code, output = json.loads(self._process.stdout.readline())
+        return int(code), str(output)
 
 
 @pytest.fixture(scope="module")
@@ -556,9 +556,9 @@ def test_every_command_ends_and_changes_nothing_outside(name: str, whole: Path, 
     evil = found if isinstance(found, str) else attacked.good
     before = _picture(canary)
     for words in commands(evil, tmp_path):
-        code, said = runner.run(*words, "--store", str(root))
-        assert code in DOCUMENTED, f"crckpt {' '.join(words)} ended with {code}: {said[-2000:]}"
-        assert "this is a bug" not in said, said
+        code, output = runner.run(*words, "--store", str(root))
+        assert code in DOCUMENTED, f"crckpt {' '.join(words)} ended with {code}: {output[-2000:]}"
+        assert "this is a bug" not in output, output
         assert _picture(canary) == before, f"crckpt {' '.join(words)} touched what is outside"
 
 
@@ -576,8 +576,8 @@ def test_one_bad_entry_affects_only_itself(name: str, whole: Path, runner: Runne
     shutil.copytree(whole, root)
     attacked = Store(root, _canary(tmp_path))
     evil = ATTACKS[name](attacked)
-    code, said = runner.run("list", "--json", "--store", str(root))
-    listed = json.loads(said)["result"]
+    code, output = runner.run("list", "--json", "--store", str(root))
+    listed = json.loads(output)["result"]
     assert code == 0
     assert [entry["id"] for entry in listed["checkpoints"]] == [attacked.good]
     assert runner.run("show", attacked.good, "--store", str(root))[0] == 0
@@ -597,10 +597,10 @@ def test_declared_sizes_are_integrity_errors(name: str, whole: Path, runner: Run
     root = tmp_path / "store"
     shutil.copytree(whole, root)
     evil = ATTACKS[name](Store(root, _canary(tmp_path)))
-    code, said = runner.run("show", str(evil), "--store", str(root))
+    code, output = runner.run("show", str(evil), "--store", str(root))
     # An index that is too large is refused with its manifest.
-    assert code in (10, 13), said
-    assert "too little memory" not in said
+    assert code in (10, 13), output
+    assert "too little memory" not in output
 
 
 def _pack_directory_is_link(store: Store) -> None:
@@ -630,8 +630,8 @@ def test_repairs_stay_inside_the_store(name: str, whole: Path, runner: Runner, t
     REPAIRS[name](Store(tmp_path / "evil", canary))
     before = _picture(canary)
     assert runner.run("verify", "--repair", "--from", evil, "--store", good)[0] == 0
-    code, said = runner.run("verify", "--repair", "--from", good, "--store", evil)
-    assert code == (13 if "is a link" in name else 0), said
+    code, output = runner.run("verify", "--repair", "--from", good, "--store", evil)
+    assert code == (13 if "is a link" in name else 0), output
     assert _picture(canary) == before
 
 
@@ -642,8 +642,8 @@ def test_linked_dump_logs_are_not_reported(whole: Path, runner: Runner, tmp_path
     _log_is_link(attacked)
     (root / "tmp/13-ab").symlink_to(attacked.canary)
     (attacked.canary / "dump.log").write_text("secret")
-    code, said = runner.run("report", "--output", str(tmp_path / "report.tar.gz"), "--store", str(root))
-    assert code == 0, said
+    code, output = runner.run("report", "--output", str(tmp_path / "report.tar.gz"), "--store", str(root))
+    assert code == 0, output
     listed = subprocess.run(["tar", "tzf", tmp_path / "report.tar.gz"], capture_output=True, text=True, check=True)
     assert "logs/" not in listed.stdout
 
@@ -654,8 +654,8 @@ def test_exports_need_a_directory_of_ours(whole: Path, runner: Runner, tmp_path:
         target.mkdir()
         target.chmod(mode)
         os.chown(target, owner, -1)
-        code, said = runner.run("export", "job", str(target), "--store", str(whole))
-        assert (code, "others can change it" in said) == (2, True), said
+        code, output = runner.run("export", "job", str(target), "--store", str(whole))
+        assert (code, "others can change it" in output) == (2, True), output
         assert list(target.iterdir()) == []
     (tmp_path / "ours").mkdir(mode=0o755)
     (tmp_path / "link").symlink_to(tmp_path / "ours")
@@ -667,18 +667,18 @@ def test_exports_need_a_directory_of_ours(whole: Path, runner: Runner, tmp_path:
 @pytest.mark.parametrize("kind", ["fifo", "socket", "zeros", "terabyte", "nobody"])
 def test_configuration_must_be_a_regular_file(kind: str, runner: Runner, tmp_path: Path) -> None:
     KINDS[kind](tmp_path / "crckpt.yaml")
-    code, said = runner.run("list", "--config", str(tmp_path / "crckpt.yaml"), "--store", str(tmp_path / "none"))
+    code, output = runner.run("list", "--config", str(tmp_path / "crckpt.yaml"), "--store", str(tmp_path / "none"))
     # The user has named it: so it may be another's.
-    assert code == (10 if kind == "nobody" else 2), said
+    assert code == (10 if kind == "nobody" else 2), output
 
 
 def test_deeply_nested_configuration_is_refused(runner: Runner, tmp_path: Path) -> None:
     bomb = "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 9))])
     for text in ("[" * 100_000, f"{bomb}\ncompress: *a8\n", "compress: " + "9" * 100_000):
         (tmp_path / "crckpt.yaml").write_text(text)
-        code, said = runner.run("list", "--config", str(tmp_path / "crckpt.yaml"), "--store", str(tmp_path / "none"))
-        assert code == 2, said
-        assert len(said) < 10_000
+        code, output = runner.run("list", "--config", str(tmp_path / "crckpt.yaml"), "--store", str(tmp_path / "none"))
+        assert code == 2, output
+        assert len(output) < 10_000
 
 
 def _image(name: str, plant: Callable[[Path], object]) -> Callable[[Path], object]:
@@ -721,10 +721,10 @@ def test_forged_images_are_imported_or_refused(name: str, runner: Runner, tmp_pa
     identity = _stored(source, tmp_path, files)
     assert runner.run("export", identity, str(directory), "--store", str(source.root))[0] == 0
     IMAGE_ATTACKS[name](directory)
-    code, said = runner.run("import", str(directory), "imported", "--store", str(tmp_path / "new"))
+    code, output = runner.run("import", str(directory), "imported", "--store", str(tmp_path / "new"))
     harmless = name.startswith(("of the year", "leads back"))
-    assert code == (0 if harmless else 13), said
-    assert ("shadow" not in said) or "link" in said
+    assert code == (0 if harmless else 13), output
+    assert ("shadow" not in output) or "link" in output
     assert runner.run("verify", "--all", "--store", str(tmp_path / "new"))[0] in (0, 10)
 
 

@@ -198,8 +198,8 @@ def test_destination_remembers_the_abort_of_an_unknown_move(tmp_path: Path) -> N
     late = begin_move("destination", JobName("job"), "source")
     unknown = messages.Resume(late.id)
     assert read_state(repository, unknown, "source") == (messages.MoveState(late.id, None), None)
-    told = replace(unknown, aborted_job=late.job)
-    assert read_state(repository, told, "source")[0].state == "aborted"
+    changed = replace(unknown, aborted_job=late.job)
+    assert read_state(repository, changed, "source")[0].state == "aborted"
     with pytest.raises(PreflightRefused, match="the move of job is over here: aborted"):
         store_move(repository.backend, late, replaces="")
 

@@ -83,8 +83,8 @@ def _start(root: Path, program: str, *words: str, kill_at: str | None = None) ->
 
 
 def _ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
-    said, _ = process.communicate()
-    return process.returncode, said.splitlines()
+    output, _ = process.communicate()
+    return process.returncode, output.splitlines()
 
 
 def _stopped(process: subprocess.Popen[str]) -> list[str]:
@@ -94,7 +94,7 @@ def _stopped(process: subprocess.Popen[str]) -> list[str]:
     return _ended(process)[1]
 
 
-def _said_until(process: subprocess.Popen[str], last: str) -> Iterator[str]:
+def _read_until(process: subprocess.Popen[str], last: str) -> Iterator[str]:
     """Give what it says before it says `last`."""
     assert process.stdout is not None
     for line in process.stdout:
@@ -115,8 +115,8 @@ def test_concurrent_commands_keep_the_store_valid(tmp_path: Path) -> None:
         status, made[job] = _ended(process)
         assert (status, len(made[job])) == (0, 15)
     # On a machine with much else to do they may not have come to it by now.
-    refusals = [*_said_until(collecting, "collected")]
-    assert [*_said_until(reading, "restored")] == []
+    refusals = [*_read_until(collecting, "collected")]
+    assert [*_read_until(reading, "restored")] == []
     _stopped(reading)
     refusals += [line for line in _stopped(collecting) if line != "collected"]
     assert all(re.search(r"is locked by PID \d+ \(.*since|is locked$", line) for line in refusals), refusals

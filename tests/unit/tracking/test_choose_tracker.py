@@ -6,7 +6,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from entering import Told
+from entering import StatementRunner
 from tracked import needs_write_protection
 
 from crckpt.host import proc
@@ -17,12 +17,14 @@ from crckpt.tracking.uffd_wp import UffdWp
 
 @needs_write_protection
 @pytest.mark.parametrize("miss", [True, False])
-def test_write_protection_is_used_where_soft_dirty_misses_writes(target: Told, claims: Path, miss: bool) -> None:
+def test_write_protection_is_used_where_soft_dirty_misses_writes(
+    target: StatementRunner, claims: Path, miss: bool
+) -> None:
     """And they are where any of its processes cannot be entered for it."""
     # A kernel has the bits or has them not, and misses writes or does not: the order is to be right on all.
     trials = Trials(lambda: True, lambda: miss, find_criu_refusal=lambda _criu, _tracker: "")
     assert chosen(target, claims, trials) == (UffdWp.name if miss else SoftDirty.name)
-    child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
+    child = target.do("pipe = os.pipe(); result = os.fork(); result or os.read(pipe[0], 1)")
     for pid in (child, target.pid):
         soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (3, hard))
@@ -31,7 +33,7 @@ def test_write_protection_is_used_where_soft_dirty_misses_writes(target: Told, c
     assert chosen(target, claims, trials) == (UffdWp.name if miss else SoftDirty.name)
 
 
-def chosen(target: Told, claims: Path, trials: Trials) -> str:
+def chosen(target: StatementRunner, claims: Path, trials: Trials) -> str:
     """The name of the tracker that is taken, which is said with a reason."""
     root = proc.read_process(target.pid)
     assert root is not None

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from entering import Told, merging, running, wait_for
+from entering import StatementRunner, merging, running, wait_for
 
 from crckpt.tracking.soft_dirty import SoftDirty
 
@@ -19,32 +19,33 @@ os.close(libc.openat(process, b"smaps", os.O_RDONLY))
 print("seen", flush=True)
 sys.stdin.readline()
 number = libc.openat(process, b"pagemap", os.O_RDONLY)
-told, content = {}, ctypes.create_string_buffer(8 * pages)
+results, content = {}, ctypes.create_string_buffer(8 * pages)
 def count():
     return sum(entry >> 55 & 1 for entry, in struct.iter_unpack("<Q", content.raw))
 assert libc.pread64(number, content, 8 * before, ctypes.c_long(place // 4096 * 8)) == 8 * before
 assert libc.pread64(number, content, 8 * pages, ctypes.c_long(place // 4096 * 8)) == 8 * pages
-told["pread"] = count()
+results["pread"] = count()
 os.lseek(number, place // 4096 * 8, os.SEEK_SET)
 assert libc.read(number, content, 8 * pages) == 8 * pages
-told["read"] = count()
+results["read"] = count()
 regions = (ctypes.c_uint64 * 768)()
 end = place + pages * 4096
 words = struct.pack("<12Q", 96, 0, place, end, 0, ctypes.addressof(regions), 256, 0, 0, 0, 8 | 16, 8 | 16 | 128)
 found = libc.ioctl(number, ctypes.c_ulong(0xC0606610), ctypes.create_string_buffer(words, 96))
 if found >= 0:
-    told["scan"] = sum((regions[3 * i + 1] - regions[3 * i]) // 4096 for i in range(found) if regions[3 * i + 2] & 128)
-print(json.dumps(told))
+    scanned = range(found)
+    results["scan"] = sum((regions[3 * i + 1] - regions[3 * i]) // 4096 for i in scanned if regions[3 * i + 2] & 128)
+print(json.dumps(results))
 """
 HUGE = 512
-ALIGNED = "told = area(1024); told += -told % (512 * PAGE); LIBC.madvise(ctypes.c_void_p(told), 512 * PAGE, {})"
+ALIGNED = "result = area(1024); result += -result % (512 * PAGE); LIBC.madvise(ctypes.c_void_p(result), 512 * PAGE, {})"
 HUGE_PAGE, SMALL_PAGES, MERGEABLE = 14, 15, 12  # MADV_*, linux/mman.h
 
 
 class Dumps:
     """Page maps read as CRIU does in one dump after the other, and the bits reset after each."""
 
-    def __init__(self, library: Path, target: Told, frames: Path) -> None:
+    def __init__(self, library: Path, target: StatementRunner, frames: Path) -> None:
         frames.touch()
         words = {"LD_PRELOAD": str(library), "CRCKPT_TRACKER": SoftDirty.name, "CRCKPT_FRAMES": str(frames)}
         self.environment = os.environ | words
@@ -59,24 +60,24 @@ class Dumps:
         words = ["/usr/bin/python3", "-S", "-c", READER, *numbers]
         with running(*words, ready="seen", env=self.environment) as reading:
             self._target.do(meanwhile or "pass")
-            told, _ = reading.communicate("go on\n", timeout=60)
+            output, _ = reading.communicate("go on\n", timeout=60)
             assert reading.returncode == 0
         Path(f"/proc/{self._target.pid}/clear_refs").write_text("4")
-        return set(json.loads(told).values())
+        return set(json.loads(output).values())
 
 
 @pytest.fixture
-def dumps(library: Path, target: Told, tmp_path: Path) -> Dumps:
+def dumps(library: Path, target: StatementRunner, tmp_path: Path) -> Dumps:
     return Dumps(library, target, tmp_path / "frames")
 
 
-def filled(target: Told, advice: int) -> int:
+def filled(target: StatementRunner, advice: int) -> int:
     place = target.do(ALIGNED.format(advice))
     target.do(f"write({place}, range({HUGE}))")
     return place
 
 
-def test_unmoved_pages_are_clean_and_new_ones_dirty(dumps: Dumps, target: Told) -> None:
+def test_unmoved_pages_are_clean_and_new_ones_dirty(dumps: Dumps, target: StatementRunner) -> None:
     place = filled(target, SMALL_PAGES)
     assert dumps.dirty(place) == {HUGE}, "nothing was kept yet"
     assert dumps.dirty(place) == {0}
@@ -85,7 +86,7 @@ def test_unmoved_pages_are_clean_and_new_ones_dirty(dumps: Dumps, target: Told) 
     assert dumps.dirty(place) - {HUGE} == {HUGE - 100}, "of the rest nothing was kept"
 
 
-def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: Told) -> None:
+def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: StatementRunner) -> None:
     """CRIU reads small maps together with the begin of a large one, which it reads as a whole then."""
     place = filled(target, SMALL_PAGES)
     for before in (100, 0, 300, 7, 100):
@@ -93,7 +94,7 @@ def test_read_ranges_do_not_affect_the_result(dumps: Dumps, target: Told) -> Non
     assert found == {0}
 
 
-def test_pages_moved_with_their_page_table_are_dirty(dumps: Dumps, target: Told) -> None:
+def test_pages_moved_with_their_page_table_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
     """Where both places are aligned mremap hangs the whole table elsewhere, bits and all."""
     place, to = filled(target, SMALL_PAGES), filled(target, SMALL_PAGES)
     low, pages = min(place, to), abs(place - to) // 4096 + HUGE
@@ -102,15 +103,15 @@ def test_pages_moved_with_their_page_table_are_dirty(dumps: Dumps, target: Told)
     assert dumps.dirty(to) == {HUGE}
 
 
-def test_discarded_memory_read_in_a_huge_page_is_dirty(dumps: Dumps, target: Told) -> None:
+def test_discarded_memory_read_in_a_huge_page_is_dirty(dumps: Dumps, target: StatementRunner) -> None:
     place = filled(target, HUGE_PAGE)
     assert dumps.dirty(place) == {HUGE}
-    target.do(f"drop({place}, {HUGE}); told = ctypes.c_char.from_address({place}).value[0]")
+    target.do(f"drop({place}, {HUGE}); result = ctypes.c_char.from_address({place}).value[0]")
     assert dumps.dirty(place).isdisjoint({0})
     assert dumps.dirty(place) == {0}, "it is as it was"
 
 
-def test_merged_and_split_pages_are_dirty(dumps: Dumps, target: Told) -> None:
+def test_merged_and_split_pages_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
     count = Path(f"/proc/{target.pid}/ksm_merging_pages")
     place = filled(target, MERGEABLE)
     dumps.dirty(place)
@@ -123,7 +124,7 @@ def test_merged_and_split_pages_are_dirty(dumps: Dumps, target: Told) -> None:
     assert dumps.dirty(place) == {HUGE}
 
 
-def test_memory_of_split_or_merged_mappings_is_dirty(dumps: Dumps, target: Told) -> None:
+def test_memory_of_split_or_merged_mappings_is_dirty(dumps: Dumps, target: StatementRunner) -> None:
     place = filled(target, SMALL_PAGES)
     dumps.dirty(place)
     assert dumps.dirty(place) == {0}
@@ -133,7 +134,7 @@ def test_memory_of_split_or_merged_mappings_is_dirty(dumps: Dumps, target: Told)
         assert dumps.dirty(place) == {0}
 
 
-def test_memory_in_place_of_another_mapping_is_dirty(dumps: Dumps, target: Told) -> None:
+def test_memory_in_place_of_another_mapping_is_dirty(dumps: Dumps, target: StatementRunner) -> None:
     """Only the permissions tell it: nothing is joined, nothing cut."""
     place = filled(target, SMALL_PAGES)
     target.do(protected(place, 1))
@@ -143,7 +144,7 @@ def test_memory_in_place_of_another_mapping_is_dirty(dumps: Dumps, target: Told)
     assert dumps.dirty(place, 100) == {100}
 
 
-def test_mappings_merged_by_criu_are_dirty(dumps: Dumps, target: Told) -> None:
+def test_mappings_merged_by_criu_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
     """It makes all memory readable before it opens the page map, and undoes that: the kernel may forget bits then."""
     place = filled(target, SMALL_PAGES)
     rest = place + 100 * 4096
@@ -153,7 +154,7 @@ def test_mappings_merged_by_criu_are_dirty(dumps: Dumps, target: Told) -> None:
         target.do(protected(place, 0))
 
 
-def test_mappings_merged_by_the_program_are_dirty(dumps: Dumps, target: Told) -> None:
+def test_mappings_merged_by_the_program_are_dirty(dumps: Dumps, target: StatementRunner) -> None:
     place = filled(target, SMALL_PAGES)
     rest = place + 100 * 4096
     target.do(f"{protected(place, 0)}; {protected(rest, 1, 412)}")
@@ -162,7 +163,7 @@ def test_mappings_merged_by_the_program_are_dirty(dumps: Dumps, target: Told) ->
     assert dumps.dirty(place) == {0}
 
 
-def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: Told) -> None:
+def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: StatementRunner) -> None:
     """It is as it was, if that joins nothing."""
     place = filled(target, SMALL_PAGES)
     for expected in (HUGE, 0, 0):
@@ -170,7 +171,7 @@ def test_memory_made_readable_by_criu_is_clean(dumps: Dumps, target: Told) -> No
         assert dumps.dirty(place, meanwhile=protected(place, 1)) == {expected}
 
 
-def test_kernels_that_keep_bits_are_trusted(dumps: Dumps, target: Told) -> None:
+def test_kernels_that_keep_bits_are_trusted(dumps: Dumps, target: StatementRunner) -> None:
     place = filled(target, SMALL_PAGES)
     dumps.environment["CRCKPT_JOINED_ARE_DIRTY"] = "1"
     dumps.dirty(place)

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from entering import Told, is_registered, list_descriptors, reset, running
+from entering import StatementRunner, is_registered, list_descriptors, reset, running
 from places import PROJECT
 from tracked import PAGE, at, dump_round, needs_write_protection, tracking
 
@@ -27,12 +27,12 @@ def pages(tracker: Tracker, pid: int, place: int, count: int = 64) -> set[int]:
     return {page for page in range(count) if place + page * PAGE in numbers}
 
 
-def test_rounds_count_from_the_last_committed_dump(target: Told, method: Method, claims: Path) -> None:
-    place = target.do("told = area(64); write(told, range(64))")
+def test_rounds_count_from_the_last_committed_dump(target: StatementRunner, method: Method, claims: Path) -> None:
+    place = target.do("result = area(64); write(result, range(64))")
     with tracking(target.pid, method, claims) as tracker:
         assert dump_round(tracker, target.pid) == DumpBasis(None, FIRST, tracks=True, whole=())
         assert pages(tracker, target.pid, place) == set()
-        target.do("write(told, (1, 60))")
+        target.do("write(result, (1, 60))")
         assert pages(tracker, target.pid, place) == {1, 60}
         assert dump_round(tracker, target.pid, name="second") == DumpBasis(at("first"), "", tracks=True, whole=())
         assert tracker.begin() == DumpBasis(at("second"), "", tracks=True, whole=())
@@ -42,30 +42,30 @@ def test_rounds_count_from_the_last_committed_dump(target: Told, method: Method,
         assert tracker.begin().base == at("third")
 
 
-def test_nothing_is_left_in_the_target(target: Told, method: Method, claims: Path) -> None:
-    place = target.do("told = area(64); write(told, range(64))")
+def test_nothing_is_left_in_the_target(target: StatementRunner, method: Method, claims: Path) -> None:
+    place = target.do("result = area(64); write(result, range(64))")
     before = sorted(list_descriptors(target.pid))
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         assert sorted(list_descriptors(target.pid)) == before
     assert not is_registered(target.pid, place)
-    assert target.do("write(place := told, range(64)); told = 5") == 5
+    assert target.do("write(place := result, range(64)); result = 5") == 5
 
 
-def test_new_mappings_are_registered_in_the_next_round(target: Told, method: Method, claims: Path) -> None:
+def test_new_mappings_are_registered_in_the_next_round(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
-        place = target.do("told = area(64); write(told, range(64))")
+        place = target.do("result = area(64); write(result, range(64))")
         assert dump_round(tracker, target.pid).base == at("first")
         assert pages(tracker, target.pid, place) == set(), "the dump has it"
-        target.do("write(told, [3])")
+        target.do("write(result, [3])")
         assert pages(tracker, target.pid, place) == {3}
 
 
-def test_forked_child_is_tracked(target: Told, method: Method, claims: Path) -> None:
+def test_forked_child_is_tracked(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
-        child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        child = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
         began = dump_round(tracker, target.pid, child, name="second")
         assert began.base == at("first"), "the parent's part counts on"
         assert [one.pid for one in began.whole] == [child]
@@ -73,11 +73,11 @@ def test_forked_child_is_tracked(target: Told, method: Method, claims: Path) -> 
         assert dump_round(tracker, target.pid, child, name="third") == DumpBasis(
             at("second"), "", tracks=True, whole=()
         )
-        target.do("os.kill(told, 9); os.waitpid(told, 0)")
+        target.do("os.kill(result, 9); os.waitpid(result, 0)")
         assert tracker.begin() == DumpBasis(at("third"), "", tracks=True, whole=())
 
 
-def test_next_dump_is_full_after_exec(target: Told, method: Method, claims: Path) -> None:
+def test_next_dump_is_full_after_exec(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         assert target.process.stdin is not None
@@ -87,28 +87,28 @@ def test_next_dump_is_full_after_exec(target: Told, method: Method, claims: Path
         assert target.process.stdout.readline() == "ready\n"
         began = dump_round(tracker, target.pid, name="second")
         assert began == DumpBasis(None, f"PID {target.pid}: the program was replaced (exec)", tracks=True, whole=())
-        place = target.do("told = area(64); write(told, range(64))")
+        place = target.do("result = area(64); write(result, range(64))")
         assert dump_round(tracker, target.pid, name="third").base == at("second")
-        target.do("write(told, [9])")
+        target.do("write(result, [9])")
         assert pages(tracker, target.pid, place) == {9}
 
 
-def test_query_between_two_dumps_forgets_nothing(target: Told, method: Method, claims: Path) -> None:
+def test_query_between_two_dumps_forgets_nothing(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
-        child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        child = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
         tracker.look()
         tracker.look()
         began = tracker.begin()
         assert [one.pid for one in began.whole] == [child], "the base does not have it, however long we know it"
-        grandchild = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+        grandchild = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
         tracker.look()
         tracker.check_freeze()
         tracker.commit(at("second"))
         assert [one.pid for one in tracker.begin().whole] == [grandchild], "it came after the round had begun"
 
 
-def test_second_tracker_resets_nothing(target: Told, method: Method, claims: Path) -> None:
+def test_second_tracker_resets_nothing(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as first:
         dump_round(first, target.pid)
         with tracking(target.pid, method, claims) as second:
@@ -121,7 +121,7 @@ def test_second_tracker_resets_nothing(target: Told, method: Method, claims: Pat
         assert third.begin().tracks, "the claim ended with its owner"
 
 
-def test_ended_tree_is_an_error(target: Told, method: Method, claims: Path) -> None:
+def test_ended_tree_is_an_error(target: StatementRunner, method: Method, claims: Path) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
         target.process.kill()
@@ -139,7 +139,7 @@ UNSEEN = {
 
 @pytest.mark.parametrize("what", UNSEEN)
 def test_device_writes_make_the_dump_full(
-    target: Told, method: Method, claims: Path, tmp_path: Path, what: str
+    target: StatementRunner, method: Method, claims: Path, tmp_path: Path, what: str
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
@@ -155,7 +155,7 @@ def test_device_writes_make_the_dump_full(
 
 
 def test_device_seen_before_the_freeze_spoils_the_next_round(
-    target: Told, method: Method, claims: Path, tmp_path: Path
+    target: StatementRunner, method: Method, claims: Path, tmp_path: Path
 ) -> None:
     with tracking(target.pid, method, claims) as tracker:
         dump_round(tracker, target.pid)
@@ -172,8 +172,8 @@ def test_device_seen_before_the_freeze_spoils_the_next_round(
 
 
 @needs_write_protection
-def test_death_of_the_tracker_does_not_affect_the_target(target: Told, claims: Path) -> None:
-    place = target.do("told = area(64); write(told, range(64))")
+def test_death_of_the_tracker_does_not_affect_the_target(target: StatementRunner, claims: Path) -> None:
+    place = target.do("result = area(64); write(result, range(64))")
     program = (
         "import os, sys\nfrom pathlib import Path\nfrom crckpt.host import proc\n"
         "from crckpt.tracking.claims import Claims\nfrom crckpt.tracking.tracker import Tracker\n"
@@ -186,7 +186,7 @@ def test_death_of_the_tracker_does_not_affect_the_target(target: Told, claims: P
         reset(target.pid)
         dying.kill()
         dying.wait()
-    assert target.do("write(told, [1])") == place
+    assert target.do("write(result, [1])") == place
     with tracking(target.pid, UffdWp(), claims) as tracker:
         assert tracker.begin() == DumpBasis(None, FIRST, tracks=True, whole=())
         assert pages(tracker, target.pid, place) == set(range(64)), "every page reads as written"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from entering import Told, is_registered, list_descriptors, reset
+from entering import StatementRunner, is_registered, list_descriptors, reset
 from tracked import PAGE, at, dump_round, needs_write_protection, tracking
 
 from crckpt.helper.calls.take_userfaultfd import TakeResult, take_userfaultfds
@@ -26,7 +26,9 @@ FOREIGN = "another process's userfaultfd manages its memory"
 
 @needs_write_protection
 @pytest.mark.parametrize("still_open", [True, False])
-def test_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: Told, still_open: bool) -> None:
+def test_program_with_its_own_userfaultfd_is_left_alone(
+    claims: Path, target: StatementRunner, still_open: bool
+) -> None:
     (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor)
     for one in private_anonymous(target.pid):
@@ -43,11 +45,11 @@ def test_program_with_its_own_userfaultfd_is_left_alone(claims: Path, target: To
 
 
 @needs_write_protection
-def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: Told) -> None:
+def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: StatementRunner) -> None:
     """By a userfaultfd of the program that it has handed on: among its descriptors there is none."""
     file = f"file = os.memfd_create('shared'); os.ftruncate(file, {64 * PAGE})"
     place = target.do(
-        f"{file}; told = LIBC.mmap(None, {64 * PAGE}, 3, 1, file, ctypes.c_long(0)); write(told, range(64))"
+        f"{file}; result = LIBC.mmap(None, {64 * PAGE}, 3, 1, file, ctypes.c_long(0)); write(result, range(64))"
     )
     (taken,) = take_userfaultfds([target.pid])
     pager = WriteProtection(taken.descriptor)
@@ -59,10 +61,10 @@ def test_shared_memory_protected_by_another_is_left_alone(claims: Path, target: 
 
 
 @needs_write_protection
-def test_process_that_cannot_be_entered_is_dumped_in_full(target: Told, claims: Path) -> None:
+def test_process_that_cannot_be_entered_is_dumped_in_full(target: StatementRunner, claims: Path) -> None:
     with tracking(target.pid, UffdWp(), claims) as tracker:
         dump_round(tracker, target.pid)
-        child = target.do("pipe = os.pipe(); told = os.fork(); told or os.read(pipe[0], 1)")
+        child = target.do("pipe = os.pipe(); result = os.fork(); result or os.read(pipe[0], 1)")
         soft, hard = resource.prlimit(child, resource.RLIMIT_NOFILE)
         resource.prlimit(child, resource.RLIMIT_NOFILE, (3, hard))
         for name in ("second", "third"):
@@ -76,7 +78,7 @@ def test_process_that_cannot_be_entered_is_dumped_in_full(target: Told, claims: 
 
 
 @needs_write_protection
-def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Told, claims: Path) -> None:
+def test_child_forked_during_the_injection_loses_our_userfaultfd(target: StatementRunner, claims: Path) -> None:
     """The moment is made: another thread forks between the two calls that are injected."""
     is_first = True
 
@@ -85,15 +87,15 @@ def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Told, c
         if not is_first:
             return take_userfaultfds(pids)
         is_first = False
-        descriptor = target.do("told = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK | 1)")
+        descriptor = target.do("result = LIBC.syscall(323, os.O_CLOEXEC | os.O_NONBLOCK | 1)")
         ours = borrow(target.pid, descriptor)
         target.do("pipe = os.pipe(); child = os.fork(); child or os.read(pipe[0], 1)")
-        target.do("os.close(told)")
+        target.do("os.close(result)")
         return tuple(TakeResult(pid, ours) for pid in pids)
 
     with tracking(target.pid, UffdWp(take=entered), claims) as tracker:
         began = tracker.begin()
-        child = target.do("told = child")
+        child = target.do("result = child")
         assert "anon_inode:[userfaultfd]" not in list_descriptors(child), "CRIU would refuse the dump that begins now"
         assert (began.base, began.tracks) == (None, True)
         for pid in (target.pid, child):
@@ -107,12 +109,12 @@ def test_child_forked_during_the_injection_loses_our_userfaultfd(target: Told, c
 @pytest.mark.parametrize("is_old", [False, True], ids=["new", "old"])
 @pytest.mark.parametrize("how", [0x11, 0x12], ids=["shared", "private"])
 def test_file_mapped_after_the_listing_is_not_tracked(
-    target: Told, claims: Path, tmp_path: Path, how: int, is_old: bool
+    target: StatementRunner, claims: Path, tmp_path: Path, how: int, is_old: bool
 ) -> None:
     """The moment is made. What is written over a file and dropped would keep its mark, and count as clean."""
     (tmp_path / "file").write_bytes(bytes(64 * PAGE))
     target.do(f"file = os.open({str(tmp_path / 'file')!r}, os.O_RDWR)")
-    place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
+    place = target.do(f"result = area(64, {ALONE}); write(result, range(64))")
     over = f"LIBC.mmap(ctypes.c_void_p({place}), ctypes.c_size_t({64 * PAGE}), 3, {how}, file, ctypes.c_long(0))"
     moment = Moment(place, lambda: target.do(over))
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
@@ -125,21 +127,21 @@ def test_file_mapped_after_the_listing_is_not_tracked(
 
 
 @needs_write_protection
-def test_mapping_that_grew_after_the_listing_is_not_split(target: Told, claims: Path) -> None:
+def test_mapping_that_grew_after_the_listing_is_not_split(target: StatementRunner, claims: Path) -> None:
     """The moment is made. The program could not move or grow it as a whole any more."""
-    place = target.do(f"told = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(told + 64 * PAGE), 64 * PAGE)")
+    place = target.do(f"result = area(128, {ALONE}); LIBC.munmap(ctypes.c_void_p(result + 64 * PAGE), 64 * PAGE)")
     moment = Moment(place, lambda: target.do(f"resized({place}, 64, 128)"), is_awaited=True)
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_registered()), claims) as tracker:
         dump_round(tracker, target.pid)
-        place = target.do(f"told = resized({place}, 128, 256); write(told, range(256))")
+        place = target.do(f"result = resized({place}, 128, 256); write(result, range(256))")
         assert dump_round(tracker, target.pid).base == at("first")
         assert all(is_registered(target.pid, place + page * PAGE) for page in (0, 64, 255))
 
 
 @needs_write_protection
-def test_mapping_that_was_not_unprotected_is_not_tracked(target: Told, claims: Path) -> None:
+def test_mapping_that_was_not_unprotected_is_not_tracked(target: StatementRunner, claims: Path) -> None:
     """The moment is made: another map comes in the midst; the kernel stops there, and behind it are old marks."""
-    place = target.do(f"told = area(64, {ALONE}); write(told, range(64))")
+    place = target.do(f"result = area(64, {ALONE}); write(result, range(64))")
     other = f"LIBC.mmap(ctypes.c_void_p({place} + PAGE), PAGE, 3, 0x32, -1, ctypes.c_long(0))"
     moment = Moment(place, lambda: target.do(other), is_awaited=True)
     with tracking(target.pid, UffdWp(protection=moment.before_it_is_unprotected()), claims) as tracker:

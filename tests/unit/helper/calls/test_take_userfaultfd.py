@@ -57,7 +57,7 @@ def entered(pid: int) -> TakeResult:
     return taken
 
 
-def said_after(process: subprocess.Popen[str], typed: str = "") -> str:
+def output_after(process: subprocess.Popen[str], typed: str = "") -> str:
     assert process.stdout is not None
     assert process.stdin is not None
     process.stdin.write(typed)
@@ -75,7 +75,9 @@ def test_interrupted_wait_continues_to_its_end(program: str) -> None:
             for taken in take_userfaultfds(pids):
                 assert taken.descriptor >= 0, taken
                 os.close(taken.descriptor)
-        assert [said_after(process) for process in waiting.values()] == [f"{name} {end}" for name, end in ends.items()]
+        assert [output_after(process) for process in waiting.values()] == [
+            f"{name} {end}" for name, end in ends.items()
+        ]
 
 
 def test_interrupted_read_gets_later_input(program: str) -> None:
@@ -83,7 +85,7 @@ def test_interrupted_read_gets_later_input(program: str) -> None:
         wait_for(lambda: state(process.pid) == "S", "the read to begin")
         assert entered(process.pid).descriptor >= 0
         assert list_descriptors(process.pid).count(UFFD) == 0
-        assert said_after(process, "x\n") == f"read {ord('x')}"
+        assert output_after(process, "x\n") == f"read {ord('x')}"
 
 
 def test_no_signal_is_lost_or_duplicated(program: str) -> None:
@@ -98,7 +100,7 @@ def test_no_signal_is_lost_or_duplicated(program: str) -> None:
         taken = [entered(process.pid) for _ in range(3)]
         sending.join()
         assert all(one.descriptor >= 0 or "no process" in one.why or "ended" in one.why for one in taken), taken
-        assert said_after(process) == "counted 200"
+        assert output_after(process) == "counted 200"
 
 
 def test_restartable_sequence_is_aborted_correctly(program: str) -> None:
@@ -108,18 +110,18 @@ def test_restartable_sequence_is_aborted_correctly(program: str) -> None:
             os.sched_setaffinity(pid, {min(os.sched_getaffinity(pid))})
         for _ in range(3):
             assert entered(process.pid).descriptor >= 0
-            before = int(said_after(process).split()[1])
+            before = int(output_after(process).split()[1])
             # What was said before we came may still lie in the pipe.
             for _ in range(4):
-                assert int(said_after(process).split()[1]) > before
+                assert int(output_after(process).split()[1]) > before
 
 
 def test_killing_seccomp_filter_is_suspended() -> None:
     with running(sys.executable, "-c", FILTERED) as process:
         assert entered(process.pid).descriptor >= 0
-        assert said_after(process, "go on\n") == "lives"
+        assert output_after(process, "go on\n") == "lives"
     with running(sys.executable, "-c", FILTERED) as process:
-        assert said_after(process, "call\n") == "", "the filter is in force again for the program itself"
+        assert output_after(process, "call\n") == "", "the filter is in force again for the program itself"
 
 
 def test_nothing_is_injected_where_filters_cannot_be_suspended() -> None:
@@ -133,7 +135,7 @@ def test_nothing_is_injected_where_filters_cannot_be_suspended() -> None:
         words = [drop, "--drop=cap_sys_admin", "--", "-c", f"exec {sys.executable} -c '{asks}'"]
         done = subprocess.run(words, capture_output=True, text=True, check=True, cwd=PROJECT)
         assert "seccomp" in done.stdout
-        assert said_after(process, "go on\n") == "lives"
+        assert output_after(process, "go on\n") == "lives"
 
 
 def test_stopped_process_stays_stopped(program: str) -> None:
@@ -143,7 +145,7 @@ def test_stopped_process_stays_stopped(program: str) -> None:
         assert entered(process.pid).descriptor >= 0
         wait_for(lambda: state(process.pid) == "T", "it to be stopped again")
         os.kill(process.pid, signal.SIGCONT)
-        assert said_after(process, "y\n") == f"read {ord('y')}"
+        assert output_after(process, "y\n") == f"read {ord('y')}"
 
 
 def test_32_bit_program(tmp_path: Path) -> None:
@@ -155,10 +157,10 @@ def test_32_bit_program(tmp_path: Path) -> None:
     with running(program, ready="") as process:
         if process.poll() is not None:
             pytest.skip("this kernel runs no 32-bit programs")
-        assert said_after(process, "a\n") == "a"
+        assert output_after(process, "a\n") == "a"
         assert entered(process.pid).descriptor >= 0
         assert UFFD not in list_descriptors(process.pid)
-        assert said_after(process, "b\n") == "b"
+        assert output_after(process, "b\n") == "b"
 
 
 @contextmanager
@@ -183,7 +185,7 @@ def test_tracer_of_the_process_is_reported(program: str, debugger: str) -> None:
             words = [sys.executable, str(PROGRAMS / "tracer.py"), str(process.pid)]
         with traced(process.pid, *words) as pid:
             assert entered(process.pid).why.startswith(f"PID {process.pid} is already traced by PID {pid} (")
-        assert said_after(process, "z\n") == f"read {ord('z')}"
+        assert output_after(process, "z\n") == f"read {ord('z')}"
 
 
 def test_uninterruptible_sleep_is_left_alone(program: str) -> None:
@@ -224,7 +226,7 @@ def test_caller_may_be_killed_at_any_step(program: str) -> None:
             assert tracer(process.pid) == 0, "nobody holds it"
             assert UFFD not in list_descriptors(process.pid)
         assert entered(process.pid).descriptor >= 0
-        assert said_after(process, "k\n") == f"read {ord('k')}"
+        assert output_after(process, "k\n") == f"read {ord('k')}"
 
 
 def helpers_of(pid: int) -> list[Path]:
@@ -272,7 +274,7 @@ def test_process_that_does_not_run_keeps_its_registers(program: str) -> None:
                 assert "frozen 1" in (group / "cgroup.events").read_text()
         assert tracer(process.pid) == 0
         assert UFFD not in list_descriptors(process.pid)
-        assert said_after(process, "z\n") == f"read {ord('z')}"
+        assert output_after(process, "z\n") == f"read {ord('z')}"
 
 
 def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
@@ -287,7 +289,7 @@ def test_helper_inside_a_process_is_not_ended_by_a_signal(program: str) -> None:
                 os.kill(tracer(process.pid), number)
             asking.join()
             assert taken[0].why == f"PID {process.pid} {NOT_RUNNING}"
-        assert said_after(process, "z\n") == f"read {ord('z')}"
+        assert output_after(process, "z\n") == f"read {ord('z')}"
 
 
 def blocks_all(pid: int) -> bool:
@@ -296,11 +298,11 @@ def blocks_all(pid: int) -> bool:
 
 def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> None:
     """It does so in the moment between the call that makes ours and the one that closes it."""
-    os.mkfifo(tmp_path / "told")
+    os.mkfifo(tmp_path / "fifo")
     redirects = (
         "import os, sys, threading\n"
-        "told = os.open(sys.argv[1], os.O_RDWR)\n"
-        "def redirect(): os.read(told, 1); os.dup2(0, told + 1)\n"
+        "fifo = os.open(sys.argv[1], os.O_RDWR)\n"
+        "def redirect(): os.read(fifo, 1); os.dup2(0, fifo + 1)\n"
         "threading.Thread(target=redirect, daemon=True).start()\n"
         "print('ready', flush=True)\n"
         "threading.Event().wait()\n"
@@ -308,18 +310,18 @@ def test_descriptor_replaced_by_another_thread_is_left_alone(tmp_path: Path) -> 
     enters = (
         "import os, sys\nfrom crckpt.errors import HostCannot\nfrom crckpt.host.proc import identify\n"
         "from crckpt.helper.calls import userfaultfd_taker\n"
-        "pid, told = int(sys.argv[1]), sys.argv[2]\nreal = userfaultfd_taker.borrow\n"
+        "pid, fifo = int(sys.argv[1]), sys.argv[2]\nreal = userfaultfd_taker.borrow\n"
         "def late(pid, descriptor):\n"
-        "    with open(told, 'wb') as file: file.write(b'.')\n"
+        "    with open(fifo, 'wb') as file: file.write(b'.')\n"
         "    while 'userfaultfd' in os.readlink(f'/proc/{pid}/fd/{descriptor}'): pass\n"
         "    return real(pid, descriptor)\n"
         "userfaultfd_taker.borrow = late\n"
         "try: userfaultfd_taker.take_one(identify(pid))\n"
         "except HostCannot as error: print(error.message)"
     )
-    with running(sys.executable, "-c", redirects, str(tmp_path / "told")) as process:
+    with running(sys.executable, "-c", redirects, str(tmp_path / "fifo")) as process:
         done = subprocess.run(
-            [sys.executable, "-c", enters, str(process.pid), str(tmp_path / "told")],
+            [sys.executable, "-c", enters, str(process.pid), str(tmp_path / "fifo")],
             capture_output=True,
             text=True,
             check=True,
@@ -340,7 +342,7 @@ def test_full_descriptor_table_is_reported(program: str) -> None:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, 3))
         taken = entered(process.pid)
         assert taken.why == f"PID {process.pid} has no free file descriptor (RLIMIT_NOFILE)"
-        assert said_after(process, "w\n") == f"read {ord('w')}"
+        assert output_after(process, "w\n") == f"read {ord('w')}"
 
 
 def test_program_with_syscall_user_dispatch_is_left_alone(program: str) -> None:
@@ -359,4 +361,4 @@ def test_several_processes_are_entered_with_one_answer_each(program: str) -> Non
         for one in taken:
             if one.descriptor >= 0:
                 os.close(one.descriptor)
-        assert said_after(second, "v\n") == f"read {ord('v')}"
+        assert output_after(second, "v\n") == f"read {ord('v')}"

@@ -27,9 +27,9 @@ def test_memory_policies_are_parsed(line: str, value: tuple[int, ...]) -> None:
     assert tasks.parse_memory_policy(line) == value
 
 
-@pytest.mark.parametrize(("said", "value"), [("/autogroup-7 nice -5\n", (-5,)), ("", ())])
-def test_autogroup_nice_values_are_parsed(said: str, value: tuple[int, ...]) -> None:
-    assert tasks.parse_autogroup(said) == value
+@pytest.mark.parametrize(("text", "value"), [("/autogroup-7 nice -5\n", (-5,)), ("", ())])
+def test_autogroup_nice_values_are_parsed(text: str, value: tuple[int, ...]) -> None:
+    assert tasks.parse_autogroup(text) == value
 
 
 def test_every_process_of_the_host_can_be_read() -> None:

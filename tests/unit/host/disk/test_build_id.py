@@ -45,10 +45,10 @@ def test_build_id_matches_readelf_or_file() -> None:
     found = digests.read_build_id(str(ELF))
     assert found is None or len(found) in (8, 16, 20, 32)
     try:
-        told = subprocess.run(["readelf", "-n", ELF], capture_output=True, text=True, check=True).stdout
+        output = subprocess.run(["readelf", "-n", ELF], capture_output=True, text=True, check=True).stdout
     except FileNotFoundError:
         pytest.skip("no readelf to compare with")
-    assert (found.hex() if found else "Build ID") in told or found is None
+    assert (found.hex() if found else "Build ID") in output or found is None
 
 
 def test_build_id_is_found_among_other_notes(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Reader:
         self.read()
         wait_for(lambda: waits_for_a_program((self.pid,)), "it to wait for the file system")
 
-    def said(self) -> str:
+    def read_line(self) -> str:
         """The next line of its output."""
         assert self.process.stdout is not None
         return self.process.stdout.readline().rstrip()
@@ -92,7 +92,7 @@ def started(base: Path, user: int = 0) -> Iterator[Reader]:
     )
     try:
         found = Reader(process, base)
-        assert found.said() == "ready"
+        assert found.read_line() == "ready"
         yield found
     finally:
         # First the server: it answers all who wait.
@@ -108,14 +108,14 @@ def test_waiting_process_gets_an_error(workdir: Path) -> None:
         before = descriptors()
         assert abort_connections((reader.pid,)) == (str(reader.mount),)
         assert descriptors() == before
-        assert reader.said() == os.strerror(107)  # ENOTCONN
+        assert reader.read_line() == os.strerror(107)  # ENOTCONN
 
 
 def test_file_system_without_pending_requests_is_left_alone(workdir: Path) -> None:
     with started(workdir) as reader:
         assert abort_connections((reader.pid,)) == ()
         reader.read()
-        assert reader.said() == "silence"
+        assert reader.read_line() == "silence"
 
 
 def test_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
@@ -124,7 +124,7 @@ def test_file_system_of_another_user_is_left_alone(workdir: Path) -> None:
         assert abort_connections((reader.pid,)) == ()
         assert abort_connections((reader.pid,), users=(1, 2)) == ()
         assert abort_connections((reader.pid,), users=(0,)) == (str(reader.mount),)
-        assert reader.said() == os.strerror(107)
+        assert reader.read_line() == os.strerror(107)
 
 
 def test_wait_for_a_file_system_is_limited(workdir: Path) -> None:
@@ -132,7 +132,7 @@ def test_wait_for_a_file_system_is_limited(workdir: Path) -> None:
         waiting, abort = (lambda: (reader.pid,)), (lambda: abort_connections(tree_pids(reader.pid)))
         with limited_answers(waiting, abort) as aborted:
             reader.wait_for_answer()
-            assert reader.said() == os.strerror(107)
+            assert reader.read_line() == os.strerror(107)
         assert aborted == [str(reader.mount)]
 
 
@@ -140,7 +140,7 @@ def test_process_that_does_not_wait_is_not_disconnected(workdir: Path) -> None:
     with started(workdir) as reader, smaller_bounds(fuse, QUIET_S=1, _LOOK_S=0.01):
         with limited_answers(lambda: (reader.pid,), lambda: ("never",)) as aborted:
             reader.read()
-            assert reader.said() == "silence"
+            assert reader.read_line() == "silence"
             time.sleep(0.1)  # ten looks
         assert aborted == []
     assert tree_pids(reader.pid) == ()

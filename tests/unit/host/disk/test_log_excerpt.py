@@ -39,7 +39,7 @@ def test_link_is_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"),
+    ("kind", "message"),
     [
         ("directory", "is a directory"),
         ("fifo", "is a named pipe, not a file"),
@@ -47,7 +47,7 @@ def test_link_is_followed(tmp_path: Path) -> None:
         ("socket", "is a socket, not a file"),
     ],
 )
-def test_special_file_is_reported_without_blocking(tmp_path: Path, kind: str, said: str) -> None:
+def test_special_file_is_reported_without_blocking(tmp_path: Path, kind: str, message: str) -> None:
     path = tmp_path / "log"
     if kind == "directory":
         path.mkdir()
@@ -60,7 +60,7 @@ def test_special_file_is_reported_without_blocking(tmp_path: Path, kind: str, sa
             listener.bind(str(path))
     with pytest.raises(NoFileError) as caught:
         read_file_ends(path)
-    assert caught.value.strerror == said
+    assert caught.value.strerror == message
 
 
 def stream(chunks: Iterator[bytes]) -> int:

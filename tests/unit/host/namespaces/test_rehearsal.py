@@ -59,8 +59,8 @@ def test_writes_are_visible_only_inside(tmp_path: Path) -> None:
 
 def test_kernel_settings_cannot_be_written(tmp_path: Path) -> None:
     with throwaway(ROOT, plan(tmp_path / "work")) as new:
-        said = within(new, "sh", "-c", "echo 1 > /proc/sys/vm/swappiness")
-        assert "Read-only" in said.output
+        output = within(new, "sh", "-c", "echo 1 > /proc/sys/vm/swappiness")
+        assert "Read-only" in output.output
 
 
 def test_network_is_loopback_with_the_addresses(tmp_path: Path) -> None:

@@ -35,13 +35,13 @@ def init() -> Iterator[int]:
         yield process.pid
 
 
-def said(init: int, rights: TreeRights, output: Path, *words: str) -> tuple[int, str]:
+def output_of(init: int, rights: TreeRights, output: Path, *words: str) -> tuple[int, str]:
     child = start(init, rights, words, joining=(), output=output)
     return child.wait(), output.read_text()
 
 
 def test_user_gets_no_rights_of_root(init: int, tmp_path: Path) -> None:
-    status, text = said(init, TreeRights(NOBODY, NOBODY, (4,), 0), tmp_path / "out", "cat", "/proc/self/status")
+    status, text = output_of(init, TreeRights(NOBODY, NOBODY, (4,), 0), tmp_path / "out", "cat", "/proc/self/status")
     fields = dict(line.split(":\t", 1) for line in text.splitlines() if ":\t" in line)
     assert status == 0
     assert fields["Uid"].split() == fields["Gid"].split() == [str(NOBODY)] * 4
@@ -52,7 +52,7 @@ def test_user_gets_no_rights_of_root(init: int, tmp_path: Path) -> None:
 
 def test_root_keeps_only_its_capabilities(init: int, tmp_path: Path) -> None:
     rights = TreeRights(0, 0, (), 1 << 7 | 1 << 21)
-    _, text = said(init, rights, tmp_path / "out", "grep", "CapEff", "/proc/self/status")
+    _, text = output_of(init, rights, tmp_path / "out", "grep", "CapEff", "/proc/self/status")
     assert int(text.split()[1], 16) == rights.capabilities
 
 
@@ -60,17 +60,17 @@ def test_root_keeps_only_its_capabilities(init: int, tmp_path: Path) -> None:
     ("words", "status"), [(("sh", "-c", "exit 7"), 7), (("sh", "-c", "kill -TERM $$"), -signal.SIGTERM)]
 )
 def test_exit_status_of_the_command_is_returned(init: int, tmp_path: Path, words: tuple[str, ...], status: int) -> None:
-    assert said(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", *words)[0] == status
+    assert output_of(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", *words)[0] == status
 
 
 def test_missing_command_is_reported(init: int, tmp_path: Path) -> None:
-    status, text = said(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", "/none\x01")
+    status, text = output_of(init, TreeRights(NOBODY, NOBODY, (), 0), tmp_path / "out", "/none\x01")
     assert (status, text.startswith("cannot run /none")) == (127, True)
 
 
 def test_ended_namespaces_are_an_error(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
-    status, text = said(ended.pid, TreeRights(0, 0, (), 0), tmp_path / "out", "true")
+    status, text = output_of(ended.pid, TreeRights(0, 0, (), 0), tmp_path / "out", "true")
     assert status == 1
     assert "No such file" in text

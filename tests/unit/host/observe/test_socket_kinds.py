@@ -18,14 +18,14 @@ def test_family_type_and_protocol_are_read(tmp_path: Path) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     with (tmp_path / "file").open("w") as file:
         wanted = [file.fileno(), 10**6, *(found.fileno() for found in made)]
-        told = list(read_socket_kinds(os.getpid(), wanted))
+        output = list(read_socket_kinds(os.getpid(), wanted))
     here = Path("/proc/self/ns/net").stat().st_ino
     kinds = (
         (socket.AF_INET6, socket.SOCK_DGRAM, socket.IPPROTO_UDP),
         (socket.AF_UNIX, socket.SOCK_SEQPACKET, 0),
         (socket.AF_NETLINK, socket.SOCK_RAW, 0),
     )
-    assert told == [
+    assert output == [
         SocketKind(os.getpid(), found.fileno(), *kind, namespace=here) for found, kind in zip(made, kinds, strict=True)
     ], "what is no socket, or not there, is left out"
     assert len(list(Path("/proc/self/fd").iterdir())) == before, "what was borrowed is given back"

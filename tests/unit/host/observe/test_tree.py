@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from small_programs import program, said
+from small_programs import program, read_line
 
 from crckpt.host import proc
 from crckpt.host.observe import sockets
@@ -65,7 +65,7 @@ sys.stdin.read()
 def family() -> Iterator[tuple[int, int]]:
     """PID of a parent with one child, and the inode of their datagram socket."""
     with program(FAMILY) as process:
-        yield process.pid, int(said(process))
+        yield process.pid, int(read_line(process))
 
 
 def look(pid: int) -> Observed:
@@ -115,7 +115,7 @@ def test_connection_created_during_the_observation_is_not_outside(monkeypatch: p
             assert process.stdin is not None
             process.stdin.write(b"\n")
             process.stdin.flush()
-            said(process)
+            read_line(process)
             return ()
 
         # The moment lies between two system calls: from outside it would be met by chance.

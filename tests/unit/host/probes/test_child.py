@@ -36,17 +36,17 @@ def hang() -> int:
 
 
 @pytest.mark.parametrize(
-    ("trial", "said"),
+    ("trial", "message"),
     [
         (fails, "the trial failed: RuntimeError: on purpose"),
         (dies, "ended with signal 9"),
         (hangs, "no answer after 1 s"),
     ],
 )
-def test_broken_probe_gives_only_its_own_result(trial: Callable[[], Outcome], said: str) -> None:
+def test_broken_probe_gives_only_its_own_result(trial: Callable[[], Outcome], message: str) -> None:
     before = children(), descriptors()
     outcome = probe_in_child(trial, within=1)
-    assert (outcome.state, said in outcome.found) == ("limited", True), outcome
+    assert (outcome.state, message in outcome.found) == ("limited", True), outcome
     assert (children(), descriptors()) == before
 
 

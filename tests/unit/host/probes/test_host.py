@@ -48,15 +48,15 @@ CHECKED = {
 AS_ROOT = pytest.mark.skipif(not IS_ROOT, reason="needs root")
 
 
-def told(subject: ProbeRequest) -> dict[str, Fact]:
+def checks_by_key(subject: ProbeRequest) -> dict[str, Fact]:
     return {fact.key: fact for fact in probe_host(subject)}
 
 
 @pytest.fixture(scope="module")
 def facts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Fact]:
-    """What is told of this host."""
+    """What is checks of this host."""
     criu = next((found.path for found in candidates(None, None) if os.access(found.path, os.X_OK)), None)
-    return told(ProbeRequest(tmp_path_factory.mktemp("store"), None, criu))
+    return checks_by_key(ProbeRequest(tmp_path_factory.mktemp("store"), None, criu))
 
 
 def namespaces() -> frozenset[str]:
@@ -64,10 +64,10 @@ def namespaces() -> frozenset[str]:
 
 
 def inside(words: list[str], script: str) -> list[str]:
-    """Lines that a script prints about `told`, started by other words."""
+    """Lines that a script prints about `checks`, started by other words."""
     program = (
         "import sys; from pathlib import Path; from crckpt.host.probes.host import ProbeRequest, probe_host\n"
-        "told = {fact.key: fact for fact in probe_host(ProbeRequest(Path('/')))}\n" + script
+        "checks = {fact.key: fact for fact in probe_host(ProbeRequest(Path('/')))}\n" + script
     )
     done = subprocess.run([*words, sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -112,7 +112,7 @@ def test_checks_agree_with_criu(facts: dict[str, Fact], key: str, feature: str) 
 
 def test_nothing_is_left_behind(tmp_path: Path) -> None:
     before = children(), descriptors(), namespaces()
-    told(ProbeRequest(tmp_path))
+    checks_by_key(ProbeRequest(tmp_path))
     assert (children(), descriptors(), namespaces()) == before
     # Of others there may be some: CRIU's, while another test runs it.
     assert shutil.which("nft") is None or "inet crckpt\n" not in run.run(["nft", "list", "tables"]).output
@@ -147,7 +147,7 @@ def test_module_counts_as_loadable_only_if_it_exists(tmp_path: Path) -> None:
 def test_checks_without_root(facts: dict[str, Fact]) -> None:
     """In a user namespace, where what the owner may read stays readable: the checkout may lie in /root."""
     nobody = ["unshare", "--user", "--map-user=65534", "--map-group=65534"]
-    lines = inside(nobody, "for fact in told.values(): print(fact.state, fact.key, fact.found)")
+    lines = inside(nobody, "for fact in checks.values(): print(fact.state, fact.key, fact.found)")
     states = {line.split()[1]: line.split()[0] for line in lines}
     assert states.keys() == facts.keys()
     assert not [line for line in lines if "the trial" in line]
@@ -160,7 +160,7 @@ def test_checks_without_root(facts: dict[str, Fact]) -> None:
 
 
 def test_root_of_a_user_namespace_is_not_root() -> None:
-    assert inside(["unshare", "--user", "--map-root-user"], "print(told['capabilities'].found)") == [
+    assert inside(["unshare", "--user", "--map-root-user"], "print(checks['capabilities'].found)") == [
         "root of a user namespace only"
     ]
 
@@ -172,7 +172,7 @@ def test_root_of_a_user_namespace_is_not_root() -> None:
 )
 def test_root_without_a_capability(capability: str, lost: set[str]) -> None:
     without = ["setpriv", f"--bounding-set=-{capability}", f"--inh-caps=-{capability}"]
-    lines = inside(without, f"for key in {sorted(lost)}: print(key, told[key].state, told[key].fix)")
+    lines = inside(without, f"for key in {sorted(lost)}: print(key, checks[key].state, checks[key].fix)")
     name = capability.upper()
     fix = f"run crckpt with CAP_{name} (in a container: docker run --cap-add {name} ...)"
     assert lines == [f"{key} missing {fix}" for key in sorted(lost)]
@@ -186,7 +186,7 @@ def test_host_without_tmpfs_tun_and_cgroups() -> None:
         'mknod /dev/null c 1 3 && exec "$@"'
     )
     hidden = ["unshare", "--mount", "--propagation", "private", "sh", "-c", hide, "sh"]
-    lines = inside(hidden, "for key in ('run_directory', 'tun', 'cgroups'): print(key, told[key].state)")
+    lines = inside(hidden, "for key in ('run_directory', 'tun', 'cgroups'): print(key, checks[key].state)")
     assert lines == ["run_directory ok", "tun missing", "cgroups missing"]
 
 
@@ -200,7 +200,7 @@ def test_socket_listing_agrees_with_ss(facts: dict[str, Fact]) -> None:
 
 def test_memory_is_limited_by_our_cgroup(facts: dict[str, Fact]) -> None:
     assert re.match(r"[\d.]+ [GM]iB free of [\d.]+", facts["memory"].found)
-    probe = "from crckpt.host.probes.tasks import memory; said = memory(); print(said.state, said.found)"
+    probe = "from crckpt.host.probes.tasks import memory; outcome = memory(); print(outcome.state, outcome.found)"
     with memory_limit.limited(64 << 20) as group:
         if group is None:
             pytest.skip("this host lets us make no control group")

@@ -18,11 +18,11 @@ GIB = 1 << 30
 
 def test_available_memory_is_reported() -> None:
     found = tasks.memory()
-    said = re.match(r"([\d.]+) GiB free of ([\d.]+)", found.found)
-    assert said is not None, found.found
+    match = re.match(r"([\d.]+) GiB free of ([\d.]+)", found.found)
+    assert match is not None, found.found
     free = min((psutil.virtual_memory().available, *cgroups.memory_left()))
-    assert float(said[1]) == pytest.approx(free / GIB, abs=1)
-    assert float(said[2]) == pytest.approx(psutil.virtual_memory().total / GIB, abs=0.1)
+    assert float(match[1]) == pytest.approx(free / GIB, abs=1)
+    assert float(match[2]) == pytest.approx(psutil.virtual_memory().total / GIB, abs=0.1)
     assert ("the limit of crckpt's control group" in found.found) == (free < psutil.virtual_memory().available * 0.9)
     assert found.state == ("limited" if free < GIB else "ok")
 

@@ -15,7 +15,7 @@ def test_check_is_an_outcome_with_a_key() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "total", "said"),
+    ("free", "total", "expected"),
     [
         (1 << 30, 1 << 31, "1.0 GiB free of 2.0"),
         (1 << 29, 1 << 30, "0.5 GiB free of 1.0"),
@@ -23,5 +23,5 @@ def test_check_is_an_outcome_with_a_key() -> None:
         (0, 1 << 20, "0.0 MiB free of 1.0"),
     ],
 )
-def test_free_and_total_have_one_unit(free: int, total: int, said: str) -> None:
-    assert free_of(free, total) == said
+def test_free_and_total_have_one_unit(free: int, total: int, expected: str) -> None:
+    assert free_of(free, total) == expected

@@ -17,10 +17,10 @@ def test_cgroup_names_may_have_colons() -> None:
 
 
 def test_own_cgroups_match_proc() -> None:
-    said = Path("/proc/self/cgroup").read_text().splitlines()
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
     found = read_cgroups(os.getpid())
     assert read_cgroups("self") == found
-    assert [f"{controllers}:{path}" for controllers, path in found] == [line.split(":", 1)[1] for line in said]
+    assert [f"{controllers}:{path}" for controllers, path in found] == [line.split(":", 1)[1] for line in lines]
     assert found
 
 

@@ -89,8 +89,8 @@ def unanswering(tmp_path: Path) -> Iterator[int]:
     except OSError as error:
         pytest.skip(f"no FUSE here: {error}")
     place = os.fsencode(tmp_path)
-    told = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
-    if libc.mount(b"test", place, b"fuse", 0, told) != 0:
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    if libc.mount(b"test", place, b"fuse", 0, options) != 0:
         os.close(server)
         pytest.skip(f"FUSE cannot be mounted here: {os.strerror(ctypes.get_errno())}")
     fd = os.open(tmp_path, os.O_PATH)

@@ -27,12 +27,12 @@ except MemoryError:
 """
 
 
-@pytest.mark.parametrize(("mebibytes", "said"), [("none", "imported"), ("40", "refused"), ("4000", "imported")])
-def test_insufficient_address_space_is_refused(mebibytes: str, said: str) -> None:
+@pytest.mark.parametrize(("mebibytes", "expected"), [("none", "imported"), ("40", "refused"), ("4000", "imported")])
+def test_insufficient_address_space_is_refused(mebibytes: str, expected: str) -> None:
     argv = [sys.executable, "-c", IMPORTS, mebibytes]
     environment = {"OPENBLAS_NUM_THREADS": "1"}
     done = subprocess.run(argv, capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout == f"{said}\n"
+    assert done.stdout == f"{expected}\n"
 
 
 def _caused(error: BaseException, cause: BaseException) -> BaseException:

@@ -29,10 +29,10 @@ def inner(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return directory
 
 
-def _in_group(monkeypatch: pytest.MonkeyPatch, place: Path, said: str) -> None:
+def _in_group(monkeypatch: pytest.MonkeyPatch, place: Path, text: str) -> None:
     """Let crckpt read `said` of its own groups, and find their files below `fs`."""
     # A real kernel has one version only for each controller, and says nothing of the other.
-    monkeypatch.setattr(cgroups, "read_cgroups", lambda _pid: parse_cgroups(said.splitlines()))
+    monkeypatch.setattr(cgroups, "read_cgroups", lambda _pid: parse_cgroups(text.splitlines()))
     monkeypatch.setattr(cgroups, "_MOUNTS", place / "fs")
 
 

@@ -30,11 +30,11 @@ def namespace() -> Iterator[tuple[subprocess.Popen[str], int, list[int]]]:
     argv = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "python3", "-c", NAMESPACE]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as unshare:
         assert unshare.stdout is not None
-        told = unshare.stdout.readline()
-        if not told:
+        line = unshare.stdout.readline()
+        if not line:
             pytest.skip("no PID namespace can be made here")
         (init,) = proc.children(unshare.pid)
-        yield unshare, init, [int(word) for word in told.split()]
+        yield unshare, init, [int(word) for word in line.split()]
         unshare.kill()
 
 

@@ -27,16 +27,16 @@ class Shell:
 
     def __init__(self, program: str) -> None:
         self.master, slave = os.openpty()
-        told, self._telling = os.pipe()
+        read_end, self._telling = os.pipe()
         self._said, saying = os.pipe()
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", sys.executable, JOB_SHELL, program, str(told), str(saying)],
+            ["setsid", "--ctty", sys.executable, JOB_SHELL, program, str(read_end), str(saying)],
             stdin=slave,
             stdout=slave,
             stderr=slave,
-            pass_fds=(told, saying),
+            pass_fds=(read_end, saying),
         )
-        for end in (slave, told, saying):
+        for end in (slave, read_end, saying):
             os.close(end)
         self._lines = os.fdopen(self._said)
         self._shown = bytearray()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from entering import wait_for
-from small_programs import WAITS, free_pid, program, said
+from small_programs import WAITS, free_pid, program, read_line
 
 from crckpt.host.proc.status import read_stat
 from crckpt.host.process.progress import QUIET_S, Progress, dump_signs, waits_for_a_disk, waits_for_a_program, work_done
@@ -54,7 +54,7 @@ def test_cpu_time_and_log_are_signs_of_progress(tmp_path: Path) -> None:
         assert process.stdin is not None
         process.stdin.write(b"x" * 5000 + b"\n")
         process.stdin.flush()
-        said(process)
+        read_line(process)
         wait_until_it_reads()
         after = dump_signs(pids, (), log)
         assert after is not None

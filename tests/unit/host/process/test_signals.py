@@ -30,7 +30,7 @@ except (Interrupted, ValueError) as error:
 """
 
 
-def said(body: str) -> list[str]:
+def output_of(body: str) -> list[str]:
     """What a program says in which `body` is interrupted, one line each."""
     code = BEGIN.format(body=textwrap.indent(textwrap.dedent(body), "    "))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -40,7 +40,7 @@ def said(body: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_each_signal_is_raised_by_name(name: str) -> None:
-    assert said(f"interrupt('{name}')") == [f"interrupted by {name}"]
+    assert output_of(f"interrupt('{name}')") == [f"interrupted by {name}"]
 
 
 def test_interrupt_is_deferred_to_the_end_of_the_block() -> None:
@@ -49,7 +49,7 @@ def test_interrupt_is_deferred_to_the_end_of_the_block() -> None:
             interrupt("SIGINT")
             say("in the block")
     """
-    assert said(body) == ["in the block", "interrupted by SIGINT"]
+    assert output_of(body) == ["in the block", "interrupted by SIGINT"]
 
 
 def test_only_the_outermost_block_raises() -> None:
@@ -59,7 +59,7 @@ def test_only_the_outermost_block_raises() -> None:
                 interrupt("SIGTERM")
             say("in the outer block")
     """
-    assert said(body) == ["in the outer block", "interrupted by SIGTERM"]
+    assert output_of(body) == ["in the outer block", "interrupted by SIGTERM"]
 
 
 def test_pending_interrupt_is_raised_when_allowed() -> None:
@@ -73,7 +73,7 @@ def test_pending_interrupt_is_raised_when_allowed() -> None:
                 say("let in")
             say("in the block")
     """
-    assert said(body) == ["let in", "in the block", "went on"]
+    assert output_of(body) == ["let in", "in the block", "went on"]
 
 
 def test_interrupt_is_raised_while_allowed() -> None:
@@ -88,7 +88,7 @@ def test_interrupt_is_raised_while_allowed() -> None:
             except Interrupted:
                 say("let in")
     """
-    assert said(body) == ["quiet", "let in", "went on"]
+    assert output_of(body) == ["quiet", "let in", "went on"]
 
 
 def test_interrupt_is_deferred_again_afterwards() -> None:
@@ -99,7 +99,7 @@ def test_interrupt_is_deferred_again_afterwards() -> None:
             interrupt("SIGHUP")
             say("in the block")
     """
-    assert said(body) == ["in the block", "interrupted by SIGHUP"]
+    assert output_of(body) == ["in the block", "interrupted by SIGHUP"]
 
 
 def test_second_interrupt_does_not_cut_cleanup_short() -> None:
@@ -112,7 +112,7 @@ def test_second_interrupt_does_not_cut_cleanup_short() -> None:
                 interrupt("SIGTERM")
             say("cleaned up")
     """
-    assert said(body) == ["cleaned up", "interrupted by SIGINT"]
+    assert output_of(body) == ["cleaned up", "interrupted by SIGINT"]
 
 
 def test_error_of_the_block_is_not_hidden() -> None:
@@ -121,7 +121,7 @@ def test_error_of_the_block_is_not_hidden() -> None:
             interrupt("SIGTERM")
             raise ValueError("the block's own")
     """
-    assert said(body) == ["the block's own"]
+    assert output_of(body) == ["the block's own"]
 
 
 def test_block_after_a_failure_can_be_interrupted() -> None:
@@ -135,7 +135,7 @@ def test_block_after_a_failure_can_be_interrupted() -> None:
         with interrupts_deferred():
             say("in the next block")
     """
-    assert said(body) == ["failed", "in the next block", "interrupted by SIGTERM"]
+    assert output_of(body) == ["failed", "in the next block", "interrupted by SIGTERM"]
 
 
 def test_ignored_interrupts_are_too_late() -> None:
@@ -145,7 +145,7 @@ def test_ignored_interrupts_are_too_late() -> None:
             ignore_interrupts()
         interrupt("SIGINT")
     """
-    assert said(body) == ["went on"]
+    assert output_of(body) == ["went on"]
 
 
 PROGRAM = """
@@ -166,7 +166,7 @@ def test_signals_are_forwarded(name: str, status: int) -> None:
         say(child.wait(60))
         interrupt("{name}")
     """
-    assert said(body) == [str(status), "went on"]
+    assert output_of(body) == [str(status), "went on"]
 
 
 def test_pending_signal_is_forwarded() -> None:
@@ -176,7 +176,7 @@ def test_pending_signal_is_forwarded() -> None:
             forward_signals(child.pid, on_our_terminal=False)
             say(child.wait(60))
     """
-    assert said(body) == ["8", "went on"]
+    assert output_of(body) == ["8", "went on"]
 
 
 def test_typed_signal_is_not_forwarded_on_our_terminal() -> None:
@@ -186,7 +186,7 @@ def test_typed_signal_is_not_forwarded_on_our_terminal() -> None:
         interrupt("SIGTERM")
         say(child.wait(60))
     """
-    assert said(body) == ["8", "went on"]
+    assert output_of(body) == ["8", "went on"]
 
 
 def test_inherited_ignored_signal_stays_ignored() -> None:
@@ -198,4 +198,4 @@ def test_inherited_ignored_signal_stays_ignored() -> None:
         say("in the block")
         interrupt("SIGTERM")
     """
-    assert said(body) == ["in the block", "interrupted by SIGTERM"]
+    assert output_of(body) == ["in the block", "interrupted by SIGTERM"]

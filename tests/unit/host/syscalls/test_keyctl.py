@@ -12,8 +12,8 @@ INHERITS = """
 import subprocess, sys
 from crckpt.host.syscalls.own_process import join_new, own_session
 join_new()
-told = "from crckpt.host.syscalls.own_process import own_session; print(own_session().id)"
-child = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+query = "from crckpt.host.syscalls.own_process import own_session; print(own_session().id)"
+child = subprocess.run([sys.executable, "-c", query], capture_output=True, text=True, check=True)
 print(own_session().id, child.stdout.strip(), own_session().uid)
 """
 

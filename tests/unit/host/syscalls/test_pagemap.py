@@ -7,7 +7,7 @@ import mmap
 from pathlib import Path
 
 import pytest
-from entering import Told, is_registered, reset
+from entering import StatementRunner, is_registered, reset
 from protection import PAGES, pages, protect_all_maps
 from smaller_bounds import smaller_bounds
 
@@ -38,67 +38,67 @@ def _kernel_can() -> None:
         pytest.skip(error.message)
 
 
-def test_written_pages_are_found_exactly(target: Told) -> None:
-    place = target.do(f"told = area({PAGES}); write(told, range(32))")
+def test_written_pages_are_found_exactly(target: StatementRunner) -> None:
+    place = target.do(f"result = area({PAGES}); write(result, range(32))")
     with_it = protect_all_maps(target.pid)
     assert is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(32)), "before the first reset all that is there"
     reset(target.pid)
     assert pages(target.pid, place) == set()
-    target.do("write(told, (3, 31, 40))")
+    target.do("write(result, (3, 31, 40))")
     assert pages(target.pid, place) == {3, 31, 40}
     assert pages(target.pid, place) == {3, 31, 40}, "looking resets nothing"
     with_it.close()
 
 
-def test_kernel_writes_count(target: Told, tmp_path: Path) -> None:
+def test_kernel_writes_count(target: StatementRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * PAGE)
-    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+    place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
     target.do(f"file = open({str(tmp_path / 'file')!r}, 'rb')")
-    target.do("LIBC.read(file.fileno(), ctypes.c_void_p(told + 5 * PAGE), 100)")
+    target.do("LIBC.read(file.fileno(), ctypes.c_void_p(result + 5 * PAGE), 100)")
     assert pages(target.pid, place) == {5}
     with_it.close()
 
 
-def test_more_regions_than_one_scan_returns(target: Told) -> None:
-    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+def test_more_regions_than_one_scan_returns(target: StatementRunner) -> None:
+    place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    target.do(f"write(told, range(0, {PAGES}, 2))")
+    target.do(f"write(result, range(0, {PAGES}, 2))")
     with smaller_bounds(pagemap, _REGIONS_AT_ONCE=3, _PIECE=16 * PAGE):
         assert pages(target.pid, place) == set(range(0, PAGES, 2))
     with_it.close()
 
 
 @pytest.mark.parametrize("count", [300, 700, 1500])
-def test_no_page_is_reported_twice(target: Told, count: int) -> None:
+def test_no_page_is_reported_twice(target: StatementRunner, count: int) -> None:
     """The kernel answers in passes, and may say that it went less far than it did."""
-    place = target.do(f"told = area({2 * count}); write(told, range({2 * count}))")
+    place = target.do(f"result = area({2 * count}); write(result, range({2 * count}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    target.do(f"write(told, range(0, {2 * count}, 2))")
+    target.do(f"write(result, range(0, {2 * count}, 2))")
     found = find_written(target.pid, (AddressRange(place, place + 2 * count * PAGE),))
     assert int((found[:, 1] - found[:, 0]).sum()) == count * PAGE
     with_it.close()
 
 
-def test_dropped_pages_are_absent_and_new_ones_written(target: Told) -> None:
-    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+def test_dropped_pages_are_absent_and_new_ones_written(target: StatementRunner) -> None:
+    place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    target.do(f"drop(told, {PAGES})")
+    target.do(f"drop(result, {PAGES})")
     assert pages(target.pid, place) == set()
-    target.do("write(told, (7, 8))")
+    target.do("write(result, (7, 8))")
     assert pages(target.pid, place) == {7, 8}
     with_it.close()
 
 
-def test_new_mapping_is_unregistered_and_counts_as_written(target: Told) -> None:
+def test_new_mapping_is_unregistered_and_counts_as_written(target: StatementRunner) -> None:
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    place = target.do(f"told = area({PAGES}); write(told, range(9))")
+    place = target.do(f"result = area({PAGES}); write(result, range(9))")
     reset(target.pid)
     assert not is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(9)), "no reset reaches it"
@@ -109,11 +109,11 @@ def test_new_mapping_is_unregistered_and_counts_as_written(target: Told) -> None
     with_it.close()
 
 
-def test_moved_pages_count_as_written(target: Told) -> None:
+def test_moved_pages_count_as_written(target: StatementRunner) -> None:
     target.do(f"old = area({PAGES}); write(old, range({PAGES})); new = area({PAGES}); write(new, range({PAGES}), 2)")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    place = target.do(f"told = moved(old, {PAGES}, new)")
+    place = target.do(f"result = moved(old, {PAGES}, new)")
     assert pages(target.pid, place) == set(range(PAGES))
     for one in private_anonymous(target.pid):
         with_it.register(one)
@@ -121,11 +121,11 @@ def test_moved_pages_count_as_written(target: Told) -> None:
     with_it.close()
 
 
-def test_forked_child_is_not_tracked(target: Told) -> None:
-    place = target.do(f"place = told = area({PAGES}); write(told, range({PAGES}))")
+def test_forked_child_is_not_tracked(target: StatementRunner) -> None:
+    place = target.do(f"place = result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    child = target.do("told = os.fork(); told or os.read(os.pipe()[0], 1)")
+    child = target.do("result = os.fork(); result or os.read(os.pipe()[0], 1)")
     assert not is_registered(child, place)
     assert pages(child, place) == set(range(PAGES))
     second = protect_all_maps(child)
@@ -135,12 +135,12 @@ def test_forked_child_is_not_tracked(target: Told) -> None:
     target.do("write(place, [2])")
     assert pages(target.pid, place) == {2}
     assert pages(child, place) == set(), "each has its own bits"
-    target.do("os.kill(told, 9); os.waitpid(told, 0)")
+    target.do("os.kill(result, 9); os.waitpid(result, 0)")
     second.close()
     with_it.close()
 
 
-def test_old_descriptor_returns_nothing_after_exec(target: Told) -> None:
+def test_old_descriptor_returns_nothing_after_exec(target: StatementRunner) -> None:
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
     with Path(f"/proc/{target.pid}/pagemap").open("rb", buffering=0) as old:
@@ -151,7 +151,7 @@ def test_old_descriptor_returns_nothing_after_exec(target: Told) -> None:
         assert target.process.stdout.readline() == "ready\n"
         old.seek(0x400000 // PAGE * 8)
         assert old.read(8) == b"", "the trap: it succeeds"
-        place = target.do(f"told = area({PAGES}); write(told, range(3))")
+        place = target.do(f"result = area({PAGES}); write(result, range(3))")
         assert pages(target.pid, place) == {0, 1, 2}, "so ours is opened each time"
     assert not any(is_registered(target.pid, one.start) for one in private_anonymous(target.pid))
     with pytest.raises(OSError, match="Cannot allocate") as caught:
@@ -160,7 +160,7 @@ def test_old_descriptor_returns_nothing_after_exec(target: Told) -> None:
     with_it.close()
 
 
-def test_second_userfaultfd_is_busy(target: Told) -> None:
+def test_second_userfaultfd_is_busy(target: StatementRunner) -> None:
     with_it = protect_all_maps(target.pid)
     with pytest.raises(OSError, match="busy"):
         protect_all_maps(target.pid)
@@ -168,49 +168,49 @@ def test_second_userfaultfd_is_busy(target: Told) -> None:
     protect_all_maps(target.pid).close()
 
 
-def test_every_page_counts_as_written_without_the_tracker(target: Told) -> None:
-    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
+def test_every_page_counts_as_written_without_the_tracker(target: StatementRunner) -> None:
+    place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
     assert pages(target.pid, place) == set()
     with_it.close()
     assert not is_registered(target.pid, place)
     assert pages(target.pid, place) == set(range(PAGES))
-    target.do("write(told, [1])")
+    target.do("write(result, [1])")
 
 
-def test_huge_page_is_reported_in_parts(target: Told) -> None:
-    place = target.do("told = (area(2048) + (1 << 21) - 1) & -(1 << 21)")
-    target.do(f"LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(1 << 21), {MADV_HUGEPAGE}); write(told, [0])")
+def test_huge_page_is_reported_in_parts(target: StatementRunner) -> None:
+    place = target.do("result = (area(2048) + (1 << 21) - 1) & -(1 << 21)")
+    target.do(f"LIBC.madvise(ctypes.c_void_p(result), ctypes.c_size_t(1 << 21), {MADV_HUGEPAGE}); write(result, [0])")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
-    target.do("write(told, [100])")
+    target.do("write(result, [100])")
     found = pages(target.pid, place, 512)
     assert 100 in found
     assert found in ({100}, set(range(512))), "split, or written as a whole"
     with_it.close()
 
 
-def test_guard_pages_stay_guards(target: Told) -> None:
-    place = target.do(f"told = area({PAGES}); write(told, range({PAGES}))")
-    target.do(f"guard = LIBC.madvise(ctypes.c_void_p(told), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_INSTALL})")
-    if target.do("told = guard") != 0:
+def test_guard_pages_stay_guards(target: StatementRunner) -> None:
+    place = target.do(f"result = area({PAGES}); write(result, range({PAGES}))")
+    target.do(f"guard = LIBC.madvise(ctypes.c_void_p(result), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_INSTALL})")
+    if target.do("result = guard") != 0:
         pytest.skip("this kernel has no guard pages in a map (6.13)")
     with_it = protect_all_maps(target.pid)
     reset(target.pid)
     for one in private_anonymous(target.pid):
         with_it.register(one)
     target.do("pipe = os.pipe(); os.write(pipe[1], b'x' * 8)")
-    assert target.do(f"told = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == -1, "it cannot be written"
+    assert target.do(f"result = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == -1, "it cannot be written"
     target.do(f"LIBC.madvise(ctypes.c_void_p({place}), ctypes.c_size_t(4 * PAGE), {MADV_GUARD_REMOVE})")
     reset(target.pid)
-    assert target.do(f"told = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == 1
+    assert target.do(f"result = LIBC.read(pipe[0], ctypes.c_void_p({place}), 1)") == 1
     assert pages(target.pid, place, 4) == {0}
     with_it.close()
 
 
-def test_hugetlb_is_not_scanned(target: Told) -> None:
-    place = target.do(f"told = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
+def test_hugetlb_is_not_scanned(target: StatementRunner) -> None:
+    place = target.do(f"result = area(512, {MAP_HUGETLB | MAP_NORESERVE})")
     with_it = protect_all_maps(target.pid)
     assert not is_registered(target.pid, place)
     reset(target.pid)
@@ -219,9 +219,9 @@ def test_hugetlb_is_not_scanned(target: Told) -> None:
     assert not [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
 
 
-def test_file_and_shared_mappings_are_not_tracked(target: Told, tmp_path: Path) -> None:
+def test_file_and_shared_mappings_are_not_tracked(target: StatementRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * PAGE)
-    target.do("shared = mmap.mmap(-1, PAGE); told = ctypes.addressof(ctypes.c_char.from_buffer(shared))")
+    target.do("shared = mmap.mmap(-1, PAGE); result = ctypes.addressof(ctypes.c_char.from_buffer(shared))")
     target.do(
         f"file = open({str(tmp_path / 'file')!r}, 'r+b'); private = mmap.mmap(file.fileno(), PAGE, mmap.MAP_PRIVATE)"
     )

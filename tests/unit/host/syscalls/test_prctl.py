@@ -10,7 +10,7 @@ import pytest
 from crckpt.host.syscalls.own_process import is_child_subreaper, memory_map_size, set_child_subreaper
 
 
-def said(code: str) -> str:
+def output_of(code: str) -> str:
     """What a program says that has read its own status."""
     begin = "from crckpt.host.proc.status import read_status\nfrom crckpt.host.syscalls import own_process\n"
     argv = [sys.executable, "-c", begin + code]
@@ -38,14 +38,14 @@ else:
     own_process.drop_capability(63)
     print(f"{int(read_status('self')['CapBnd'], 16) ^ before:x}")
 """
-    done = said(code)
+    done = output_of(code)
     if done == "not permitted":
         pytest.skip("capabilities cannot be dropped here")
     assert done == f"{1 << 21:x}", "CAP_SYS_ADMIN, and nothing else"
 
 
 def test_no_new_privs_is_set() -> None:
-    assert said('own_process.set_no_new_privileges(); print(read_status("self")["NoNewPrivs"])') == "1"
+    assert output_of('own_process.set_no_new_privileges(); print(read_status("self")["NoNewPrivs"])') == "1"
 
 
 def test_strict_seccomp_allows_only_read_and_write() -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from entering import Told, state, tracer, wait_for
+from entering import StatementRunner, state, tracer, wait_for
 from msgspec.structs import replace
 from other_user import as_user
 from small_programs import free_pid
@@ -35,14 +35,14 @@ def refusal(pid: int, identity: proc.Identity | None = None) -> None:
         pass
 
 
-def is_unharmed(target: Told) -> bool:
+def is_unharmed(target: StatementRunner) -> bool:
     """Return whether it runs on, traced by nobody, and blocks no signal."""
     wait_for(lambda: tracer(target.pid) == 0, "its tracer to be gone")
     assert int(read_status(target.pid, target.pid)["SigBlk"], 16) == 0
-    return target.do("told = 7") == 7 and state(target.pid) in "SR"
+    return target.do("result = 7") == 7 and state(target.pid) in "SR"
 
 
-def test_system_calls_run_in_the_other_process(target: Told) -> None:
+def test_system_calls_run_in_the_other_process(target: StatementRunner) -> None:
     def check() -> None:
         with stopped(target.pid) as thread:
             assert thread.tid == target.pid
@@ -55,7 +55,7 @@ def test_system_calls_run_in_the_other_process(target: Told) -> None:
     assert is_unharmed(target)
 
 
-def test_lent_memory_is_restored(target: Told, tmp_path: Path) -> None:
+def test_lent_memory_is_restored(target: StatementRunner, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     name = os.fsencode(tmp_path / "file") + b"\0"
 
@@ -81,7 +81,7 @@ def test_lent_memory_is_restored(target: Told, tmp_path: Path) -> None:
     assert is_unharmed(target)
 
 
-def test_failure_leaves_the_process_unchanged(target: Told) -> None:
+def test_failure_leaves_the_process_unchanged(target: StatementRunner) -> None:
     def check() -> None:
         with suppress(KeyError), stopped(target.pid) as thread:
             thread.system_call(GETPID)
@@ -92,7 +92,7 @@ def test_failure_leaves_the_process_unchanged(target: Told) -> None:
     assert is_unharmed(target)
 
 
-def test_other_process_with_the_pid_is_released(target: Told) -> None:
+def test_other_process_with_the_pid_is_released(target: StatementRunner) -> None:
     found = proc.read_process(target.pid)
     assert found is not None
 

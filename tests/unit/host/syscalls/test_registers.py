@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from entering import Told, wait_for
+from entering import StatementRunner, wait_for
 from other_user import as_user
 
 from crckpt.host.proc.maps import read_maps
@@ -40,7 +40,7 @@ def traced(pid: int) -> Iterator[None]:
         ptrace_requests.detach(pid)
 
 
-def test_registers_of_a_thread_waiting_in_read(target: Told) -> None:
+def test_registers_of_a_thread_waiting_in_read(target: StatementRunner) -> None:
     stack = next(each for each in read_maps(target.pid) if each.path == "[stack]")
 
     def check() -> None:
@@ -54,10 +54,10 @@ def test_registers_of_a_thread_waiting_in_read(target: Told) -> None:
         assert any(each.start <= found.instruction_pointer < each.end for each in read_maps(target.pid))
 
     as_user(check, ROOT)
-    assert target.do("told = 3") == 3
+    assert target.do("result = 3") == 3
 
 
-def test_registers_can_be_changed_and_restored(target: Told) -> None:
+def test_registers_can_be_changed_and_restored(target: StatementRunner) -> None:
     def check() -> None:
         with traced(target.pid):
             found = ThreadRegisters.read(target.pid)
@@ -71,11 +71,11 @@ def test_registers_can_be_changed_and_restored(target: Told) -> None:
             found.write(target.pid)
 
     as_user(check, ROOT)
-    assert target.do("told = 4") == 4
+    assert target.do("result = 4") == 4
 
 
-def test_signal_mask_can_be_read_and_set(target: Told) -> None:
-    assert target.do("import signal; told = len(signal.pthread_sigmask(0, [signal.SIGUSR1]))") == 0
+def test_signal_mask_can_be_read_and_set(target: StatementRunner) -> None:
+    assert target.do("import signal; result = len(signal.pthread_sigmask(0, [signal.SIGUSR1]))") == 0
 
     def check() -> None:
         with traced(target.pid):
@@ -90,7 +90,7 @@ def test_signal_mask_can_be_read_and_set(target: Told) -> None:
     assert Path(f"/proc/{target.pid}").exists()
 
 
-def test_untraced_thread_is_an_os_error(target: Told) -> None:
+def test_untraced_thread_is_an_os_error(target: StatementRunner) -> None:
     with pytest.raises(ProcessLookupError):
         ptrace_requests.interrupt(target.pid)
     with pytest.raises(ProcessLookupError):

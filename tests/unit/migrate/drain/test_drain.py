@@ -199,9 +199,9 @@ def test_command_that_cannot_start_leaves_the_program(repository: Repository, jo
 def test_moves_run_the_crckpt_command(jobs: tuple[RunningJob, ...]) -> None:
     command = make_command(jobs[0], "node2", ("--tcp=close",))
     assert command[-6:] == ("--json", "--tcp=close", "--", str(jobs[0].root.pid), "node2", jobs[0].job)
-    said = run.run((*command[: command.index("--json")], "--help"), timeout=300)
-    assert said.status == 0
-    assert "--all" in said.output
+    result = run.run((*command[: command.index("--json")], "--help"), timeout=300)
+    assert result.status == 0
+    assert "--all" in result.output
 
 
 # Both end with the process that has started them.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told
+from entering import StatementRunner
 from gates import answer_here, ask_about, report, target_at
 from msgspec.structs import replace
 
@@ -32,7 +32,7 @@ def data(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     path.unlink(missing_ok=True)
 
 
-def compared(target: Told, there: Path, *, is_shared: bool = False) -> ComparedFiles:
+def compared(target: StatementRunner, there: Path, *, is_shared: bool = False) -> ComparedFiles:
     """What the check has compared of a program: the other host has all of it."""
     plan = target_at(target.pid, there)
     questions = ask_about(plan)
@@ -43,7 +43,7 @@ def compared(target: Told, there: Path, *, is_shared: bool = False) -> ComparedF
     return found
 
 
-def open_in(target: Told, path: Path, *, mode: str = "r+b") -> None:
+def open_in(target: StatementRunner, path: Path, *, mode: str = "r+b") -> None:
     """Let the program open the file, long after it was last changed."""
     target.do(f"path = {str(path)!r}; held = open(path, {mode!r}, buffering=0)")
 
@@ -66,7 +66,7 @@ def open_in(target: Told, path: Path, *, mode: str = "r+b") -> None:
     ],
 )
 def test_write_since_the_check_is_found(
-    target: Told, there: Path, data: Path, before: str, change: str, words: str
+    target: StatementRunner, there: Path, data: Path, before: str, change: str, words: str
 ) -> None:
     open_in(target, data)
     target.do(before or "pass")
@@ -91,14 +91,14 @@ def test_write_since_the_check_is_found(
         "gone = open(path + '.1', 'wb'); os.unlink(path + '.1')",
     ],
 )
-def test_unchanged_content_is_no_change(target: Told, there: Path, data: Path, change: str) -> None:
+def test_unchanged_content_is_no_change(target: StatementRunner, there: Path, data: Path, change: str) -> None:
     open_in(target, data)
     found = compared(target, there)
     target.do(f"import os; {change}")
     refuse_changed_files([target.pid], found)
 
 
-def test_large_file_is_compared_by_its_times(target: Told, there: Path, data: Path) -> None:
+def test_large_file_is_compared_by_its_times(target: StatementRunner, there: Path, data: Path) -> None:
     """Its times tell. Where the program writes through a map, they do not, and the check refuses it."""
     os.truncate(data, LARGE)
     open_in(target, data)
@@ -112,7 +112,7 @@ def test_large_file_is_compared_by_its_times(target: Told, there: Path, data: Pa
     assert [found.key for found in answers.blockers] == ["pid-taken", "file-mapped"]
 
 
-def test_file_open_for_reading_may_change(target: Told, there: Path, data: Path) -> None:
+def test_file_open_for_reading_may_change(target: StatementRunner, there: Path, data: Path) -> None:
     open_in(target, data, mode="rb")
     found = compared(target, there)
     data.write_bytes(CONTENT + b"more")
@@ -125,7 +125,9 @@ def test_file_open_for_reading_may_change(target: Told, there: Path, data: Path)
 @pytest.mark.parametrize(
     ("size", "change"), [(5000, "held.write(b'x')"), (LARGE, "held.write(b'x')"), (5000, "area[1] = 0")]
 )
-def test_undeclared_shared_storage_is_recognized(target: Told, there: Path, data: Path, size: int, change: str) -> None:
+def test_undeclared_shared_storage_is_recognized(
+    target: StatementRunner, there: Path, data: Path, size: int, change: str
+) -> None:
     """The other host has the change, too; or only a copy of what was."""
     os.truncate(data, size)
     copy = data.with_suffix(".copy")

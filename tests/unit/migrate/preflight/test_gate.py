@@ -12,7 +12,7 @@ from typing import Final, Literal
 import pytest
 from command import WITHOUT_CRIU
 from control_groups import make_group
-from entering import PROGRAMS, Told, running, wait_for
+from entering import PROGRAMS, StatementRunner, running, wait_for
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, keys, report, target_at, warned
 from image_sets import described, of_pages, store
 from msgspec.structs import replace
@@ -35,7 +35,7 @@ _CONTENT: Final = b"0123456789"
 _LARGE: Final = (64 << 20) + 1
 
 
-def test_unchanged_host_with_free_pids_has_no_blockers(target: Told, there: Path) -> None:
+def test_unchanged_host_with_free_pids_has_no_blockers(target: StatementRunner, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_in(NEW_PIDS, questions, there)
@@ -46,7 +46,7 @@ def test_unchanged_host_with_free_pids_has_no_blockers(target: Told, there: Path
     assert not there.exists()
 
 
-def test_pids_in_use_are_the_only_blockers(target: Told, there: Path) -> None:
+def test_pids_in_use_are_the_only_blockers(target: StatementRunner, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_here(questions, there)
@@ -83,7 +83,7 @@ def _make_fifo(path: Path) -> None:
     ],
 )
 def test_different_file_is_a_blocker(
-    target: Told, there: Path, tmp_path: Path, key: str, change: Change, words: str
+    target: StatementRunner, there: Path, tmp_path: Path, key: str, change: Change, words: str
 ) -> None:
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
@@ -102,7 +102,7 @@ def test_different_file_is_a_blocker(
     assert [named[number] for number in answers.lacking] == [str(path)] * (key == "file-missing")
 
 
-def test_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_of_another_owner_is_a_warning(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     """Here it belongs to a user, there to root."""
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
@@ -116,7 +116,9 @@ def test_file_of_another_owner_is_a_warning(target: Told, there: Path, tmp_path:
 
 
 @pytest.mark.parametrize("which", ["data", "inner"])
-def test_file_owned_by_another_user_is_a_blocker(target: Told, there: Path, tmp_path: Path, which: str) -> None:
+def test_file_owned_by_another_user_is_a_blocker(
+    target: StatementRunner, there: Path, tmp_path: Path, which: str
+) -> None:
     """Who made it there, as in /tmp, with the same size, mode and content, may give it another content any time."""
     path = tmp_path / "inner" / "data"
     path.parent.mkdir()
@@ -137,7 +139,7 @@ def test_file_owned_by_another_user_is_a_blocker(target: Told, there: Path, tmp_
     assert "file-of-another" not in keys(answer_here(ask_about(plan), there))
 
 
-def test_large_file_is_compared_by_size_and_time(target: Told, there: Path, tmp_path: Path) -> None:
+def test_large_file_is_compared_by_size_and_time(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.touch()
     os.truncate(path, _LARGE)
@@ -152,7 +154,7 @@ def test_large_file_is_compared_by_size_and_time(target: Told, there: Path, tmp_
     assert "time of last change differs" in changed.blockers[-1].what
 
 
-def test_file_open_for_writing_needs_a_copy(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_open_for_writing_needs_a_copy(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     """A copy misses what comes later; without a copy, none is sent."""
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
@@ -166,7 +168,7 @@ def test_file_open_for_writing_needs_a_copy(target: Told, there: Path, tmp_path:
     assert "--send-files" not in found.remedy
 
 
-def test_named_shared_memory_is_a_blocker(target: Told, there: Path) -> None:
+def test_named_shared_memory_is_a_blocker(target: StatementRunner, there: Path) -> None:
     """CRIU takes it for a file, whose content it does not save."""
     path = Path(f"/dev/shm/crckpt-gate-{os.getpid()}")
     path.write_bytes(_CONTENT)
@@ -180,7 +182,7 @@ def test_named_shared_memory_is_a_blocker(target: Told, there: Path) -> None:
     assert "share memory without a name" in found.remedy
 
 
-def test_lost_cgroup_limits_are_reported(target: Told, there: Path) -> None:
+def test_lost_cgroup_limits_are_reported(target: StatementRunner, there: Path) -> None:
     """They are lost where there is no such group."""
     directory = next((each for each in (Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup")) if each.is_dir()), None)
     if directory is None or not os.access(directory, os.W_OK):
@@ -201,7 +203,7 @@ def test_lost_cgroup_limits_are_reported(target: Told, there: Path) -> None:
     assert keys(answers) == ["pid-taken"]
 
 
-def test_log_must_not_be_longer_and_is_compared_by_size(target: Told, there: Path, tmp_path: Path) -> None:
+def test_log_must_not_be_longer_and_is_compared_by_size(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(_CONTENT)
     target.do(f"held = open({str(path)!r}, 'a')")
@@ -235,7 +237,7 @@ def test_library_of_another_build_is_a_blocker(there: Path, tmp_path: Path) -> N
         assert found.remedy == "install the same version there"
 
 
-def test_removed_file_with_another_name_is_a_blocker(target: Told, there: Path, tmp_path: Path) -> None:
+def test_removed_file_with_another_name_is_a_blocker(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     (tmp_path / "other").hardlink_to(path)
@@ -244,7 +246,7 @@ def test_removed_file_with_another_name_is_a_blocker(target: Told, there: Path, 
     assert "removed-name" in keys(answer_here(ask_about(target_at(target.pid, there)), there))
 
 
-def test_removed_file_without_a_name_moves(target: Told, there: Path, tmp_path: Path) -> None:
+def test_removed_file_without_a_name_moves(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.write_bytes(_CONTENT)
     target.do(f"held = open({str(path)!r})")
@@ -252,7 +254,7 @@ def test_removed_file_without_a_name_moves(target: Told, there: Path, tmp_path: 
     assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken"]
 
 
-def test_file_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_name_that_is_no_text(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"\xff\xfe\n")
     path.write_bytes(_CONTENT)
     target.do(f"held = open({os.fsencode(path)!r})")
@@ -262,19 +264,19 @@ def test_file_name_that_is_no_text(target: Told, there: Path, tmp_path: Path) ->
     assert keys(answer_in(NEW_PIDS, questions, there)) == ["file-missing"]
 
 
-def test_port_in_use_is_a_blocker(target: Told, there: Path) -> None:
-    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
+def test_port_in_use_is_a_blocker(target: StatementRunner, there: Path) -> None:
+    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); result = s.getsockname()[1]")
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_in(NEW_PIDS, questions, there)
     assert keys(answers) == ["port-taken"]
-    told = report(asked, questions, answers).blockers[0]
-    assert told.what.startswith(f"{HOST}: TCP port 127.0.0.1:{port} is taken")
-    assert told.remedy.startswith(f"on {HOST}: find it: ss ")
+    blocker = report(asked, questions, answers).blockers[0]
+    assert blocker.what.startswith(f"{HOST}: TCP port 127.0.0.1:{port} is taken")
+    assert blocker.remedy.startswith(f"on {HOST}: find it: ss ")
 
 
-def test_port_of_closed_connections(target: Told, there: Path) -> None:
-    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); told = s.getsockname()[1]")
+def test_port_of_closed_connections(target: StatementRunner, there: Path) -> None:
+    port = target.do("import socket; s = socket.create_server(('127.0.0.1', 0)); result = s.getsockname()[1]")
     questions = ask_about(target_at(target.pid, there))
     target.do("s.close()")
     with socket.socket() as listener, socket.socket() as client:
@@ -288,7 +290,7 @@ def test_port_of_closed_connections(target: Told, there: Path) -> None:
     assert found.key == "port-closing"
 
 
-def test_missing_address_is_a_blocker_unless_it_moves(target: Told, there: Path) -> None:
+def test_missing_address_is_a_blocker_unless_it_moves(target: StatementRunner, there: Path) -> None:
     target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
@@ -298,9 +300,9 @@ def test_missing_address_is_a_blocker_unless_it_moves(target: Told, there: Path)
     elsewhere = replace(questions, sockets=sockets)
     answers = answer_in(NEW_PIDS, elsewhere, there)
     assert keys(answers) == ["address-missing"]
-    told = report(asked, elsewhere, answers).blockers[0].remedy
-    assert told.startswith("move the address with the program: --move-ip ADDRESS/LENGTH@DEVICE; or ")
-    assert told.endswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE")
+    remedy = report(asked, elsewhere, answers).blockers[0].remedy
+    assert remedy.startswith("move the address with the program: --move-ip ADDRESS/LENGTH@DEVICE; or ")
+    assert remedy.endswith(f"on {HOST}: ip addr add 192.0.2.7 dev INTERFACE")
     blocker = report(asked, elsewhere, answers).blockers[0]
     assert blocker.what.startswith(f"{HOST}: it does not have the TCP address 192.0.2.7:")
     ours = replace(answers, blockers=tuple(each.fill(host="127.0.0.1") for each in answers.blockers))
@@ -308,14 +310,14 @@ def test_missing_address_is_a_blocker_unless_it_moves(target: Told, there: Path)
     assert keys(answer_in(NEW_PIDS, replace(elsewhere, moved_addresses=("192.0.2.7/24@eth0",)), there)) == []
 
 
-def test_move_to_the_source_host_is_refused(target: Told, there: Path) -> None:
+def test_move_to_the_source_host_is_refused(target: StatementRunner, there: Path) -> None:
     """All that the tree has is in use there: no other finding says anything."""
     questions = ask_about(target_at(target.pid, there))
     assert keys(answer(questions, Context(there), shares_kernel=True)) == ["same-host"]
     assert "same-host" not in keys(answer(questions, Context(there)))
 
 
-def test_connection_to_a_program_that_stays_is_a_blocker(target: Told, there: Path) -> None:
+def test_connection_to_a_program_that_stays_is_a_blocker(target: StatementRunner, there: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         target.do(f"import socket; s = socket.create_connection(('127.0.0.1', {port}))")
@@ -324,7 +326,7 @@ def test_connection_to_a_program_that_stays_is_a_blocker(target: Told, there: Pa
         assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "close")), there)) == []
 
 
-def test_connection_within_the_tree_moves(target: Told, there: Path) -> None:
+def test_connection_within_the_tree_moves(target: StatementRunner, there: Path) -> None:
     target.do(
         "import socket; s = socket.create_server(('127.0.0.1', 0)); c = socket.create_connection(s.getsockname()); "
         "a, _ = s.accept(); s.close()"
@@ -332,7 +334,7 @@ def test_connection_within_the_tree_moves(target: Told, there: Path) -> None:
     assert keys(answer_in(NEW_PIDS, ask_about(target_at(target.pid, there, "keep")), there)) == []
 
 
-def test_missing_interface_is_a_blocker(target: Told, there: Path) -> None:
+def test_missing_interface_is_a_blocker(target: StatementRunner, there: Path) -> None:
     target.do("import socket; s = socket.socket(); s.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b'lo')")
     questions = ask_about(target_at(target.pid, there))
     assert keys(answer_in(NEW_PIDS, questions, there)) == []
@@ -343,21 +345,21 @@ def test_missing_interface_is_a_blocker(target: Told, there: Path) -> None:
     assert "wan7" in found[0].what
 
 
-def test_lock_of_another_program_is_a_blocker(target: Told, there: Path, tmp_path: Path) -> None:
+def test_lock_of_another_program_is_a_blocker(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = tmp_path / "data"
     path.touch()
     target.do(f"import fcntl; held = open({str(path)!r}); fcntl.flock(held, fcntl.LOCK_EX)")
     assert keys(answer_here(ask_about(target_at(target.pid, there)), there)) == ["pid-taken", "lock-taken"]
 
 
-def test_terminal_in_use_is_a_blocker(target: Told, there: Path) -> None:
-    number = target.do("import os; m, s = os.openpty(); told = int(os.ttyname(s).rpartition('/')[2])")
+def test_terminal_in_use_is_a_blocker(target: StatementRunner, there: Path) -> None:
+    number = target.do("import os; m, s = os.openpty(); result = int(os.ttyname(s).rpartition('/')[2])")
     answers = answer_here(ask_about(target_at(target.pid, there)), there)
     assert keys(answers) == ["pid-taken", "terminal-taken"]
     assert f"/dev/pts/{number}" in answers.blockers[1].what
 
 
-def test_terminal_outside_the_tree_is_a_blocker(target: Told, there: Path) -> None:
+def test_terminal_outside_the_tree_is_a_blocker(target: StatementRunner, there: Path) -> None:
     master, slave = os.openpty()
     try:
         target.do(f"import os; terminal = os.open({os.ttyname(slave)!r}, os.O_RDWR | os.O_NOCTTY)")
@@ -374,7 +376,7 @@ def test_terminal_outside_the_tree_is_a_blocker(target: Told, there: Path) -> No
     os.close(master)
 
 
-def test_users_and_groups_with_other_names_are_warnings(target: Told, there: Path) -> None:
+def test_users_and_groups_with_other_names_are_warnings(target: StatementRunner, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     assert AskedName("user", 0, "root") in questions.names
     other = (AskedName("user", 0, "toor"), AskedName("group", 4_000_000_000, "team"))
@@ -385,7 +387,7 @@ def test_users_and_groups_with_other_names_are_warnings(target: Told, there: Pat
     assert "group 4000000000, here team, does not exist there" in answers.warnings[-1].what
 
 
-def test_program_does_not_get_the_rights_of_another_user(target: Told, there: Path) -> None:
+def test_program_does_not_get_the_rights_of_another_user(target: StatementRunner, there: Path) -> None:
     """A number may be that of another user there, or of a group like docker's."""
     target.do("os.setgroups([12345]); os.setgid(65534); os.setresuid(65534, 65534, 4242)")
     questions = ask_about(target_at(target.pid, there))
@@ -402,18 +404,18 @@ def test_program_does_not_get_the_rights_of_another_user(target: Told, there: Pa
     assert [key for key in warned(allowed) if key == "rights-of-another"] == ["rights-of-another"] * 2
 
 
-@pytest.mark.parametrize(("ahead", "said"), [(90.0, "90 s ahead of"), (-90.0, "90 s behind"), (1.0, "")])
-def test_clock_difference_is_a_warning(target: Told, there: Path, ahead: float, said: str) -> None:
+@pytest.mark.parametrize(("ahead", "difference"), [(90.0, "90 s ahead of"), (-90.0, "90 s behind"), (1.0, "")])
+def test_clock_difference_is_a_warning(target: StatementRunner, there: Path, ahead: float, difference: str) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     found = report(asked, questions, answer_here(questions, there), ahead).warnings
     differs = [each.what for each in found if each.key == "clock-differs"]
     assert differs == (
-        [f"{HOST}: its clock is {said} the clock of this host: the program sees the time jump"] * bool(said)
+        [f"{HOST}: its clock is {difference} the clock of this host: the program sees the time jump"] * bool(difference)
     )
 
 
-def test_unsuitable_machine_is_a_blocker(target: Told, there: Path) -> None:
+def test_unsuitable_machine_is_a_blocker(target: StatementRunner, there: Path) -> None:
     """Another CPU, an older CRIU, too little memory: the host is real, and the tree asks for more."""
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
@@ -428,12 +430,12 @@ def test_unsuitable_machine_is_a_blocker(target: Told, there: Path) -> None:
         expected.remove("cpu")
     assert keys(answers) == expected
     assert "move-space" in warned(answers)
-    told = report(asked, more, answers).blockers
-    assert told[0].what.startswith(f"{HOST}: CRIU ")
-    assert "there is older than CRIU 99.0 here" in told[0].what
+    blockers = report(asked, more, answers).blockers
+    assert blockers[0].what.startswith(f"{HOST}: CRIU ")
+    assert "there is older than CRIU 99.0 here" in blockers[0].what
 
 
-def test_too_small_store_is_refused(target: Told, there: Path) -> None:
+def test_too_small_store_is_refused(target: StatementRunner, there: Path) -> None:
     """What surely does not fit is refused; what may not fit is a warning; what will fit is neither."""
     asked = target_at(target.pid, there)
     memory = asked.observed.memory
@@ -444,8 +446,8 @@ def test_too_small_store_is_refused(target: Told, there: Path) -> None:
 
     def judge(free: int | None) -> tuple[list[str], list[str]]:
         tight = (cause("move-space").finding(needed="", free="", directory=""),)
-        told = replace(answers, warnings=tight, store_free=free)
-        found = judge_store_space(report(asked, questions, told), asked, told, HOST)
+        changed_answers = replace(answers, warnings=tight, store_free=free)
+        found = judge_store_space(report(asked, questions, changed_answers), asked, changed_answers, HOST)
         return [each.key for each in found.blockers], [each.key for each in found.warnings if each.key == "move-space"]
 
     assert judge(4096) == (["move-full"], [])
@@ -461,13 +463,13 @@ def test_too_small_store_is_refused(target: Told, there: Path) -> None:
     assert judge_growth(between, 3000) == ""
 
 
-def test_other_architecture_is_a_blocker(target: Told, there: Path) -> None:
+def test_other_architecture_is_a_blocker(target: StatementRunner, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     strange = replace(questions, host=replace(questions.host, arch="s390"))
     assert keys(answer_in(NEW_PIDS, strange, there)) == ["images-arch"]
 
 
-def test_host_without_criu_is_a_blocker(target: Told, there: Path) -> None:
+def test_host_without_criu_is_a_blocker(target: StatementRunner, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_in((*NEW_PIDS, *WITHOUT_CRIU), questions, there)
@@ -477,9 +479,9 @@ def test_host_without_criu_is_a_blocker(target: Told, there: Path) -> None:
 
 @pytest.mark.parametrize(("executable", "is_other"), [("/usr/bin/another", True), ("/usr/bin/python3", False)])
 def test_job_of_another_program_is_a_blocker(
-    target: Told, repository: Repository, tmp_path: Path, executable: str, *, is_other: bool
+    target: StatementRunner, repository: Repository, tmp_path: Path, executable: str, *, is_other: bool
 ) -> None:
-    script = str(PROGRAMS / "told.py") if executable.endswith("python3") else ""
+    script = str(PROGRAMS / "statements.py") if executable.endswith("python3") else ""
     details = {"program": {"executable": executable, "called": "x", "script": script, "unit": ""}}
     store(repository, tmp_path, of_pages(1), described(details=json.dumps(details).encode()))
     directory = Path(repository.backend.location)
@@ -488,7 +490,7 @@ def test_job_of_another_program_is_a_blocker(
     assert all("/usr/bin/another" in each.what for each in found.blockers)
 
 
-def test_other_move_of_the_job_is_a_blocker(target: Told, there: Path) -> None:
+def test_other_move_of_the_job_is_a_blocker(target: StatementRunner, there: Path) -> None:
     asked = target_at(target.pid, there)
     questions = ask_about(asked)
     answers = answer_here(questions, there, ("0123456789abcdef", "PREPARED"))
@@ -496,10 +498,10 @@ def test_other_move_of_the_job_is_a_blocker(target: Told, there: Path) -> None:
     assert "crckpt migrate --resume 0123456789abcdef" in answers.blockers[0].remedy
 
 
-def test_stopped_process_without_a_shell_is_a_blocker(target: Told, there: Path) -> None:
+def test_stopped_process_without_a_shell_is_a_blocker(target: StatementRunner, there: Path) -> None:
     """As after ^Z: it leads no session, and over there the kernel would end it by SIGHUP."""
     stopped = target.do(
-        "import os, signal, subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid; "
+        "import os, signal, subprocess; p = subprocess.Popen(['sleep', 'infinity']); result = p.pid; "
         "p.send_signal(signal.SIGSTOP); os.waitid(os.P_PID, p.pid, os.WSTOPPED | os.WNOWAIT)"
     )
     asked = target_at(stopped, there)
@@ -511,9 +513,9 @@ def test_stopped_process_without_a_shell_is_a_blocker(target: Told, there: Path)
     assert report(asked, questions, answers).blockers[0].remedy == "continue it before the move: fg"
 
 
-def test_tree_of_several_processes_with_threads(target: Told, there: Path) -> None:
+def test_tree_of_several_processes_with_threads(target: StatementRunner, there: Path) -> None:
     target.do("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()")
-    child = target.do("import subprocess; p = subprocess.Popen(['sleep', 'infinity']); told = p.pid")
+    child = target.do("import subprocess; p = subprocess.Popen(['sleep', 'infinity']); result = p.pid")
     questions = ask_about(target_at(target.pid, there))
     root, other = questions.processes
     assert (root.pid, other.pid, other.ppid) == (target.pid, child, target.pid)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from entering import Told
+from entering import StatementRunner
 from gates import ask_about, target_at
 from msgspec.structs import replace
 
@@ -25,7 +25,7 @@ _RESOURCES = HostResources("x86_64", frozenset(), (), 1 << 22, None, 0, 1, (), (
 
 
 @pytest.fixture
-def asked(target: Told, there: Path, tmp_path: Path) -> MoveQuestions:
+def asked(target: StatementRunner, there: Path, tmp_path: Path) -> MoveQuestions:
     """The questions about a program that reads and writes a file on a network file system."""
     path = tmp_path / "data"
     path.write_bytes(b"0123456789")
@@ -75,7 +75,7 @@ def test_file_shared_by_two_containers_is_recognized(asked: MoveQuestions) -> No
 
 @pytest.mark.parametrize(("call", "kind"), [("flock", "flock"), ("lockf", "POSIX")])
 def test_lock_on_a_network_file_system_is_a_blocker(
-    target: Told, asked: MoveQuestions, there: Path, call: str, kind: str
+    target: StatementRunner, asked: MoveQuestions, there: Path, call: str, kind: str
 ) -> None:
     """The restore would wait for it, as long as the tree is frozen here."""
     target.do(f"import fcntl; fcntl.{call}(held, fcntl.LOCK_EX)")
@@ -87,7 +87,7 @@ def test_lock_on_a_network_file_system_is_a_blocker(
     assert "lock-everywhere" not in _keys(_judge(locked))
 
 
-def test_many_files_in_use_are_counted(target: Told, there: Path, tmp_path: Path) -> None:
+def test_many_files_in_use_are_counted(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     """A database has hundreds open: nobody reads a line for each."""
     target.do(f"held = [open({str(tmp_path)!r} + f'/{{number}}', 'w') for number in range(70)]")
     warnings = _judge(ask_about(target_at(target.pid, there))).warnings
@@ -110,8 +110,8 @@ def test_file_that_cannot_be_examined_is_reported(
 
 def test_unexamined_files_are_counted(asked: MoveQuestions) -> None:
     judged = _judge(asked, problem="unasked", state=None)
-    said = [str(found) for found in judged.warnings]
-    assert "crckpt did not look for 1 more files, because of that file system" in said
+    warnings = [str(found) for found in judged.warnings]
+    assert "crckpt did not look for 1 more files, because of that file system" in warnings
 
 
 def test_missing_answer_is_not_a_missing_file(asked: MoveQuestions) -> None:

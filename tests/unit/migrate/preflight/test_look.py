@@ -114,9 +114,9 @@ def test_silent_file_system_is_left_alone(tmp_path: Path) -> None:
 import subprocess
 words = ["setsid", "--fork", sys.executable, {str(PROGRAMS / "silent_fuse.py")!r}, {str(tmp_path / "mount")!r}]
 with subprocess.Popen([*words, {str(silent)!r}, {str(server)!r}], stdout=subprocess.PIPE, text=True) as starter:
-    said = starter.stdout.readline()
-if said != "mounted\\n":
-    print("cannot", said)
+    line = starter.stdout.readline()
+if line != "mounted\\n":
+    print("cannot", line)
     sys.exit()
 file = {str(tmp_path / "mount/file")!r}
 look(file)

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from effort import examples
-from entering import Told
+from entering import StatementRunner
 from gates import ask_about, target_at
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("is_root")
 
 
 @pytest.fixture
-def asked(target: Told, there: Path) -> dict[str, Any]:
+def asked(target: StatementRunner, there: Path) -> dict[str, Any]:
     """The questions about a live process with a socket, as msgspec writes them."""
     target.do("import socket; s = socket.create_server(('127.0.0.1', 0))")
     found: dict[str, Any] = msgspec.msgpack.decode(encode_questions(ask_about(target_at(target.pid, there))))
@@ -37,12 +37,12 @@ def _decode(content: dict[str, Any]) -> MoveQuestions:
     return decode_questions(msgspec.msgpack.encode(content))
 
 
-def test_questions_round_trip(target: Told, there: Path) -> None:
+def test_questions_round_trip(target: StatementRunner, there: Path) -> None:
     questions = ask_about(target_at(target.pid, there))
     assert decode_questions(encode_questions(questions)) == questions
 
 
-def test_unusual_names_and_times_round_trip(target: Told, there: Path, tmp_path: Path) -> None:
+def test_unusual_names_and_times_round_trip(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     """Names of any bytes, and times that no calendar has."""
     with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
         os.utime(file.name, ns=(1 << 62, 1 << 90))

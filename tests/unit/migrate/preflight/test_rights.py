@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from entering import Told
+from entering import StatementRunner
 
 from crckpt.errors import PreflightRefused
 from crckpt.migrate.preflight.rights import Right, read_rights, refuse_new_rights
@@ -38,13 +38,13 @@ _SETRESUID = {"x86_64": 117, "aarch64": 147}
 
 
 @pytest.fixture
-def ordinary(target: Told) -> Told:
+def ordinary(target: StatementRunner) -> StatementRunner:
     """A program of an ordinary user."""
     target.do("os.setgroups([4343]); os.setresgid(4141, 4141, 4141); os.setresuid(4141, 4141, 0)")
     return target
 
 
-def test_program_that_can_become_root_needs_no_other_rights(ordinary: Told) -> None:
+def test_program_that_can_become_root_needs_no_other_rights(ordinary: StatementRunner) -> None:
     assert read_rights((ordinary.pid,)) == frozenset()
     ordinary.do("os.setresuid(0, 0, 0); os.setresuid(4141, 4141, 4141)")
     own: set[Right] = {("user", 4141), ("group", 4141), ("group", 4343)}
@@ -54,7 +54,7 @@ def test_program_that_can_become_root_needs_no_other_rights(ordinary: Told) -> N
         refuse_new_rights(ordinary.pid, frozenset(own - {("group", 4343)}))
 
 
-def test_rights_of_threads_and_children_count(target: Told) -> None:
+def test_rights_of_threads_and_children_count(target: StatementRunner) -> None:
     number = _SETRESUID.get(os.uname().machine)
     if number is None:
         pytest.skip("the number of the system call is not known")

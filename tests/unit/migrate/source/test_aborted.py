@@ -24,7 +24,7 @@ _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    ("error", "message"),
     [
         (RemoteError("db2: no space is left"), "db2: no space is left; app keeps running here"),
         (Interrupted("interrupted by SIGINT"), "interrupted by SIGINT; app keeps running here"),
@@ -40,11 +40,11 @@ _ENDED = "app (PID 812) ended while it was being moved; it was not moved"
         (TargetNotRunning("there is no process 812"), _ENDED),
     ],
 )
-def test_error_tells_where_the_program_is(error: CommandFailure, said: str) -> None:
-    told = say_where_it_runs(error, JobName("app"), 812, None)
-    assert (type(told), told.message, told.exit_code) == (type(error), said, error.exit_code)
+def test_error_tells_where_the_program_is(error: CommandFailure, message: str) -> None:
+    reported = say_where_it_runs(error, JobName("app"), 812, None)
+    assert (type(reported), reported.message, reported.exit_code) == (type(error), message, error.exit_code)
     late = say_where_it_runs(error, JobName("app"), 812, cause("address-hook").finding())
-    assert late.message == f"{said}; --address-hook failed"
+    assert late.message == f"{message}; --address-hook failed"
 
 
 def test_hint_is_kept_unless_the_program_has_ended() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from connected import Collected, connected, in_thread
-from entering import Told
+from entering import StatementRunner
 from gates import HOST, NEW_PIDS, answer_here, answer_in, ask_about, report, target_at
 from msgspec.structs import replace
 
@@ -328,7 +328,9 @@ def test_system_directories_are_refused() -> None:
     placement.close()
 
 
-def test_move_that_lacks_only_files_is_possible_after_sending(target: Told, there: Path, elsewhere: Path) -> None:
+def test_move_that_lacks_only_files_is_possible_after_sending(
+    target: StatementRunner, there: Path, elsewhere: Path
+) -> None:
     asked = _prepare(elsewhere, "one")
     target.do(f"held = open({str(elsewhere / 'one')!r})")
     plan = target_at(target.pid, there)
@@ -343,7 +345,7 @@ def test_move_that_lacks_only_files_is_possible_after_sending(target: Told, ther
     assert answer_in(NEW_PIDS, questions, there).blockers == ()
 
 
-def test_nothing_is_sent_if_another_blocker_exists(target: Told, there: Path, tmp_path: Path) -> None:
+def test_nothing_is_sent_if_another_blocker_exists(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     path = _make(tmp_path / "data")
     target.do(f"held = open({str(path)!r})")
     plan = target_at(target.pid, there)
@@ -354,7 +356,7 @@ def test_nothing_is_sent_if_another_blocker_exists(target: Told, there: Path, tm
     assert [found.what for found in refused.value.findings] == [f"{HOST}: PID {target.pid} is in use by python3"]
 
 
-def test_sendable_files_are_selected(target: Told, there: Path, tmp_path: Path) -> None:
+def test_sendable_files_are_selected(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     read, written, special = (_make(tmp_path / name) for name in ("read", "written", "special"))
     special.chmod(0o4755)
     (tmp_path / "open").mkdir()
@@ -366,9 +368,9 @@ def test_sendable_files_are_selected(target: Told, there: Path, tmp_path: Path) 
     sendable, refused = find_sendable(questions, own)
     assert {Path(file.name).name for file in sendable} == {"read", "work"}
     assert {found.key for found in refused} == {"file-unsendable"}
-    said = " ".join(found.what for found in refused)
+    reasons = " ".join(found.what for found in refused)
     for why in ("the program writes to it", "set-user-id", "may read what is in it"):
-        assert why in said
+        assert why in reasons
     network = replace(own[0], shared_by="nfs4")
     of_host = replace(next(file for file in own if file.name == str(read)), path=b"/etc/cron.d/daily", uid=0)
     assert find_sendable(questions, [replace(of_host, uid=_OWNER)])[1] == ()
@@ -376,7 +378,7 @@ def test_sendable_files_are_selected(target: Told, there: Path, tmp_path: Path) 
     assert "nfs4" in find_sendable(questions, [network])[1][0].what
 
 
-def test_file_open_only_by_path_is_not_sent(target: Told, there: Path, tmp_path: Path) -> None:
+def test_file_open_only_by_path_is_not_sent(target: StatementRunner, there: Path, tmp_path: Path) -> None:
     """For that it need not be allowed to read the file (O_PATH)."""
     path = _make(tmp_path / "file")
     for program, is_sent in (("path", False), ("path, reader", True)):

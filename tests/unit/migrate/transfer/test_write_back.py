@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
-from entering import Told
+from entering import StatementRunner
 
 from crckpt.migrate.transfer.write_back import write_back
 
@@ -55,7 +55,7 @@ def directory() -> Iterator[Path]:
         "held[:] = b'x' * {size}",
     ],
 )
-def test_written_pages_reach_the_file_system(target: Told, directory: Path, statement: str) -> None:
+def test_written_pages_reach_the_file_system(target: StatementRunner, directory: Path, statement: str) -> None:
     path, size = directory / "data", PAGES * os.sysconf("SC_PAGESIZE")
     path.write_bytes(bytes(size))
     target.do(f"path = {str(path)!r}; {statement.format(size=size)}")
@@ -63,7 +63,7 @@ def test_written_pages_reach_the_file_system(target: Told, directory: Path, stat
     assert count_unwritten(path) == 0
 
 
-def test_program_may_change_its_files_meanwhile(target: Told, directory: Path) -> None:
+def test_program_may_change_its_files_meanwhile(target: StatementRunner, directory: Path) -> None:
     """It puts other files and FIFOs at the same descriptor: nothing waits, nothing fails."""
     target.do(
         f"""
@@ -82,7 +82,7 @@ threading.Thread(target=change, daemon=True).start()
         write_back([target.pid], {directory.stat().st_dev})
 
 
-def test_other_files_are_left_alone(target: Told, directory: Path) -> None:
+def test_other_files_are_left_alone(target: StatementRunner, directory: Path) -> None:
     path = directory / "data"
     target.do(f"held = open({str(path)!r}, 'wb', 0); held.write(b'x'); import os; os.unlink({str(path)!r})")
     write_back([target.pid], {path.parent.stat().st_dev})

@@ -242,7 +242,7 @@ def test_end_of_ssh_is_explained(ssh: Callable[[str], tuple[str, ...]], text: st
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "hint"),
+    ("sudo_output", "status", "hint"),
     [
         ("sudo: a password is required", 1, "NOPASSWD"),
         ("Sorry, user ada is not allowed to execute '/usr/bin/crckpt receive' as root on there.", 1, "NOPASSWD"),
@@ -254,15 +254,17 @@ def test_end_of_ssh_is_explained(ssh: Callable[[str], tuple[str, ...]], text: st
         ("sudo: unable to resolve host there: Name or service not known", 30, "sudo crckpt doctor"),
     ],
 )
-def test_errors_of_sudo_are_explained(ssh: Callable[[str], tuple[str, ...]], said: str, status: int, hint: str) -> None:
-    program = ssh(f"#!/bin/sh\necho {shlex.quote(said)} >&2\nexit {status}\n")
+def test_errors_of_sudo_are_explained(
+    ssh: Callable[[str], tuple[str, ...]], sudo_output: str, status: int, hint: str
+) -> None:
+    program = ssh(f"#!/bin/sh\necho {shlex.quote(sudo_output)} >&2\nexit {status}\n")
     with (
         started("ada@[fd77::2]:22", "sudo crckpt", ssh=program) as remote,
         Connection(remote.incoming, remote.outgoing, "there", explain_end=remote.explain_end) as connection,
         pytest.raises(RemoteError) as caught,
     ):
         connection.receive(Hello)
-    assert said in caught.value.message
+    assert sudo_output in caught.value.message
     assert hint in caught.value.hint
     assert ("NOPASSWD" in hint) == ("NOPASSWD" in caught.value.hint)
 

@@ -95,9 +95,9 @@ def test_additional_rights_of_a_thread_are_refused(
     dump: PlannedDump, workspace: Workspace, rights: dict[int, Rights], changes: dict[str, object], what: str
 ) -> None:
     had = rights | {ROOT: replace(rights[ROOT], **changes)}
-    said = refusal(dump, workspace, had)
-    assert said.startswith(f"the dump failed: task {ROOT} told CRIU that it has the rights of ")
-    assert what in said
+    output = refusal(dump, workspace, had)
+    assert output.startswith(f"the dump failed: task {ROOT} told CRIU that it has the rights of ")
+    assert what in output
 
 
 def test_thread_killed_before_its_rights_were_read(

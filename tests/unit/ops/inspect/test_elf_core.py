@@ -47,9 +47,9 @@ def test_more_segments_than_16_bits_can_count(tmp_path: Path) -> None:
     if (readelf := shutil.which("readelf")) is None:
         pytest.skip("readelf is not installed")
     (file := tmp_path / "core").write_bytes(made.head)
-    said = subprocess.run([readelf, "--program-headers", file], capture_output=True, text=True, check=True)
-    assert sum(line.startswith("  LOAD ") for line in said.stdout.splitlines()) == many
-    assert said.stderr == ""
+    result = subprocess.run([readelf, "--program-headers", file], capture_output=True, text=True, check=True)
+    assert sum(line.startswith("  LOAD ") for line in result.stdout.splitlines()) == many
+    assert result.stderr == ""
 
 
 def test_notes_have_the_kernels_layout() -> None:

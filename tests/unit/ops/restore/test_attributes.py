@@ -27,8 +27,8 @@ def test_lost_protection_fails_the_restore(tree: ImageTree) -> None:
     wanted = record(tree, {}, {"no_written_code": (64,)})
     with pytest.raises(RestoreFailed, match=r"PR_SET_MDWE.*: Invalid argument"):
         plan_attributes(wanted, tree, allow_weaker=False).set_all(None)
-    (said,) = plan_attributes(wanted, tree, allow_weaker=True).set_all(None)
-    assert said.key == "protection-lost"
+    (warning,) = plan_attributes(wanted, tree, allow_weaker=True).set_all(None)
+    assert warning.key == "protection-lost"
 
 
 def test_other_lost_attribute_is_a_warning(tree: ImageTree) -> None:

@@ -12,13 +12,13 @@ from crckpt.host.proc import Descriptor
 
 
 @pytest.mark.parametrize(
-    ("end", "key", "told"),
+    ("end", "key", "message"),
     [(READS, "outside-pipe-read", "then end of file"), (WRITES, "outside-pipe", "the output of crckpt restore")],
 )
-def test_pipe_to_an_outside_process(end: Descriptor, key: str, told: str) -> None:
+def test_pipe_to_an_outside_process(end: Descriptor, key: str, message: str) -> None:
     observation = with_files(end, replace(end, pid=101, fd=9))
     (warning,) = plan(observation).warnings
-    assert (warning.key, told in warning.what) == (key, True)
+    assert (warning.key, message in warning.what) == (key, True)
     assert "fd 3 of PID 100" in warning.what
     assert plan(replace(observation, closed_pipes=frozenset({55}))).warnings == ()
 

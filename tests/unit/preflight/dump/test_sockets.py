@@ -43,9 +43,9 @@ def test_ktls_connection_must_be_closed() -> None:
     """CRIU would restore it in plain text."""
     encrypted = SocketKind(100, 3, socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, layer="tls")
     observation = replace(TWO_PROCESSES, connections=(CONNECTION,), sockets=(encrypted,))
-    (told,) = plan(observation, "keep").blockers
-    assert told.key == "tcp-layer"
-    assert "fd 3 of PID 100" in told.what
+    (blocker,) = plan(observation, "keep").blockers
+    assert blocker.key == "tcp-layer"
+    assert "fd 3 of PID 100" in blocker.what
     assert plan(observation, "close").blockers == ()
 
 
@@ -68,8 +68,8 @@ def test_unix_connection_to_the_outside_is_a_blocker() -> None:
     observation = replace(
         TWO_PROCESSES, outside_ends=(OutsideEnd(100, 1, "/run/journal/stdout"), OutsideEnd(101, 4, ""))
     )
-    told = [finding.what for finding in plan(observation).blockers]
-    assert told == [
+    messages = [finding.what for finding in plan(observation).blockers]
+    assert messages == [
         "descriptor 1 of PID 100 (a unix socket to /run/journal/stdout) is connected to a process outside the tree",
         "descriptor 4 of PID 101 (a unix socket) is connected to a process outside the tree",
     ]

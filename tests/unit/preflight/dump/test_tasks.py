@@ -102,13 +102,13 @@ def test_preload_library_exists_in_the_trees_own_mounts() -> None:
 
 def test_tracer_of_a_thread_is_named() -> None:
     observation = replace(PLAIN, traced_threads=(TracedThread(100, 102, 900),))
-    (told,) = plan(observation).blockers
-    assert told.key == "traced"
-    assert "traced by process 900 (gdb)" in told.what
+    (blocker,) = plan(observation).blockers
+    assert blocker.key == "traced"
+    assert "traced by process 900 (gdb)" in blocker.what
     assert observation.tracers == {900}
 
 
 def test_remedy_does_not_kill_a_tracing_root() -> None:
-    (told,) = plan(replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),))).blockers
-    assert told.key == "traced-by-root"
-    assert "kill" not in told.remedy
+    (blocker,) = plan(replace(PLAIN, traced_threads=(TracedThread(100, 102, 100),))).blockers
+    assert blocker.key == "traced-by-root"
+    assert "kill" not in blocker.remedy

@@ -50,8 +50,8 @@ def test_affinity_on_another_host(
     record = of_root(tree, was, threads={tree.root.pid: {"affinity": had}})
     host = HostAttributes(frozenset(now))
     assert next(attributes_to_set(record, tree, host)).values["affinity"] == gets
-    said = " ".join(str(finding) for finding in judge_attributes(record, tree, host).lost)
-    assert ("this host has no CPU 5" in said) == (5 in had)
+    losses = " ".join(str(finding) for finding in judge_attributes(record, tree, host).lost)
+    assert ("this host has no CPU 5" in losses) == (5 in had)
 
 
 def test_impossible_nodes_are_skipped(tree: ImageTree) -> None:

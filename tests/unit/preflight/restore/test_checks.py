@@ -16,8 +16,8 @@ from crckpt.preflight.restore.plan import PlannedRestore
 
 @pytest.mark.parametrize("ours", ["4.1.1", "3.17.1", "4.1-rc1"])
 def test_older_criu_is_refused(planned: PlannedRestore, host: HostState, ours: str) -> None:
-    said = only_blocker(judge_restore(replace(planned, crius=("4.2.1", ours)), host))
-    assert said.startswith(f"older-criu: CRIU 4.2.1 made this checkpoint, and this older one, {ours}, ")
+    blocker = only_blocker(judge_restore(replace(planned, crius=("4.2.1", ours)), host))
+    assert blocker.startswith(f"older-criu: CRIU 4.2.1 made this checkpoint, and this older one, {ours}, ")
 
 
 @pytest.mark.parametrize(
@@ -42,5 +42,5 @@ def test_unchanged_host_has_no_findings(planned: PlannedRestore, host: HostState
 def test_all_blockers_are_reported_at_once(planned: PlannedRestore, host: HostState) -> None:
     worse = with_changed(with_changed(host, PLAIN, mode=stat.S_IFREG | 0o600, size=1), LOG, size=99)
     worse = replace(worse, owners=(IdUser(7993, "PID", 7993, 1, "x", "running"),))
-    told = [finding.key for finding in judge_restore(planned, worse).blockers]
-    assert sorted(told) == ["file-mode", "file-shrunk", "log-grown", "pid-taken"]
+    blocker_keys = [finding.key for finding in judge_restore(planned, worse).blockers]
+    assert sorted(blocker_keys) == ["file-mode", "file-shrunk", "log-grown", "pid-taken"]

@@ -87,17 +87,17 @@ def test_uses_name_process_and_use(tree: ImageTree) -> None:
 
 def test_missing_file_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     for files in (host.files | {PLAIN: None}, {path: file for path, file in host.files.items() if path != PLAIN}):
-        told = only_blocker(judge_restore(planned, replace(host, files=files)))
-        assert told.startswith(f"file-missing: {PLAIN} is missing (fd ")
+        blocker = only_blocker(judge_restore(planned, replace(host, files=files)))
+        assert blocker.startswith(f"file-missing: {PLAIN} is missing (fd ")
 
 
 @pytest.mark.parametrize("grown", ["refuse", "keep", "rewind"])
 def test_shrunk_file_is_a_blocker(planned: PlannedRestore, host: HostState, grown: str) -> None:
     assert grown in ("refuse", "keep", "rewind")
     chosen = replace(planned, grown=grown)
-    told = only_blocker(judge_restore(chosen, with_changed(host, PLAIN, size=99)))
-    assert told.startswith(f"file-shrunk: {PLAIN} has 99 bytes since {CHANGED}; at the checkpoint it had 100 (fd ")
-    assert f"{CREATED.astimezone():%Y-%m-%d %H:%M:%S}" in told
+    blocker = only_blocker(judge_restore(chosen, with_changed(host, PLAIN, size=99)))
+    assert blocker.startswith(f"file-shrunk: {PLAIN} has 99 bytes since {CHANGED}; at the checkpoint it had 100 (fd ")
+    assert f"{CREATED.astimezone():%Y-%m-%d %H:%M:%S}" in blocker
 
 
 @pytest.mark.parametrize(
@@ -138,9 +138,11 @@ def test_recreatable_files_are_no_blockers(planned: PlannedRestore, host: HostSt
         (RUN, "directory-missing", stat.S_IFDIR | 0o755, f"install --directory --mode=0755 --owner=0 {RUN}"),
     ):
         tree = with_file(planned.tree, path, partial(replace, mode=mode))
-        told = only_blocker(judge_restore(replace(planned, tree=tree), replace(host, files=host.files | {path: None})))
-        assert told.startswith(f"{key}: {path} is missing (")
-        assert command in told
+        blocker = only_blocker(
+            judge_restore(replace(planned, tree=tree), replace(host, files=host.files | {path: None}))
+        )
+        assert blocker.startswith(f"{key}: {path} is missing (")
+        assert command in blocker
 
 
 ROTATED = (
@@ -158,9 +160,9 @@ def test_rotated_log_is_accepted(planned: PlannedRestore, host: HostState, chang
     assert judge_restore(planned, host).blockers == ()
     rotated = with_changed(host, LOG, **change)
     for grown in ("refuse", "rewind"):
-        told = only_blocker(judge_restore(replace(planned, grown=grown), rotated))
-        assert told.startswith(f"log-rotated: {LOG} is no longer the log of the checkpoint: that had 11 bytes, ")
-        assert "--grown keep" in told
+        blocker = only_blocker(judge_restore(replace(planned, grown=grown), rotated))
+        assert blocker.startswith(f"log-rotated: {LOG} is no longer the log of the checkpoint: that had 11 bytes, ")
+        assert "--grown keep" in blocker
     verdict = judge_restore(replace(planned, grown="keep"), rotated)
     assert (verdict.blockers, [finding.key for finding in verdict.warnings]) == ((), ["log-appended"])
     rehearsed = judge_restore(replace(planned, grown="rewind", is_rehearsal=True), rotated)
@@ -179,9 +181,9 @@ def test_other_file_is_not_cut_back(planned: PlannedRestore, host: HostState) ->
 def test_write_only_file_may_be_cut_back(planned: PlannedRestore, host: HostState) -> None:
     """As `program >log` does: then the program goes on behind it."""
     written = with_file(planned.tree, PLAIN, lambda file: replace(file, flags=os.O_WRONLY))
-    told = only_blocker(judge_restore(replace(planned, tree=written), with_changed(host, PLAIN, size=0)))
-    assert told.startswith("output-shrunk")
-    assert f"truncate --size 100 {PLAIN}" in told
+    blocker = only_blocker(judge_restore(replace(planned, tree=written), with_changed(host, PLAIN, size=0)))
+    assert blocker.startswith("output-shrunk")
+    assert f"truncate --size 100 {PLAIN}" in blocker
 
 
 @pytest.mark.parametrize(
@@ -280,25 +282,27 @@ def test_log_without_a_recorded_size_is_not_compared(planned: PlannedRestore, ho
 
 def test_other_build_of_a_library_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
-    told = only_blocker(judge_restore(planned, with_changed(host, libc, build_id="00ff")))
-    assert told.startswith(f"file-replaced: {libc} is another build than at the checkpoint, since {CHANGED} (mapped by")
-    assert file_of(planned.tree, libc).build_id in told
+    blocker = only_blocker(judge_restore(planned, with_changed(host, libc, build_id="00ff")))
+    assert blocker.startswith(
+        f"file-replaced: {libc} is another build than at the checkpoint, since {CHANGED} (mapped by"
+    )
+    assert file_of(planned.tree, libc).build_id in blocker
     assert judge_restore(planned, with_changed(host, libc, build_id="")).blockers == (), (
         "CRIU compares only where there are two"
     )
 
 
 def test_other_file_mode_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
-    told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFREG | 0o4600)))
-    assert told.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}; at the checkpoint it had 06")
-    assert told.endswith(PLAIN)
-    told = only_blocker(judge_restore(planned, with_changed(host, RUN, mode=stat.S_IFDIR | 0o123)))
-    assert "has mode 0123" in told
+    blocker = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFREG | 0o4600)))
+    assert blocker.startswith(f"file-mode: {PLAIN} has mode 4600 since {CHANGED}; at the checkpoint it had 06")
+    assert blocker.endswith(PLAIN)
+    blocker = only_blocker(judge_restore(planned, with_changed(host, RUN, mode=stat.S_IFDIR | 0o123)))
+    assert "has mode 0123" in blocker
 
 
 def test_other_file_kind_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
-    told = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
-    assert told.startswith(
+    blocker = only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=stat.S_IFDIR | 0o644, size=4096)))
+    assert blocker.startswith(
         f"file-kind: {PLAIN} is a directory since {CHANGED}; at the checkpoint it was a regular file (fd "
     )
     assert "file of another kind" in only_blocker(judge_restore(planned, with_changed(host, PLAIN, mode=0)))
@@ -340,11 +344,11 @@ def test_upgraded_package_is_named(
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     host = with_changed(host, libc, **change)
     assert find_changed_paths(chosen, host) == (libc,)
-    told = only_blocker(judge_restore(chosen, replace(host, packages={libc: UPGRADED})))
+    blocker = only_blocker(judge_restore(chosen, replace(host, packages={libc: UPGRADED})))
     when = f"{UPGRADED.since.astimezone():%Y-%m-%d %H:%M:%S}"
-    assert told.startswith(f"file-upgraded: {libc} changed since the checkpoint: package libc6 became 2.42-1 at ")
-    assert f" at {when} (mapped by " in told
-    assert told.endswith("install libc6 2.41-4 again")
+    assert blocker.startswith(f"file-upgraded: {libc} changed since the checkpoint: package libc6 became 2.42-1 at ")
+    assert f" at {when} (mapped by " in blocker
+    assert blocker.endswith("install libc6 2.41-4 again")
     nameless = replace(UPGRADED, before="")
     assert only_blocker(judge_restore(chosen, replace(host, packages={libc: nameless}))).endswith(
         "install libc6 as it was at the checkpoint again"
@@ -354,10 +358,10 @@ def test_upgraded_package_is_named(
 def test_change_after_a_package_upgrade_is_no_upgrade(planned: PlannedRestore, host: HostState) -> None:
     libc = next(path for path in host.files if path.endswith("/libc.so.6"))
     older = replace(UPGRADED, since=CREATED - timedelta(days=1))
-    told = only_blocker(
+    blocker = only_blocker(
         judge_restore(planned, replace(with_changed(host, libc, build_id="00ff"), packages={libc: older}))
     )
-    assert told.startswith("file-replaced: ")
+    assert blocker.startswith("file-replaced: ")
 
 
 def test_packages_are_needed_only_for_changed_files(planned: PlannedRestore, host: HostState) -> None:

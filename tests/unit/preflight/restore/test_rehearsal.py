@@ -88,8 +88,8 @@ def test_interface_bound_socket_cannot_be_rehearsed(tree: ImageTree) -> None:
         return [found.what for found in find_rehearsal_blockers(other, needs_terminal=False)]
 
     assert bound("") == bound("lo") == []
-    (said,) = bound("eth7")
-    assert "eth7" in said
+    (lines,) = bound("eth7")
+    assert "eth7" in lines
 
 
 def test_terminal_cannot_be_rehearsed(tree: ImageTree) -> None:
@@ -99,12 +99,12 @@ def test_terminal_cannot_be_rehearsed(tree: ImageTree) -> None:
 
 def test_rehearsal_reports_where_it_cuts_files() -> None:
     """The warning of a restore is replaced; other warnings stay."""
-    said = cause("file-rewound").finding(path="/a", size=1, now=2), cause("file-written").finding(path="/b")
-    verdict = RestoreVerdict((), said, (), needs_terminal=False)
-    kept, told = rehearsal_warnings(verdict)
-    assert kept == said[1]
-    assert told.key == "file-cut-rehearsed"
-    assert "/a" in told.what
+    findings = cause("file-rewound").finding(path="/a", size=1, now=2), cause("file-written").finding(path="/b")
+    verdict = RestoreVerdict((), findings, (), needs_terminal=False)
+    kept, warning = rehearsal_warnings(verdict)
+    assert kept == findings[1]
+    assert warning.key == "file-cut-rehearsed"
+    assert "/a" in warning.what
 
 
 def there() -> FileState:

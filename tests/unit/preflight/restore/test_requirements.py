@@ -44,7 +44,7 @@ HERE = HostResources(
 )
 
 
-def told(
+def describe_blockers(
     tree: ImageTree, here: HostResources, recorded: tuple[str, ...] = ("avx2", "sse2"), largest: int = 9000
 ) -> str:
     """Return the only finding; empty if there is none."""
@@ -72,12 +72,12 @@ def with_vma(tree: ImageTree, status: int) -> ImageTree:
 
 
 def test_suitable_host_lacks_nothing(tree: ImageTree) -> None:
-    assert told(tree, HERE) == ""
+    assert describe_blockers(tree, HERE) == ""
 
 
 def test_missing_cpu_instructions_are_named(tree: ImageTree) -> None:
-    said = told(tree, HERE, recorded=("sse2", "avx512f", "amx_tile", "nopl", "retpoline"))
-    assert said.startswith("cpu: this CPU lacks amx_tile, avx512f: ")
+    blockers = describe_blockers(tree, HERE, recorded=("sse2", "avx512f", "amx_tile", "nopl", "retpoline"))
+    assert blockers.startswith("cpu: this CPU lacks amx_tile, avx512f: ")
 
 
 def test_kernel_cpu_flags_are_no_instructions(tree: ImageTree) -> None:
@@ -89,52 +89,57 @@ def test_kernel_cpu_flags_are_no_instructions(tree: ImageTree) -> None:
 
 
 def test_unknown_cpu_lacks_nothing(tree: ImageTree) -> None:
-    assert told(tree, replace(HERE, cpu_features=frozenset())) == ""
-    assert told(tree, HERE, recorded=()) == ""
+    assert describe_blockers(tree, replace(HERE, cpu_features=frozenset())) == ""
+    assert describe_blockers(tree, HERE, recorded=()) == ""
 
 
 def test_shadow_stacks_need_a_cpu_with_them(tree: ImageTree) -> None:
-    assert told(with_vma(tree, SHADOW_STACK), HERE).startswith("cpu: this CPU lacks user_shstk: ")
+    assert describe_blockers(with_vma(tree, SHADOW_STACK), HERE).startswith("cpu: this CPU lacks user_shstk: ")
 
 
 def test_images_of_another_architecture_are_refused(tree: ImageTree) -> None:
-    said = told(of_core(tree, arch="aarch64"), replace(HERE, pid_limit=5))
-    assert said.startswith("images-arch: the images are of aarch64, and this machine is x86_64: ")
+    blockers = describe_blockers(of_core(tree, arch="aarch64"), replace(HERE, pid_limit=5))
+    assert blockers.startswith("images-arch: the images are of aarch64, and this machine is x86_64: ")
 
 
 def test_id_above_the_limit_is_refused(tree: ImageTree) -> None:
-    assert told(tree, replace(HERE, pid_limit=9001)) == ""
-    said = told(tree, replace(HERE, pid_limit=9000))
-    assert said.startswith("pid-limit: PID 9000 is above the PID limit of this host: sysctl -w kernel.pid_max=")
+    assert describe_blockers(tree, replace(HERE, pid_limit=9001)) == ""
+    blockers = describe_blockers(tree, replace(HERE, pid_limit=9000))
+    assert blockers.startswith("pid-limit: PID 9000 is above the PID limit of this host: sysctl -w kernel.pid_max=")
 
 
 def test_more_tasks_than_the_cgroup_allows(tree: ImageTree) -> None:
     count = len(tree.threads)
     assert count > len(tree.processes)
-    assert told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
-    said = told(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count - 1)))
-    assert f"has {count} processes and threads, but control group /sys/fs/cgroup/a allows only {count - 1} more" in said
+    assert describe_blockers(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count))) == ""
+    blockers = describe_blockers(tree, replace(HERE, tasks=TasksLeft("/sys/fs/cgroup/a", count - 1)))
+    assert (
+        f"has {count} processes and threads, but control group /sys/fs/cgroup/a allows only {count - 1} more"
+        in blockers
+    )
 
 
 def test_missing_memory_and_space_are_reported_with_numbers(tree: ImageTree) -> None:
-    said = told(tree, replace(HERE, free_memory=39 * MEBIBYTE))
-    assert said.startswith("tree-memory: the tree needs 40 MiB of memory, but only 39 MiB are free: ")
-    assert "but only 0.0 MiB are free" in told(tree, replace(HERE, free_memory=-5))
-    said = told(tree, replace(HERE, disks=(*HERE.disks, DiskSpace("/run/x", 3 * MEBIBYTE, MEBIBYTE // 2))))
-    assert said.startswith(
+    blockers = describe_blockers(tree, replace(HERE, free_memory=39 * MEBIBYTE))
+    assert blockers.startswith("tree-memory: the tree needs 40 MiB of memory, but only 39 MiB are free: ")
+    assert "but only 0.0 MiB are free" in describe_blockers(tree, replace(HERE, free_memory=-5))
+    blockers = describe_blockers(
+        tree, replace(HERE, disks=(*HERE.disks, DiskSpace("/run/x", 3 * MEBIBYTE, MEBIBYTE // 2)))
+    )
+    assert blockers.startswith(
         "restore-space: a restore writes 3.0 MiB to the file system of /run/x, which has only 0.5 MiB free"
     )
 
 
 def test_too_few_reserved_huge_pages(tree: ImageTree) -> None:
     enough = HugePages(1 << 30, 2, 2)
-    assert told(tree, replace(HERE, huge_pages=(enough,))) == ""
-    said = told(tree, replace(HERE, huge_pages=(enough, HugePages(2 << 20, 4, 3))))
-    assert said == (
+    assert describe_blockers(tree, replace(HERE, huge_pages=(enough,))) == ""
+    blockers = describe_blockers(tree, replace(HERE, huge_pages=(enough, HugePages(2 << 20, 4, 3))))
+    assert blockers == (
         "huge-pages: the tree needs 4 reserved huge pages (2.0 MiB each), but only 3 are free: "
         "reserve more: /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"
     )
-    assert "but only 0 are free" in told(tree, replace(HERE, huge_pages=(HugePages(2 << 20, 4, -1),)))
+    assert "but only 0 are free" in describe_blockers(tree, replace(HERE, huge_pages=(HugePages(2 << 20, 4, -1),)))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +156,7 @@ def test_too_few_reserved_huge_pages(tree: ImageTree) -> None:
 )
 def test_missing_kernel_needs_are_reported(tree: ImageTree, need: Need) -> None:
     here = replace(HERE, missing=(need,))
-    assert told(tree, here).startswith(f"{need.key}: ")
+    assert describe_blockers(tree, here).startswith(f"{need.key}: ")
 
 
 def test_time_namespace_difference_is_a_warning(planned: PlannedRestore, host: HostState) -> None:

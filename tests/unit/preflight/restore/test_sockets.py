@@ -20,8 +20,8 @@ def without_sockets(tree: ImageTree) -> tuple[OpenFile, ...]:
 
 def test_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostState) -> None:
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
-    told = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
-    assert told == (
+    blocker = only_blocker(judge_restore(planned, replace(host, refused={listener.id: "taken"})))
+    assert blocker == (
         "port-taken: TCP port [::1]:47002 is taken by another program: "
         "find it: ss -ltnp 'sport = :47002' (package iproute2); then end it"
     )
@@ -41,8 +41,8 @@ def test_datagram_port_in_use_is_a_blocker(planned: PlannedRestore, host: HostSt
     datagram = replace(listener, type=DATAGRAM, protocol="udp", state="close", source=Address("127.0.0.1", 53))
     alone = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), datagram)))
     assert [(socket.id, use) for socket, use in find_bound_sockets(alone)] == [(listener.id, "datagram")]
-    told = only_blocker(judge_restore(alone, replace(host, refused={listener.id: "taken"})))
-    assert told == (
+    blocker = only_blocker(judge_restore(alone, replace(host, refused={listener.id: "taken"})))
+    assert blocker == (
         "port-taken: UDP port 127.0.0.1:53 is taken by another program: "
         "find it: ss -lunp 'sport = :53' (package iproute2); then end it"
     )
@@ -52,9 +52,9 @@ def test_missing_address_is_a_blocker(planned: PlannedRestore, host: HostState) 
     (listener,) = (socket for socket in planned.tree.listening if socket.source == Address("::1", 47002))
     elsewhere = replace(listener, source=Address("192.0.2.1", 80))
     moved = replace(planned, tree=replace(planned.tree, files=(*without_sockets(planned.tree), elsewhere)))
-    told = only_blocker(judge_restore(moved, replace(host, refused={listener.id: "missing"})))
-    assert told.startswith("address-missing: this host does not have the TCP address 192.0.2.1:80")
-    assert told.endswith("ip addr add 192.0.2.1 dev INTERFACE")
+    blocker = only_blocker(judge_restore(moved, replace(host, refused={listener.id: "missing"})))
+    assert blocker.startswith("address-missing: this host does not have the TCP address 192.0.2.1:80")
+    assert blocker.endswith("ip addr add 192.0.2.1 dev INTERFACE")
 
 
 def test_only_kept_connections_need_their_address(planned: PlannedRestore) -> None:

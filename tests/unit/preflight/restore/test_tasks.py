@@ -36,8 +36,8 @@ def test_session_and_group_of_the_shell_may_be_in_use(tree: ImageTree) -> None:
 def test_ids_in_use_are_blockers(planned: PlannedRestore, host: HostState, role: str) -> None:
     taken = replace(host, owners=(IdUser(7993, role, 41, 1, "nginx", "sleeping"),))
     assert judge_restore(planned, taken).is_in_use
-    told = only_blocker(judge_restore(planned, taken))
-    assert told.startswith(f"pid-taken: {role} 7993 is in use by nginx (PID 41)")
+    blocker = only_blocker(judge_restore(planned, taken))
+    assert blocker.startswith(f"pid-taken: {role} 7993 is in use by nginx (PID 41)")
     assert judge_restore(replace(planned, new_pid_namespace=True), taken).blockers == ()
 
 
@@ -58,7 +58,13 @@ def test_pid_in_use_covers_the_threads_of_the_process(planned: PlannedRestore, h
 
 
 def test_id_of_an_unreaped_process(planned: PlannedRestore, host: HostState) -> None:
-    told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),))))
-    assert told.startswith("pid-unreaped: PID 7993 is in use by old, a zombie of process 40: end that process")
-    told = only_blocker(judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "old", "zombie"),))))
-    assert told.endswith("start the container with an init that reaps (docker run --init), or use --new-pid-namespace")
+    blocker = only_blocker(
+        judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 40, "old", "zombie"),)))
+    )
+    assert blocker.startswith("pid-unreaped: PID 7993 is in use by old, a zombie of process 40: end that process")
+    blocker = only_blocker(
+        judge_restore(planned, replace(host, owners=(IdUser(7993, "PID", 7993, 1, "old", "zombie"),)))
+    )
+    assert blocker.endswith(
+        "start the container with an init that reaps (docker run --init), or use --new-pid-namespace"
+    )

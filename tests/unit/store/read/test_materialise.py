@@ -280,10 +280,10 @@ def test_files_are_private_and_never_overwritten(tmp_path: Path) -> None:
 def test_progress_ends_at_the_total(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     images = write_set(tmp_path / "images", ImageSet({"pagemap-1.img": [area(0, *range(5000))]}, {"a.img": b"a" * 5}))
-    told: list[tuple[int, int]] = []
-    checkpoint = ingest(repository, images, described(), progress=lambda done, total: told.append((done, total)))
-    assert told[-1] == (checkpoint.statistics.raw_bytes, checkpoint.statistics.raw_bytes)
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    progress: list[tuple[int, int]] = []
+    checkpoint = ingest(repository, images, described(), progress=lambda done, total: progress.append((done, total)))
+    assert progress[-1] == (checkpoint.statistics.raw_bytes, checkpoint.statistics.raw_bytes)
+    assert [done for done, _ in progress] == sorted(done for done, _ in progress)
     unpacked: list[tuple[int, int]] = []
     (tmp_path / "out").mkdir()
     materialise(repository, checkpoint, tmp_path / "out", progress=lambda done, total: unpacked.append((done, total)))

@@ -243,9 +243,9 @@ def test_ended_process_is_an_error(checkpoint: tuple[Repository, Checkpoint, Mem
 def test_unmapped_memory_is_an_error(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:
     repository, _, memory = checkpoint
     beyond = store(repository, tmp_path, ImageSet({NAME: [area(1, *range(1, 20))]}))
-    with open_reader(repository, beyond) as reading, pytest.raises(OSError, match="Bad address") as told:
+    with open_reader(repository, beyond) as reading, pytest.raises(OSError, match="Bad address") as raised:
         reading.set_apart({NAME: apart(1, [(0, 20)])}).fill({NAME: memory.pid}, lambda _more: None)
-    assert told.value.errno == errno.EFAULT
+    assert raised.value.errno == errno.EFAULT
 
 
 def test_unordered_pages_are_left_to_criu(checkpoint: tuple[Repository, Checkpoint, Memory], tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def test_gc_removes_unreferenced_packs(tmp_path: Path) -> None:
     assert collect_garbage(repository) == GarbageResult((), (), 0)
     repository.remove([first.id])
     size = packs(repository)[0].stat().st_size
-    told = collect_garbage(repository, dry_run=True)
+    result = collect_garbage(repository, dry_run=True)
     assert len(packs(repository)) == 2
     done = collect_garbage(repository)
-    assert done == told
+    assert done == result
     assert done.packs == (first.packs[0].digest,)
     assert done.leftovers == (f"cache/fingerprints/{first.packs[0].digest}",)
     assert done.bytes >= size

@@ -54,10 +54,10 @@ def _refusal(root: Path, identity: CheckpointId) -> IntegrityError | None:
 def test_shared_pack_is_read_once(tmp_path: Path) -> None:
     repository = open_store(tmp_path)
     kept = [store(repository, tmp_path, ONE_PROCESS) for _ in range(3)]
-    told: list[tuple[int, int]] = []
-    found = verify(repository, progress=lambda done, total: told.append((done, total)))
+    progress: list[tuple[int, int]] = []
+    found = verify(repository, progress=lambda done, total: progress.append((done, total)))
     assert (len(found.checkpoints), found.packs, found.damages) == (len(kept), 1, ())
-    assert told[-1] == (packs(repository)[0].stat().st_size,) * 2
+    assert progress[-1] == (packs(repository)[0].stat().st_size,) * 2
 
 
 def test_damage_of_unreferenced_packs_is_ignored(tmp_path: Path) -> None:

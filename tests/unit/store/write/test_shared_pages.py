@@ -166,9 +166,9 @@ def test_gc_keeps_packs_that_a_running_dump_will_reference(moment: str, tmp_path
                 act()
     finally:
         dumping.send_signal(signal.SIGCONT)
-        told, _ = dumping.communicate()
+        output, _ = dumping.communicate()
     (second,) = repository.checkpoints(JobName("two"))
-    assert told.strip() == second.id
+    assert output.strip() == second.id
     assert _digests(first) & _digests(second)
     repository.remove([first.id])
     collect_garbage(repository)

@@ -105,9 +105,14 @@ def test_running_dump_is_named(root: proc.Process) -> None:
 
 def test_refusal_of_a_tracker_is_raised_with_its_message(root: proc.Process) -> None:
     no = Answer(refused="the tree is not frozen")
-    with listening(root) as listener, answering(listener, no), session(root) as held, pytest.raises(HostCannot) as said:
+    with (
+        listening(root) as listener,
+        answering(listener, no),
+        session(root) as held,
+        pytest.raises(HostCannot) as raised,
+    ):
         held.check_freeze()
-    assert said.value.message == "the tree is not frozen"
+    assert raised.value.message == "the tree is not frozen"
 
 
 def test_tracker_that_hangs_up_has_ended(root: proc.Process) -> None:

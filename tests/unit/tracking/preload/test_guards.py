@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, Told, preload_library, reset, state, wait_for
+from entering import NO_WRITE_PROTECTION, OF_ANOTHER, PROGRAMS, StatementRunner, preload_library, reset, state, wait_for
 from protection import pages, protect_all_maps
 
 from crckpt.criu.hold import Hold, gate
@@ -148,9 +148,9 @@ def test_preload_library_without_a_guard_answers_differently(
     assert asked(changed, tmp_path / "changed", is_let=is_let)[question] not in right
 
 
-def test_new_mapping_reads_as_written_whatever_its_marks(target: Told) -> None:
+def test_new_mapping_reads_as_written_whatever_its_marks(target: StatementRunner) -> None:
     """Before 6.13 pages that were moved (mremap) kept their marks: registered again they would have been clean."""
-    place = target.do("told = area(64); write(told, range(64))")
+    place = target.do("result = area(64); write(result, range(64))")
     protection = protect_all_maps(target.pid)
     reset(target.pid)
     (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]
@@ -161,12 +161,12 @@ def test_new_mapping_reads_as_written_whatever_its_marks(target: Told) -> None:
     protection.close()
 
 
-def test_fork_events_would_block_the_process(target: Told) -> None:
+def test_fork_events_would_block_the_process(target: StatementRunner) -> None:
     assert not userfaultfd.ASYNC_WRITE_PROTECTION & _EVENT_FORK
     protection = protect_all_maps(target.pid, userfaultfd.ASYNC_WRITE_PROTECTION | _EVENT_FORK)
     assert target.process.stdin is not None
     assert target.process.stdout is not None
-    target.process.stdin.write("told = os.fork() or os._exit(0)\n")
+    target.process.stdin.write("result = os.fork() or os._exit(0)\n")
     target.process.stdin.flush()
     wait_for(lambda: state(target.pid) in "DS" and "userfaultfd" in wchan(target.pid), "it to hang")
     protection.close()
@@ -177,9 +177,9 @@ def wchan(pid: int) -> str:
     return Path(f"/proc/{pid}/wchan").read_text()
 
 
-def test_clean_pages_are_registered_and_unwritten(target: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clean_pages_are_registered_and_unwritten(target: StatementRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a program protects its own pages (not asynchronously) they read as not written, and as not registered."""
-    place = target.do("told = area(64); write(told, range(64))")
+    place = target.do("result = area(64); write(result, range(64))")
     (taken,) = take_userfaultfds([target.pid])
     own = WriteProtection(taken.descriptor, _FLAG_WP)
     (one,) = [one for one in private_anonymous(target.pid) if one.start <= place < one.end]

@@ -70,7 +70,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def asked(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+def library_answers(library: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """What came of each question, and what was said on stderr."""
     if NO_WRITE_PROTECTION:
         pytest.skip(NO_WRITE_PROTECTION)
@@ -93,71 +93,71 @@ def asking(work: Path, environment: dict[str, str], program: str = "asks_as_criu
 
 def answers(process: subprocess.Popen[str]) -> tuple[dict[str, Any], str]:
     """The answers, and what was said on stderr."""
-    out, said = process.communicate(timeout=60)
-    assert process.returncode == 0, said
-    told = json.loads(out)
-    assert isinstance(told, dict)
-    return told, said
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 0, error
+    results = json.loads(out)
+    assert isinstance(results, dict)
+    return results, error
 
 
-def test_results_of_the_preload_library_are_not_cached(asked: tuple[dict[str, Any], str]) -> None:
-    told, _ = asked
-    opens = {name: found for name, found in told.items() if name.startswith("kdat ")}
+def test_results_of_the_preload_library_are_not_cached(library_answers: tuple[dict[str, Any], str]) -> None:
+    results, _ = library_answers
+    opens = {name: found for name, found in results.items() if name.startswith("kdat ")}
     assert opens.pop("kdat create") == "EEXIST"
     assert len(opens) == 8
     assert set(opens.values()) == {"ENOENT"}, opens
 
 
-def test_self_test_passes_with_each_read_method(asked: tuple[dict[str, Any], str]) -> None:
-    told, _ = asked
-    assert told["reset"] == 2
-    dirty = {name: found for name, found in told.items() if name.startswith("dirty ")}
+def test_self_test_passes_with_each_read_method(library_answers: tuple[dict[str, Any], str]) -> None:
+    results, _ = library_answers
+    assert results["reset"] == 2
+    dirty = {name: found for name, found in results.items() if name.startswith("dirty ")}
     assert len(dirty) == 6
     assert all(dirty.values()), dirty
 
 
-def test_soft_dirty_means_written_or_unregistered(asked: tuple[dict[str, Any], str]) -> None:
-    told, _ = asked
-    assert told["unregistered"] == [DIRTY] * 6
-    assert told["registered"] == [DIRTY] * 6
-    assert told["after reset"] == [CLEAN] * 6, "and pages 6 and 7, which hold nothing, are still not there"
-    assert told["one written"] == [CLEAN] * 3 + [DIRTY] + [CLEAN] * 2
-    assert told["without soft-dirty"] == [PRESENT] * 6
+def test_soft_dirty_means_written_or_unregistered(library_answers: tuple[dict[str, Any], str]) -> None:
+    results, _ = library_answers
+    assert results["unregistered"] == [DIRTY] * 6
+    assert results["registered"] == [DIRTY] * 6
+    assert results["after reset"] == [CLEAN] * 6, "and pages 6 and 7, which hold nothing, are still not there"
+    assert results["one written"] == [CLEAN] * 3 + [DIRTY] + [CLEAN] * 2
+    assert results["without soft-dirty"] == [PRESENT] * 6
 
 
 def test_writes_between_scan_and_reset_count_in_the_next_dump(
-    asked: tuple[dict[str, Any], str],
+    library_answers: tuple[dict[str, Any], str],
 ) -> None:
     """By somebody outside of the tree. What was written before counts as long as CRIU asks, in parts, too."""
-    told, _ = asked
-    assert told["of another"] == OF_ANOTHER
+    results, _ = library_answers
+    assert results["of another"] == OF_ANOTHER
 
 
-def test_mixed_mappings_read_as_the_kernel_reports(asked: tuple[dict[str, Any], str]) -> None:
+def test_mixed_mappings_read_as_the_kernel_reports(library_answers: tuple[dict[str, Any], str]) -> None:
     """Though registered memory is asked for by itself, and without a question that takes long."""
-    told, _ = asked
-    assert told["of all kinds"] == {"asked": 78 * 4, "wrong": 0, "found": 5, "of the file": 2}
+    results, _ = library_answers
+    assert results["of all kinds"] == {"asked": 78 * 4, "wrong": 0, "found": 5, "of the file": 2}
 
 
-def test_programs_started_by_criu_do_not_get_the_library(asked: tuple[dict[str, Any], str]) -> None:
-    told, _ = asked
-    assert told["inherited"] == ["PATH"]
+def test_programs_started_by_criu_do_not_get_the_library(library_answers: tuple[dict[str, Any], str]) -> None:
+    results, _ = library_answers
+    assert results["inherited"] == ["PATH"]
 
 
-def test_unknown_requests_are_refused_with_a_message(asked: tuple[dict[str, Any], str]) -> None:
-    told, said = asked
+def test_unknown_requests_are_refused_with_a_message(library_answers: tuple[dict[str, Any], str]) -> None:
+    results, output = library_answers
     for what in ("flags", "size", "chosen by soft-dirty", "asked for written", "reset 1", "reset 44", "reset 5"):
-        assert told[what] in ("ENOTSUP", "EOPNOTSUPP"), what
-    assert "another number than 4 for clear_refs" in said
-    assert "PAGEMAP_SCAN with WPALLOWED or WRITTEN" in said
+        assert results[what] in ("ENOTSUP", "EOPNOTSUPP"), what
+    assert "another number than 4 for clear_refs" in output
+    assert "PAGEMAP_SCAN with WPALLOWED or WRITTEN" in output
 
 
-def test_other_files_are_not_affected(asked: tuple[dict[str, Any], str]) -> None:
-    told, _ = asked
-    assert told["another file of that number"]
-    assert told["mode"] == 0o640 & ~_umask()
-    assert told["at once"] == 64
-    assert told["the next"] in ("ENOTSUP", "EOPNOTSUPP"), "one that could not be looked after is not opened"
+def test_other_files_are_not_affected(library_answers: tuple[dict[str, Any], str]) -> None:
+    results, _ = library_answers
+    assert results["another file of that number"]
+    assert results["mode"] == 0o640 & ~_umask()
+    assert results["at once"] == 64
+    assert results["the next"] in ("ENOTSUP", "EOPNOTSUPP"), "one that could not be looked after is not opened"
 
 
 def test_library_has_no_dependencies(library: Path) -> None:
@@ -196,11 +196,11 @@ def test_first_reset_of_the_tree_waits_for_the_commit(library: Path, tmp_path: P
         assert os.read(hold.reached, 9) == b"."
         reached = os.dup(hold.reached)
         hold.commit()
-        told, said = answers(process)
+        results, output = answers(process)
         assert os.read(reached, 9) == b"", "it asked once"
         os.close(reached)
-    assert told == without
-    assert said.count(NOT_LET) == 0
+    assert results == without
+    assert output.count(NOT_LET) == 0
 
 
 @pytest.mark.parametrize("tracker", TRACKERS)
@@ -220,10 +220,10 @@ def test_nothing_is_reset_without_a_commit(library: Path, tmp_path: Path, tracke
         if how == "killed":
             owner.kill()
         owner.communicate()
-    told, said = answers(process)
-    assert told["resets of another"] == ["ECANCELED", "ECANCELED"]
-    assert NOT_LET in said
-    assert told["reset"] == 2, "its own, as in a self-test"
+    results, output = answers(process)
+    assert results["resets of another"] == ["ECANCELED", "ECANCELED"]
+    assert NOT_LET in output
+    assert results["reset"] == 2, "its own, as in a self-test"
 
 
 RESETS = """
@@ -248,28 +248,28 @@ def test_scan_without_progress_is_an_error(tmp_path: Path) -> None:
 
 def test_soft_dirty_results_equal_those_without_the_library(library: Path, tmp_path: Path) -> None:
     alone, _ = answers(asking(fresh(tmp_path / "alone"), {"PATH": os.environ["PATH"]}))
-    told, said = answers(asking(fresh(tmp_path / "with"), environment(library, SoftDirty.name)))
-    assert told == alone
-    assert said == ""
+    results, output = answers(asking(fresh(tmp_path / "with"), environment(library, SoftDirty.name)))
+    assert results == alone
+    assert output == ""
 
 
 def test_pages_are_moved_at_once_and_reported_by_run(library: Path, tmp_path: Path) -> None:
     for name in ("alone", "with"):
         (tmp_path / name).mkdir()
     alone, _ = answers(asking(tmp_path / "alone", {}, "splices.py"))
-    told, said = answers(asking(tmp_path / "with", environment(library), "splices.py"))
+    results, output = answers(asking(tmp_path / "with", environment(library), "splices.py"))
     runs = [PAGE, 3 * PAGE, PAGE, 11 * PAGE, 0]
-    assert told["runs"] == runs * 2
-    assert told["right"], "in the order in which they were asked for"
-    assert told["no room"][:2] == [7 * PAGE // 2, "EFBIG"]
-    assert told["no room"][-1] == "EFBIG"
-    assert sum(told["no room"][2:-1]) == 7 * PAGE // 2
-    assert (alone.pop("held"), told.pop("held")) == (2 * 16 + 2, 2 * 16 + 14)
+    assert results["runs"] == runs * 2
+    assert results["right"], "in the order in which they were asked for"
+    assert results["no room"][:2] == [7 * PAGE // 2, "EFBIG"]
+    assert results["no room"][-1] == "EFBIG"
+    assert sum(results["no room"][2:-1]) == 7 * PAGE // 2
+    assert (alone.pop("held"), results.pop("held")) == (2 * 16 + 2, 2 * 16 + 14)
     others = ("of another pipe", "to another file", "of another pipe of that number")
-    refused = {name: told.pop(name) for name in others}
+    refused = {name: results.pop(name) for name in others}
     assert set(refused.values()) <= {"ENOTSUP", "EOPNOTSUPP"}
-    assert said.count("before it took all of one") == len(refused)
-    assert told == {name: alone[name] for name in told}, "all else is as without it"
+    assert output.count("before it took all of one") == len(refused)
+    assert results == {name: alone[name] for name in results}, "all else is as without it"
 
 
 def fresh(work: Path) -> Path:

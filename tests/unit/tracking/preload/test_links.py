@@ -41,31 +41,31 @@ def create(name):
     os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
 root = os.open(".", os.O_RDONLY)
 own, other = "own/file.cr.1.ghost", "to-roots/file.cr.1.ghost"
-said = {"create": tried(create, own), "create through link": tried(create, other)}
-said["chown"] = tried(os.chown, own, 65534, 65534, dir_fd=root, follow_symlinks=False)
-said["chmod"] = tried(os.chmod, own, 0o640, dir_fd=root)
-said["mode"] = os.stat(own).st_mode & 0o7777
+results = {"create": tried(create, own), "create through link": tried(create, other)}
+results["chown"] = tried(os.chown, own, 65534, 65534, dir_fd=root, follow_symlinks=False)
+results["chmod"] = tried(os.chmod, own, 0o640, dir_fd=root)
+results["mode"] = os.stat(own).st_mode & 0o7777
 os.rename(own, "own/kept")
 os.symlink("../roots/secret", own)
-said["chmod of a link"] = tried(os.chmod, own, 0o4777, dir_fd=root)
+results["chmod of a link"] = tried(os.chmod, own, 0o4777, dir_fd=root)
 os.unlink(own)
 os.link("roots/secret", own)
-said["chown of a hard link"] = tried(os.chown, own, 65534, 65534, dir_fd=root, follow_symlinks=False)
-said["chmod of a hard link"] = tried(os.chmod, own, 0o4777, dir_fd=root)
+results["chown of a hard link"] = tried(os.chown, own, 65534, 65534, dir_fd=root, follow_symlinks=False)
+results["chmod of a hard link"] = tried(os.chmod, own, 0o4777, dir_fd=root)
 os.unlink(own)
 create(own)
-said["chmod of another file"] = tried(os.chmod, own, 0o4777, dir_fd=root)
-said["link"] = tried(os.link, own, "own/evil", src_dir_fd=root, dst_dir_fd=root)
-said["link through link"] = tried(os.link, own, "to-roots/evil", src_dir_fd=root, dst_dir_fd=root)
-said["unlink through link"] = tried(os.unlink, "to-roots/secret", dir_fd=root)
-said["mkdir through link"] = tried(os.mkdir, "to-roots/directory", dir_fd=root)
-said["unlink"] = tried(os.unlink, "own/evil", dir_fd=root)
+results["chmod of another file"] = tried(os.chmod, own, 0o4777, dir_fd=root)
+results["link"] = tried(os.link, own, "own/evil", src_dir_fd=root, dst_dir_fd=root)
+results["link through link"] = tried(os.link, own, "to-roots/evil", src_dir_fd=root, dst_dir_fd=root)
+results["unlink through link"] = tried(os.unlink, "to-roots/secret", dir_fd=root)
+results["mkdir through link"] = tried(os.mkdir, "to-roots/directory", dir_fd=root)
+results["unlink"] = tried(os.unlink, "own/evil", dir_fd=root)
 removed, full = "own/removed.cr.1.ghost", "own/full.cr.1.ghost"
 os.mkdir(removed)
-said["chown of a directory"] = tried(os.chown, removed, 65534, 65534, dir_fd=root, follow_symlinks=False)
+results["chown of a directory"] = tried(os.chown, removed, 65534, 65534, dir_fd=root, follow_symlinks=False)
 os.rename("own/full", full)
-said["chown of another directory"] = tried(os.chown, full, 65534, 65534, dir_fd=root, follow_symlinks=False)
-print(json.dumps(said))
+results["chown of another directory"] = tried(os.chown, full, 65534, 65534, dir_fd=root, follow_symlinks=False)
+print(json.dumps(results))
 """
 )
 
@@ -91,7 +91,7 @@ def test_symlink_does_not_redirect_a_link_of_criu(library: Path, tmp_path: Path)
         "nowhere/link_remap.9",
     )
     for number, expected in enumerate((0, 0, 0, 0, *(errno.ENOTDIR,) * 4, errno.ENOENT), start=1):
-        found = {key: said for key, said in tried.items() if key.endswith(f"link_remap.{number}")}
+        found = {key: results for key, results in tried.items() if key.endswith(f"link_remap.{number}")}
         assert set(found.values()) == {expected}, found
     assert sorted(path.name for path in tmp_path.rglob("*remap*")) == []
 

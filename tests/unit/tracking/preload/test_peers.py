@@ -54,11 +54,11 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
     for _ in range(2):
         os.read(connected, 1)  # the queue is full
     child = connects(0)
-    said = []
+    messages = []
     with socket.socket(fileno=libc.accept(server.fileno(), None, None)) as found:
-        said.append(found.recv(10).decode())
+        messages.append(found.recv(10).decode())
     os.waitpid(child, 0)
-    print(json.dumps(said))
+    print(json.dumps(messages))
 """
 SENDS: Final = """
 import json, os, socket
@@ -76,20 +76,20 @@ def sends(user, text):
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as server:
     server.bind(name)
     before = len(os.listdir("/proc/self/fd"))
-    said = []
+    messages = []
     for user, text in ((65534, b"theirs"), (0, b"ours"), (65534, b"theirs again"), (65534, b"and again"), (0, b"more")):
         sends(user, text)
     for _ in range(2):
         text, descriptors, flags, _ = socket.recv_fds(server, 100, 2)
-        said.append([text.decode(), len(descriptors), flags])
+        messages.append([text.decode(), len(descriptors), flags])
     sends(65534, b"last")
     server.setblocking(False)
     try:
         socket.recv_fds(server, 100, 4)
     except BlockingIOError:
-        said.append("nothing more")
-    said.append(len(os.listdir("/proc/self/fd")) - before)
-    print(json.dumps(said))
+        messages.append("nothing more")
+    messages.append(len(os.listdir("/proc/self/fd")) - before)
+    print(json.dumps(messages))
 """
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from entering import Told
-from entering import told as target_of
+from entering import StatementRunner
+from entering import statement_runner as target_of
 
 READER = """
 import ctypes, os, sys
@@ -44,7 +44,7 @@ def table(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def target() -> Iterator[Told]:
+def target() -> Iterator[StatementRunner]:
     """A process with maps of many kinds."""
     with target_of() as target:
         for line in KINDS.splitlines():
@@ -58,7 +58,7 @@ class Read:
     def __init__(self, text: str) -> None:
         self.is_the_kernels = "\nRss:" in text
         lines = text.splitlines()
-        self.told = [line.split() for line in lines if "-" in line.split()[0] or line.startswith("VmFlags:")]
+        self.lines = [line.split() for line in lines if "-" in line.split()[0] or line.startswith("VmFlags:")]
 
 
 def reading(place: int | Path, **environment: str | Path) -> subprocess.Popen[str]:
@@ -74,27 +74,27 @@ def read(place: int | Path, **environment: str | Path) -> Read:
     return Read(out)
 
 
-def test_kernel_is_queried_once(library: Path, target: Told, table: Path) -> None:
-    right = read(target.pid).told
+def test_kernel_is_queried_once(library: Path, target: StatementRunner, table: Path) -> None:
+    right = read(target.pid).lines
     assert sum(line[0] == "VmFlags:" for line in right) == len(right) // 2 > 20
     for is_first in (True, False):
         made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
-        assert made.told == right
+        assert made.lines == right
         assert made.is_the_kernels == is_first
 
 
-def test_more_maps_than_one_read_returns(library: Path, target: Told, table: Path) -> None:
+def test_more_maps_than_one_read_returns(library: Path, target: StatementRunner, table: Path) -> None:
     for count in (1500, 3000):
         target.do(f"kept += [mmap.mmap(-1, 4096, kind | anonymous, 1 + n % 2) for n in range({count})]")
-        right = read(target.pid).told
+        right = read(target.pid).lines
         assert len(right) > 2 * count
         for _ in range(2):
             made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
-            assert made.told == right
+            assert made.lines == right
         assert not made.is_the_kernels
 
 
-def test_flags_that_were_never_cached_are_queried(library: Path, target: Told, table: Path) -> None:
+def test_flags_that_were_never_cached_are_queried(library: Path, target: StatementRunner, table: Path) -> None:
     """The map is advised as a whole: its line in maps stays as it was."""
     read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
     listed = Path(f"/proc/{target.pid}/maps").read_text()
@@ -102,28 +102,28 @@ def test_flags_that_were_never_cached_are_queried(library: Path, target: Told, t
         target.do(f"mapped.madvise({advice})")
         assert Path(f"/proc/{target.pid}/maps").read_text() == listed
         made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
-        assert made.told == read(target.pid).told
+        assert made.lines == read(target.pid).lines
         assert made.is_the_kernels == is_new
-        assert any("dc" in line[1:] for line in made.told if line[0] == "VmFlags:") == (advice == DONTFORK)
+        assert any("dc" in line[1:] for line in made.lines if line[0] == "VmFlags:") == (advice == DONTFORK)
 
 
-def test_unusable_cache_is_ignored(library: Path, target: Told, tmp_path: Path) -> None:
+def test_unusable_cache_is_ignored(library: Path, target: StatementRunner, tmp_path: Path) -> None:
     torn, missing = tmp_path / "torn", tmp_path / "nowhere/table"
     torn.write_bytes(bytes(ENTRY + 5))
     for table in (torn, missing, tmp_path, ""):
         for _ in range(2):
             made = read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
             assert made.is_the_kernels
-            assert made.told == read(target.pid).told
+            assert made.lines == read(target.pid).lines
     assert torn.read_bytes() == bytes(ENTRY + 5)
 
 
-def test_concurrent_readers_add_each_entry_once(library: Path, target: Told, table: Path) -> None:
+def test_concurrent_readers_add_each_entry_once(library: Path, target: StatementRunner, table: Path) -> None:
     for _ in range(2):
         readers = [reading(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table) for _ in range(6)]
-        right = read(target.pid).told
+        right = read(target.pid).lines
         for reader in readers:
-            assert Read(reader.communicate(timeout=60)[0]).told == right
+            assert Read(reader.communicate(timeout=60)[0]).lines == right
     content = table.read_bytes()
     entries = [content[place : place + ENTRY] for place in range(0, len(content), ENTRY)]
     assert len({entry[:8] for entry in entries}) == len(entries) > 10
@@ -131,21 +131,21 @@ def test_concurrent_readers_add_each_entry_once(library: Path, target: Told, tab
     assert not read(target.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).is_the_kernels
 
 
-def test_each_process_gets_its_own_flags(library: Path, target: Told, table: Path) -> None:
+def test_each_process_gets_its_own_flags(library: Path, target: StatementRunner, table: Path) -> None:
     with target_of() as other:
         for one in (target, other, target, other):
             made = read(one.pid, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table)
-            assert made.told == read(one.pid).told
+            assert made.lines == read(one.pid).lines
     assert not made.is_the_kernels
 
 
 def test_file_with_the_name_of_the_cache_is_left_alone(
-    library: Path, target: Told, table: Path, tmp_path: Path
+    library: Path, target: StatementRunner, table: Path, tmp_path: Path
 ) -> None:
     """Also where what lies beside it never could be opened."""
     (tmp_path / "smaps").write_text("some text\n")
     for name in ("stat", "maps"):
         os.mkfifo(tmp_path / name)
-    told = reading(tmp_path, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).communicate(timeout=60)[0]
-    assert told == "some text\n"
+    output = reading(tmp_path, LD_PRELOAD=library, CRCKPT_MAP_FLAGS=table).communicate(timeout=60)[0]
+    assert output == "some text\n"
     assert table.stat().st_size == 0

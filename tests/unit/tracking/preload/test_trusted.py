@@ -114,8 +114,8 @@ def test_sockets_are_created_and_removed_in_place(place: Path) -> None:
         ("removed", "roots/one"): 0,
         ("removed", "theirs/three"): 0,
     }
-    said = _tried(*((what, place / name) for what, name in tries))
-    assert dict(zip(tries, said, strict=True)) == tries
+    results = _tried(*((what, place / name) for what, name in tries))
+    assert dict(zip(tries, results, strict=True)) == tries
     assert sorted(path.name for path in (place / "roots").iterdir()) == ["thing", "two"]
     two = (place / "roots/two").stat()
     assert (two.st_uid, two.st_mode & 0o7777) == (NOBODY, 0o640)

@@ -1,4 +1,4 @@
-"""Run Python statements from stdin, one a line; print "done" and the number in `told` after each."""
+"""Run Python statements from stdin, one a line; print "done" and the number in `result` after each."""
 
 import ctypes
 import mmap
@@ -51,7 +51,7 @@ def main() -> None:
     print("ready", flush=True)
     for line in sys.stdin:
         exec(line, globals())  # noqa: S102
-        print("done", globals().get("told", 0), flush=True)
+        print("done", globals().get("result", 0), flush=True)
 
 
 if __name__ == "__main__":
