@@ -33,13 +33,13 @@ def candidates(option: Path | None, configured: Path | None, prefix: Path = PREF
     """List the places to look for CRIU, in order."""
     named = (
         (option, "--criu"),
-        (_path(os.environ.get("CRCKPT_CRIU")), "CRCKPT_CRIU"),
+        (os.environ.get("CRCKPT_CRIU"), "CRCKPT_CRIU"),
         (configured, "configuration"),
-        (_path(shutil.which("criu")), "PATH"),
+        (shutil.which("criu"), "PATH"),
         (prefix / "criu", "private prefix"),
-        (_of_user(), "private prefix"),
+        (_below_home("XDG_DATA_HOME", ".local/share", "crckpt-criu/criu") if os.geteuid() else None, "private prefix"),
     )
-    return (Candidate(path.absolute(), origin) for path, origin in named if path)
+    return (Candidate(Path(path).absolute(), origin) for path, origin in named if path)
 
 
 def recall(path: Path, memory: Path | None = None) -> CriuFacts | None:
@@ -82,24 +82,12 @@ def _identity(path: Path) -> list[object]:
 
 
 def _memory() -> Path | None:
-    if os.geteuid() == 0:
-        return Path("/var/cache/crckpt/criu.json")
-    return _below_home("XDG_CACHE_HOME", ".cache", "crckpt/criu.json")
+    return Path("/var/cache/crckpt/criu.json") if os.geteuid() == 0 else _below_home("XDG_CACHE_HOME", ".cache")
 
 
-def _of_user() -> Path | None:
-    if os.geteuid() == 0:
-        return None
-    return _below_home("XDG_DATA_HOME", ".local/share", "crckpt-criu/criu")
-
-
-def _below_home(variable: str, below: str, name: str) -> Path | None:
+def _below_home(variable: str, below: str, name: str = "crckpt/criu.json") -> Path | None:
     # Not for root, and not light.
     from crckpt.host.disk.files import user_directory
 
     found = user_directory(variable, below)
     return found / name if found is not None else None
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None

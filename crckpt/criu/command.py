@@ -41,13 +41,12 @@ def dump_command(
         "dump",
         "--tree",
         str(pid),
-        *_common_options(paths, options, log="dump.log"),
+        *_common_options(paths, log="dump.log"),
+        *_split_words(option_words(options)),
         *(("--leave-running",) if leave_running else ()),
         *(("--unprivileged",) if unprivileged else ()),
         *(("--track-mem",) if track else ()),
         *(("--prev-images-dir", base) if base else ()),
-        *(("--ghost-limit", str(options.ghost_limit)) if options.ghost_limit else ()),
-        *_dump_options(options),
     )
 
 
@@ -88,7 +87,8 @@ def restore_command(
     return (
         str(criu),
         "restore",
-        *_common_options(paths, options, log="restore.log"),
+        *_common_options(paths, log="restore.log"),
+        *_split_words(_shared_options(options)),
         "--restore-detached",
         *(("--stream",) if stream else ()),
         # As its parent crckpt can wait for the program's own status.
@@ -100,7 +100,7 @@ def restore_command(
 def option_words(options: DumpOptions) -> tuple[str, ...]:
     """The words that `options` add to a dump, as a person wants to read them."""
     ghost = (f"--ghost-limit {options.ghost_limit}",) if options.ghost_limit else ()
-    return (*_option_words(options), *ghost, *_dump_options(options))
+    return (*_shared_options(options), *ghost, *(("--skip-in-flight",) if options.skip_in_flight else ()))
 
 
 def _place_options(paths: Paths, *, log: str) -> tuple[str, ...]:
@@ -109,22 +109,17 @@ def _place_options(paths: Paths, *, log: str) -> tuple[str, ...]:
     return ("--no-default-config", *places)
 
 
-def _common_options(paths: Paths, options: DumpOptions, *, log: str) -> tuple[str, ...]:
+def _common_options(paths: Paths, *, log: str) -> tuple[str, ...]:
     return (
         *_place_options(paths, log=log),
         # The tree's cgroups belong to this host's service manager; a restored tree stays where CRIU runs.
         "--manage-cgroups=ignore",
         *(("--action-script", str(paths.script)) if paths.script else ()),
-        *(word for option in _option_words(options) for word in option.split(" ", 1)),
     )
 
 
-def _dump_options(options: DumpOptions) -> tuple[str, ...]:
-    """Return the options that only a dump has."""
-    return ("--skip-in-flight",) if options.skip_in_flight else ()
-
-
-def _option_words(options: DumpOptions) -> tuple[str, ...]:
+def _shared_options(options: DumpOptions) -> tuple[str, ...]:
+    """The options of a dump that its restore repeats; a value follows a blank."""
     flags = {
         "--tcp-established": options.tcp == "keep",
         "--tcp-close": options.tcp == "close",
@@ -137,3 +132,7 @@ def _option_words(options: DumpOptions) -> tuple[str, ...]:
     method = "nftables" if options.tcp == "keep" else options.network_lock
     lock = (f"--network-lock {method}",) if method else ()
     return (*(flag for flag, on in flags.items() if on), *lock, *(f"--external {what}" for what in options.external))
+
+
+def _split_words(words: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(part for word in words for part in word.split(" ", 1))

@@ -141,7 +141,7 @@ def _find_causes(
         (telling, partial(_find_known, OUTSIDE)),
         (joined, specific),
         (joined, partial(_find_known, PASSING)),
-        (retyped.only_joined(), partial(_find_known, retyped_specific)),
+        (only_joined(retyped), partial(_find_known, retyped_specific)),
         (omit_consequences(telling), lambda line: _find_known(general, _spell_out_error(line))),
         (retyped.complaints(), partial(_find_known, PASSING)),
         (omit_consequences(retyped.complaints()), lambda line: _find_known(general, _spell_out_error(line))),

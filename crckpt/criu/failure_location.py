@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import islice
 
 from msgspec import Struct
@@ -56,10 +55,13 @@ def find_failure_location(log: str, failed: Line) -> FailureLocation | None:
     location = FailureLocation(int(writer)) if writer else None
     names: dict[int, str] = {}
     is_title = False
-    for line in _find_location_lines(log, failed.begin):
-        if _find_writer(line) != writer:
+    end = max(0, failed.begin - _FARTHEST)
+    while met := _LOCATION.search(log, end, failed.begin):
+        line = line_at(log, met.start(), end)
+        end = line.end
+        if _find_writer(line.text) != writer:
             continue
-        text = TIME.sub("", line, count=1)
+        text = TIME.sub("", line.text, count=1)
         if found := _PROCESS.match(text):
             pid = int(found[1])
             names[pid] = found[2] or names.get(pid, "")
@@ -70,7 +72,8 @@ def find_failure_location(log: str, failed: Line) -> FailureLocation | None:
         elif location:
             location = _follow(location, text)
     if writer:
-        of_writer = (line for line in _lines_after(log, failed.end) if _find_writer(line) == writer)
+        after = log[failed.end : failed.end + _NEAR].splitlines()[1:]
+        of_writer = (line for line in after if _find_writer(line) == writer)
         if found := _OPEN_FAILED.search("\n".join(islice(of_writer, _LINES_AFTER))):
             return FailureLocation(int(writer), fd=int(found[1]))
     if location and location.fd is None and _OF_FILES not in failed.text:
@@ -84,18 +87,6 @@ def find_outside_end(log: str, failed: Line) -> int:
     before = log[max(0, failed.begin - _NEAR) : failed.begin].splitlines()
     found = (_OUTSIDE_END.search(line) for line in reversed(before[-_LINES_BEFORE:]))
     return next((int(outside[1]) for outside in found if outside), 0)
-
-
-def _find_location_lines(log: str, before: int) -> Iterator[str]:
-    end = max(0, before - _FARTHEST)
-    while found := _LOCATION.search(log, end, before):
-        line = line_at(log, found.start(), end)
-        end = line.end
-        yield line.text
-
-
-def _lines_after(log: str, position: int) -> list[str]:
-    return log[position : position + _NEAR].splitlines()[1:]
 
 
 def _find_writer(line: str) -> str:

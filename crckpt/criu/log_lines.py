@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
-from itertools import islice
 from typing import NamedTuple
 
 from crckpt.causes.catalogue import ENGINES, OUTER, OUTSIDE
@@ -95,7 +94,19 @@ def rejoin_lines(log: str) -> str:
 
 def find_telling_lines(log: str) -> tuple[Line, ...]:
     """Find the lines that may tell the cause; of those that differ only in their times, the first."""
-    return tuple(_add_forms(log, islice(_find_telling(log), _MOST_LINES)))
+    found: dict[str, Line] = {}
+    end = 0
+    for _ in range(_MOST_COMPLAINTS):
+        match = TELLING.search(log, end)
+        if match is None or len(found) == _MOST_LINES:
+            break
+        line = line_at(log, match.start(), end)
+        end = line.end
+        text = TIME.sub("", line.text, count=1)
+        # Again in the shortened line: what matched may be in the part that was left out.
+        if text not in found and TELLING.search(line.text) and not _is_harmless(log, line):
+            found[text] = line
+    return tuple(_add_forms(log, found.values()))
 
 
 class RetypedLines:
@@ -107,21 +118,22 @@ class RetypedLines:
     def __iter__(self) -> Iterator[Line]:
         return iter(self._lines)
 
-    def only_joined(self) -> Iterator[Line]:
-        """Yield the lines, each only joined with those that continue it."""
-        yield from only_joined(self)
-
     def complaints(self) -> Iterator[Line]:
         """Yield the joined lines that look like CRIU's."""
         known = {line.begin for line in self._telling}
-        yield from (line for line in self.only_joined() if line.begin in known and not _is_of_others(line))
+        yield from (line for line in only_joined(self) if line.begin in known and not _is_of_others(line))
 
     @cached_property
     def _lines(self) -> tuple[Line, ...]:
         known = {line.begin for line in self._telling}
         plain = [line for line in _find_plain(self._log) if line.begin not in known]
         lines = sorted((*self._telling[:_MOST_BROKEN], *_add_forms(self._log, plain)), key=lambda line: line.begin)
-        return tuple(line._replace(forms=_tidy_forms(line.forms), retyped=True) for line in lines)
+        retyped = []
+        for line in lines:
+            forms = [form for form in line.forms if len(form) <= _LONGEST_RETYPED]
+            shown = tuple(map(tidy, forms or [line.forms[-1][:_LONGEST_RETYPED]]))
+            retyped.append(line._replace(forms=shown, retyped=True))
+        return tuple(retyped)
 
 
 def only_joined(lines: Iterable[Line]) -> Iterator[Line]:
@@ -160,22 +172,6 @@ def line_at(log: str, position: int, earliest: int) -> Line:
     return Line(f"{log[begin : begin + _LONGEST_BEGIN]}...{log[end - _LONGEST_END : end]}", begin, end)
 
 
-def _find_telling(log: str) -> Iterator[Line]:
-    known: set[str] = set()
-    end = 0
-    for _ in range(_MOST_COMPLAINTS):
-        found = TELLING.search(log, end)
-        if found is None:
-            return
-        line = line_at(log, found.start(), end)
-        end = line.end
-        text = TIME.sub("", line.text, count=1)
-        # Again in the shortened line: what matched may be in the part that was left out.
-        if text not in known and TELLING.search(line.text) and not _is_harmless(log, line):
-            known.add(text)
-            yield line
-
-
 def _find_plain(log: str) -> list[Line]:
     """Find the last different lines without CRIU's prefix."""
     found: dict[str, Line] = {}
@@ -202,11 +198,6 @@ def _read_lines_after(log: str, end: int) -> Iterator[str]:
         line = line_at(log, end + 1, end + 1)
         yield line.text
         end = line.end
-
-
-def _tidy_forms(forms: tuple[str, ...]) -> tuple[str, ...]:
-    short = tuple(form for form in forms if len(form) <= _LONGEST_RETYPED)
-    return tuple(map(tidy, short or (forms[-1][:_LONGEST_RETYPED],)))
 
 
 def _is_of_others(line: Line) -> bool:

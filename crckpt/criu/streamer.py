@@ -143,9 +143,7 @@ def serving(directory: Path) -> Iterator[Streamer]:
     with ExitStack() as stack:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         stack.callback(os.close, descriptor)
-        streamer = Streamer(descriptor)
-        stack.callback(streamer.close)
-        yield streamer
+        yield stack.enter_context(closing(Streamer(descriptor)))
 
 
 def _without_small(image: Iterator[memoryview], pipe: int) -> Iterator[memoryview] | None:

@@ -22,20 +22,6 @@ Exit status: 0 found, 2 usage, 20 no CRIU works here.
 
 def main() -> int:
     """Install CRIU as the command line says; return the exit status."""
-    request = _read_arguments()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda number, _: sys.exit(128 + number))  # through every clean-up
-    try:
-        criu = install_criu(request, _say)
-    except CrckptError as error:
-        _say(error.message)
-        _say(f"  next: {error.hint}")
-        return error.exit_code
-    sys.stdout.write(f"{criu.path}\n")
-    return 0
-
-
-def _read_arguments() -> InstallRequest:
     parser = argparse.ArgumentParser(
         prog=_COMMAND, description=_DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -48,7 +34,16 @@ def _read_arguments() -> InstallRequest:
         candidates = parse_candidates(options.candidates, build=options.build)
     except UsageError as error:
         parser.error(error.message)
-    return InstallRequest(options.prefix.absolute(), options.mirror, candidates, _COMMAND)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda number, _: sys.exit(128 + number))  # through every clean-up
+    try:
+        criu = install_criu(InstallRequest(options.prefix.absolute(), options.mirror, candidates, _COMMAND), _say)
+    except CrckptError as error:
+        _say(error.message)
+        _say(f"  next: {error.hint}")
+        return error.exit_code
+    sys.stdout.write(f"{criu.path}\n")
+    return 0
 
 
 def _say(line: str) -> None:

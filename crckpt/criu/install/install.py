@@ -77,7 +77,11 @@ def install_criu(request: InstallRequest, say: Callable[[str], None]) -> Install
                 say(f"{candidate}: {error}")
                 continue
             say(f"{candidate}: works: CRIU {version} dumps and restores a process on Linux {os.uname().release}")
-            return InstalledCriu(path, version, name, tuple(rejected), _needs(request.prefix, say))
+            needs = ""
+            if not (request.prefix / "nft").exists() and not shutil.which("nft"):
+                needs = "nft is missing, which `--tcp keep` needs: apt-get install nftables"
+                say(needs)
+            return InstalledCriu(path, version, name, tuple(rejected), needs)
     raise HostCannot(
         f"None of the tried CRIUs works on Linux {os.uname().release}.",
         hint=_next_try(request, downloaded=downloaded),
@@ -87,15 +91,11 @@ def install_criu(request: InstallRequest, say: Callable[[str], None]) -> Install
 def _candidate(name: str, request: InstallRequest, say: Callable[[str], None]) -> tuple[Path, str]:
     """Return path and version of the named candidate after it has passed the trial; raise RejectedError."""
     prefix = request.prefix
-    if name == "path":
-        found = shutil.which("criu")
-        if not found:
-            raise RejectedError("not found")
+    if name in ("path", "prefix"):
+        found = shutil.which("criu") if name == "path" else prefix / "criu"
+        if not found or not Path(found).exists():
+            raise RejectedError("not found" if name == "path" else f"not found in {prefix}")
         return Path(found), trial(Path(found))
-    if name == "prefix":
-        if not (prefix / "criu").exists():
-            raise RejectedError(f"not found in {prefix}")
-        return prefix / "criu", trial(prefix / "criu")
     with replacing(prefix) as staging:
         if name == "build":
             build(staging, apt_options(staging, request.mirror or debian_mirror(), "sid"), say)
@@ -105,14 +105,6 @@ def _candidate(name: str, request: InstallRequest, say: Callable[[str], None]) -
         run(staging / "nft", "--version")
         version = trial(staging / "criu")
     return prefix / "criu", version
-
-
-def _needs(prefix: Path, say: Callable[[str], None]) -> str:
-    if (prefix / "nft").exists() or shutil.which("nft"):
-        return ""
-    needs = "nft is missing, which `--tcp keep` needs: apt-get install nftables"
-    say(needs)
-    return needs
 
 
 def _next_try(request: InstallRequest, *, downloaded: bool) -> str:

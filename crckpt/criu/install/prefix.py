@@ -10,7 +10,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Final
+from typing import Final
 
 from crckpt.criu.install import PREFIX
 from crckpt.errors import UsageError
@@ -40,7 +40,12 @@ def locked(prefix: Path, say: Callable[[str], None]) -> Iterator[None]:
     _require_own(prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
     _require_own(prefix)  # in /tmp, another user may have made it first
-    with _open_lock(prefix.with_name(f".{prefix.name}.lock")) as lock:
+    path = prefix.with_name(f".{prefix.name}.lock")
+    # Nobody else can open it: they could hold the lock for ever.
+    with contextlib.suppress(FileNotFoundError):
+        if path.lstat().st_mode & 0o077:
+            path.unlink()
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -85,11 +90,3 @@ def _require_own(prefix: Path) -> None:
             f"root does not install CRIU where others can replace it: {intruder}",
             hint="name a directory that only root can change, as all directories above it: --prefix DIR",
         )
-
-
-def _open_lock(path: Path) -> IO[str]:
-    """Open the lock file, which nobody else can open: they could hold the lock for ever."""
-    with contextlib.suppress(FileNotFoundError):
-        if path.lstat().st_mode & 0o077:
-            path.unlink()
-    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "w")
