@@ -26,10 +26,11 @@ COMPRESS_LEVELS = range(-7, 20)
 _PATH: Final = "an absolute path"
 _LEVEL: Final = f"a whole number from {COMPRESS_LEVELS[0]} to {COMPRESS_LEVELS[-1]}"
 KEYS: Final = {"store": _PATH, "criu": _PATH, "staging": _PATH, "compress": _LEVEL}
+"""Each key, and what is allowed for it."""
+
 # A file may have any number of mistakes, and values of any length.
 _MOST_SHOWN: Final = 20
 _LONGEST_SHOWN: Final = 80
-"""Each key, and what is allowed for it."""
 
 
 class Config(Struct, frozen=True):
@@ -103,4 +104,4 @@ def _is_allowed(key: str, value: object) -> bool:
     if KEYS[key] is _PATH:
         return value is None or (isinstance(value, str) and value.startswith("/"))
     # YAML's `yes` is a bool, which Python takes for the integer 1.
-    return isinstance(value, int) and not isinstance(value, bool) and value in COMPRESS_LEVELS
+    return type(value) is int and value in COMPRESS_LEVELS

@@ -21,47 +21,53 @@ from crckpt.host.process.own_limits import is_out_of_memory
 from crckpt.host.process.signals import interrupts_deferred
 from crckpt.host.process.typed_command import note_command
 
-COMMANDS: Final = {
-    "dump": ("dump:dump", "Checkpoint a running process tree."),
-    "pre-dump": ("pre_dump:pre_dump", "Copy a tree's memory while it runs."),
-    "restore": ("restore:restore", "Bring a checkpointed tree back to life."),
-    "migrate": ("migrate:migrate", "Move a running process tree to another host."),
-    "receive": ("receive:receive", "Receive a process: crckpt migrate starts this over ssh."),
-    "attach": ("attach:attach", "Connect your terminal to a restored program."),
-    "rehearse": ("rehearse:rehearse", "Try out a restore in isolation."),
-    "ps": ("ps:ps", "List crckpt's processes and locks, or end a tracker."),
-    "list": ("list:list_checkpoints", "List checkpoints."),
-    "show": ("show:show", "Show what a checkpoint contains."),
-    "diff": ("diff:diff", "Show what differs between two checkpoints."),
-    "core": ("core:core", "Write a process of a checkpoint as a core file, for gdb."),
-    "verify": ("verify:verify", "Check that checkpoints are undamaged."),
-    "tag": ("tag:tag", "Give a checkpoint a tag."),
-    "rm": ("rm:rm", "Remove checkpoints."),
-    "gc": ("gc:gc", "Free space: remove what no checkpoint uses."),
-    "export": ("export:export", "Write a checkpoint as plain CRIU images."),
-    "import": ("import_images:import_images", "Store plain CRIU images as a checkpoint."),
-    "doctor": ("doctor:doctor", "Check this host, or whether a tree can be checkpointed."),
-    "config": ("config:config", "Show the settings that are in force, and where each comes from."),
-    "install-criu": ("install_criu:install_criu", "Find or download a CRIU that works here."),
-    "explain": ("explain:explain", "Explain why CRIU failed, from its log."),
-    "report": ("report:report", "Make an archive for a bug report."),
+GROUPS: Final = {
+    "Checkpoint and restore": {
+        "dump": "Checkpoint a running process tree.",
+        "restore": "Bring a checkpointed tree back to life.",
+        "migrate": "Move a running process tree to another host.",
+        "attach": "Connect your terminal to a restored program.",
+        "rehearse": "Try out a restore in isolation.",
+        "pre-dump": "Copy a tree's memory while it runs.",
+        "ps": "List crckpt's processes and locks, or end a tracker.",
+    },
+    "Look into checkpoints": {
+        "list": "List checkpoints.",
+        "show": "Show what a checkpoint contains.",
+        "diff": "Show what differs between two checkpoints.",
+        "core": "Write a process of a checkpoint as a core file, for gdb.",
+    },
+    "Look after the store": {
+        "verify": "Check that checkpoints are undamaged.",
+        "tag": "Give a checkpoint a tag.",
+        "rm": "Remove checkpoints.",
+        "gc": "Free space: remove what no checkpoint uses.",
+        "export": "Write a checkpoint as plain CRIU images.",
+        "import": "Store plain CRIU images as a checkpoint.",
+    },
+    "Check the host, explain failures": {
+        "doctor": "Check this host, or whether a tree can be checkpointed.",
+        "config": "Show the settings that are in force, and where each comes from.",
+        "install-criu": "Find or download a CRIU that works here.",
+        "explain": "Explain why CRIU failed, from its log.",
+        "report": "Make an archive for a bug report.",
+    },
+    "Started by crckpt itself": {
+        "receive": "Receive a process: crckpt migrate starts this over ssh.",
+    },
 }
-"""Where each command is (module:function), and what the list of commands says of it."""
+"""All commands in their groups, and what the list of commands says of each."""
+
+COMMANDS: Final = {name: summary for group in GROUPS.values() for name, summary in group.items()}
+# A command is a function of its name in a module of its name. These two names are words of Python.
+_FUNCTIONS: Final = {"list": "list_checkpoints", "import": "import_images"}
+_MODULES: Final = {"import": "import_images"}
 
 
 class Commands(HelpfulGroup):
     """The list of all commands, as the help shows it."""
 
-    groups = {  # noqa: RUF012 the base says that it is read only
-        "Checkpoint and restore": ("dump", "restore", "migrate", "attach", "rehearse", "pre-dump", "ps"),
-        "Look into checkpoints": ("list", "show", "diff", "core"),
-        "Look after the store": ("verify", "tag", "rm", "gc", "export", "import"),
-        "Check the host, explain failures": ("doctor", "config", "install-criu", "explain", "report"),
-    }
-
-
-ALL_GROUPS: Final = {**Commands.groups, "Started by crckpt itself": tuple(sorted(UNLISTED))}
-"""All commands, as the manual shows them."""
+    groups = {title: tuple(group) for title, group in GROUPS.items() if not UNLISTED & set(group)}  # noqa: RUF012 the base says that it is read only
 
 
 def _print_version(wanted: bool) -> None:
@@ -100,12 +106,12 @@ def make_app(command: str) -> typer.Typer:
     app.callback()(_options)
     if command in COMMANDS:
         # Loading all the commands would take longer than most of them run.
-        place, summary = COMMANDS[command]
-        module, _, function = place.partition(":")
-        run_command = getattr(importlib.import_module(f"crckpt.cli.{module}"), function)
-        app.command(command, cls=HelpfulCommand, short_help=summary)(run_command)
+        name = command.replace("-", "_")
+        module = importlib.import_module(f"crckpt.cli.{_MODULES.get(command, name)}")
+        run_command = getattr(module, _FUNCTIONS.get(command, name))
+        app.command(command, cls=HelpfulCommand, short_help=COMMANDS[command])(run_command)
         return app
-    for name, (_, summary) in COMMANDS.items():
+    for name, summary in COMMANDS.items():
         app.command(name, short_help=summary)(_never_run)
     return app
 

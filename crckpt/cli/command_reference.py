@@ -97,24 +97,15 @@ def read_commands() -> tuple[Command, ...]:
 def _read_command(name: str) -> Command:
     parser = make_parser(name)
     shown = [parameter for parameter in parser.params if not getattr(parameter, "hidden", False)]
-    paragraphs, examples = _split_examples(parser.help or "")
-    parameters = tuple(map(_read_parameter, shown))
-    arguments = tuple(one for one in parameters if not one.is_option)
-    operands = " ".join(("[OPTIONS]", *map(_word, arguments)))
-    options = tuple(one for one in parameters if one.is_option)
-    return Command(name, COMMANDS[name][1], operands, paragraphs, examples, arguments, options)
-
-
-def _word(argument: Parameter) -> str:
-    word = argument.names[0]
-    return word if argument.is_required or word.startswith("[") else f"[{word}]"
-
-
-def _split_examples(text: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split a help text into its paragraphs and the command lines of its examples."""
+    text = parser.help or ""
     examples = tuple(line.strip() for found in _EXAMPLES.finditer(text) for line in found["lines"].splitlines())
     paragraphs = (" ".join(paragraph.split()) for paragraph in _EXAMPLES.sub("", text).split("\n\n"))
-    return tuple(filter(None, paragraphs)), examples
+    parameters = tuple(map(_read_parameter, shown))
+    arguments = tuple(one for one in parameters if not one.is_option)
+    words = (one.names[0] if one.is_required else f"[{one.names[0].strip('[]')}]" for one in arguments)
+    options = tuple(one for one in parameters if one.is_option)
+    operands = " ".join(("[OPTIONS]", *words))
+    return Command(name, COMMANDS[name], operands, tuple(filter(None, paragraphs)), examples, arguments, options)
 
 
 def _read_parameter(parameter: Any) -> Parameter:

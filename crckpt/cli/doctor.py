@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 import typer
 
 from crckpt.cli import options
-from crckpt.cli.confirm import ask, can_ask
 from crckpt.cli.format import (
     count,
     draw_table,
@@ -23,7 +22,7 @@ from crckpt.cli.format import (
     on_one_line,
     size,
 )
-from crckpt.cli.output import criu_document, discard, emit, pick
+from crckpt.cli.output import ask, can_ask, criu_document, discard, emit, pick
 from crckpt.errors import HostCannot, UsageError
 from crckpt.ops.doctor import Diagnosis, Fix, fix_host
 from crckpt.ops.doctor import doctor as perform

@@ -189,7 +189,15 @@ def on_one_line(text: str) -> str:
     """
     if text.isprintable() and (text.isascii() or _BLANK.search(text) is None):
         return text
-    return "".join(map(_visible, _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)))
+
+    def show(character: str) -> str:
+        # Blanks of other widths are no printable characters to Python.
+        is_visible = character.isprintable() and _BLANK.match(character) is None
+        if is_visible or unicodedata.category(character) == "Zs":
+            return character
+        return character.encode("ascii", "backslashreplace").decode()
+
+    return "".join(map(show, _UNPRINTABLE.sub("\N{REPLACEMENT CHARACTER}", text)))
 
 
 def escape(text: str) -> str:
@@ -197,11 +205,3 @@ def escape(text: str) -> str:
     from rich.markup import escape as escape_markup  # only where something is drawn
 
     return escape_markup(on_one_line(text))
-
-
-def _visible(character: str) -> str:
-    # Blanks of other widths are no printable characters to Python.
-    is_visible = character.isprintable() and _BLANK.match(character) is None
-    if is_visible or unicodedata.category(character) == "Zs":
-        return character
-    return character.encode("ascii", "backslashreplace").decode()

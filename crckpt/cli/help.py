@@ -60,8 +60,10 @@ class HelpfulCommand(TyperCommand):
         options = [each for each in parameters if isinstance(each, TyperOption) and not each.hidden]
         panels: dict[str, list[Row]] = {"Arguments": [(_name(each), _text(each)) for each in arguments]}
         for panel in PANELS:
-            panels[panel] = [(_label(each), _text(each)) for each in options if _panel(each) == panel]
-        usage = " ".join((ctx.command_path, "[OPTIONS]", *map(_usage, arguments)))
+            of_panel = (each for each in options if (each.rich_help_panel or COMMON) == panel)
+            panels[panel] = [(_label(each), _text(each)) for each in of_panel]
+        words = (_name(each) if each.required else f"[{_name(each)}]" for each in arguments)
+        usage = " ".join((ctx.command_path, "[OPTIONS]", *words))
         return _page(usage, self.help or "", panels)
 
 
@@ -100,7 +102,8 @@ def _set_quiet(_context: Any, _option: Any, wanted: bool) -> None:
 
 
 def _page(usage: str, description: str, panels: Mapping[str, list[Row]], epilog: str = "") -> str:
-    width = _width()
+    # Those of the terminal, but never so many that a line is hard to read.
+    width = max(_NARROWEST, min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDEST))
     blocks = ["\n".join(_wrap(f"**Usage:** {usage}", width, hanging=7)), *_paragraphs(description, width)]
     labels = [label for rows in panels.values() for label, _ in rows if len(label) <= _LONGEST_LABEL]
     column = max(map(len, labels), default=0)
@@ -153,28 +156,12 @@ def _style(text: str) -> str:
 
 
 def _replace_marks(line: str) -> str:
-    return _MARKED.sub("\033[1m\\1\033[0m" if _is_bold_shown() else "\\1", line)
-
-
-def _is_bold_shown() -> bool:
-    return sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
-
-
-def _width() -> int:
-    """Columns of the text: those of the terminal, but never so many that a line is hard to read."""
-    return max(_NARROWEST, min(shutil.get_terminal_size((_WIDTH, 0)).columns, _WIDEST))
-
-
-def _panel(option: TyperOption) -> str:
-    return option.rich_help_panel or COMMON
+    is_bold_shown = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    return _MARKED.sub("\033[1m\\1\033[0m" if is_bold_shown else "\\1", line)
 
 
 def _name(argument: TyperArgument) -> str:
     return argument.metavar or (argument.name or "").upper()
-
-
-def _usage(argument: TyperArgument) -> str:
-    return _name(argument) if argument.required else f"[{_name(argument)}]"
 
 
 def _label(option: TyperOption) -> str:

@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from crckpt.cli import options
 from crckpt.cli.format import align, cut, duration, local_time, on_one_line, short_id, size, terminal_width
-from crckpt.cli.move_marks import describe_move, move_document
+from crckpt.cli.migrate_output import describe_move, move_document
 from crckpt.cli.output import checkpoint_document, emit, pick, utc_seconds
 from crckpt.ops.list import ListedCheckpoint, Listing
 from crckpt.ops.list import list_checkpoints as perform

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from crckpt import __version__
-from crckpt.cli.app import ALL_GROUPS
+from crckpt.cli.app import GROUPS
 from crckpt.cli.command_reference import FILES, VARIABLES, Command, Parameter, exit_codes, read_commands
 
 _DESCRIPTION: Final = (
@@ -43,7 +43,7 @@ def _overview(commands: tuple[Command, ...]) -> Iterator[str]:
     yield from (".SH DESCRIPTION", *_paragraphs(_DESCRIPTION))
     yield ".SH COMMANDS"
     summaries = {command.name: command.summary for command in commands}
-    for heading, names in ALL_GROUPS.items():
+    for heading, names in GROUPS.items():
         yield f".SS {_escape(heading)}"
         for name in names:
             yield from _entry(rf"\fBcrckpt\-{_escape(name)}\fR(1)", _text(summaries[name]))

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from crckpt.cli import migrate_all, migrate_output, options
 from crckpt.cli.help import ADVANCED, CONNECTIONS, DOWNTIME, UNFINISHED, WHERE
-from crckpt.cli.move_marks import move_document
+from crckpt.cli.migrate_output import move_document
 from crckpt.cli.output import emit
 from crckpt.cli.progress import progress_bars
 from crckpt.errors import UsageError

@@ -1,4 +1,4 @@
-"""What `crckpt migrate` prints: text for people, documents for scripts."""
+"""Moves as text for people and as documents for scripts: what `crckpt migrate` prints, and `list` and `show`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from crckpt.cli.format import count, duration, local_time, note_lines, short_id, size
-from crckpt.cli.move_marks import move_document
 from crckpt.cli.output import pick, print_progress
 from crckpt.store.move_status import MoveStatus, find_status
 from crckpt.store.moves import UnreadableMove
@@ -23,6 +22,23 @@ _UNDECIDED: Final = {
     "prepared": "only {peer} knows where it runs",
     "committed": "it has ended on {peer}, and does not run here yet",
 }
+
+
+def describe_move(status: MoveStatus) -> str:
+    """Describe a move in a few words."""
+    move = status.move
+    if move.is_over:
+        return f"moved to {move.peer}" if move.side == "source" else f"runs on {move.peer}"
+    direction = f"to {move.peer}" if move.side == "source" else f"here from {move.peer}"
+    return f"being moved {direction}" if status.crckpt_pid is not None else f"unfinished move {direction}"
+
+
+def move_document(status: MoveStatus) -> dict[str, object]:
+    """The document of a recorded move."""
+    return {
+        **pick(status.move, "id", "job", "side", "peer", "state", "is_over", "checkpoint", "began", "changed", "why"),
+        **pick(status, "runs_on", "crckpt_pid", "next_on", "next_command"),
+    }
 
 
 class ProgressLines:

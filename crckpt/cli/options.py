@@ -184,7 +184,10 @@ def read_configuration(named: Path | None) -> Config:
     """Read the configuration file; without one, nothing is configured. Raises UsageError."""
     path = find_configuration(named)
     try:
-        return parse(_read(path).decode(), str(path))
+        target = path.resolve()  # tools that manage configuration put a link there
+        # The user chose the file, so its owner may be anybody.
+        content = read_checked(target, _MOST_CONFIGURATION, owner=target.stat().st_uid)
+        return parse(content.decode(), str(path))
     except FileNotFoundError:
         if named is None:
             return Config()
@@ -197,12 +200,6 @@ def read_configuration(named: Path | None) -> Config:
             f"cannot read the configuration {path}: {error_text(error)}",
             hint="correct the file, or name another: --config FILE",
         ) from error
-
-
-def _read(path: Path) -> bytes:
-    target = path.resolve()  # tools that manage configuration put a link there
-    # The user chose the file, so its owner may be anybody.
-    return read_checked(target, _MOST_CONFIGURATION, owner=target.stat().st_uid)
 
 
 def _home(variable: str, below: str) -> Path:

@@ -94,6 +94,21 @@ def emit(
         raise typer.Exit(failure.exit_code)
 
 
+def can_ask() -> bool:
+    """Return whether there is a terminal to ask on."""
+    # Python has no sys.stdin if descriptor 0 was closed.
+    return sys.stdin is not None and sys.stdin.isatty()
+
+
+def ask(question: str) -> bool:
+    """Ask a person for a yes or no on stderr; without an answer (^D) it is no."""
+    try:
+        return typer.confirm(question, err=True)
+    except typer.Abort:
+        typer.echo("", err=True)
+        return False
+
+
 def discard(stream: TextIO) -> None:
     """Send what is still written to a stream to /dev/null."""
     nowhere = os.open(os.devnull, os.O_WRONLY)

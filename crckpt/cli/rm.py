@@ -11,9 +11,8 @@ from pathlib import Path
 from msgspec.structs import asdict
 
 from crckpt.cli import options
-from crckpt.cli.confirm import ask, can_ask
 from crckpt.cli.format import on_one_line, short_id, size, title
-from crckpt.cli.output import emit, form
+from crckpt.cli.output import ask, can_ask, emit, form
 from crckpt.errors import PreflightRefused
 from crckpt.ops.rm import PlannedRemoval, estimate_freed_bytes, plan_removal
 from crckpt.ops.rm import rm as perform

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from crckpt.cli import options
 from crckpt.cli.format import FoldedPath, creation_time, draw_table, duration, escape, size
-from crckpt.cli.move_marks import describe_move, move_document
+from crckpt.cli.migrate_output import describe_move, move_document
 from crckpt.cli.output import checkpoint_document, emit, pick
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from crckpt.cli.format import count, short_id, size
 from crckpt.cli.output import emit
 from crckpt.cli.progress import progress_bar
 from crckpt.errors import IntegrityError, UsageError
-from crckpt.ops.repair import repair as perform_repair
+from crckpt.ops.verify import repair as perform_repair
 from crckpt.ops.verify import verify as perform
 from crckpt.store import Damage, RepairResult, VerifyResult
 

@@ -11,7 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -33,6 +33,9 @@ from crckpt.host.process.signals import (
 )
 from crckpt.model import RunId
 
+# Seconds since CRIU was started, in its log.
+_FROZEN = re.compile(r"^\((\d+\.\d+)\) Seized task ", re.MULTILINE)
+_LINE = re.compile(r"^\((\d+\.\d+)\) ", re.MULTILINE)
 _LOOK_S = 1.0
 _KILLED_WITHIN_S = 3
 _ABORTS = 3
@@ -281,3 +284,17 @@ def read_log(log: Path) -> str:
     """Read what CRIU wrote to stderr before its log was open, and its log; of long ones the begin and the end."""
     paths = (path for path in (log.with_suffix(".out"), log) if path.exists())
     return "".join(read_file_ends(path).decode(errors="replace") for path in paths)
+
+
+def find_freeze(log: Path, earliest: float) -> float:
+    """Return when CRIU began to freeze the tree, as time.monotonic(); `earliest` if the log does not tell.
+
+    The log was written last by a CRIU that waits now.
+    """
+    with suppress(OSError):
+        text = read_log(log)
+        frozen, lines = _FROZEN.search(text), _LINE.findall(text)
+        if frozen is not None:
+            last = time.monotonic() - (time.time() - log.stat().st_mtime)
+            return max(earliest, last - (float(lines[-1]) - float(frozen[1])))
+    return earliest

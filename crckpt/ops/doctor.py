@@ -90,24 +90,20 @@ def doctor(context: Context) -> Diagnosis:
 
 def fix_host(context: Context, diagnosis: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
     """Run all fixes, even if some fail, and probe this host again. `say` gets a line for each step of a long one."""
-    tried = tuple(_install(fix, say) if fix.command == _INSTALL else _try_fix(fix) for fix in diagnosis.fixes)
+    tried = tuple(_try_fix(fix, say) for fix in diagnosis.fixes)
     return Diagnosis(_facts(context), tried)
 
 
-def _try_fix(fix: Fix) -> Fix:
+def _try_fix(fix: Fix, say: Callable[[str], None]) -> Fix:
     try:
-        ran = run.run(shlex.split(fix.command))
-    except HostCannot as error:
-        return Fix(fix.key, fix.command, said=error.message)
-    return Fix(fix.key, fix.command, ran.ok, ran.output.strip())
-
-
-def _install(fix: Fix, say: Callable[[str], None]) -> Fix:
-    """Install CRIU by this crckpt, which need not be on the PATH."""
-    try:
+        if fix.command != _INSTALL:
+            ran = run.run(shlex.split(fix.command))
+            return Fix(fix.key, fix.command, ran.ok, ran.output.strip())
+        # By this crckpt, which need not be on the PATH.
         install_criu(InstallRequest(PREFIX, None, parse_candidates(None, build=False)), say)
     except HostCannot as error:
-        return Fix(fix.key, fix.command, said=f"{error.message} {error.hint}")
+        said = f"{error.message} {error.hint}" if fix.command == _INSTALL else error.message
+        return Fix(fix.key, fix.command, said=said)
     return Fix(fix.key, fix.command, done=True)
 
 

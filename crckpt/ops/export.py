@@ -41,7 +41,14 @@ def export(context: Context, ref: str, directory: Path) -> ExportResult:
     with repository.shared():
         checkpoint = repository.get(repository.resolve(ref))
         target = directory.absolute()
-        made = _make_directory(target)
+        try:
+            ensure_directories(target.parent, "exported")
+            target.mkdir(mode=0o700)
+            is_made = True
+        except FileExistsError:
+            is_made = False
+        except OSError as error:
+            raise UsageError(f"cannot make {target}: {error.strerror}", hint="name another directory") from error
         with _opened(target) as place:
             try:
                 with full_disk_reported(target, "name a directory on a larger disk"):
@@ -49,8 +56,9 @@ def export(context: Context, ref: str, directory: Path) -> ExportResult:
                     # The user may remove the checkpoint as soon as crckpt says that it was exported.
                     sync_content(place, "exported")
             except BaseException:
-                _empty(place)
-                if made:
+                for file in place.iterdir():
+                    file.unlink()
+                if is_made:
                     target.rmdir()
                 raise
         # Sync the name last: without it, a crash may remove the directory with all that is in it.
@@ -58,18 +66,6 @@ def export(context: Context, ref: str, directory: Path) -> ExportResult:
             sync_directory(target.parent, "exported")
     words = restore_command(Path("criu"), Paths(target, target), checkpoint.options, sibling=False)
     return ExportResult(checkpoint.id, target, quote(words))
-
-
-def _make_directory(directory: Path) -> bool:
-    """Make the directory, and return whether it was made; False if it exists."""
-    try:
-        ensure_directories(directory.parent, "exported")
-        directory.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        raise UsageError(f"cannot make {directory}: {error.strerror}", hint="name another directory") from error
-    return True
 
 
 @contextmanager
@@ -96,8 +92,3 @@ def _opened(directory: Path) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{descriptor}")
     finally:
         os.close(descriptor)
-
-
-def _empty(directory: Path) -> None:
-    for file in directory.iterdir():
-        file.unlink()

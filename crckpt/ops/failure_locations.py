@@ -71,11 +71,6 @@ def _find_own_end(observed: Observed, outside: int) -> FailureLocation | None:
             for found in proc.descriptors(process.pid):
                 end = known.get(found.socket_inode)
                 if end is not None and end.peer == outside:
-                    return FailureLocation(
-                        process.pid, process.comm, found.fd, f"{end.title} -> {_title(known, outside)}"
-                    )
+                    other = known[outside].title if outside in known else f"#{outside}"
+                    return FailureLocation(process.pid, process.comm, found.fd, f"{end.title} -> {other}")
     return None
-
-
-def _title(known: dict[int, sock_diag.LiveUnixSocket], inode: int) -> str:
-    return known[inode].title if inode in known else f"#{inode}"

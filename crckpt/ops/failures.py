@@ -7,20 +7,13 @@ import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from crckpt.causes import Finding
 from crckpt.criu.engine import CriuResult
-from crckpt.errors import (
-    UNCHANGED,
-    CommandFailure,
-    CrckptError,
-    DumpFailed,
-    Interrupted,
-    StoreUnusable,
-    UsageError,
-)
+from crckpt.errors import UNCHANGED, CommandFailure, CrckptError, DumpFailed, Interrupted, StoreUnusable, UsageError
 from crckpt.host.disk import fuse
 from crckpt.host.proc import effective_capabilities
 from crckpt.host.process.progress import QUIET_S
@@ -106,10 +99,8 @@ def limited_waits_of_restore(users: frozenset[int]) -> Iterator[None]:
     If the block fails then, the error names the file system.
     """
 
-    def ours() -> tuple[int, ...]:
-        # CRIU and the processes that it makes descend from us.
-        return fuse.tree_pids(os.getpid())
-
+    # CRIU and the processes that it makes descend from us.
+    ours = partial(fuse.tree_pids, os.getpid())
     with _limited_waits(ours, lambda: fuse.abort_connections(ours(), users)):
         yield
 
@@ -182,15 +173,13 @@ def criu_failure(
         where = f" ({place})" if place else ""
         message = f"{what} failed: {finding.what}{where}"
         return kind(message, state=state, hint=finding.remedy, causes=explanation.lines, is_explained=finding.says_all)
+    hint = "check this host: crckpt doctor"
     if result.hung:
         said = f"CRIU made no progress for {QUIET_S:g} s, and crckpt ended it"
-        hint = "check this host: crckpt doctor; if a process of the tree was killed during that time, try again"
-        return kind(f"{what} failed: {said}", state=state, hint=hint, causes=explanation.lines)
-    how = f"status {result.status}" if result.status >= 0 else f"signal {-result.status}"
-    said = (
-        explanation.lines[0]
-        if explanation.lines and result.status >= 0
-        else f"CRIU ended with {how} and printed no error"
-    )
-    hint = "check this host: crckpt doctor"
+        hint = f"{hint}; if a process of the tree was killed during that time, try again"
+    elif explanation.lines and result.status >= 0:
+        said = explanation.lines[0]
+    else:
+        how = f"status {result.status}" if result.status >= 0 else f"signal {-result.status}"
+        said = f"CRIU ended with {how} and printed no error"
     return kind(f"{what} failed: {said}", state=state, hint=hint, causes=explanation.lines)

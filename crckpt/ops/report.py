@@ -38,6 +38,7 @@ from crckpt.store.layout import SCRATCH
 from crckpt.store.transaction import find_dead_transactions
 
 _TOP: Final = "crckpt-report"
+_ANOTHER_FILE: Final = "name another file: --output FILE"
 # Of a longer log the end is kept: the reason of a failure is there.
 _LOG_BYTES: Final = 16 << 20
 _LOGS: Final = 3
@@ -91,27 +92,22 @@ def report(context: Context, request: ReportRequest) -> Report:
     Raises NoSuchCheckpoint or UsageError if the ref or the log does not exist, UsageError if the file cannot be made.
     """
     # First of all, so that the user need not wait for the probes to learn that the file cannot be made.
-    full = full_disk_reported(request.output, "name another file: --output FILE")
-    with full, ExitStack() as undo:
-        descriptor = _create(request.output, undo)
+    with full_disk_reported(request.output, _ANOTHER_FILE), ExitStack() as undo:
+        try:
+            descriptor = undo.enter_context(created(request.output, "report"))
+        except FileExistsError:
+            raise UsageError(f"{request.output} exists already", hint=_ANOTHER_FILE) from None
+        except OSError as error:
+            raise UsageError(f"cannot write {request.output}: {error.strerror}", hint=_ANOTHER_FILE) from error
         found, failed = _collect(_parts(context, request))
         about = {"with_secrets": request.with_secrets, "failed": [msgspec.to_builtins(one) for one in failed]}
         # Hide it in everything at the end: a host name may be in any path, log or message.
-        hide = _hide_nothing if request.with_secrets else _hider(platform.node())
+        hide = (lambda value: value) if request.with_secrets else _hider(platform.node())
         contents = {name: _encode(hide(value)) for name, value in (("report.json", about), *found)}
         packed = _pack(contents)
         write(descriptor, packed, "report")
     members = tuple(Member(name, len(content)) for name, content in contents.items())
     return Report(request.output, len(packed), request.with_secrets, members, failed)
-
-
-def _create(path: Path, undo: ExitStack) -> int:
-    try:
-        return undo.enter_context(created(path, "report"))
-    except FileExistsError:
-        raise UsageError(f"{path} exists already", hint="name another file: --output FILE") from None
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}", hint="name another file: --output FILE") from error
 
 
 def _parts(context: Context, request: ReportRequest) -> Iterator[tuple[str, Callable[[], _Files]]]:
@@ -150,16 +146,11 @@ def _collect(
         except MemoryError:
             failed.append(FailedPart(part, "the host has too little memory"))
         except Exception as error:  # users make a report when something does not work
-            failed.append(FailedPart(part, _bug(error)))
+            # Not its message, which may quote secrets.
+            frames = traceback.extract_tb(error.__traceback__)
+            calls = ", ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
+            failed.append(FailedPart(part, f"this is a bug in crckpt: {type(error).__name__} in {calls}"))
     return tuple(found), tuple(failed)
-
-
-def _bug(error: Exception) -> str:
-    """The type of the error and where it was raised."""
-    # Not its message, which may quote secrets.
-    frames = traceback.extract_tb(error.__traceback__)
-    calls = ", ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in frames)
-    return f"this is a bug in crckpt: {type(error).__name__} in {calls}"
 
 
 def _versions() -> _Files:
@@ -274,10 +265,6 @@ def _log(content: bytes) -> _Files:
 
 def _text(content: bytes) -> str:
     return content[-_LOG_BYTES:].decode(errors="replace")
-
-
-def _hide_nothing(value: object) -> object:
-    return value
 
 
 def _hider(host: str) -> Callable[[object], object]:

@@ -106,7 +106,10 @@ def _refuse_moving(repository: Repository, ids: tuple[CheckpointId, ...]) -> Non
     moves, unreadable = read_last_moves(repository.backend)
     unfinished = [status for status in map(find_status, moves) if not status.move.is_over]
     for identity in ids if unfinished or unreadable else ():
-        checkpoint = _read(repository, identity)
+        checkpoint = None
+        # A damaged checkpoint can be removed, too.
+        with suppress(CrckptError, OSError):
+            checkpoint = repository.get(identity)
         for status in unfinished:
             if _needs(status, identity, checkpoint):
                 raise _refusal(status, identity)
@@ -131,16 +134,8 @@ def _refusal(status: MoveStatus, identity: CheckpointId) -> PreflightRefused:
     else:
         there = f", on {move.peer}" if status.next_on not in (None, move.side) else ""
         hint = f"finish the move first{there}: {status.next_command}"
-    return PreflightRefused(
-        f"nothing was removed: {identity[:12]} is needed to move {move.job} {direction}", hint=hint, is_in_use=True
-    )
-
-
-def _read(repository: Repository, identity: CheckpointId) -> Checkpoint | None:
-    """Read a checkpoint; None if it is damaged: it can be removed, too."""
-    with suppress(CrckptError, OSError):
-        return repository.get(identity)
-    return None
+    what = f"nothing was removed: {identity[:12]} is needed to move {move.job} {direction}"
+    return PreflightRefused(what, hint=hint, is_in_use=True)
 
 
 def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> Iterator[Checkpoint]:
@@ -150,8 +145,16 @@ def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> 
         # A damaged checkpoint can be removed, too.
         with suppress(CrckptError, OSError):
             checkpoint = repository.get(identity)
-            is_last = checkpoint.stopped and not repository.is_restored(identity) and not _is_running(checkpoint)
-            if is_last and not _was_moved(repository, checkpoint):
+            if not checkpoint.stopped or repository.is_restored(identity):
+                continue
+            # Restored by an older crckpt, or from a copy of the store.
+            process = proc.read_process(checkpoint.tree[0].pid)
+            if process is not None and process.comm == checkpoint.tree[0].comm:
+                continue
+            # It may run on another host since this checkpoint was made.
+            move = read_move(repository.backend, checkpoint.job)
+            is_left = move is not None and move.leaves_tree_with_peer
+            if not (move and is_left and find_status(move).includes(checkpoint, find_moved(repository, move))):
                 candidates.append(checkpoint)
     # Reading all manifests takes a while in a large store.
     others = sorted(repository.checkpoints(), key=lambda each: each.order, reverse=True) if candidates else ()
@@ -159,14 +162,6 @@ def _find_irreplaceable(repository: Repository, ids: Iterable[CheckpointId]) -> 
         newer = (each for each in others if each.job == stopped.job and each.order > stopped.order)
         if not any(_may_continue(repository, stopped, each) for each in newer):
             yield stopped
-
-
-def _was_moved(repository: Repository, checkpoint: Checkpoint) -> bool:
-    """Return whether the tree runs on another host since this checkpoint was made."""
-    move = read_move(repository.backend, checkpoint.job)
-    if move is None or not move.leaves_tree_with_peer:
-        return False
-    return find_status(move).includes(checkpoint, find_moved(repository, move))
 
 
 def _may_continue(repository: Repository, stopped: Checkpoint, newer: Checkpoint) -> bool:
@@ -181,13 +176,6 @@ def _may_continue(repository: Repository, stopped: Checkpoint, newer: Checkpoint
         if asked is not None and root is not None and other is not None:
             return bool(other["boot_id"] != root["boot_id"] or other["start"] > asked)
     return True
-
-
-def _is_running(checkpoint: Checkpoint) -> bool:
-    """Return whether the root of the tree runs: restored by an older crckpt, or from a copy of the store."""
-    root = checkpoint.tree[0]
-    process = proc.read_process(root.pid)
-    return process is not None and process.comm == root.comm
 
 
 def _find_locks(repository: Repository, identity: CheckpointId) -> Iterator[tuple[RunId, tuple[Path | None, ...]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from crckpt.cli.app import ALL_GROUPS
+from crckpt.cli.app import GROUPS
 from crckpt.cli.command_reference import Command, Parameter
 from documents.json_documents import DOCUMENTS
 from documents.tables import table
@@ -20,7 +20,7 @@ def command_groups(commands: Iterable[Command]) -> str:
     summaries = {command.name: command.summary for command in commands}
     return "\n".join(
         f"## {heading}\n\n" + table(("", ""), ((f"[{name}](commands/{name}.md)", summaries[name]) for name in names))
-        for heading, names in ALL_GROUPS.items()
+        for heading, names in GROUPS.items()
     )
 
 

@@ -566,11 +566,11 @@ class ErrorDocument(Struct, frozen=True, forbid_unknown_fields=True):
 
 DOCUMENTS: Final[dict[str, tuple[type[Struct], ...]]] = {
     "dump": (DumpDocument,),
-    "pre-dump": (PreDumpDocument,),
     "restore": (RestoreDocument,),
     "migrate": (MigrateDocument, MovesDocument, ResumedDocument, DrainDocument),
     "attach": (AttachDocument,),
     "rehearse": (RehearseDocument,),
+    "pre-dump": (PreDumpDocument,),
     "ps": (PsDocument,),
     "list": (ListDocument,),
     "show": (ShowDocument, SectionsDocument),

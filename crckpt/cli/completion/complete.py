@@ -6,13 +6,14 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+from crckpt.cli import find_command
 from crckpt.cli.app import COMMANDS, make_parser
 from crckpt.cli.completion.checkpoints import StoredNames
-from crckpt.cli.completion.hosts import find_hosts
-from crckpt.cli.completion.targets import find_targets
+from crckpt.cli.completion.targets import find_hosts, find_targets
 from crckpt.cli.format import on_one_line
 from crckpt.cli.help import UNLISTED
 from crckpt.cli.options import make_context
@@ -82,9 +83,9 @@ def complete(words: Sequence[str]) -> Iterator[str]:
     """Complete the last word. The lines are those of the protocol."""
     typed = words[-1] if words else ""
     # The last word is being typed: it is no command yet.
-    command = next((word for word in words[:-1] if not word.startswith("-")), "")
+    command = find_command(words[:-1])
     if not command or (command == "help" and len(words) == words.index("help") + 2):
-        listed = ((name, summary) for name, (_, summary) in COMMANDS.items() if name not in UNLISTED)
+        listed = (pair for pair in COMMANDS.items() if pair[0] not in UNLISTED)
         yield from _as_lines(_GLOBAL if typed.startswith("-") else listed, typed)
     elif command in COMMANDS:
         yield from _complete_command(CommandLine(command, words[list(words).index(command) + 1 :]))
@@ -100,9 +101,7 @@ def _complete_command(line: CommandLine) -> Iterator[str]:
             return _complete_value(line, option, value, f"{name}=")
         return _as_lines(_options(line), line.typed)
     argument = line.next_argument()
-    if argument is None:
-        return _as_lines(_options(line), line.typed)
-    return _complete_value(line, argument, line.typed)
+    return _complete_value(line, argument, line.typed) if argument else _as_lines(_options(line), line.typed)
 
 
 def _options(line: CommandLine) -> Words:
@@ -138,32 +137,20 @@ def _as_lines(words: Words | Sequence[tuple[str, str]], typed: str, before: str 
         # a word that is there twice, its description, too.
         if word.startswith(typed) and word == on_one_line(word) and word not in known:
             known.add(word)
-            yield f"{before}{word}\t{on_one_line(_shorten(description))}"
-
-
-def _shorten(description: str) -> str:
-    """Cut a description to its first sentence, and that to what fits beside the word."""
-    sentence = re.split(r"[.:] ", " ".join(description.split()))[0]
-    return textwrap.shorten(sentence.replace("`", "").replace("**", "").removesuffix("."), _WIDEST, placeholder=" ...")
-
-
-def _targets(line: CommandLine, typed: str) -> Words:
-    yield from find_targets(typed)
-    yield from line.stored_names.jobs()
-
-
-def _refs(line: CommandLine, typed: str) -> Words:
-    return line.stored_names.refs(typed)
+            # The first sentence of the description, or as much of it as fits beside the word.
+            sentence = re.split(r"[.:] ", " ".join(description.split()))[0]
+            plain = sentence.replace("`", "").replace("**", "").removesuffix(".")
+            yield f"{before}{word}\t{on_one_line(textwrap.shorten(plain, _WIDEST, placeholder=' ...'))}"
 
 
 # What an argument may be, by the names of the parameters of all commands.
 _FINDERS: Final[Mapping[str, Callable[[CommandLine, str], Words]]] = {
-    "target": _targets,
+    "target": lambda line, typed: chain(find_targets(typed), line.stored_names.jobs()),
     "end": lambda _, typed: find_targets(typed),
     "terminal": lambda *_: ((each.tree.job, f"PID {each.tree.root}, {each.tree.comm}") for each in list_terminals()),
     "tty": lambda *_: iter((("new", "a new terminal, for crckpt attach"), ("null", "nothing"))),
     "job": lambda line, _: line.stored_names.jobs(),
-    **dict.fromkeys(("ref", "refs", "first", "second", "subject"), _refs),
+    **dict.fromkeys(("ref", "refs", "first", "second", "subject"), lambda line, typed: line.stored_names.refs(typed)),
     "name": lambda line, _: line.stored_names.tags(line.positional[0]),
     "pid": lambda line, _: line.stored_names.processes(line.positional[0]),
     "host": lambda _, typed: find_hosts(typed),

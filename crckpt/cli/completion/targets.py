@@ -1,4 +1,4 @@
-"""Live trees that a user may name: PIDs, units, pidfiles, control groups."""
+"""What a user may name outside of the store: live trees (PIDs, units, pidfiles, control groups), and hosts of ssh."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ from crckpt.host.process import run
 _UNITS_S: Final = 1.0
 _LONGEST: Final = 40
 _CGROUPS: Final = "/sys/fs/cgroup/"
+# Bytes: a configuration of ssh is read while the user types.
+_MOST_BYTES: Final = 1 << 20
+_PATTERN: Final = frozenset("*?!")
 _KINDS: Final = (
     ("unit:", "a service of systemd"),
     ("pidfile:", "a file with a PID"),
@@ -37,6 +40,19 @@ def find_targets(typed: str) -> Iterator[tuple[str, str]]:
         yield from _paths(kind, rest or _CGROUPS, files=False)
 
 
+def find_hosts(typed: str) -> Iterator[tuple[str, str]]:
+    """Find the hosts of ~/.ssh/config that begin with what is typed, after USER@ too."""
+    user, at, _ = typed.rpartition("@")
+    lines: list[str] = []
+    with suppress(OSError, RuntimeError), (Path.home() / ".ssh/config").open(errors="replace") as file:
+        lines = file.read(_MOST_BYTES).splitlines()
+    for line in lines:
+        # ssh_config(5): keywords in any case, and `=` or blanks before the value.
+        keyword, *names = line.replace("=", " ", 1).split()[:64] or [""]
+        if keyword.lower() == "host":
+            yield from ((f"{user}{at}{name.strip(chr(34))}", "") for name in names if not _PATTERN & set(name))
+
+
 def _processes() -> Iterator[tuple[str, str]]:
     """Find the processes of programs: not the kernel's own, and neither crckpt nor the shells in which it runs."""
     own = {os.getpid(), *proc.ancestors(os.getpid())}
@@ -47,12 +63,8 @@ def _processes() -> Iterator[tuple[str, str]]:
             # A kernel thread has no command line.
             if any(words) and pid not in own:
                 comm = (place / "comm").read_text(errors="replace").strip()
-                yield str(pid), _describe(comm, [word.decode(errors="replace") for word in words])
-
-
-def _describe(comm: str, words: list[str]) -> str:
-    """Name a program with its first words: `python3 train.py`."""
-    return " ".join((comm, *words[1:3]))[:_LONGEST]
+                # `python3 train.py`
+                yield str(pid), " ".join((comm, *(word.decode(errors="replace") for word in words[1:3])))[:_LONGEST]
 
 
 def _units(typed: str) -> Iterator[tuple[str, str]]:
@@ -68,12 +80,10 @@ def _units(typed: str) -> Iterator[tuple[str, str]]:
 
 
 def _paths(kind: str, typed: str, *, files: bool) -> Iterator[tuple[str, str]]:
-    folder, _, start = typed.rpartition("/")
+    folder, slash, start = typed.rpartition("/")
+    before = folder + slash
     with suppress(OSError):
-        for entry in sorted(
-            os.scandir(f"{folder}/" if folder or typed.startswith("/") else "."), key=lambda it: it.name
-        ):
-            before = f"{folder}/" if "/" in typed else ""
+        for entry in sorted(os.scandir(before or "."), key=lambda it: it.name):
             if entry.name.startswith(start) and (start or not entry.name.startswith(".")):
                 if entry.is_dir():
                     yield f"{kind}:{before}{entry.name}/", ""

@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from crckpt.causes import Finding
 from crckpt.criu.command import Paths
-from crckpt.criu.engine import read_log
-from crckpt.criu.freeze_time import find_freeze
+from crckpt.criu.engine import find_freeze, read_log
 from crckpt.criu.hold import Hold
 from crckpt.errors import DumpFailed, IntegrityError, PreflightRefused
 from crckpt.host import proc

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from crckpt.criu.freeze_time import find_freeze
+from crckpt.criu.engine import find_freeze
 
 LOG = """(00.000000) CRIU run id = ded0ab22
 (00.038125) cg-prop: Parsing controller "freezer"

@@ -10,7 +10,7 @@ from image_sets import flip, packs
 
 from crckpt.errors import StoreUnusable, UsageError
 from crckpt.ops.context import Context
-from crckpt.ops.repair import repair
+from crckpt.ops.verify import repair
 from crckpt.store import Checkpoint, Repository
 
 
